@@ -1,0 +1,1 @@
+"""rankdoctor: the doctor for distributed PyTorch training."""

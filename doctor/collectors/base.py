@@ -1,0 +1,83 @@
+"""What a collector is, where it may look, and how it says that there is nothing to see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from doctor.facts import Section
+
+
+class NotHere(Exception):
+    """The machine does not have what the collector reads: the section is absent, and checks that need it skip."""
+
+
+class NotVisible(Exception):
+    """It is there, but this process may not see it: checks that need it end as unknown."""
+
+    def __init__(self, reason: str, unhide: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.unhide = unhide
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where collectors read. Tests pass recorded trees; nothing below is read through any other path.
+
+    ``directories``: pairs of role and path that the user's settings name (``checkpoint``, ``/data/runs``).
+    """
+
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    etc: Path = Path("/etc")
+    dev: Path = Path("/dev")
+    directories: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Collector:
+    """One section, the function that reads it, and the seconds it may take.
+
+    ``isolated``: the call can block where no signal of Python reaches it (a driver), so it runs in a process of its
+    own that is killed at the deadline. ``present`` is asked first, cheaply and in this process, to spare that process
+    on machines that have nothing to read; it raises :class:`NotHere`.
+    """
+
+    section: type[Section]
+    collect: Callable[[Surroundings], Section]
+    deadline: float = 5.0
+    isolated: bool = False
+    present: Callable[[Surroundings], None] | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of its section."""
+        return self.section.key
+
+
+def read_text(path: Path, limit: int = 1 << 20) -> str | None:
+    """The stripped text of a small file, or ``None`` where it is missing or may not be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(limit).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def read_int(path: Path) -> int | None:
+    """The whole number in a file, or ``None`` where there is none."""
+    return parse_int(read_text(path))
+
+
+def parse_int(text: str | None) -> int | None:
+    """A decimal number in ``text``, or ``None``; absurdly long digits count as no number."""
+    if text is None or len(text.strip()) > 24:
+        return None
+    try:
+        return int(text.strip())
+    except ValueError:
+        return None

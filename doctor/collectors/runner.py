@@ -1,0 +1,109 @@
+"""Runs collectors side by side, each with its deadline; what breaks becomes a fact about itself.
+
+One of the few places that forgive every exception: a collector that raises, blocks or dies leaves a
+:class:`~doctor.facts.Missing` in the place of its section.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
+from doctor.facts import SECTIONS, Lack, Missing, Section
+
+Outcome = Section | Missing
+
+
+def collect_sections(collectors: Iterable[Collector], surroundings: Surroundings) -> dict[str, Outcome]:
+    """The outcome of every collector by key. Takes no longer than the largest deadline and a little more."""
+    started = time.monotonic()
+    outcomes: dict[str, Outcome] = {}
+    threads = [(collector, _start(collector, surroundings, outcomes)) for collector in collectors]
+    for collector, thread in threads:
+        thread.join(max(0.0, started + collector.deadline - time.monotonic()))
+    # A thread that is still blocked may write later: copy what is there now, once.
+    done = dict(outcomes)
+    return {collector.key: done.get(collector.key) or _overdue(collector) for collector, _ in threads}
+
+
+def _start(collector: Collector, surroundings: Surroundings, outcomes: dict[str, Outcome]) -> threading.Thread:
+    def work() -> None:
+        outcomes[collector.key] = run_collector(collector, surroundings)
+
+    thread = threading.Thread(target=work, name=f"doctor-{collector.key}", daemon=True)
+    thread.start()
+    return thread
+
+
+def run_collector(collector: Collector, surroundings: Surroundings, *, here: bool = False) -> Outcome:
+    """The outcome of one collector, without a deadline unless it is isolated; ``here`` overrides the isolation."""
+    try:
+        if collector.present is not None:
+            collector.present(surroundings)
+        if collector.isolated and not here:
+            return _run_isolated(collector, surroundings)
+        return collector.collect(surroundings)
+    except NotHere as absence:
+        return Missing(Lack.ABSENT, str(absence))
+    except NotVisible as barrier:
+        return Missing(Lack.HIDDEN, barrier.reason, barrier.unhide)
+    except Exception as error:
+        return Missing(Lack.FAILED, f"the {collector.key} collector broke: {type(error).__name__}: {error}")
+
+
+def _overdue(collector: Collector) -> Missing:
+    return Missing(
+        Lack.TIMEOUT,
+        f"reading {collector.key} took longer than {collector.deadline:g} s",
+        "something below it does not answer (driver, mount or name service); see the kernel log",
+    )
+
+
+_CHILD = "import sys; sys.path[:] = sys.argv[2].split(':'); from doctor.collectors.child import main; main(sys.argv[1])"
+
+
+def _run_isolated(collector: Collector, surroundings: Surroundings) -> Outcome:
+    """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, collector.key, ":".join(sys.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=dict(surroundings.environ),
+        start_new_session=True,
+    )
+    try:
+        output, _ = child.communicate(timeout=collector.deadline * 0.9)
+    except subprocess.TimeoutExpired:
+        _abandon(child)
+        return _overdue(collector)
+    if child.returncode != 0:
+        return Missing(Lack.FAILED, f"the process that reads {collector.key} ended with code {child.returncode}")
+    return decode_outcome(collector.key, output)
+
+
+def _abandon(child: subprocess.Popen[bytes]) -> None:
+    """Kill without waiting for long: a process inside a driver call may not die before the call returns."""
+    child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=0.2)
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """An outcome as bytes for the way between processes."""
+    return msgspec.msgpack.encode((isinstance(outcome, Missing), outcome))
+
+
+def decode_outcome(key: str, data: bytes) -> Outcome:
+    """The inverse of :func:`encode_outcome` for the section ``key``."""
+    is_missing, raw = msgspec.msgpack.decode(data, type=tuple[bool, msgspec.Raw])
+    return msgspec.msgpack.decode(raw, type=Missing if is_missing else SECTIONS[key])

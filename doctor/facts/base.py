@@ -1,0 +1,73 @@
+"""What every section of facts has in common.
+
+A section is one frozen, hashable record of what a process (level ``rank``) or a host (level ``host``) knows about
+one subject. Sections hold tuples, never lists or dicts, so that equal sections of thousands of ranks can be one
+object. A value that could not be had is ``None`` and has an entry in ``hidden``; a section that could not be had at
+all is a :class:`Missing` in its place.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar, Literal
+
+import msgspec
+
+Level = Literal["rank", "host"]
+Origin = Literal["collected", "measured"]
+
+
+class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One value of a section that could not be observed: ``field`` of that section, why, and how to make it visible."""
+
+    field: str
+    reason: str
+    unhide: str = ""
+
+
+class Lack(str, Enum):
+    """Why a whole section is missing.
+
+    ``ABSENT``: the machine does not have the thing (no driver, no SLURM). ``HIDDEN``: it is there and may not be seen.
+    ``FAILED``: the collector raised. ``TIMEOUT``: it ran out of time. ``UNMEASURED``: nobody asked for a measurement.
+    """
+
+    ABSENT = "absent"
+    HIDDEN = "hidden"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    UNMEASURED = "unmeasured"
+
+
+class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stands where a section of facts should be."""
+
+    lack: Lack
+    reason: str
+    unhide: str = ""
+
+    @property
+    def is_breakage(self) -> bool:
+        """Whether this is the doctor's own failure and makes a verdict inconclusive."""
+        return self.lack in (Lack.FAILED, Lack.TIMEOUT)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all sections. ``key`` is the name in a capture."""
+
+    key: ClassVar[str] = ""
+    level: ClassVar[Level] = "rank"
+    origin: ClassVar[Origin] = "collected"
+
+    hidden: tuple[Hidden, ...] = ()
+
+    def why_hidden(self, field: str) -> Hidden | None:
+        """The note about ``field``, if it could not be observed."""
+        return next((note for note in self.hidden if note.field == field), None)
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """An environment variable as the process sees it; a value that looks like a secret is already replaced."""
+
+    name: str
+    value: str

@@ -1,0 +1,3 @@
+"""The release of the distribution."""
+
+__version__ = "0.1.0"
