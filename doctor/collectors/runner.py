@@ -106,4 +106,6 @@ def encode_outcome(outcome: Outcome) -> bytes:
 def decode_outcome(key: str, data: bytes) -> Outcome:
     """The inverse of :func:`encode_outcome` for the section ``key``."""
     is_missing, raw = msgspec.msgpack.decode(data, type=tuple[bool, msgspec.Raw])
-    return msgspec.msgpack.decode(raw, type=Missing if is_missing else SECTIONS[key])
+    if is_missing:
+        return msgspec.msgpack.decode(raw, type=Missing)
+    return msgspec.msgpack.decode(raw, type=SECTIONS[key])

@@ -1,0 +1,1 @@
+"""The built-in checks: one folder a family, one module a check, named after the illness."""

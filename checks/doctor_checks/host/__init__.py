@@ -1,0 +1,1 @@
+"""Checks of the family host: limits, clocks, storage of a host."""

@@ -1,0 +1,1 @@
+"""Checks of the family launch: who started the processes, as what."""

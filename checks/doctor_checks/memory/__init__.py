@@ -1,0 +1,1 @@
+"""Checks of the family memory: device and host memory."""

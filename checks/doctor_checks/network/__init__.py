@@ -1,0 +1,1 @@
+"""Checks of the family network: names, interfaces, paths between hosts."""

@@ -1,0 +1,1 @@
+"""Checks of the family software: releases that fit together or do not."""

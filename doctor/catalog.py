@@ -1,0 +1,167 @@
+"""Finds checks: built-ins by walking ``doctor_checks``, guests by entry points ``doctor.checks`` and by file.
+
+Forgives a guest every exception at import: it becomes a :class:`Broken` entry and a ``crash`` line in the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+from doctor.check import FAMILIES, Check
+
+ENTRY_POINTS = "doctor.checks"
+
+
+class UnusableError(Exception):
+    """Something that the user gave can't be used; the text is one sentence. Commands exit 2 on it."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An installed guest that failed to load: who, and why."""
+
+    name: str
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All checks in the order of reports, and the guests that failed to load."""
+
+    checks: tuple[Check, ...]
+    broken: tuple[Broken, ...] = ()
+
+    def ids(self) -> tuple[str, ...]:
+        """All ids."""
+        return tuple(check.id for check in self.checks)
+
+
+def load_catalog(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> Catalog:
+    """Built-ins, installed guests, and the checks in ``plugin_files``.
+
+    Raises:
+        UnusableError: a plug-in file can't be read, holds no check, or claims an id that is taken.
+    """
+    checks = {check.id: check for check in builtin_checks()}
+    broken: list[Broken] = []
+    for entry in _entry_points() if guests else ():
+        broken.extend(_add_guest(checks, entry))
+    for path in plugin_files:
+        _add_file(checks, path)
+    return Catalog(tuple(sorted(checks.values(), key=_order)), tuple(broken))
+
+
+def builtin_checks() -> Iterator[Check]:
+    """The checks of this distribution, each module imported once.
+
+    Raises:
+        ValueError: two of them bear one id.
+    """
+    seen: dict[str, str] = {}
+    for module in _walk(_builtin_package()):
+        for check in checks_in(module):
+            if check.id in seen:
+                raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
+            seen[check.id] = module.__name__
+            yield check
+
+
+def _builtin_package() -> ModuleType:
+    """The package ``doctor_checks``; in a checkout it lies on the shelf ``checks`` beside this package."""
+    try:
+        return importlib.import_module("doctor_checks")
+    except ModuleNotFoundError as error:
+        shelf = Path(__file__).resolve().parent.parent / "checks"
+        if error.name != "doctor_checks" or not shelf.is_dir():
+            raise
+        sys.path.append(str(shelf))
+        return importlib.import_module("doctor_checks")
+
+
+def _walk(package: ModuleType) -> Iterator[ModuleType]:
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not info.ispkg and not info.name.rpartition(".")[2].startswith("_"):
+            yield importlib.import_module(info.name)
+
+
+def checks_in(module: ModuleType) -> list[Check]:
+    """The checks that a module holds at its top level."""
+    return [value for value in vars(module).values() if isinstance(value, Check)]
+
+
+def _entry_points() -> Iterable[importlib.metadata.EntryPoint]:
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
+def _add_guest(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -> list[Broken]:
+    origin = entry.dist.name if entry.dist is not None else entry.module
+    try:
+        loaded = entry.load()
+        found = (
+            [loaded]
+            if isinstance(loaded, Check)
+            else [check for module in _tree(loaded) for check in checks_in(module)]
+        )
+    except (Exception, SystemExit) as error:
+        return [Broken(entry.name, origin, f"{type(error).__name__}: {error}")]
+    taken = [check.id for check in found if check.id in checks]
+    if taken or not found:
+        reason = f"{', '.join(taken)} is taken" if taken else "it holds no check"
+        return [Broken(entry.name, origin, reason)]
+    checks.update({check.id: replace(check, origin=origin) for check in found})
+    return []
+
+
+def _checks_below(module: object) -> list[Check]:
+    return [check for part in _tree(module) for check in checks_in(part)]
+
+
+def _tree(module: object) -> Iterator[ModuleType]:
+    if isinstance(module, ModuleType):
+        yield module
+        if hasattr(module, "__path__"):
+            yield from _walk(module)
+
+
+def _add_file(checks: dict[str, Check], path: Path) -> None:
+    found = checks_in(_import_file(path))
+    if not found:
+        raise UnusableError(f"the plug-in {path} holds no check")
+    for check in found:
+        if check.id in checks:
+            raise UnusableError(f"the plug-in {path} claims {check.id}, which is taken by {checks[check.id].origin}")
+        checks[check.id] = replace(check, origin=str(path))
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UnusableError(f"the plug-in {path} is no Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: dataclasses and typing look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UnusableError(f"the plug-in {path} fails to load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _order(check: Check) -> tuple[int, str]:
+    families = list(FAMILIES.values())
+    return (families.index(check.family) if check.family in families else len(families), check.id)
+
+
+def matches(check_id: str, family: str, pattern: str) -> bool:
+    """Whether ``pattern`` names the check: an id, a family's word or prefix, or ``ALL``; case does not matter."""
+    pattern = pattern.upper()
+    return pattern in (check_id, family.upper(), check_id.rstrip("0123456789"), "ALL")

@@ -1,0 +1,206 @@
+"""GPUs as NVML shows them. Runs in a process of its own: a sick driver blocks inside a call for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from doctor.collectors.base import Collector, NotVisible, Surroundings, read_int
+from doctor.collectors.gpu_links import read_fabric, read_nvlinks, read_peer_links
+from doctor.collectors.gpu_memory import read_memory, read_memory_errors, recovery_action
+from doctor.collectors.gpu_processes import read_processes
+from doctor.collectors.nvml import LOST, UNKNOWN, DeviceLost, Nvml, require_library, start_nvml
+from doctor.facts import Gpu, GpuFacts, MigDevice
+
+CLOCK_SM = 1
+SENSOR_GPU = 0
+SCOPE_NODE = 0
+CPU_WORDS = 64
+"""64-bit words of a CPU mask: 4096 processors, the largest NR_CPUS that distributions build with is 8192."""
+
+CLOCK_REASONS = {
+    0x001: "gpu-idle",
+    0x002: "application-clocks",
+    0x004: "software-power-cap",
+    0x008: "hardware-slowdown",
+    0x010: "sync-boost",
+    0x020: "software-thermal",
+    0x040: "hardware-thermal",
+    0x080: "hardware-power-brake",
+    0x100: "display-clocks",
+}
+"""nvml.h nvmlClocksEventReason*."""
+
+COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+"""nvml.h nvmlComputeMode_t."""
+
+
+def collect_gpus(surroundings: Surroundings) -> GpuFacts:
+    """Every GPU that the driver shows. Raises ``NotHere`` without a driver and ``NotVisible`` where NVML refuses."""
+    nvml = start_nvml()
+    count, code = nvml.call("nvmlDeviceGetCount")
+    if code:
+        raise NotVisible(f"NVML does not count the GPUs: {nvml.words(code)}")
+    read = [_read_gpu(nvml, index, surroundings) for index in range(count)]
+    handles = {gpu.index: handle for gpu, handle in read if not gpu.lost and handle is not None}
+    links = tuple(read_peer_links(nvml, handles))
+    return GpuFacts(
+        driver_version=nvml.ask("nvmlSystemGetDriverVersion", field="driver_version"),
+        cuda_version=cuda_release(nvml.ask("nvmlSystemGetCudaDriverVersion_v2", field="cuda_version")),
+        nvml_version=nvml.ask("nvmlSystemGetNVMLVersion", field="nvml_version"),
+        gpus=tuple(gpu for gpu, _ in read),
+        links=links,
+        hidden=nvml.hidden(),
+    )
+
+
+def cuda_release(number: int | None) -> str | None:
+    """``12080``, as CUDA counts, is ``12.8``."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def _read_gpu(nvml: Nvml, index: int, surroundings: Surroundings) -> tuple[Gpu, Any]:
+    handle, code = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    if code:
+        # A GPU that fell off the bus is counted, and its handle is refused with "unknown error" by most drivers.
+        return Gpu(index, lost=code in LOST or code == UNKNOWN, error=nvml.words(code)), None
+    values: dict[str, Any] = {}
+    try:
+        for values_of_one_part in _parts(nvml, handle, index, surroundings):
+            values.update(values_of_one_part)
+    except DeviceLost as loss:
+        values.update(lost=True, error=str(loss))
+    return Gpu(index, **{name: value for name, value in values.items() if value is not None}), handle
+
+
+def _parts(nvml: Nvml, handle: Any, index: int, surroundings: Surroundings) -> Iterator[dict[str, Any]]:
+    """The values of one GPU, part by part, so that a GPU that is lost half-way keeps what was read before."""
+
+    def ask(field: str, function: str, *arguments: Any) -> Any:
+        return nvml.ask(function, handle, *arguments, field=field, index=index)
+
+    bus_id = _bus_id(ask("bus_id", "nvmlDeviceGetPciInfo"))
+    yield {"uuid": ask("uuid", "nvmlDeviceGetUUID"), "name": ask("name", "nvmlDeviceGetName"), "bus_id": bus_id}
+    yield _identity(ask)
+    mig_handles = _mig_handles(nvml, handle, ask)
+    yield read_memory(nvml, handle, index)
+    yield {"processes": read_processes(nvml, (handle, *mig_handles), index, surroundings.proc)}
+    yield _activity(ask)
+    yield _settings(ask)
+    yield read_memory_errors(nvml, handle, index)
+    yield {"recovery_action": recovery_action(nvml, handle, index)}
+    yield _pcie(ask)
+    yield {"mig_devices": tuple(_mig_device(nvml, slice_, number) for number, slice_ in enumerate(mig_handles))}
+    yield _locality(ask, surroundings.sys, bus_id)
+    yield {"nvlinks": read_nvlinks(nvml, handle, index), "fabric": read_fabric(nvml, handle)}
+
+
+Ask = Callable[..., Any]
+
+
+def _identity(ask: Ask) -> dict[str, Any]:
+    capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    return {
+        "minor": ask("minor", "nvmlDeviceGetMinorNumber"),
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
+    }
+
+
+def _activity(ask: Ask) -> dict[str, Any]:
+    rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
+    reasons = ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # the name before driver 535
+        reasons = ask("clock_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    temperature = ask("temperature", "nvmlDeviceGetTemperature", SENSOR_GPU)
+    if temperature is None:  # its successor, since driver 575
+        temperature = ask("temperature", "nvmlDeviceGetTemperatureV", SENSOR_GPU)
+    return {
+        "utilization": rates.gpu if rates else None,
+        "temperature": temperature,
+        "power": ask("power", "nvmlDeviceGetPowerUsage"),
+        "power_limit": ask("power_limit", "nvmlDeviceGetEnforcedPowerLimit"),
+        "clock": ask("clock", "nvmlDeviceGetClockInfo", CLOCK_SM),
+        "clock_max": ask("clock_max", "nvmlDeviceGetMaxClockInfo", CLOCK_SM),
+        "clock_reasons": None if reasons is None else reason_names(reasons),
+    }
+
+
+def reason_names(mask: int) -> tuple[str, ...]:
+    """The names of the bits of a mask of clock event reasons; an unknown bit is named by its value."""
+    return tuple(CLOCK_REASONS.get(1 << bit, f"0x{1 << bit:x}") for bit in range(64) if mask >> bit & 1)
+
+
+def _settings(ask: Ask) -> dict[str, Any]:
+    mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
+    mig = ask("mig", "nvmlDeviceGetMigMode")
+    return {
+        "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, f"mode-{mode}"),
+        "persistence": _flag(ask("persistence", "nvmlDeviceGetPersistenceMode")),
+        "mig": _flag(mig[0]) if mig else None,
+    }
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _pcie(ask: Ask) -> dict[str, Any]:
+    return {
+        "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_generation_max": ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+        "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+        "pcie_width_max": ask("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    }
+
+
+def _mig_handles(nvml: Nvml, handle: Any, ask: Ask) -> tuple[Any, ...]:
+    mode = ask("mig", "nvmlDeviceGetMigMode")
+    if not mode or not mode[0]:
+        return ()
+    slots = ask("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
+    slices = (nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, field="gpus.mig_devices") for slot in range(slots))
+    return tuple(slice_ for slice_ in slices if slice_ is not None)
+
+
+def _mig_device(nvml: Nvml, handle: Any, number: int) -> MigDevice:
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, field="gpus.mig_devices.memory")
+    return MigDevice(
+        uuid=nvml.ask("nvmlDeviceGetUUID", handle, field="gpus.mig_devices.uuid") or "",
+        index=number,
+        memory=memory.total if memory else None,
+        name=nvml.ask("nvmlDeviceGetName", handle, field="gpus.mig_devices.name"),
+    )
+
+
+def _bus_id(info: Any) -> str | None:
+    return kernel_bus_id(info.busId.decode() if isinstance(info.busId, bytes) else info.busId) if info else None
+
+
+def kernel_bus_id(bus_id: str) -> str:
+    """NVML's ``00000000:3B:00.0`` as the kernel, lspci and Xid lines write it: ``0000:3b:00.0``."""
+    domain, _, rest = bus_id.strip().lower().partition(":")
+    return f"{domain[-4:] if len(domain) == 8 and domain.startswith('0000') else domain}:{rest}"
+
+
+def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:
+    cpus = ask("cpus", "nvmlDeviceGetCpuAffinity", CPU_WORDS)
+    nodes = set_bits(ask("numa_node", "nvmlDeviceGetMemoryAffinity", CPU_WORDS, SCOPE_NODE))
+    node = nodes[0] if len(nodes) == 1 else None
+    if node is None and bus_id:
+        node = read_int(sys / "bus/pci/devices" / bus_id / "numa_node")
+    return {"cpus": set_bits(cpus) or None, "numa_node": node if node is None or node >= 0 else None}
+
+
+def set_bits(words: Any) -> tuple[int, ...]:
+    """The numbers of the bits that are set in a sequence of 64-bit words; nothing for ``None``."""
+    return tuple(
+        64 * position + bit for position, word in enumerate(words or ()) if word for bit in range(64) if word >> bit & 1
+    )
+
+
+def _present(surroundings: Surroundings) -> None:
+    require_library(surroundings.environ)
+
+
+COLLECTOR = Collector(section=GpuFacts, collect=collect_gpus, deadline=10.0, isolated=True, present=_present)

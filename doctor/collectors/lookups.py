@@ -1,0 +1,106 @@
+"""Name look-ups that a silent name server cannot hold up: each runs in a thread of its own and has a limit.
+
+The calls are those that torch and Gloo make: ``getaddrinfo`` of the host's own name, ``socket.getfqdn`` for what
+torchrun advertises (torch/distributed/elastic/rendezvous/api.py), and ``getnameinfo`` for the peers of a store.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from doctor.facts import Hidden, NameLookup, ReverseLookup
+
+LIMIT = 2.5
+"""Seconds for an answer. The resolver itself waits 5 s a try and server by default (resolv.conf(5))."""
+
+TOTAL = 3.0
+"""Seconds for everything, the look-up of a full name after it was learnt included."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Question(Generic[Answer]):
+    """A call in a thread. ``wait`` gives the answer or the error, and the seconds that passed."""
+
+    call: Callable[[], Answer]
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    answer: Answer | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._ask, name="doctor-look-up", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.answer = self.call()
+        except (OSError, UnicodeError) as error:
+            self.error = _words(error)
+        self.seconds = time.monotonic() - self.started
+
+    def wait(self, limit: float) -> tuple[Answer | None, str | None, float]:
+        """Answer, error, seconds. Without an answer after ``limit`` seconds since the start that is the error."""
+        self._thread.join(max(0.0, self.started + limit - time.monotonic()))
+        if self.seconds is None:
+            return None, f"no answer within {limit:.1f} s", limit
+        return self.answer, self.error, self.seconds
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class OwnNames:
+    """What the look-ups of one host gave. ``fqdn`` is ``None`` where it could not be had in time."""
+
+    fqdn: str | None
+    names: tuple[NameLookup, ...]
+    reverse: tuple[ReverseLookup, ...]
+    hidden: tuple[Hidden, ...] = ()
+
+
+def look_up(hostname: str, addresses: Iterable[str], limit: float = LIMIT, total: float = TOTAL) -> OwnNames:
+    """Look up ``hostname``, the full name that it stands for, and the names of ``addresses``, all side by side.
+
+    Takes ``limit`` seconds at most, or ``total`` where the full name was learnt late.
+    """
+    started = time.monotonic()
+    own = Question(lambda: _forward(hostname))
+    full = Question(lambda: socket.getfqdn(hostname))
+    backwards = [(address, Question(_backward(address))) for address in addresses]
+    fqdn, error, _ = full.wait(limit)
+    names = [_name(hostname, "hostname", own, limit)]
+    if fqdn and fqdn != hostname:
+        left = max(0.5, min(limit, started + total - time.monotonic()))
+        names.append(_name(fqdn, "fqdn", Question(lambda: _forward(fqdn)), left))
+    hidden = (Hidden("fqdn", error, "make the name server in /etc/resolv.conf answer"),) if error else ()
+    return OwnNames(fqdn, tuple(names), tuple(_reverse(address, ask, limit) for address, ask in backwards), hidden)
+
+
+def _name(name: str, role: str, question: Question[tuple[str, ...]], limit: float) -> NameLookup:
+    addresses, error, seconds = question.wait(limit)
+    return NameLookup(name, role, addresses or (), error, round(seconds, 4))
+
+
+def _reverse(address: str, question: Question[str], limit: float) -> ReverseLookup:
+    name, error, seconds = question.wait(limit)
+    return ReverseLookup(address, name, error, round(seconds, 4))
+
+
+def _forward(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+
+def _backward(address: str) -> Callable[[], str]:
+    return lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]

@@ -1,0 +1,85 @@
+"""What a check says: findings, and why it can't say anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+
+class Severity(str, Enum):
+    """How bad: ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good
+    to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def weight(self) -> int:
+        """2 for an error, 1 for a warning, 0 for info."""
+        return {"error": 2, "warning": 1, "info": 0}[self.value]
+
+
+class Scope(str, Enum):
+    """What one judgement speaks of."""
+
+    RANK = "rank"
+    HOST = "host"
+    JOB = "job"
+
+
+class Status(str, Enum):
+    """How a check ended. Only ``ok`` is green."""
+
+    OK = "ok"
+    SICK = "sick"
+    UNKNOWN = "unknown"
+    SKIP = "skip"
+    CRASH = "crash"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where in a file the fault stands; ``line`` counts from 1."""
+
+    file: str
+    line: int | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One illness found. Checks fill it; the runner stamps id, severity and words that are left empty.
+
+    ``summary``: one line, the claim first. ``ranks``: who is to blame (empty: the whole job). ``hosts``: names, only
+    where they can't follow from the ranks. ``effect`` and ``fix`` default to the check's docstring. ``severity``
+    overrides the declared one. ``explains``: ids of findings that are consequences of this one.
+    """
+
+    summary: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    evidence: Mapping[str, object] = {}
+    effect: str = ""
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: float = 1.0
+    explains: tuple[str, ...] = ()
+    source: Source | None = None
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """The check does not apply here."""
+
+    reason: str
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """The check can't judge ``ranks`` (empty: all of them), why, and how to make it visible."""
+
+    reason: str
+    ranks: tuple[int, ...] = ()
+    unhide: str = ""
+
+
+Verdict = Finding | Skip | Unknown
+"""What a check may yield."""

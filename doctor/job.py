@@ -1,0 +1,343 @@
+"""All ranks of a job and what is known about each: the one thing that checks judge.
+
+Equal sections are one object (:func:`build_job` sees to it), so a check that judges each *distinct* section costs
+the same for 16,384 ranks of one image as for two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar, overload
+
+from doctor.facts import HostFacts, Lack, LaunchFacts, Missing, Section
+
+S = TypeVar("S", bound=Section)
+A = TypeVar("A", bound=Section)
+B = TypeVar("B", bound=Section)
+C = TypeVar("C", bound=Section)
+K = TypeVar("K", bound=Hashable)
+
+Sections = Mapping[str, "Section | Missing"]
+
+NOT_ASKED = Missing(Lack.UNMEASURED, "not measured")
+NOT_IN_CAPTURE = Missing(Lack.HIDDEN, "the facts do not hold it", "collect again with this release")
+
+
+class Group(NamedTuple, Generic[K]):
+    """Ranks that share a value."""
+
+    value: K
+    ranks: tuple[int, ...]
+
+
+class Bearer:
+    """Somebody who has sections of facts."""
+
+    __slots__ = ("sections",)
+
+    def __init__(self, sections: Sections) -> None:
+        self.sections = sections
+
+    def find(self, section: type[S]) -> S | None:
+        """The section of that type, or ``None`` where it is missing."""
+        value = self.sections.get(section.key)
+        return value if isinstance(value, section) else None
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why the section is missing, or ``None`` where it is there."""
+        value = self.sections.get(section.key)
+        if value is None:
+            return NOT_ASKED if section.origin == "measured" else NOT_IN_CAPTURE
+        return value if isinstance(value, Missing) else None
+
+
+class Host(Bearer):
+    """A host: known by its machine's boot id, its machine id and its host name."""
+
+    __slots__ = ("boot_id", "index", "machine_id", "name")
+
+    def __init__(
+        self,
+        name: str,
+        boot_id: str | None = None,
+        machine_id: str | None = None,
+        sections: Sections | None = None,
+        index: int = 0,
+    ) -> None:
+        super().__init__(sections or {})
+        self.name = name
+        self.boot_id = boot_id
+        self.machine_id = machine_id
+        self.index = index
+
+    @property
+    def identity(self) -> tuple[str | None, str | None, str]:
+        """What tells this host from others."""
+        return (self.boot_id, self.machine_id, self.name)
+
+    @property
+    def machine(self) -> Hashable:
+        """What tells its machine from others; containers of one machine share it."""
+        return self.boot_id or self.identity
+
+
+class Rank(Bearer):
+    """One process of the job. ``number`` is its global rank; two processes may claim the same one."""
+
+    __slots__ = ("host", "number")
+
+    def __init__(self, number: int, host: Host, sections: Sections | None = None) -> None:
+        super().__init__(sections or {})
+        self.number = number
+        self.host = host
+
+    def find(self, section: type[S]) -> S | None:
+        """The section of that type, of the rank itself or of its host."""
+        if section.level == "host":
+            return self.host.find(section)
+        return super().find(section)
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why the section is missing, or ``None`` where it is there."""
+        if section.level == "host":
+            return self.host.missing(section)
+        return super().missing(section)
+
+    @property
+    def local_rank(self) -> int | None:
+        """The local rank as the launcher states it."""
+        launch = self.find(LaunchFacts)
+        return launch.local_rank if launch else None
+
+
+class Alike(NamedTuple):
+    """Ranks for which the sections asked for are the same objects."""
+
+    members: tuple[Rank, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return tuple(rank.number for rank in self.members)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of their hosts, each once."""
+        return tuple(dict.fromkeys(rank.host.name for rank in self.members))
+
+    def find(self, section: type[S]) -> S | None:
+        """An ``also`` section of theirs, or ``None`` where it is missing."""
+        return self.members[0].find(section)
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why an ``also`` section of theirs is missing."""
+        return self.members[0].missing(section)
+
+
+class LocalRanks(NamedTuple):
+    """The ranks of one host, or of one machine with several hosts (containers)."""
+
+    hosts: tuple[Host, ...]
+    members: tuple[Rank, ...]
+
+    @property
+    def name(self) -> str:
+        """The host's name, or the names of the machine's hosts."""
+        return ", ".join(dict.fromkeys(host.name for host in self.hosts))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of the ranks."""
+        return tuple(rank.number for rank in self.members)
+
+    def find(self, section: type[S]) -> S | None:
+        """A section of the host; of a machine's first host that has it."""
+        return next((found for host in self.hosts if (found := host.find(section)) is not None), None)
+
+
+class Facts(Generic[S]):
+    """One section over all ranks that have it."""
+
+    def __init__(self, job: Job, section: type[S]) -> None:
+        self._job = job
+        self._section = section
+
+    def __iter__(self) -> Iterator[tuple[S, Alike]]:
+        """Every distinct section with the ranks that have it."""
+        return iter(self._job.each(self._section))
+
+    def group(self, key: Callable[[S], K]) -> list[Group[K]]:
+        """Ranks by ``key`` of their section, the largest group first; equally large ones by their lowest rank."""
+        groups: dict[K, list[int]] = {}
+        for section, alike in self._job.each(self._section):
+            groups.setdefault(key(section), []).extend(alike.ranks)
+        ordered = [Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()]
+        return sorted(ordered, key=lambda group: (-len(group.ranks), group.ranks[0]))
+
+
+class Job:
+    """A job as far as it is known. Build it with :func:`build_job`.
+
+    ``world_size`` is what the ranks say of the job that runs now; 1 for a lone process. ``absent``: ranks that were
+    waited for and never came. ``ungathered``: ranks of the world that nobody asked.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[Rank, ...],
+        hosts: tuple[Host, ...],
+        *,
+        world_size: int,
+        launcher: str = "none",
+        absent: tuple[int, ...] = (),
+    ) -> None:
+        self.ranks = ranks
+        self.hosts = hosts
+        self.world_size = world_size
+        self.launcher = launcher
+        self.absent = absent
+        self._alike: dict[tuple[str, ...], list[Alike]] = {}
+        self._by_host: tuple[LocalRanks, ...] | None = None
+
+    @property
+    def ungathered(self) -> int:
+        """How many ranks of the world are neither here nor known to be absent."""
+        return max(0, self.world_size - len({rank.number for rank in self.ranks}) - len(self.absent))
+
+    @property
+    def is_multi_host(self) -> bool:
+        """Whether the job spans several machines, as far as facts, launcher and world size tell."""
+        return len({host.machine for host in self.hosts}) > 1 or self._stated_hosts() > 1
+
+    def _stated_hosts(self) -> int:
+        stated = 1
+        for launch, _ in self.each(LaunchFacts):
+            if launch.running_together:
+                stated = max(stated, *(claim.node_count or 1 for claim in launch.claims), 1)
+                if launch.local_world_size and launch.world_size:
+                    stated = max(stated, -(-launch.world_size // launch.local_world_size))
+        return stated
+
+    def facts(self, section: type[S]) -> Facts[S]:
+        """One section over all ranks."""
+        return Facts(self, section)
+
+    @overload
+    def each(self, first: type[A], /, *, also: tuple[type[Section], ...] = ()) -> Iterator[tuple[A, Alike]]: ...
+    @overload
+    def each(
+        self, first: type[A], second: type[B], /, *, also: tuple[type[Section], ...] = ()
+    ) -> Iterator[tuple[A, B, Alike]]: ...
+    @overload
+    def each(
+        self, first: type[A], second: type[B], third: type[C], /, *, also: tuple[type[Section], ...] = ()
+    ) -> Iterator[tuple[A, B, C, Alike]]: ...
+    def each(self, *sections: type[Section], also: tuple[type[Section], ...] = ()) -> Iterator[tuple[object, ...]]:
+        """Every distinct combination of ``sections``, and the ranks that have it.
+
+        Ranks that lack one of them are passed over (the runner counts them). ``also`` are sections that may be
+        missing: ranks are told apart by them too, and :meth:`Alike.find` gives them.
+        """
+        for alike in self._group_alike(sections + also, len(sections)):
+            yield (*(alike.members[0].find(section) for section in sections), alike)
+
+    def _group_alike(self, sections: tuple[type[Section], ...], needed: int) -> list[Alike]:
+        key = (str(needed), *(section.key for section in sections))
+        if key not in self._alike:
+            groups: dict[tuple[int, ...], list[Rank]] = {}
+            for rank in self.ranks:
+                found = [rank.find(section) for section in sections]
+                if any(value is None for value in found[:needed]):
+                    continue
+                groups.setdefault(tuple(map(id, found)), []).append(rank)
+            self._alike[key] = [Alike(tuple(members)) for members in groups.values()]
+        return self._alike[key]
+
+    def by_host(self) -> tuple[LocalRanks, ...]:
+        """The hosts, each with its ranks."""
+        if self._by_host is None:
+            self._by_host = self._gather_local(lambda host: host.index)
+        return self._by_host
+
+    def by_machine(self) -> tuple[LocalRanks, ...]:
+        """The machines, each with its hosts (one, or several containers) and ranks."""
+        return self._gather_local(lambda host: host.machine)
+
+    def _gather_local(self, key: Callable[[Host], Hashable]) -> tuple[LocalRanks, ...]:
+        hosts: dict[Hashable, list[Host]] = {}
+        members: dict[Hashable, list[Rank]] = {}
+        for host in self.hosts:
+            hosts.setdefault(key(host), []).append(host)
+            members.setdefault(key(host), [])
+        for rank in self.ranks:
+            members[key(rank.host)].append(rank)
+        return tuple(LocalRanks(tuple(hosts[name]), tuple(members[name])) for name in hosts)
+
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The names of the hosts of ``ranks``, each once, in rank order."""
+        wanted = set(ranks)
+        return tuple(dict.fromkeys(rank.host.name for rank in self.ranks if rank.number in wanted))
+
+
+class Member(NamedTuple):
+    """What one process brings to a job: its sections, those of rank and host level together."""
+
+    rank: int
+    sections: Sections
+
+
+def build_job(
+    members: Iterable[Member], *, world_size: int | None = None, launcher: str | None = None, absent: Iterable[int] = ()
+) -> Job:
+    """A job from its processes. Equal sections become one object; host sections are kept once a host (the first
+    process of a host brings them). ``world_size`` and ``launcher`` default to what the ranks say most often."""
+    from doctor.facts import SECTIONS
+
+    pool: dict[object, Section] = {}
+    hosts: dict[object, Host] = {}
+    ranks: list[Rank] = []
+    for member in sorted(members, key=lambda member: member.rank):
+        shared = {key: _intern(pool, value) for key, value in member.sections.items()}
+        host = _host_of(shared, hosts)
+        own = {key: value for key, value in shared.items() if key in SECTIONS and SECTIONS[key].level == "rank"}
+        ranks.append(Rank(member.rank, host, own))
+    launches = [launch for rank in ranks if (launch := rank.find(LaunchFacts)) is not None]
+    return Job(
+        tuple(ranks),
+        tuple(hosts.values()),
+        world_size=world_size if world_size is not None else _stated_world(launches, len(ranks)),
+        launcher=launcher or _most_common([launch.launcher for launch in launches]) or "none",
+        absent=tuple(sorted(set(absent))),
+    )
+
+
+def _intern(pool: dict[object, Section], value: Section | Missing) -> Section | Missing:
+    if isinstance(value, Missing):
+        return value
+    return pool.setdefault((type(value), value), value)
+
+
+def _host_of(sections: Sections, hosts: dict[object, Host]) -> Host:
+    from doctor.facts import SECTIONS
+
+    facts = sections.get(HostFacts.key)
+    identity: tuple[str | None, str | None, str] = (None, None, "this host")
+    if isinstance(facts, HostFacts):
+        identity = (facts.boot_id, facts.machine_id, facts.hostname)
+    if identity not in hosts:
+        own = {key: value for key, value in sections.items() if key in SECTIONS and SECTIONS[key].level == "host"}
+        hosts[identity] = Host(identity[2], identity[0], identity[1], own, index=len(hosts))
+    return hosts[identity]
+
+
+def _stated_world(launches: list[LaunchFacts], seen: int) -> int:
+    """The world of the ranks that run together now; left-over variables of a lone process do not count."""
+    together = [launch.world_size for launch in launches if launch.running_together and launch.world_size]
+    return max(_most_common(together) or 1, 1) if together else max(seen, 1)
+
+
+def _most_common(values: list[K]) -> K | None:
+    counts: dict[K, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return max(counts, key=lambda value: counts[value], default=None)

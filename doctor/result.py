@@ -1,0 +1,117 @@
+"""What a command that judges gives back: the report document, schema 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from doctor.finding import Severity, Source, Status
+from doctor.version import __version__
+
+SCHEMA = 1
+
+VerdictWord = Literal["ok", "sick", "inconclusive"]
+
+
+class Ignored(msgspec.Struct, frozen=True):
+    """Why a finding does not count, and where that is written (``doctor.toml:12`` or ``command line``)."""
+
+    reason: str
+    by: str
+
+
+class ReportFinding(msgspec.Struct, frozen=True):
+    """A finding with everything that the runner stamps on it."""
+
+    summary: str
+    severity: Severity
+    ignored: Ignored | None
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    evidence: Mapping[str, object]
+    effect: str
+    fix: str
+    confidence: float
+    explained_by: str | None = None
+    source: Source | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether it counts."""
+        return self.ignored is None
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """How one check ended. ``seen`` and ``expected`` count ranks, or hosts where the scope is the host."""
+
+    id: str
+    name: str
+    family: str
+    status: Status
+    severity: Severity
+    seen: int
+    expected: int
+    reason: str | None
+    seconds: float
+    findings: tuple[ReportFinding, ...]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """Who wrote the document."""
+
+    name: str = "rankdoctor"
+    version: str = __version__
+
+
+class HostRanks(msgspec.Struct, frozen=True):
+    """A host and its ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class ReportJob(msgspec.Struct, frozen=True):
+    """The job that was judged."""
+
+    launcher: str
+    world_size: int
+    hosts: tuple[HostRanks, ...]
+    absent: tuple[int, ...]
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much could be judged: checks by status, and ranks."""
+
+    checks: Mapping[str, int]
+    ranks_seen: int
+    ranks_expected: int
+
+
+class Input(msgspec.Struct, frozen=True):
+    """A file that was given, what it turned out to be, and why it was passed over (``None``: it was read)."""
+
+    path: str
+    kind: str
+    skipped: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The report document. Times: ``started`` ISO 8601 in UTC, ``seconds`` of wall clock."""
+
+    schema: int
+    tool: Tool
+    started: str
+    seconds: float
+    exit_code: int
+    verdict: VerdictWord
+    job: ReportJob | None
+    coverage: Coverage
+    primary: str | None
+    inputs: tuple[Input, ...]
+    results: tuple[CheckResult, ...]
+
+    def result(self, check_id: str) -> CheckResult | None:
+        """The result of the check with that id."""
+        return next((result for result in self.results if result.id == check_id), None)

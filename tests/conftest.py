@@ -1,0 +1,3 @@
+"""What all tests share: the fixtures of the lab."""
+
+pytest_plugins = ("tests.lab.plugin",)

@@ -1,0 +1,50 @@
+"""Every check, built-in or guest, keeps the same promises."""
+
+import pytest
+
+from doctor.api import Severity, Sick, Status, Well
+from doctor.catalog import Catalog, builtin_checks
+from doctor.examine import examine
+from doctor.facts import SECTIONS
+
+CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
+CASES = [(check, case) for check in CHECKS for case in check.cases()]
+
+
+def _run(check, sketch):
+    (result,) = examine(sketch.job(), Catalog((check,)))
+    return result
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_says_what_it_is(check):
+    assert check.question.startswith("Ask ")
+    assert check.effect, "the docstring lacks 'Why it hurts:'"
+    assert check.fix, "the docstring lacks 'Fix:'"
+    assert set(check.when) <= set("PRM")
+    assert check.when
+    assert all(SECTIONS[section.key] is section for section in check.needs)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_is_proven_sick_and_well(check):
+    cases = list(check.cases())
+    assert any(isinstance(case, Sick) for case in cases)
+    assert any(isinstance(case, Well) for case in cases)
+    assert len({case.name for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize(("check", "case"), CASES, ids=[f"{check.id}-{case.name}" for check, case in CASES])
+def test_case(check, case):
+    result = _run(check, case.sketch)
+    assert result.status is not Status.CRASH, result.reason
+    if isinstance(case, Well):
+        loud = [f for f in result.findings if case.silent or f.severity is not Severity.INFO]
+        assert not loud, loud
+        return
+    assert result.findings, (result.status, result.reason)
+    assert {rank for finding in result.findings for rank in finding.ranks} == set(case.ranks)
+    if case.hosts:
+        assert {host for finding in result.findings for host in finding.hosts} == set(case.hosts)
+    assert result.severity is (case.severity or check.severity)
+    assert all(finding.summary and finding.effect and finding.fix for finding in result.findings)
