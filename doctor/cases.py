@@ -134,6 +134,11 @@ class Sketch:
 
         return self.alter(LaunchFacts, ranks=ranks, variables=change)
 
+    def by_srun(self) -> Sketch:
+        """The same job with its ranks started by srun, one task a rank: SLURM's variables in place of torchrun's."""
+        hosts = len({_host_name(member) for member in self.members})
+        return self._map(LaunchFacts, lambda old: _as_task(old, len(self.members), hosts), None, None)
+
     def gpu(self, index: int, *, hosts: Iterable[str] | None = None, **changes: object) -> Sketch:
         """The same job with fields of one GPU changed on ``hosts`` (else on all)."""
 
@@ -204,6 +209,31 @@ class Sick:
 
 
 Case = Well | Sick
+
+
+def _as_task(old: Section | Missing | None, world: int, hosts: int) -> Section:
+    """The launch facts of a task: what srun sets, and MASTER_ADDR and MASTER_PORT as a batch script sets them."""
+    old = old if isinstance(old, LaunchFacts) else LaunchFacts()
+    rank, local_rank, node, per_host = old.rank or 0, old.local_rank or 0, old.node_rank or 0, world // hosts
+    numbers = {"SLURM_JOB_ID": 4242, "SLURM_STEP_ID": 0, "SLURM_PROCID": rank, "SLURM_LOCALID": local_rank}
+    numbers |= {"SLURM_NODEID": node, "SLURM_NTASKS": world, "SLURM_STEP_NUM_TASKS": world, "SLURM_NNODES": hosts}
+    numbers |= {"SLURM_NTASKS_PER_NODE": per_host, "SLURM_STEP_NUM_NODES": hosts}
+    words = {"SLURM_JOB_NAME": "train", "SLURM_STEP_TASKS_PER_NODE": f"{per_host}(x{hosts})"}
+    words["SLURM_STEP_NODELIST"] = f"node[0-{hosts - 1}]" if hosts > 1 else "node0"
+    kept = {name: value for name in ("MASTER_ADDR", "MASTER_PORT") if (value := old.get(name)) is not None}
+    variables = {**{name: str(number) for name, number in numbers.items()}, **words, **kept}
+    return LaunchFacts(
+        launcher="slurm",
+        rank=rank,
+        world_size=world,
+        local_rank=local_rank,
+        local_world_size=per_host,
+        node_rank=node,
+        running_together="SLURM_STEP_ID" if world > 1 else "",
+        claims=(Claim("slurm", rank, world, local_rank, per_host, node, hosts),),
+        variables=tuple(Variable(name, variables[name]) for name in sorted(variables)),
+        ancestors=("slurmstepd",),
+    )
 
 
 def _host_name(member: Member) -> str:

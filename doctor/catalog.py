@@ -51,8 +51,8 @@ def load_catalog(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> C
     Raises:
         UnusableError: a plug-in file can't be read, holds no check, or claims an id that is taken.
     """
-    checks = {check.id: check for check in builtin_checks()}
     broken: list[Broken] = []
+    checks = {check.id: check for check in builtin_checks(broken)}
     for entry in _entry_points() if guests else ():
         broken.extend(_add_guest(checks, entry))
     for path in plugin_files:
@@ -60,14 +60,14 @@ def load_catalog(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> C
     return Catalog(tuple(sorted(checks.values(), key=_order)), tuple(broken))
 
 
-def builtin_checks() -> Iterator[Check]:
-    """The checks of this distribution, each module imported once.
+def builtin_checks(broken: list[Broken] | None = None) -> Iterator[Check]:
+    """The checks of this distribution, each module imported once. Modules that fail to load are put into ``broken``.
 
     Raises:
         ValueError: two of them bear one id.
     """
     seen: dict[str, str] = {}
-    for module in _walk(_builtin_package()):
+    for module in _walk(_builtin_package(), broken):
         for check in checks_in(module):
             if check.id in seen:
                 raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
@@ -87,10 +87,17 @@ def _builtin_package() -> ModuleType:
         return importlib.import_module("doctor_checks")
 
 
-def _walk(package: ModuleType) -> Iterator[ModuleType]:
+def _walk(package: ModuleType, broken: list[Broken] | None = None) -> Iterator[ModuleType]:
+    """The modules below ``package``. What fails to load is put into ``broken``, and raises where there is none."""
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not info.ispkg and not info.name.rpartition(".")[2].startswith("_"):
+        if info.ispkg or info.name.rpartition(".")[2].startswith("_"):
+            continue
+        try:
             yield importlib.import_module(info.name)
+        except Exception as error:
+            if broken is None:
+                raise
+            broken.append(Broken(info.name, "built-in", f"{type(error).__name__}: {error}"))
 
 
 def checks_in(module: ModuleType) -> list[Check]:

@@ -52,7 +52,7 @@ def examine(
         for finding, shown in zip(findings, result.findings, strict=True):
             for consequence in finding.explains if shown.stands else ():
                 explained.setdefault(consequence, []).append((check.id, frozenset(finding.ranks)))
-    return (*(_explained(result, explained) for result in results), *map(_crash_of_guest, catalog.broken))
+    return (*(_explained(result, explained) for result in results), *map(_crash_at_load, catalog.broken))
 
 
 @dataclass(frozen=True)
@@ -253,16 +253,16 @@ def _explained(result: CheckResult, explained: Mapping[str, list[tuple[str, froz
     return msgspec.structs.replace(result, findings=tuple(map(mark, result.findings)))
 
 
-def _crash_of_guest(broken: Broken) -> CheckResult:
+def _crash_at_load(broken: Broken) -> CheckResult:
     return CheckResult(
         id=broken.name,
         name=broken.name,
-        family="guest",
+        family="not loaded",
         status=Status.CRASH,
         severity=Severity.ERROR,
         seen=0,
         expected=0,
-        reason=f"the guest {broken.name} of {broken.origin} failed to load: {broken.reason}",
+        reason=f"{broken.name} ({broken.origin}) failed to load: {broken.reason}",
         seconds=0.0,
         findings=(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -83,3 +83,16 @@ class Unknown(msgspec.Struct, frozen=True):
 
 Verdict = Finding | Skip | Unknown
 """What a check may yield."""
+
+
+def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for those that say the same of different ranks or hosts: summary, fix, severity and source alike.
+    Evidence and the rest are the first one's."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.summary, finding.fix, finding.effect, finding.severity, finding.source)
+        groups.setdefault(key, []).append(finding)
+    for first, *others in groups.values():
+        ranks = sorted({rank for one in (first, *others) for rank in one.ranks})
+        hosts = dict.fromkeys(host for one in (first, *others) for host in one.hosts)
+        yield msgspec.structs.replace(first, ranks=tuple(ranks), hosts=tuple(hosts))

@@ -293,11 +293,11 @@ def build_job(
     process of a host brings them). ``world_size`` and ``launcher`` default to what the ranks say most often."""
     from doctor.facts import SECTIONS
 
-    pool: dict[object, Section] = {}
+    pool = _Pool()
     hosts: dict[object, Host] = {}
     ranks: list[Rank] = []
     for member in sorted(members, key=lambda member: member.rank):
-        shared = {key: _intern(pool, value) for key, value in member.sections.items()}
+        shared = {key: pool.one(value) for key, value in member.sections.items()}
         host = _host_of(shared, hosts)
         own = {key: value for key, value in shared.items() if key in SECTIONS and SECTIONS[key].level == "rank"}
         ranks.append(Rank(member.rank, host, own))
@@ -311,10 +311,20 @@ def build_job(
     )
 
 
-def _intern(pool: dict[object, Section], value: Section | Missing) -> Section | Missing:
-    if isinstance(value, Missing):
-        return value
-    return pool.setdefault((type(value), value), value)
+class _Pool:
+    """Gives equal sections as one object. Hashing a section is dear, so the same object is hashed once."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[object, Section] = {}
+        self._by_identity: dict[int, tuple[Section, Section]] = {}
+
+    def one(self, value: Section | Missing) -> Section | Missing:
+        if isinstance(value, Missing):
+            return value
+        if id(value) not in self._by_identity:
+            # The object is kept beside its twin: an id is unique only as long as its object lives.
+            self._by_identity[id(value)] = (value, self._by_value.setdefault((type(value), value), value))
+        return self._by_identity[id(value)][1]
 
 
 def _host_of(sections: Sections, hosts: dict[object, Host]) -> Host:

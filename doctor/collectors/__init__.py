@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
 
 from doctor.collectors.base import Collector
 
@@ -33,8 +32,3 @@ def collector_for(key: str) -> Collector:
     collector: Collector = module.COLLECTOR
     return collector
 
-
-def collectors_for(keys: Iterable[str]) -> list[Collector]:
-    """The collectors of those ``keys`` that can be collected, in the order of :data:`MODULES`."""
-    wanted = set(keys)
-    return [collector_for(key) for key in MODULES if key in wanted]

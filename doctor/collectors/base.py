@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from doctor.facts import Section
@@ -57,6 +57,10 @@ class Collector:
     def key(self) -> str:
         """The key of its section."""
         return self.section.key
+
+    def within(self, seconds: float) -> Collector:
+        """The same collector with no more than ``seconds``."""
+        return replace(self, deadline=min(self.deadline, seconds))
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str | None:

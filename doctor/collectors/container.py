@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.collectors.base import Surroundings, read_text
 from doctor.collectors.mounts import mount_of, read_mounts
+from doctor.collectors.processes import INITIAL_PID_NAMESPACE, INITIAL_UTS_NAMESPACE, is_initial
 
 _BY_VARIABLE = (
     ("KUBERNETES_SERVICE_HOST", "kubernetes"),
@@ -55,7 +56,7 @@ def read_container(surroundings: Surroundings) -> str | None:
 def _container_signs(surroundings: Surroundings) -> Iterator[str]:
     root = surroundings.etc.parent
     yield from (kind for variable, kind in _BY_VARIABLE if surroundings.environ.get(variable))
-    if (root / ".dockerenv").exists():
+    if (root / ".dockerenv").exists() and not _owns_machine(surroundings):
         yield "docker"
     if (root / "run" / ".containerenv").exists():
         yield "podman"
@@ -64,6 +65,12 @@ def _container_signs(surroundings: Surroundings) -> Iterator[str]:
     groups = "\n".join(read_text(surroundings.proc / one / "cgroup") or "" for one in ("1", "self"))
     yield from (kind for word, kind in _BY_GROUP if word in groups)
     yield from (_BY_WORD.get(word, "unknown") for word in _container_words(surroundings) if word)
+
+
+def _owns_machine(surroundings: Surroundings) -> bool:
+    """Whether processes and host name are the machine's own: one booted from a container's image keeps its marks."""
+    proc = surroundings.proc
+    return is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
 
 
 def _is_enroot(surroundings: Surroundings) -> bool:

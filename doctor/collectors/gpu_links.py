@@ -67,7 +67,11 @@ def read_nvlinks(nvml: Nvml, handle: Any, index: int) -> tuple[NvLink, ...] | No
 
 def _nvlink(nvml: Nvml, handle: Any, link: int, active: bool, index: int) -> NvLink:
     errors, fatal = _link_errors(nvml, handle, link, index)
-    remote = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, field="nvlinks.remote", index=index) if active else None
+    remote = (
+        nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, field="nvlinks.remote", index=index)
+        if active
+        else None
+    )
     return NvLink(link, active, None if remote is None else REMOTE_TYPES.get(remote, "unknown"), errors, fatal)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from doctor.collectors.base import read_text
-from doctor.collectors.namespaces import sees_host_processes
 from doctor.collectors.nvml import Nvml
+from doctor.collectors.processes import INITIAL_PID_NAMESPACE, is_initial, owner
 from doctor.facts import GpuProcess
 
 KINDS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
@@ -18,13 +17,14 @@ UNKNOWN_SIZE = 1 << 63
 
 
 def read_processes(nvml: Nvml, handles: Iterable[Any], index: int, proc: Path) -> tuple[GpuProcess, ...] | None:
-    """The processes of a GPU and of its MIG slices (``handles``), by pid; ``None`` where NVML lists none of a kind."""
+    """The processes of a GPU and of its MIG slices (``handles``), by pid; ``None`` where NVML refuses the list of
+    compute processes, for the others alone would look like an idle GPU."""
     found: dict[int, GpuProcess] = {}
     answered = False
     for handle in handles:
         for kind, name in KINDS:
             listed = _running(nvml, handle, name, index)
-            answered = answered or listed is not None
+            answered = answered or (kind == "compute" and listed is not None)
             for process in _named(listed or (), kind, proc):
                 known = found.get(process.pid)
                 if known is None or known.memory is None:
@@ -44,7 +44,7 @@ def _running(nvml: Nvml, handle: Any, name: str, index: int) -> Any:
 
 def _named(listed: Iterable[Any], kind: str, proc: Path) -> Iterator[GpuProcess]:
     # NVML gives numbers of the host's PID namespace; in a container they would name somebody else.
-    visible = sees_host_processes(proc)
+    visible = is_initial(proc, "pid", INITIAL_PID_NAMESPACE)
     for process in listed:
         memory = process.usedGpuMemory
         folder = proc / str(process.pid)
@@ -52,13 +52,6 @@ def _named(listed: Iterable[Any], kind: str, proc: Path) -> Iterator[GpuProcess]
             pid=process.pid,
             memory=None if memory is None or memory >= UNKNOWN_SIZE else memory,
             name=read_text(folder / "comm") if visible else None,
-            user_id=_owner(folder) if visible else None,
+            user_id=owner(folder) if visible else None,
             kind=kind,
         )
-
-
-def _owner(folder: Path) -> int | None:
-    try:
-        return os.stat(folder).st_uid
-    except OSError:
-        return None

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from doctor.collectors.base import Collector, NotVisible, Surroundings, read_int
+from doctor.collectors.base import Collector, NotVisible, Surroundings
 from doctor.collectors.gpu_links import read_fabric, read_nvlinks, read_peer_links
 from doctor.collectors.gpu_memory import read_memory, read_memory_errors, recovery_action
 from doctor.collectors.gpu_processes import read_processes
 from doctor.collectors.nvml import LOST, UNKNOWN, DeviceLost, Nvml, require_library, start_nvml
+from doctor.collectors.pci import numa_node
 from doctor.facts import Gpu, GpuFacts, MigDevice
 
 CLOCK_SM = 1
 SENSOR_GPU = 0
 SCOPE_NODE = 0
 CPU_WORDS = 64
-"""64-bit words of a CPU mask: 4096 processors, the largest NR_CPUS that distributions build with is 8192."""
+"""64-bit words of a mask of processors or memory nodes: 4096, more than any host with GPUs has."""
 
 CLOCK_REASONS = {
     0x001: "gpu-idle",
@@ -159,7 +160,9 @@ def _mig_handles(nvml: Nvml, handle: Any, ask: Ask) -> tuple[Any, ...]:
     if not mode or not mode[0]:
         return ()
     slots = ask("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
-    slices = (nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, field="gpus.mig_devices") for slot in range(slots))
+    slices = (
+        nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, field="gpus.mig_devices") for slot in range(slots)
+    )
     return tuple(slice_ for slice_ in slices if slice_ is not None)
 
 
@@ -188,8 +191,8 @@ def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:
     nodes = set_bits(ask("numa_node", "nvmlDeviceGetMemoryAffinity", CPU_WORDS, SCOPE_NODE))
     node = nodes[0] if len(nodes) == 1 else None
     if node is None and bus_id:
-        node = read_int(sys / "bus/pci/devices" / bus_id / "numa_node")
-    return {"cpus": set_bits(cpus) or None, "numa_node": node if node is None or node >= 0 else None}
+        node = numa_node(sys / "bus/pci/devices" / bus_id)
+    return {"cpus": set_bits(cpus) or None, "numa_node": node}
 
 
 def set_bits(words: Any) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Question(Generic[Answer]):
     error: str | None = None
 
     def __post_init__(self) -> None:
+        """Ask at once."""
         self._thread = threading.Thread(target=self._ask, name="doctor-look-up", daemon=True)
         self._thread.start()
 

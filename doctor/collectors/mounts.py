@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from doctor.collectors.base import Surroundings, read_text
+from doctor.collectors.files import link_target
 
-LOCAL = frozenset(
-    "bcachefs btrfs cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs erofs ext2 ext3 ext4 f2fs hugetlbfs iso9660 "
-    "jfs mqueue ntfs3 overlay proc pstore ramfs reiserfs rootfs securityfs squashfs sysfs tmpfs tracefs vfat xfs zfs "
-    "exfat bpf aufs".split()
-)
+_LOCAL = """
+aufs bcachefs bpf btrfs cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs erofs exfat ext2 ext3 ext4 f2fs
+hugetlbfs iso9660 jfs mqueue ntfs3 overlay proc pstore ramfs reiserfs rootfs securityfs squashfs sysfs tmpfs tracefs
+vfat xfs zfs
+"""
+LOCAL = frozenset(_LOCAL.split())
 """File systems that answer without another machine."""
 
-NETWORK = frozenset(
-    "9p afs beegfs ceph cifs coda fhgfs glusterfs gpfs lustre mmfs ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs "
-    "virtiofs vastnfs wekafs".split()
-)
+_NETWORK = """
+9p afs beegfs ceph cifs coda fhgfs glusterfs gpfs lustre mmfs ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs vastnfs
+virtiofs wekafs
+"""
+NETWORK = frozenset(_NETWORK.split())
 """File systems that several hosts can mount at once."""
 
 NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "juicefs", "glusterfs", "ceph", "rclone", "goofys", "blobfuse", "mount-s3")
@@ -92,15 +95,15 @@ def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
     Follows links only on local file systems, where looking cannot hang; the rest of a path that enters another file
     system is returned as it is spelled.
     """
-    parts = list(PurePosixPath(os.path.abspath(path)).parts[1:])
+    parts = list((Path.cwd() / path).parts[1:])
     place, links = "/", 0
     while parts and links < _SYMLINKS:
         mount = mount_of(place, mounts)
         if mount is None or not mount.is_local:
             break
-        step = os.path.normpath(os.path.join(place, parts.pop(0)))
+        step = _join(place, parts.pop(0))
         inside = mount_of(step, mounts)
-        target = _link(step) if inside is not None and inside.is_local else None
+        target = link_target(Path(step)) if inside is not None and inside.is_local else None
         if target is None:
             place = step
             continue
@@ -108,15 +111,13 @@ def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
         parts = [*PurePosixPath(target).parts, *parts]
         if target.startswith("/"):
             place, parts = "/", parts[1:]
-    whole = os.path.normpath(os.path.join(place, *parts))
+    whole = _join(place, *parts)
     return whole, mount_of(whole, mounts)
 
 
-def _link(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
+def _join(place: str, *parts: str) -> str:
+    """One path with one leading slash: POSIX lets two of them mean something else, and normpath keeps them."""
+    return "/" + os.path.normpath("/".join([place, *parts])).lstrip("/")
 
 
 def outside_view(surroundings: Surroundings, path: str) -> Path:

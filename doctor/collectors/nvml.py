@@ -62,8 +62,8 @@ class Nvml:
             return None, int(error.value)
 
     def ask(self, function: str, *arguments: Any, field: str = "", index: int = -1) -> Any:
-        """The answer, or ``None``. ``field`` (of GPU ``index``, where one is given) is noted as hidden when NVML refuses
-        without saying that the value does not exist. Raises :class:`DeviceLost`."""
+        """The answer, or ``None``. ``field`` (of GPU ``index``, where one is given) is noted as hidden when NVML
+        refuses without saying that the value does not exist. Raises :class:`DeviceLost`."""
         answer, code = self.call(function, *arguments)
         if code in LOST:
             raise DeviceLost(self.words(code))
@@ -93,7 +93,7 @@ def _gpus(indices: set[int]) -> str:
 
 
 def require_library(environ: Mapping[str, str]) -> None:
-    """Raise :class:`NotHere` where a process with this environment can't load NVML. Loading does not call the driver."""
+    """Raise :class:`NotHere` where a process with this environment can't load NVML; loading calls no driver."""
     for directory in environ.get("LD_LIBRARY_PATH", "").split(":"):
         if directory and Path(directory, LIBRARY).exists():
             return

@@ -7,30 +7,76 @@ One of the few places that forgive every exception: a collector that raises, blo
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
 from doctor.facts import SECTIONS, Lack, Missing, Section
 
 Outcome = Section | Missing
 
 
-def collect_sections(collectors: Iterable[Collector], surroundings: Surroundings) -> dict[str, Outcome]:
-    """The outcome of every collector by key. Takes no longer than the largest deadline and a little more."""
+PATIENCE = 1.0
+"""Seconds after which somebody who waits is told what for."""
+
+
+def collect_facts(
+    keys: Iterable[str],
+    surroundings: Surroundings,
+    *,
+    timeout: float = math.inf,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Outcome]:
+    """The outcome of the collectors of ``keys``; none may take more than ``timeout`` seconds. A collector whose
+    module can't even be loaded is broken like any other."""
+    collectors: list[Collector] = []
+    broken: dict[str, Outcome] = {}
+    for key in keys:
+        try:
+            collectors.append(collector_for(key).within(timeout))
+        except Exception as error:
+            broken[key] = _broken(key, error)
+    return {**collect_sections(collectors, surroundings, announce=announce), **broken}
+
+
+def _broken(key: str, error: Exception) -> Missing:
+    return Missing(Lack.FAILED, f"the {key} collector broke: {type(error).__name__}: {error}")
+
+
+def collect_sections(
+    collectors: Iterable[Collector], surroundings: Surroundings, *, announce: Callable[[str], None] | None = None
+) -> dict[str, Outcome]:
+    """The outcome of every collector by key. Takes no longer than the largest deadline and a little more.
+
+    ``announce`` is told once, after :data:`PATIENCE`, which ones are still at work.
+    """
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
     threads = [(collector, _start(collector, surroundings, outcomes)) for collector in collectors]
+    _wait(threads, started, announce)
     for collector, thread in threads:
         thread.join(max(0.0, started + collector.deadline - time.monotonic()))
     # A thread that is still blocked may write later: copy what is there now, once.
     done = dict(outcomes)
     return {collector.key: done.get(collector.key) or _overdue(collector) for collector, _ in threads}
+
+
+def _wait(
+    threads: list[tuple[Collector, threading.Thread]], started: float, announce: Callable[[str], None] | None
+) -> None:
+    for collector, thread in threads:
+        thread.join(max(0.0, started + min(PATIENCE, collector.deadline) - time.monotonic()))
+    slow = [collector for collector, thread in threads if thread.is_alive() and collector.deadline > PATIENCE]
+    if slow and announce is not None:
+        most = max(collector.deadline for collector in slow)
+        announce(f"still reading {', '.join(collector.key for collector in slow)} (at most {most:g} s)")
 
 
 def _start(collector: Collector, surroundings: Surroundings, outcomes: dict[str, Outcome]) -> threading.Thread:
@@ -55,7 +101,7 @@ def run_collector(collector: Collector, surroundings: Surroundings, *, here: boo
     except NotVisible as barrier:
         return Missing(Lack.HIDDEN, barrier.reason, barrier.unhide)
     except Exception as error:
-        return Missing(Lack.FAILED, f"the {collector.key} collector broke: {type(error).__name__}: {error}")
+        return _broken(collector.key, error)
 
 
 def _overdue(collector: Collector) -> Missing:

@@ -69,7 +69,11 @@ class EnvironmentFacts(Section, frozen=True, kw_only=True):
 
 
 class Listener(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who listens on a TCP port of this host. ``pid`` and ``process`` are ``None`` where they may not be seen."""
+    """Who listens on a TCP port of this host. ``pid`` and ``process`` are ``None`` where they may not be seen.
+
+    ``is_ancestor``: it is this process or one of its parents. ``same_launcher``: it and this process come from one
+    torchrun, srun step or mpirun, such as rank 0 of the same job.
+    """
 
     address: str
     port: int
@@ -77,6 +81,7 @@ class Listener(msgspec.Struct, frozen=True, omit_defaults=True):
     process: str | None = None
     command: str | None = None
     is_ancestor: bool = False
+    same_launcher: bool = False
 
 
 class MasterFacts(Section, frozen=True, kw_only=True):
@@ -120,6 +125,8 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
 
     ``pid`` is the number inside its own PID namespace; ``shm_device`` the device number of /dev/shm, by which NCCL
     decides whether two ranks share it. ``interactive``: IPython, Jupyter or a bare interpreter prompt.
+    ``can_lock_memory``: it has CAP_IPC_LOCK in the initial user namespace, so ``locked_memory`` does not bind it.
+    ``forked_after_cuda``: torch, where this process has it loaded, says that CUDA was in use before a fork made it.
     """
 
     key: ClassVar[str] = "process"
@@ -132,6 +139,8 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
     namespaces: tuple[Namespace, ...] = ()
     shm_device: int | None = None
     threads_per_process: int | None = None
+    can_lock_memory: bool | None = None
+    forked_after_cuda: bool | None = None
 
     def limit(self, name: str) -> Limit | None:
         """The limit ``name``, or ``None`` where it could not be read."""

@@ -131,6 +131,7 @@ MACHINES: dict[str, str] = {
         count=2
         gpu.1.error.nvmlDeviceGetHandleByIndex_v2=4
         gpu.*.error.nvmlDeviceGetComputeRunningProcesses_v3=4
+        gpu.*.error.nvmlDeviceGetComputeRunningProcesses_v2=4
     """,
     "old_driver": """
         count=2

@@ -325,6 +325,14 @@ int nvmlDeviceGetCurrentClocksEventReasons(struct device *device, uint64_t *reas
     return SUCCESS;
 }
 
+/* The name before driver 535. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *device, uint64_t *reasons)
+{
+    ENTER(device);
+    *reasons = device_number(device, "clock_reasons", 0);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *minor)
 {
     ENTER(device);
@@ -464,6 +472,13 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *device, unsigned *co
 {
     ENTER(device);
     return processes(device, "graphics_procs", count, out);
+}
+
+/* What drivers before 510 have, with the same structure. */
+int nvmlDeviceGetComputeRunningProcesses_v2(struct device *device, unsigned *count, struct process *out)
+{
+    ENTER(device);
+    return processes(device, "procs", count, out);
 }
 
 /* ---- MIG: `mig=1` and `mig_slices=N` ---- */

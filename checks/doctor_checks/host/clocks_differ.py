@@ -1,0 +1,126 @@
+"""HOST003: the clocks of the hosts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from doctor.api import (
+    ClockFacts,
+    Finding,
+    HostFacts,
+    Job,
+    LocalRanks,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+SHOWN = 16
+"""Hosts whose offset stands in the evidence."""
+
+
+def _clocks(*offsets: float, uncertainty: float = 0.0005) -> Sketch:
+    sketch = healthy(hosts=len(offsets))
+    for host, offset in enumerate(offsets):
+        sketch = sketch.put(
+            ClockFacts(reference="node0", offset=offset, uncertainty=uncertainty), hosts=(f"node{host}",)
+        )
+    return sketch
+
+
+@check(
+    id="HOST003",
+    severity=Severity.WARNING,
+    scope=Scope.JOB,
+    when="P",
+    needs=(ClockFacts,),
+    cases=lambda: (
+        Well("milliseconds apart", _clocks(0.0, 0.004, -0.003)),
+        Well("two seconds apart and not measured better", _clocks(0.0, 2.0, uncertainty=0.8)),
+        Sick("one of three is 37 seconds ahead", _clocks(0.0, 0.001, 37.0), ranks=(4, 5)),
+        Sick("the reference itself is behind", _clocks(0.0, 90.0, 90.002), ranks=(0, 1)),
+        Sick("two hosts differ and nothing tells which is right", _clocks(0.0, 5.0), ranks=(0, 1, 2, 3)),
+        Sick(
+            "two hosts differ and one is not synchronised",
+            _clocks(0.0, 5.0).alter(HostFacts, hosts=("node1",), clock_synchronised=False),
+            ranks=(2, 3),
+        ),
+    ),
+)
+def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
+    """Ask whether the clocks of all hosts agree within a second.
+
+    Why it hurts: lines of several hosts' logs can't be put in order, so the first failure can't be told from its
+    consequences; certificates, rendezvous leases and file times can be refused or misread.
+    Fix: on the hosts named: chronyc makestep (or: systemctl restart systemd-timesyncd), then timedatectl.
+    """
+    if len(job.by_host()) < 2:
+        yield Skip("one host: nothing to compare its clock with")
+        return
+    by_reference: dict[str, list[_Clock]] = {}
+    for local in job.by_host():
+        facts = local.find(ClockFacts)
+        if facts is not None:
+            by_reference.setdefault(facts.reference, []).append(_Clock(facts.offset, facts.uncertainty, local))
+    for clocks in by_reference.values():
+        yield from _compare(sorted(clocks, key=lambda clock: clock.offset), apart_seconds)
+
+
+class _Clock(NamedTuple):
+    """A host's clock: seconds ahead of the reference, and how exactly that is known."""
+
+    offset: float
+    uncertainty: float
+    local: LocalRanks
+
+
+def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
+    groups = _together(clocks, apart)
+    if len(groups) < 2:
+        return
+    largest = max(map(len, groups))
+    agreed = [group for group in groups if len(group) == largest]
+    middle = median(clock.offset for clock in agreed[0])
+    odd = [clock for group in groups if len(agreed) > 1 or group is not agreed[0] for clock in group]
+    if len(agreed) > 1:
+        odd = [clock for clock in odd if _is_unsynchronised(clock)] or odd
+    spread = clocks[-1].offset - clocks[0].offset
+    yield Finding(
+        f"clocks differ by up to {spread:.1f} s: {_names(odd)}" + (" (no majority)" if len(agreed) > 1 else ""),
+        ranks=tuple(rank for clock in odd for rank in clock.local.ranks),
+        evidence={
+            "spread_seconds": round(spread, 3),
+            "offset_seconds": {clock.local.name: round(clock.offset - middle, 3) for clock in odd[:SHOWN]},
+            "hosts_that_agree": largest,
+        },
+    )
+
+
+def _together(clocks: Sequence[_Clock], apart: float) -> list[list[_Clock]]:
+    """Sorted clocks in groups: a new one begins where a clock is surely more than ``apart`` after its group's first."""
+    groups: list[list[_Clock]] = []
+    for clock in clocks:
+        first = groups[-1][0] if groups else None
+        if first and clock.offset - first.offset - clock.uncertainty - first.uncertainty <= apart:
+            groups[-1].append(clock)
+        else:
+            groups.append([clock])
+    return groups
+
+
+def _is_unsynchronised(clock: _Clock) -> bool:
+    host = clock.local.find(HostFacts)
+    return host is not None and host.clock_synchronised is False
+
+
+def _names(clocks: Sequence[_Clock]) -> str:
+    names = [clock.local.name for clock in clocks]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,147 @@
+"""HOST009: a device file that the job needs is missing in the container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from doctor.api import (
+    DriverFacts,
+    Finding,
+    GpuFacts,
+    HostFacts,
+    Job,
+    LocalRanks,
+    NcclFacts,
+    RdmaDevice,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    on_processor,
+    what_forces_sockets,
+)
+
+
+def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> Sketch:
+    """Containers without the device files that begin with ``missing`` on the last host."""
+    last = (f"node{hosts - 1}",)
+    sketch = healthy(hosts=hosts, rdma=rdma).alter(HostFacts, container="docker")
+    return sketch.alter(
+        DriverFacts,
+        hosts=last,
+        device_files=lambda old: tuple(file for file in old if not missing or not file.startswith(missing)),
+    )
+
+
+def _no_verbs(old: Iterable[RdmaDevice], layer: str = "InfiniBand") -> tuple[RdmaDevice, ...]:
+    return tuple(
+        RdmaDevice(
+            device.name,
+            tuple(type(port)(port.number, port.state, link_layer=layer, gids=port.gids) for port in device.ports),
+            has_uverbs=False,
+        )
+        for device in old
+    )
+
+
+def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> Sketch:
+    return _container("/dev/infiniband", hosts=hosts).alter(
+        RdmaFacts, hosts=(f"node{hosts - 1}",), devices=lambda old: _no_verbs(old, layer)
+    )
+
+
+@check(
+    id="HOST009",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(HostFacts, DriverFacts),
+    cases=lambda: (
+        Well("a container with every file", _container()),
+        Well("no container", healthy(hosts=2, rdma=2)),
+        Well("RDMA devices are of no use on one host", _without_verbs(hosts=1)),
+        Well("RDMA is switched off", _without_verbs().environ(NCCL_IB_DISABLE="1")),
+        Well("the ranks use the CPU", _container("/dev/nvidia-uvm").environ(CUDA_VISIBLE_DEVICES="")),
+        Sick("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
+        Sick("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
+        Sick("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
+        Sick(
+            "cards that can do RoCE without their verbs files",
+            _without_verbs("Ethernet"),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Sick("RoCE that the settings ask for", _without_verbs("Ethernet").environ(NCCL_IB_HCA="mlx5"), ranks=(2, 3)),
+        Sick("MIG without its capability files", _container().gpu(0, hosts=("node1",), mig=True), ranks=(2, 3)),
+    ),
+)
+def container_device_absent(job: Job) -> Iterator[Verdict]:
+    """Ask whether the container has the device files of the GPUs and network cards that it shows.
+
+    Why it hurts: without nvidia-uvm CUDA can't start ("CUDA unknown error"), though nvidia-smi works; without
+    /dev/infiniband NCCL finds no RDMA device and goes over TCP, many times slower, without a warning.
+    Fix: docker run --gpus all --device /dev/infiniband --ulimit memlock=-1; Kubernetes: the GPU and RDMA device
+    plug-ins with their resources in limits; enroot and apptainer: --nv and a mount of /dev/infiniband.
+    """
+    contained = [local for local in job.by_host() if _is_contained(local)]
+    if not contained:
+        yield Skip("not in a container")
+        return
+    missing: dict[tuple[str, str, Severity], list[int]] = {}
+    for local in contained:
+        for files, words, severity in _missing(job, local):
+            missing.setdefault((files, words, severity), []).extend(local.ranks)
+    for (files, words, severity), ranks in missing.items():
+        fix = "docker run --device /dev/infiniband …" if "infiniband" in files else ""
+        yield Finding(
+            f"{files} missing in the container: {words}",
+            ranks=tuple(ranks),
+            severity=severity,
+            evidence={"missing": files},
+            fix=fix or "nvidia-modprobe -u -c 0 on the host; then docker run --gpus all … (or the GPU device plug-in)",
+        )
+
+
+def _is_contained(local: LocalRanks) -> bool:
+    host = local.find(HostFacts)
+    return host is not None and host.container is not None
+
+
+def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]:
+    """What is missing, why it is needed, and how bad that is."""
+    drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
+    if drivers is None or gpus is None or not gpus.gpus or all(map(on_processor, local.members)):
+        return
+    files = set(drivers.device_files)
+    if "/dev/nvidia-uvm" not in files:
+        yield "/dev/nvidia-uvm is", "CUDA can't start", Severity.ERROR
+    absent = [f"/dev/nvidia{gpu.minor}" for gpu in gpus.gpus if gpu.minor is not None]
+    if absent := [file for file in absent if file not in files]:
+        yield f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'}", "CUDA can't open the GPU", Severity.ERROR
+    if any(gpu.mig for gpu in gpus.gpus) and not any(file.startswith("/dev/nvidia-caps/") for file in files):
+        yield "/dev/nvidia-caps is", "CUDA can't open a MIG slice", Severity.ERROR
+    if job.is_multi_host and (rdma := local.find(RdmaFacts)) is not None:
+        yield from _missing_verbs(local, rdma, files)
+
+
+def _missing_verbs(local: LocalRanks, rdma: RdmaFacts, files: set[str]) -> Iterator[tuple[str, str, Severity]]:
+    """Complains only where no active device has its file: a container with RDMA devices of its own still sees the
+    others of the machine in /sys."""
+    active = [device for device in rdma.devices if any(port.state == "ACTIVE" for port in device.ports)]
+    hidden = not any(device.has_uverbs is not False for device in active)
+    if not active or not hidden or any(file.startswith("/dev/infiniband/uverbs") for file in files):
+        return
+    wishes = [rank.find(NcclFacts) for rank in local.members]
+    if all(nccl is not None and what_forces_sockets(nccl) for nccl in wishes):
+        return
+    names = ", ".join(device.name for device in active[:4]) + (" …" if len(active) > 4 else "")
+    wanted = any(nccl is not None and nccl.get("NCCL_IB_HCA") for nccl in wishes)
+    layers = {port.link_layer for device in active for port in device.ports}
+    severity = Severity.ERROR if wanted or "InfiniBand" in layers else Severity.WARNING
+    yield "/dev/infiniband/uverbs* are", f"NCCL can't use {names}", severity

@@ -1,0 +1,159 @@
+"""HOST005: something holds the CPUs back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    HostFacts,
+    Job,
+    LocalRanks,
+    ProcessFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+SHOWN = 16
+"""Hosts whose numbers stand in the evidence."""
+
+FREE_UNDER_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
+"""Drivers that choose the speed themselves: their powersave is what others call schedutil (kernel documentation,
+admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
+
+
+@check(
+    id="HOST005",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PR",
+    needs=(HostFacts,),
+    cases=lambda: (
+        Well("no quota and the performance governor", healthy(hosts=2)),
+        Well(
+            "powersave under intel_pstate",
+            healthy(hosts=2).alter(HostFacts, cpu_governor="powersave", cpu_driver="intel_pstate"),
+        ),
+        Well(
+            "powersave under amd-pstate-epp",
+            healthy(hosts=2).alter(HostFacts, cpu_governor="powersave", cpu_driver="amd-pstate-epp"),
+        ),
+        Well("a virtual machine without a governor", healthy(hosts=2).alter(HostFacts, cpu_governor=None)),
+        Well(
+            "a quota with room",
+            healthy(hosts=2).alter(HostFacts, cpu_quota=16.0, cpu_periods=100_000, cpu_throttled_periods=900),
+        ),
+        Well(
+            "throttled in most of the first few periods",
+            healthy().alter(HostFacts, cpu_quota=16.0, cpu_periods=20, cpu_throttled_periods=15),
+        ),
+        Sick(
+            "throttled in half of the periods",
+            healthy(hosts=2).alter(
+                HostFacts, hosts=("node1",), cpu_quota=16.0, cpu_periods=10_000, cpu_throttled_periods=5_000
+            ),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "a quota of 2 CPUs for 2 ranks of 4 threads",
+            healthy(hosts=2).alter(HostFacts, hosts=("node1",), cpu_quota=2.0),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "powersave under acpi-cpufreq",
+            healthy(hosts=2).alter(HostFacts, hosts=("node0",), cpu_governor="powersave", cpu_driver="acpi-cpufreq"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "powersave under intel_pstate in its passive mode",
+            healthy().alter(HostFacts, cpu_governor="powersave", cpu_driver="intel_cpufreq"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: float = 600) -> Iterator[Verdict]:
+    """Ask whether quota and governor let the processes use the CPUs that they count on.
+
+    Why it hurts: data workers, the thread that launches kernels and NCCL's proxy threads are stopped for parts of every
+    100 ms; one such rank makes all others wait in every step.
+    Fix: raise the CPU limit (docker --cpus, resources.limits.cpu, --cpus-per-task) or lower OMP_NUM_THREADS and the
+    number of data workers; for a governor: cpupower frequency-set -g performance.
+    """
+    # 25 % of the periods is where kubernetes-mixin's CPUThrottlingHigh alert stands; 600 periods are a minute.
+    hosts = [(local, facts) for local in job.by_host() if (facts := local.find(HostFacts)) is not None]
+    yield from _throttled(hosts, throttled_share, least_periods)
+    yield from _small_quota(hosts)
+    yield from _slow_governor(hosts)
+
+
+Hosts = list[tuple[LocalRanks, HostFacts]]
+
+
+def _throttled(hosts: Hosts, limit: float, least_periods: float) -> Iterator[Verdict]:
+    shares = {
+        local: (facts.cpu_throttled_periods or 0) / facts.cpu_periods
+        for local, facts in hosts
+        if facts.cpu_periods and facts.cpu_periods >= least_periods
+    }
+    held = [local for local, share in shares.items() if share > limit]
+    if held:
+        worst = max(held, key=lambda local: shares[local])
+        yield Finding(
+            f"the CPU quota stopped the processes in {shares[worst]:.0%} of all periods ({worst.name})",
+            ranks=_ranks(held),
+            evidence={"throttled_share": {local.name: round(shares[local], 3) for local in held[:SHOWN]}},
+        )
+
+
+def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
+    small: dict[tuple[float, int], list[LocalRanks]] = {}
+    for local, facts in hosts:
+        threads = sum(map(_threads, local.members))
+        if facts.cpu_quota is not None and facts.cpu_quota < threads:
+            small.setdefault((facts.cpu_quota, threads), []).append(local)
+    for (quota, threads), held in small.items():
+        each = max(1, int(quota) // max(1, len(held[0].members)))
+        yield Finding(
+            f"a quota of {quota:g} CPUs for {threads} threads of {len(held[0].members)} ranks",
+            ranks=_ranks(held),
+            evidence={"quota_cpus": quota, "threads": threads, "ranks_per_host": len(held[0].members)},
+            fix=f"raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}",
+        )
+
+
+def _threads(rank: Rank) -> int:
+    process = rank.find(ProcessFacts)
+    return max(1, (process.threads_per_process or 1) if process else 1)
+
+
+def _slow_governor(hosts: Hosts) -> Iterator[Verdict]:
+    slow: dict[str, list[LocalRanks]] = {}
+    unsure: list[LocalRanks] = []
+    for local, facts in hosts:
+        if facts.cpu_governor != "powersave" or facts.cpu_driver in FREE_UNDER_POWERSAVE:
+            continue
+        if facts.cpu_driver is None:
+            unsure.append(local)
+        else:
+            slow.setdefault(facts.cpu_driver, []).append(local)
+    for driver, held in slow.items():
+        yield Finding(
+            f"the governor powersave of {driver} keeps the CPUs at their lowest frequency",
+            ranks=_ranks(held),
+            evidence={"governor": "powersave", "driver": driver, "hosts": len(held)},
+            fix="cpupower frequency-set -g performance on these hosts (root)",
+        )
+    if unsure:
+        unhide = "cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
+        yield Unknown("the governor is powersave, and its driver is not known", _ranks(unsure), unhide)
+
+
+def _ranks(locals_: list[LocalRanks]) -> tuple[int, ...]:
+    return tuple(rank for local in locals_ for rank in local.ranks)

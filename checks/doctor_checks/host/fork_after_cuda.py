@@ -1,0 +1,138 @@
+"""HOST006: processes are forked after CUDA was initialised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    GpuFacts,
+    GpuProcess,
+    Job,
+    Namespace,
+    ProcessFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    TrainerFacts,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    on_processor,
+)
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO in include/linux/proc_ns.h: here a process has the number that the driver knows it by."""
+
+
+def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = True, gpus: int = 2) -> Sketch:
+    sketch = (
+        healthy(per_host=1, gpus=gpus)
+        .put(TrainerFacts(source="PL_TRAINER", strategy=strategy, accelerator="auto"))
+        .alter(
+            ProcessFacts,
+            interactive=interactive,
+            forked_after_cuda=False,
+            namespaces=(Namespace("pid", INITIAL_PID_NAMESPACE),),
+        )
+    )
+    return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
+
+
+@check(
+    id="HOST006",
+    severity=Severity.ERROR,
+    scope=Scope.RANK,
+    when="PM",
+    needs=(ProcessFacts,),
+    cases=lambda: (
+        Well("nothing tells", healthy()),
+        Well("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),
+        Well("a notebook before its first use of CUDA", _notebook("ddp_notebook")),
+        Well("a script that forks ranks for the CPU", _notebook("ddp_fork", interactive=False, gpus=0)),
+        Well("subprocesses while CUDA is in use", _notebook("ddp", holds_gpu=True)),
+        Sick(
+            "one rank was forked from a process that used CUDA",
+            healthy(per_host=4).alter(ProcessFacts, ranks=(2,), forked_after_cuda=True),
+            ranks=(2,),
+        ),
+        Sick("a notebook that holds GPU memory will fork", _notebook("ddp_notebook", holds_gpu=True), ranks=(0,)),
+        Sick(
+            "a script forks its ranks for GPUs",
+            _notebook("ddp_fork_find_unused_parameters_true", interactive=False),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def fork_after_cuda(job: Job) -> Iterator[Verdict]:
+    """Ask whether ranks or workers are forked from a process that already uses CUDA.
+
+    Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child ends with "Cannot
+    re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver that nobody holds any more.
+    Fix: start ranks with torchrun or strategy="ddp"; give data workers multiprocessing_context="spawn"; in a notebook
+    restart the kernel and touch no CUDA before fit (no .cuda(), no torch.cuda.is_available(), no device_count()).
+    """
+    forked: list[int] = []
+    holding: dict[str, list[int]] = {}
+    forking: dict[str, list[int]] = {}
+    told = False
+    for rank in job.ranks:
+        process = rank.find(ProcessFacts)
+        if process is None:
+            continue
+        told = told or process.forked_after_cuda is not None
+        strategy = _forking_strategy(rank)
+        if process.forked_after_cuda:
+            forked.append(rank.number)
+        elif strategy and _holds_gpu(rank, process):
+            holding.setdefault(strategy, []).append(rank.number)
+        elif strategy and not process.interactive:
+            forking.setdefault(strategy, []).append(rank.number)
+    yield from _findings(forked, holding, forking)
+    if not (told or forked or holding or forking):
+        yield Skip("nothing tells before the run whether CUDA is in use when processes are forked")
+
+
+def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[str, list[int]]) -> Iterator[Verdict]:
+    if forked:
+        yield Finding(
+            "this process was forked after its parent had initialised CUDA",
+            ranks=tuple(forked),
+            evidence={"torch.cuda._is_in_bad_fork": True},
+        )
+    for strategy, ranks in holding.items():
+        yield Finding(
+            f"strategy {strategy} forks the ranks from a process that already holds GPU memory",
+            ranks=tuple(ranks),
+            evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
+        )
+    for strategy, ranks in forking.items():
+        yield Finding(
+            f"strategy {strategy} forks the ranks: any use of CUDA before fit breaks them",
+            ranks=tuple(ranks),
+            severity=Severity.WARNING,
+            evidence={"strategy": strategy, "interactive": False},
+            fix="strategy=ddp: a script has no need to fork its ranks",
+        )
+
+
+def _forking_strategy(rank: Rank) -> str | None:
+    """The strategy by which Lightning will fork ranks that use GPUs (its registered names: ddp_fork, ddp_notebook and
+    both with find_unused_parameters); ``None`` where it will not."""
+    trainer = rank.find(TrainerFacts)
+    name = trainer.strategy if trainer else None
+    if not name or not name.startswith(("ddp_fork", "ddp_notebook")):
+        return None
+    return name if rank.find(GpuFacts) is not None and on_processor(rank) is None else None
+
+
+def _holds_gpu(rank: Rank, process: ProcessFacts) -> bool:
+    gpus = rank.find(GpuFacts)
+    if gpus is None or process.namespace("pid") != INITIAL_PID_NAMESPACE:
+        return False
+    return any(process.pid == other.pid for gpu in gpus.gpus for other in gpu.processes or ())

@@ -1,0 +1,133 @@
+"""HOST001: the locked-memory limit is too low for RDMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from doctor.api import (
+    UNLIMITED,
+    Finding,
+    GpuFacts,
+    Job,
+    Limit,
+    NcclFacts,
+    ProcessFacts,
+    Rank,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    data_goes_by_sockets,
+    healthy,
+    uses_nccl,
+)
+
+NEEDED = 1 << 30
+"""Bytes. One NCCL connection registers its buffers: 4 MiB (Simple), 4.7 MiB (LL128) and 0.5 MiB (LL), the defaults in
+NCCL src/init.cc; a ring over 32 channels has 64 of them, 0.6 GB, and trees, all-to-all and queues come on top."""
+
+
+def _limited(soft: int, hard: int | None = None, **others: Any) -> Sketch:
+    limit = Limit("locked_memory", soft, soft if hard is None else hard)
+    return healthy(hosts=2, rdma=2).alter(ProcessFacts, ranks=(2, 3), limits=(limit,), **others)
+
+
+@check(
+    id="HOST001",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(ProcessFacts, NcclFacts, RdmaFacts),
+    cases=lambda: (
+        Well("unlimited", healthy(hosts=2, rdma=2)),
+        Well("64 KiB where there is no RDMA", healthy(hosts=2).alter(ProcessFacts, limits=_limits(65536))),
+        Well("64 KiB on one host", healthy(rdma=2).alter(ProcessFacts, limits=_limits(65536))),
+        Well("64 KiB and CAP_IPC_LOCK", _limited(65536, user_id=0, can_lock_memory=True)),
+        Well("64 KiB and RDMA switched off", _limited(65536).environ(NCCL_IB_DISABLE="1")),
+        Well("256 GiB", _limited(256 << 30)),
+        Sick("64 KiB on the second host", _limited(65536), ranks=(2, 3)),
+        Sick(
+            "8 MiB, the default of newer kernels, and unlimited hard limit", _limited(8 << 20, UNLIMITED), ranks=(2, 3)
+        ),
+        Sick(
+            "root of a container without CAP_IPC_LOCK", _limited(65536, user_id=0, can_lock_memory=False), ranks=(2, 3)
+        ),
+    ),
+)
+def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[Verdict]:
+    """Ask whether every process may lock enough memory for RDMA.
+
+    Why it hurts: the network card can only use memory that is locked, and the kernel refuses to lock more than the
+    limit: the first collective between hosts ends with "ibv_reg_mr failed with error Cannot allocate memory".
+    Fix: `ulimit -l unlimited` before the start; for good: docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in the
+    unit of slurmd or containerd, `* - memlock unlimited` in /etc/security/limits.conf.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host: nothing goes over RDMA")
+        return
+    low: dict[tuple[int, int], list[Rank]] = {}
+    unread: list[int] = []
+    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts):
+        for rank in () if data_goes_by_sockets(nccl, rdma) else alike.members:
+            limit = _binding_limit(rank)
+            if limit is None:
+                unread.append(rank.number)
+            elif limit.soft != UNLIMITED and limit.soft < needed_bytes and _talks_over_rdma(rank):
+                low.setdefault((limit.soft, limit.hard), []).append(rank)
+    for (soft, hard), ranks in low.items():
+        yield from _judge(soft, hard, ranks, needed_bytes)
+    if unread:
+        yield Unknown("the locked-memory limit could not be read", tuple(unread), "ulimit -l in the job's shell")
+
+
+def _limits(soft: int) -> tuple[Limit, ...]:
+    return (Limit("locked_memory", soft, soft),)
+
+
+def _binding_limit(rank: Rank) -> Limit | None:
+    """The limit that holds for the rank; a process with CAP_IPC_LOCK has none (ib_umem_get in the kernel's
+    drivers/infiniband/core/umem.c)."""
+    process = rank.find(ProcessFacts)
+    if process is None:
+        return None
+    if process.can_lock_memory:
+        return Limit("locked_memory", UNLIMITED, UNLIMITED)
+    return process.limit("locked_memory")
+
+
+def _talks_over_rdma(rank: Rank) -> bool:
+    return rank.find(GpuFacts) is not None and uses_nccl(rank)
+
+
+def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:
+    ranks = tuple(rank.number for rank in members)
+    roots = tuple(rank.number for rank in members if _may_be_exempt(rank))
+    if roots:
+        reason = f"these processes of root may lock {_size(soft)} unless they have CAP_IPC_LOCK, which was not seen"
+        yield Unknown(reason, roots, "grep CapEff /proc/self/status; capsh --decode=…")
+    if ranks := tuple(rank for rank in ranks if rank not in set(roots)):
+        yield Finding(
+            f"only {_size(soft)} of memory may be locked for RDMA; NCCL needs {_size(int(needed))} and more",
+            ranks=ranks,
+            evidence={"soft_limit_bytes": soft, "hard_limit_bytes": hard, "needed_bytes": int(needed)},
+            fix="ulimit -l unlimited, before the start" if hard == UNLIMITED else "",
+        )
+
+
+def _may_be_exempt(rank: Rank) -> bool:
+    process = rank.find(ProcessFacts)
+    return process is not None and process.user_id == 0 and process.can_lock_memory is None
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:g} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,77 @@
+"""HOST002: the soft limit of open files is low."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    UNLIMITED,
+    Finding,
+    Job,
+    Limit,
+    ProcessFacts,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+
+def _limited(soft: int, hard: int) -> Sketch:
+    return healthy(hosts=2).alter(ProcessFacts, ranks=(2, 3), limits=(Limit("open_files", soft, hard),))
+
+
+@check(
+    id="HOST002",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(ProcessFacts,),
+    cases=lambda: (
+        Well("65,536 files", healthy(hosts=2)),
+        Well("1,024 files, the default of login shells", _limited(1024, 1048576)),
+        Well("no limit", _limited(UNLIMITED, UNLIMITED)),
+        Sick("ulimit -n 256 on one host", _limited(256, 1048576), ranks=(2, 3)),
+        Sick("hard limit low as well", _limited(512, 512), ranks=(2, 3)),
+    ),
+)
+def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
+    """Ask whether every process may open 1,024 files.
+
+    Why it hurts: sockets of NCCL and Gloo, data workers (each tensor that they hand over is a descriptor under torch's
+    default sharing strategy, file_descriptor) and data files share the limit; a run dies with "Too many open files",
+    often hours after its start.
+    Fix: `ulimit -n "$(ulimit -Hn)"` before the start; or torch.multiprocessing.set_sharing_strategy("file_system").
+    """
+    # 1,024 is the kernel's and systemd's default (INR_OPEN_CUR in include/uapi/linux/fs.h): less was set by somebody.
+    low: dict[tuple[int, int], list[int]] = {}
+    unread: list[int] = []
+    for process, alike in job.facts(ProcessFacts):
+        limit = process.limit("open_files")
+        if limit is None:
+            unread.extend(alike.ranks)
+        elif limit.soft != UNLIMITED and limit.soft < least:
+            low.setdefault((limit.soft, limit.hard), []).extend(alike.ranks)
+    for (soft, hard), ranks in low.items():
+        yield Finding(
+            f"only {soft:,} files may be open at once",
+            ranks=tuple(ranks),
+            evidence={"soft_limit": soft, "hard_limit": hard, "least": int(least)},
+            fix=_fix(soft, hard),
+        )
+    if unread:
+        yield Unknown("the open-files limit could not be read", tuple(unread), "ulimit -n in the job's shell")
+
+
+def _fix(soft: int, hard: int) -> str:
+    if hard == UNLIMITED or hard > soft:
+        return f"ulimit -n {'1048576' if hard == UNLIMITED else hard}, before the start"
+    return (
+        "the hard limit is as low: docker run --ulimit nofile=1048576:1048576, LimitNOFILE=1048576 in the unit of "
+        "slurmd or containerd, or `* - nofile 1048576` in /etc/security/limits.conf"
+    )

@@ -1,0 +1,128 @@
+"""HOST007: too few processes and threads are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from doctor.api import (
+    UNLIMITED,
+    Finding,
+    HostFacts,
+    Job,
+    Limit,
+    LocalRanks,
+    Namespace,
+    ProcessFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+THREADS_OF_A_RANK = 32
+"""Threads of a rank beside its OpenMP ones. A DDP rank on one GPU has about 30: Python, the autograd engine's (one a
+device), CUDA's, c10d's watchdog, heartbeat and store, NCCL's proxies and RAS; data workers come on top."""
+
+INITIAL_USER_NAMESPACE = "user:[4026531837]"
+"""PROC_USER_INIT_INO in include/linux/proc_ns.h: user 0 of this namespace is exempt from the limit (kernel/fork.c)."""
+
+
+def _limited(soft: int, **others: Any) -> Sketch:
+    limit = Limit("processes", soft, 500_000)
+    return healthy(hosts=2, per_host=8).alter(ProcessFacts, ranks=range(8, 16), limits=(limit,), **others)
+
+
+def _pids(limit: int | None, used: int) -> Sketch:
+    return healthy(hosts=2, per_host=8).alter(HostFacts, hosts=("node1",), pids_limit=limit, pids_used=used)
+
+
+_SECOND = tuple(range(8, 16))
+
+
+@check(
+    id="HOST007",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(ProcessFacts,),
+    cases=lambda: (
+        Well("half a million", healthy(hosts=2, per_host=8)),
+        Well("ulimit -u 4096, as Red Hat sets it", _limited(4096)),
+        Well("root is exempt", _limited(64, user_id=0, namespaces=(Namespace("user", INITIAL_USER_NAMESPACE),))),
+        Well("a pids cgroup with room", _pids(32_768, 900)),
+        Well("no pids cgroup", _pids(None, 900)),
+        Sick("ulimit -u 128 for eight ranks", _limited(128), ranks=_SECOND),
+        Sick("a container of 1,024 pids of which 900 are taken", _pids(1024, 900), ranks=_SECOND),
+        Sick(
+            "root of a user namespace is not exempt",
+            _limited(128, user_id=0, namespaces=(Namespace("user", "user:[4026532999]"),)),
+            ranks=_SECOND,
+        ),
+    ),
+)
+def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:
+    """Ask whether every host allows as many processes and threads as its ranks will start.
+
+    Why it hurts: Linux counts threads as processes. At the limit a start fails with "can't start new thread",
+    "Resource temporarily unavailable" or "OpenBLAS blas_thread_init: pthread_create failed", often on some ranks alone.
+    Fix: `ulimit -u "$(ulimit -Hu)"` before the start; docker run --pids-limit=-1, podPidsLimit of the kubelet, TasksMax
+    of the systemd unit; fewer data workers and a smaller OMP_NUM_THREADS need fewer threads.
+    """
+    low: dict[tuple[str, int, int], list[int]] = {}
+    unread: list[int] = []
+    for local in job.by_host():
+        needed = sum(_threads(rank, threads_of_a_rank) for rank in local.members)
+        for rank in local.members:
+            process = rank.find(ProcessFacts)
+            limit = process.limit("processes") if process else None
+            if process and limit is None:
+                unread.append(rank.number)
+            elif process and limit and UNLIMITED != limit.soft < needed and not _is_exempt(process):
+                low.setdefault(("ulimit -u", limit.soft, needed), []).append(rank.number)
+        room = _room(local)
+        if room is not None and room < needed:
+            low.setdefault(("pids cgroup", room, needed), []).extend(local.ranks)
+    for (kind, room, needed), ranks in low.items():
+        yield _finding(kind, room, needed, tuple(ranks))
+    if unread:
+        yield Unknown("the limit of processes could not be read", tuple(unread), "ulimit -u in the job's shell")
+
+
+def _threads(rank: Rank, base: float) -> int:
+    process = rank.find(ProcessFacts)
+    return int(base) + ((process.threads_per_process or 1) if process else 1)
+
+
+def _is_exempt(process: ProcessFacts) -> bool:
+    return process.user_id == 0 and process.namespace("user") in (None, INITIAL_USER_NAMESPACE)
+
+
+def _room(local: LocalRanks) -> int | None:
+    """How many more processes the pids cgroup of the host allows; ``None`` without one."""
+    host = local.find(HostFacts)
+    if host is None or host.pids_limit is None or host.pids_used is None:
+        return None
+    return max(0, host.pids_limit - host.pids_used)
+
+
+def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:
+    if kind == "ulimit -u":
+        return Finding(
+            f"ulimit -u allows {room:,} processes and threads; the ranks of the host need about {needed:,}",
+            ranks=ranks,
+            evidence={"soft_limit": room, "needed": needed},
+            fix='ulimit -u "$(ulimit -Hu)", before the start',
+        )
+    return Finding(
+        f"the pids cgroup has room for {room:,} more processes and threads; the ranks need about {needed:,}",
+        ranks=ranks,
+        evidence={"room": room, "needed": needed},
+        fix="docker run --pids-limit=-1; podPidsLimit of the kubelet; TasksMax=infinity in the systemd unit",
+    )

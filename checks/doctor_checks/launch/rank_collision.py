@@ -1,0 +1,70 @@
+"""ENV004: two processes claim one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Finding, Job, ProcessFacts, Rank, Scope, Severity, Sick, Verdict, Well, check, healthy
+
+
+@check(
+    id="ENV004",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    cases=lambda: (
+        Well("every rank once", healthy(hosts=2, per_host=2)),
+        Sick("two processes of a host are rank 2", healthy(hosts=2, per_host=2).renumbered(3, 2), ranks=(2,)),
+        Sick(
+            "both hosts were started as node 0",
+            healthy(hosts=2, per_host=2).renumbered(2, 0).renumbered(3, 1),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def rank_collision(job: Job) -> Iterator[Verdict]:
+    """Ask whether every rank is claimed by one process.
+
+    Why it hurts: both register under one number; the group never becomes complete, or the two answer for each other
+    and NCCL reports that a rank has already checked in.
+    Fix: give each host its own `--node-rank`, and do not export RANK before srun or mpirun.
+    """
+    claims: dict[int, list[Rank]] = {}
+    for rank in job.ranks:
+        claims.setdefault(rank.number, []).append(rank)
+    doubled = {number: claimants for number, claimants in claims.items() if len(claimants) > 1}
+    if doubled:
+        yield _report(doubled)
+
+
+def _report(doubled: dict[int, list[Rank]]) -> Finding:
+    number, claimants = next(iter(doubled.items()))
+    homes = list(dict.fromkeys(rank.host.name for rank in claimants))
+    places = f"on {homes[0]}" if len(homes) == 1 else f"on {', '.join(homes[:4])}"
+    more = f" (and {len(doubled) - 1} more ranks are claimed twice)" if len(doubled) > 1 else ""
+    return Finding(
+        f"rank {number} is claimed by {len(claimants)} processes {places}{more}",
+        ranks=tuple(doubled),
+        evidence={
+            "claims": [
+                {"rank": rank.number, "host": rank.host.name, "pid": _pid(rank)}
+                for claimants in list(doubled.values())[:8]
+                for rank in claimants
+            ],
+            "ranks_claimed_twice": len(doubled),
+        },
+        fix=_fix(homes),
+    )
+
+
+def _fix(homes: list[str]) -> str:
+    if len(homes) > 1:
+        numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
+        return f"Start each host with its own number ({numbered}), or use `--rdzv-backend=c10d`, which numbers them itself."
+    return "Under srun or mpirun do not export RANK once for all: set it in the command that is started, for example "\
+        "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`; stop a left-over process of an earlier run."
+
+
+def _pid(rank: Rank) -> int | None:
+    process = rank.find(ProcessFacts)
+    return process.pid if process else None

@@ -1,0 +1,88 @@
+"""ENV002: a rank that its own world does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Job,
+    LaunchFacts,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    launch_number,
+)
+
+
+@check(
+    id="ENV002",
+    severity=Severity.ERROR,
+    when="P",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("numbers of torchrun", healthy(hosts=2, per_host=2)),
+        Well("the last rank of the world", healthy().only((1,))),
+        Well("nothing is set", healthy(hosts=1, per_host=1)),
+        Well("LOCAL_RANK=-1, the old word for not distributed", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="-1")),
+        Sick("a rank counted from 1", healthy().launched(ranks=(1,), RANK="2"), ranks=(1,)),
+        Sick("RANK=-1", healthy().launched(ranks=(0,), RANK="-1"), ranks=(0,)),
+        Sick("WORLD_SIZE=0", healthy().launched(WORLD_SIZE="0"), ranks=(0, 1)),
+        Sick(
+            "LOCAL_RANK is the global rank",
+            healthy(hosts=2, per_host=2).launched(ranks=(3,), LOCAL_RANK="3"),
+            ranks=(3,),
+        ),
+    ),
+)
+def rank_out_of_range(job: Job) -> Iterator[Verdict]:
+    """Ask whether each rank lies within its world, and each local rank within its host.
+
+    Why it hurts: torch refuses the rank, or hosts no store and waits; the others wait for a number that nobody has.
+    Fix: count from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each host.
+    """
+    for launch, alike in job.each(LaunchFacts):
+        yield from _judge(launch, alike, "RANK", "WORLD_SIZE", "the job")
+        yield from _judge(launch, alike, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "the host")
+
+
+def _judge(launch: LaunchFacts, alike: Alike, name: str, size_name: str, whole: str) -> Iterator[Finding]:
+    rank, size = launch_number(launch, name), launch_number(launch, size_name)
+    if rank is None or _is_within(name, rank, size):
+        return
+    yield Finding(
+        _summary(name, rank, size_name, size),
+        ranks=alike.ranks,
+        evidence={name: rank, size_name: size, "launcher": launch.launcher},
+        fix=_fix(name, rank, size_name, size, whole),
+    )
+
+
+def _is_within(name: str, rank: int, size: int | None) -> bool:
+    """A negative LOCAL_RANK is an old convention of scripts for a process that is not distributed."""
+    return (rank >= 0 or name == "LOCAL_RANK") and (size is None or rank < size)
+
+
+def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:
+    if size is not None and size < 1:
+        return f"{size_name}={size}: there is no room for any rank, and this one has {name}={rank}"
+    if rank < 0:
+        return f"{name}={rank}: ranks count from 0"
+    numbers = "0 is the only rank" if size == 1 else f"its ranks are 0 to {(size or 1) - 1}"
+    return f"{name}={rank} is not below {size_name}={size}: {numbers}"
+
+
+def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> str:
+    if size is not None and size < 1:
+        return f"Set {size_name} to the number of processes of {whole}."
+    if rank == size:
+        return f"Counted from 1? The first process is {name}=0, the last {name}={rank - 1}. If {rank + 1} processes "\
+            f"are meant to run, set {size_name}={rank + 1} on all of them."
+    if rank < 0:
+        return f"Set {name} to the number of this process in {whole}, from 0; `unset {name}` if it is not distributed."
+    return f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "\
+        "processes that really run (a WORLD_SIZE that counts nodes or pods is too small for one process a GPU)."

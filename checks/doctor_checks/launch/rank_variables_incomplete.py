@@ -1,0 +1,166 @@
+"""ENV001: some of the variables of a rank are missing, or are no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    LOCAL_RANK_NAMES,
+    Alike,
+    Finding,
+    Job,
+    LaunchFacts,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    has_value,
+    healthy,
+    inner_launcher,
+    launch_number,
+    ranks_in_words,
+)
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
+
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+
+STAND_INS = {
+    "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JSM_NAMESPACE_RANK"),
+    "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE"),
+}
+"""Where scripts under srun, mpirun and jsrun take a rank and a size from."""
+
+BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=<host of rank 0>"}
+BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
+
+
+@check(
+    id="ENV001",
+    severity=Severity.ERROR,
+    when="P",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("torchrun sets all of them", healthy(hosts=2, per_host=2)),
+        Well("MASTER_ADDR and MASTER_PORT alone, as batch scripts export them", _lone(MASTER_ADDR="n1", MASTER_PORT="1")),
+        Well("a bad port is for another check", _rank().launched(MASTER_PORT="http")),
+        Well("Lightning gives its own processes no RANK", _rank().launched(without=("RANK",), NODE_RANK="0")),
+        Well("srun with MASTER_ADDR and MASTER_PORT exported", healthy(hosts=2, per_host=2).by_srun()),
+        Sick("WORLD_SIZE alone is left over in the shell", _lone(WORLD_SIZE="8"), ranks=(0,)),
+        Sick("one rank lacks MASTER_PORT", healthy().launched(ranks=(1,), without=("MASTER_PORT",)), ranks=(1,)),
+        Sick("MASTER_ADDR is set and empty", healthy().launched(MASTER_ADDR=""), ranks=(0, 1)),
+        Sick("RANK is an unexpanded variable", healthy().launched(ranks=(1,), RANK="$SLURM_PROCID"), ranks=(1,)),
+        Sick(
+            "srun with WORLD_SIZE exported, the script reads SLURM_PROCID",
+            healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4"),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "several ranks a host and no LOCAL_RANK",
+            healthy().launched(without=("LOCAL_RANK",)),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+    ),
+)
+def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
+    """Ask whether a process that has a RANK or a WORLD_SIZE has all that torch needs to join the others.
+
+    Why it hurts: init_process_group() raises on this rank, and the others wait for it until the store times out.
+    Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
+    """
+    for launch, alike in job.each(LaunchFacts):
+        yield from _judge_numbers(launch, alike)
+        yield from _judge_missing(launch, alike)
+    yield from _judge_local_ranks(job)
+
+
+def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    wrong = {name: launch.get(name) for name in NUMBERS if has_value(launch, name) and launch_number(launch, name) is None}
+    if wrong:
+        shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        yield Finding(
+            f"{shown}: not a number",
+            ranks=alike.ranks,
+            evidence={"variables": wrong},
+            fix=f"Set {' and '.join(wrong)} to whole numbers; a '$NAME' in a value means that the shell that should "
+            "have expanded it did not (single quotes, or `srun VAR=$X` expanded on the wrong host).",
+        )
+
+
+def _judge_missing(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    missing = [name for name in NEEDED if not has_value(launch, name)]
+    if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
+        return
+    if missing == ["RANK"] and has_value(launch, "LOCAL_RANK") and has_value(launch, "NODE_RANK"):
+        return  # Lightning's own processes: lightning/fabric/strategies/launchers/subprocess_script.py sets no RANK.
+    there = {name: launch.get(name) for name in NEEDED if name not in missing}
+    instead = [_stand_in(launch, name) for name in missing]
+    if all(instead):
+        yield _mapped(missing, [name for name in instead if name], there, alike)
+        return
+    empty = [name for name in missing if launch.get(name) is not None]
+    yield Finding(
+        f"{_listed([name for name in NEEDED if name in there])} set, {' and '.join(missing)} "
+        f"{'empty' if empty == missing else 'missing'}",
+        ranks=alike.ranks,
+        evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
+        fix=f"`export {' '.join(BY_HAND[name] for name in missing)}` with this rank's own values, or start the script "
+        f"by torchrun, which sets all four; if nothing should be distributed here: `unset {' '.join(there)}`.",
+    )
+
+
+def _stand_in(launch: LaunchFacts, name: str) -> str | None:
+    """The launcher's own variable that a script can take in place of ``name``."""
+    if inner_launcher(launch) == "torchrun":
+        return None
+    return next((other for other in STAND_INS.get(name, ()) if launch_number(launch, other) is not None), None)
+
+
+def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], alike: Alike) -> Finding:
+    return Finding(
+        f"{' and '.join(missing)} not set: env:// fails unless the script reads {' and '.join(instead)}",
+        ranks=alike.ranks,
+        severity=Severity.INFO,
+        evidence={"set": there, "missing": missing, "instead": instead},
+        effect="init_process_group() without rank= and world_size= raises; scripts that pass the launcher's numbers, "
+        "and Lightning, do not need the variables.",
+        fix="In the command that srun or mpirun starts: "
+        + " ".join(f"`export {name}=${other}`" for name, other in zip(missing, instead, strict=True)),
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _judge_local_ranks(job: Job) -> Iterator[Finding]:
+    for local in job.by_host():
+        launches = [(rank.number, launch) for rank in local.members if (launch := rank.find(LaunchFacts)) is not None]
+        without = tuple(number for number, launch in launches if _lacks_local_rank(launch, len(launches)))
+        if without:
+            yield Finding(
+                f"LOCAL_RANK is not set on {ranks_in_words(without)} of {local.name}, which has several ranks",
+                ranks=without,
+                severity=Severity.INFO,
+                evidence={"host": local.name, "ranks_here": len(launches)},
+                effect="A script that picks its GPU by LOCAL_RANK puts all ranks of the host on GPU 0.",
+                fix="`export LOCAL_RANK=<number of the process on this host, from 0>`, or start by torchrun.",
+            )
+
+
+def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
+    several = seen_here > 1 or (launch_number(launch, "LOCAL_WORLD_SIZE") or 1) > 1
+    return several and has_value(launch, "RANK") and not any(has_value(launch, name) for name in LOCAL_RANK_NAMES)
+
+
+def _lone(**variables: str):  # type: ignore[no-untyped-def]  # a sketch, for cases alone
+    return healthy(hosts=1, per_host=1).launched(**variables)
+
+
+def _rank():  # type: ignore[no-untyped-def]
+    return healthy().only((0,))

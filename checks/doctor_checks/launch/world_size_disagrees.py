@@ -1,0 +1,109 @@
+"""ENV003: ranks do not agree on how many they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Job,
+    LaunchFacts,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    correlates,
+    describe,
+    direct_launch,
+    has_value,
+    healthy,
+    launch_number,
+    ranks_in_words,
+    split,
+)
+
+
+@check(
+    id="ENV003",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="P",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("all say the same", healthy(hosts=2, per_host=2)),
+        Well("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),
+        Well(
+            "one task a node that starts its ranks itself, WORLD_SIZE exported for them",
+            healthy(hosts=2, per_host=1).by_srun().launched(WORLD_SIZE="16"),
+        ),
+        Sick(
+            "one host was told another number of nodes",
+            healthy(hosts=3, per_host=2).alter(LaunchFacts, ranks=(4, 5), world_size=8),
+            ranks=(4, 5),
+        ),
+        Sick(
+            "two hosts, each of which believes that it is alone",
+            healthy(hosts=2, per_host=2).alter(LaunchFacts, ranks=(2, 3), world_size=2),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "srun starts four tasks and the script exports WORLD_SIZE=8",
+            healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="8", RANK="0"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "mpirun starts two and WORLD_SIZE=4 is left over",
+            healthy().launched(
+                without=("TORCHELASTIC_RUN_ID",), OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", WORLD_SIZE="4"
+            ),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def world_size_disagrees(job: Job) -> Iterator[Verdict]:
+    """Ask whether all ranks expect the same number of ranks, and whether as many are started.
+
+    Why it hurts: who expects more than come waits at init_process_group() until it times out; who expects fewer
+    forms a group without the rest.
+    Fix: give every host the same `--nnodes` and `--nproc-per-node`; under srun or mpirun derive WORLD_SIZE from
+    SLURM_NTASKS or OMPI_COMM_WORLD_SIZE instead of writing it down.
+    """
+    yield from _judge_each_other(job)
+    for launch, alike in job.each(LaunchFacts):
+        yield from _judge_launcher(launch, alike)
+
+
+def _judge_each_other(job: Job) -> Iterator[Finding]:
+    if len(job.ranks) < 2:
+        return
+    parted = split(job, LaunchFacts, lambda launch: launch.world_size)
+    stated = [group for group in parted.minorities if group.value is not None]
+    for group in stated:
+        common = parted.common.value if parted.common else None
+        if not parted.even and common is None:
+            continue
+        along = correlates(job, group.ranks)
+        yield Finding(
+            f"{ranks_in_words(group.ranks)} expect a world of {group.value}, "
+            + (f"the others of {common}" if parted.common else f"the job is {describe(parted)}"),
+            ranks=group.ranks,
+            evidence={"world_size": group.value, "elsewhere": common, "groups": describe(parted), "along_with": list(along)},
+        )
+
+
+def _judge_launcher(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    direct, stated = direct_launch(launch), launch_number(launch, "WORLD_SIZE")
+    if direct is None or direct.size is None or stated is None or stated == direct.size:
+        return
+    if direct.most_per_node == 1 and not has_value(launch, "RANK") and stated > direct.size:
+        return  # One task a node that starts the ranks of the node itself; WORLD_SIZE is meant for those.
+    yield Finding(
+        f"WORLD_SIZE={stated}, but {direct.program} started {direct.size} processes ({direct.size_name}={direct.size})",
+        ranks=alike.ranks,
+        evidence={"WORLD_SIZE": stated, direct.size_name: direct.size, "launcher": direct.program},
+        fix=f"`export WORLD_SIZE=${direct.size_name}` in the command that {direct.program} starts, or start "
+        f"{stated} processes ({'srun --ntasks' if direct.program == 'srun' else 'mpirun -np'} {stated}).",
+    )

@@ -1,0 +1,142 @@
+"""VER003: this torch has no code for the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    TorchBuild,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    gpu_of,
+    healthy,
+    on_processor,
+)
+
+_BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
+
+
+def _built(*architectures: str, capability: str = "9.0") -> Sketch:
+    """A torch with these architectures; the second host has GPUs of that capability."""
+    return (
+        healthy(hosts=2)
+        .alter(SoftwareFacts, torch=TorchBuild("2.8.0", cuda="12.8", architectures=architectures))
+        .gpu(0, hosts=("node1",), compute_capability=capability)
+        .gpu(1, hosts=("node1",), compute_capability=capability)
+    )
+
+
+@check(
+    id="VER003",
+    severity=Severity.ERROR,
+    scope=Scope.RANK,
+    when="PM",
+    needs=(SoftwareFacts, GpuFacts),
+    cases=lambda: (
+        Well("code for this GPU", _built(*_BUILT)),
+        Well("the files do not tell", healthy(hosts=2)),
+        Well("code for an older GPU of the same generation", _built(*_BUILT, capability="8.9")),
+        Well("PTX that the driver compiles", _built(*_BUILT, "compute_90", capability="12.0")),
+        Well("code for the family", _built(*_BUILT, "sm_100f", capability="10.3")),
+        Sick("a GPU newer than torch", _built(*_BUILT, capability="12.0"), ranks=(2, 3)),
+        Sick("a GPU that torch dropped", _built(*_BUILT, capability="6.1"), ranks=(2, 3)),
+        Sick("code for a later GPU of the generation", _built("sm_86", "sm_90", capability="8.0"), ranks=(2, 3)),
+        Sick("code for one GPU alone", _built(*_BUILT, "sm_100a", capability="10.3"), ranks=(2, 3)),
+    ),
+)
+def architecture_unsupported(job: Job) -> Iterator[Verdict]:
+    """Ask whether this torch has code for the architecture of the rank's GPU.
+
+    Why it hurts: torch imports and sees the GPU; the first kernel ends with "no kernel image is available for execution
+    on the device".
+    Fix: install a torch whose torch.cuda.get_arch_list() holds the GPU's sm number; new GPUs need a newer torch, and
+    wheels for CUDA 13 dropped GPUs before compute capability 7.5.
+    """
+    unsupported: dict[tuple[str, str], list[Rank]] = {}
+    unread: list[int] = []
+    for rank in job.ranks:
+        software, gpu = rank.find(SoftwareFacts), gpu_of(rank)
+        if software is None or software.torch is None or not software.torch.cuda or gpu is None:
+            continue
+        if software.torch.architectures is None or gpu.compute_capability is None:
+            unread.append(rank.number)
+        elif not _runs_on(gpu.compute_capability, software.torch.architectures):
+            unsupported.setdefault((gpu.compute_capability, software.torch.version), []).append(rank)
+    for (capability, _), ranks in unsupported.items():
+        yield _finding(capability, ranks)
+    if unread:
+        yield Unknown(
+            "torch's files do not tell for which GPU architectures it is built",
+            tuple(unread),
+            'python -c "import torch; print(torch.cuda.get_arch_list())"',
+        )
+    elif not unsupported and all(map(_needs_none, job.ranks)):
+        yield Skip("no rank uses a GPU with this torch")
+
+
+def _needs_none(rank: Rank) -> bool:
+    software = rank.find(SoftwareFacts)
+    return on_processor(rank) is not None or software is None or software.torch is None or not software.torch.cuda
+
+
+class _Code(NamedTuple):
+    """Compiled code for ``major.minor``. ``kind``: ``sm`` machine code or ``compute`` PTX; ``only``: ``a`` for that
+    GPU alone, ``f`` for its family, else empty."""
+
+    kind: str
+    major: int
+    minor: int
+    only: str
+
+
+def _parse(architectures: Iterable[str]) -> list[_Code]:
+    found = (re.fullmatch(r"(?:(sm|compute)_)?(\d+)(\d)([af]?)", name) for name in architectures)
+    return [_Code(match[1] or "sm", int(match[2]), int(match[3]), match[4]) for match in found if match]
+
+
+def _runs_on(capability: str, architectures: Iterable[str]) -> bool:
+    """Machine code runs on its own generation from its own minor number on; PTX on everything newer; code marked ``a``
+    on its GPU alone, ``f`` on its generation (CUDA programming guide, "application compatibility")."""
+    major, _, minor = capability.partition(".")
+    gpu = (int(major), int(minor or 0))
+    return any(_fits(gpu, code) for code in _parse(architectures))
+
+
+def _fits(gpu: tuple[int, int], code: _Code) -> bool:
+    built = (code.major, code.minor)
+    if code.only == "a":
+        return gpu == built
+    if code.kind == "compute" and not code.only:
+        return gpu >= built
+    return gpu[0] == code.major and gpu >= built
+
+
+def _finding(capability: str, members: list[Rank]) -> Finding:
+    gpu: Gpu | None = gpu_of(members[0])
+    software = members[0].find(SoftwareFacts)
+    torch = software.torch if software else None
+    return Finding(
+        f"torch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
+        f" ({gpu.name if gpu else 'GPU'})",
+        ranks=tuple(rank.number for rank in members),
+        evidence={
+            "compute_capability": capability,
+            "gpu": gpu.name if gpu else None,
+            "architectures": list(torch.architectures or ()) if torch else [],
+        },
+    )

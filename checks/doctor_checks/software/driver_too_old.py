@@ -1,0 +1,130 @@
+"""VER002: the driver is too old for the CUDA runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    DriverFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    TorchBuild,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    is_older,
+    minimum_driver,
+)
+
+
+def _drivers(driver: str, supports: str | None, torch_cuda: str | None = "12.8", compat: str | None = None) -> Sketch:
+    """The second host with this driver, which supports that CUDA."""
+    return (
+        healthy(hosts=2)
+        .alter(SoftwareFacts, ranks=(2, 3), torch=TorchBuild("2.8.0", cuda=torch_cuda))
+        .alter(GpuFacts, hosts=("node1",), driver_version=driver, cuda_version=supports)
+        .alter(DriverFacts, hosts=("node1",), kernel_driver=driver, forward_compatibility=compat)
+    )
+
+
+@check(
+    id="VER002",
+    severity=Severity.ERROR,
+    scope=Scope.RANK,
+    when="PM",
+    needs=(SoftwareFacts, DriverFacts),
+    cases=lambda: (
+        Well("newer than needed", healthy(hosts=2)),
+        Well("older within the same major release", _drivers("525.60.13", "12.0")),
+        Well("CUDA 11 under a driver for 12", _drivers("525.60.13", "12.0", torch_cuda="11.8")),
+        Well("too old, with a forward-compatibility package", _drivers("535.183.01", "12.2", "13.0", "580.82.07")),
+        Well("torch without CUDA on that host", _drivers("470.57.02", "11.4", torch_cuda=None)),
+        Sick("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
+        Sick("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
+        Sick("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
+        Sick(
+            "the compatibility package is too old itself",
+            _drivers("470.57.02", "11.4", "13.0", "570.86.10"),
+            ranks=(2, 3),
+        ),
+    ),
+)
+def driver_too_old(job: Job) -> Iterator[Verdict]:
+    """Ask whether the driver is new enough for the CUDA that torch is built with.
+
+    Why it hurts: torch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel ends with
+    "CUDA driver version is insufficient for CUDA runtime version"; frameworks may then go on on the CPU.
+    Fix: update the driver, or install a torch built for the CUDA that the driver supports:
+    pip install torch --index-url https://download.pytorch.org/whl/cu126
+    """
+    built = [software.torch.cuda for software, _ in job.facts(SoftwareFacts) if software.torch]
+    if not any(built):
+        yield Skip("torch is built without CUDA" if built else "torch is not installed")
+        return
+    old: dict[_Need, list[int]] = {}
+    for software, drivers, alike in job.each(SoftwareFacts, DriverFacts, also=(GpuFacts,)):
+        if software.torch is None or software.torch.cuda is None:
+            continue
+        need = _need(software.torch.cuda, drivers, alike.find(GpuFacts))
+        if need.driver is None:
+            yield Unknown("the driver's version could not be read", alike.ranks, "cat /proc/driver/nvidia/version")
+        elif need.minimum is None:
+            yield Unknown(f"the minimum driver of CUDA {need.cuda} is not known to this release", alike.ranks)
+        elif _is_too_old(need):
+            old.setdefault(need, []).extend(alike.ranks)
+    for need, ranks in old.items():
+        yield _finding(need, tuple(ranks))
+
+
+class _Need(NamedTuple):
+    """A torch's CUDA and its minimum driver; the driver, the CUDA that it supports, and a compatibility package."""
+
+    cuda: str
+    minimum: str | None
+    driver: str | None
+    supports: str | None
+    compatibility: str | None
+
+
+def _need(cuda: str, drivers: DriverFacts, gpus: GpuFacts | None) -> _Need:
+    driver = (gpus.driver_version if gpus else None) or drivers.kernel_driver
+    supports = gpus.cuda_version if gpus else None
+    return _Need(cuda, minimum_driver(cuda), driver, supports, drivers.forward_compatibility)
+
+
+def _is_too_old(need: _Need) -> bool:
+    """By the major release of CUDA that the driver says it supports: every driver of that major release runs all of
+    its minor releases (CUDA compatibility guide, "minor version compatibility"). Without that, by the driver's number,
+    which counts differently under WSL and on Jetson."""
+    if need.compatibility and need.minimum and is_older(need.compatibility, need.minimum) is False:
+        return False
+    if need.supports:
+        return bool(is_older(need.supports.partition(".")[0], need.cuda.partition(".")[0]))
+    return bool(need.driver and need.minimum and is_older(need.driver, need.minimum))
+
+
+def _finding(need: _Need, ranks: tuple[int, ...]) -> Finding:
+    beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
+    return Finding(
+        f"driver {need.driver}{beside} is too old for CUDA {need.cuda}, which needs {need.minimum}",
+        ranks=ranks,
+        evidence={
+            "driver": need.driver,
+            "cuda_of_torch": need.cuda,
+            "cuda_of_driver": need.supports,
+            "minimum_driver": need.minimum,
+            "forward_compatibility": need.compatibility,
+        },
+        fix=f"update the driver to {need.minimum} or newer, or install a torch built for an older CUDA"
+        + (f" ({need.supports} at most)" if need.supports else ""),
+    )

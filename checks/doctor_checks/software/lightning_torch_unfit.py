@@ -1,0 +1,128 @@
+"""VER004: Lightning and torch do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Finding,
+    Job,
+    Package,
+    Requirement,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    TorchBuild,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    fits,
+    healthy,
+    lightning_release,
+    minor_release,
+)
+
+LIGHTNINGS = ("lightning", "pytorch-lightning", "lightning-fabric")
+"""Distributions that are, or hold, Lightning."""
+
+
+def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str = "lightning") -> Sketch:
+    return healthy(hosts=2).alter(
+        SoftwareFacts,
+        ranks=(2, 3),
+        packages=(Package(name, lightning), Package("torch", torch)),
+        requirements=(Requirement(name, "torch", requires), Requirement(name, "torchmetrics", ">0.7.0")),
+        torch=TorchBuild(torch, cuda="12.8"),
+    )
+
+
+@check(
+    id="VER004",
+    severity=Severity.WARNING,
+    scope=Scope.RANK,
+    when="P",
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Well("both of one time", healthy(hosts=2)),
+        Well("no Lightning", healthy(hosts=2).alter(SoftwareFacts, packages=(), requirements=())),
+        Well("a vendor's build of the oldest release", _pair("2.6.1", "2.1.0a0+32f93b1")),
+        Sick("torch older than required", _pair("2.6.1", "2.0.1"), ranks=(2, 3)),
+        Sick(
+            "an old Lightning that shuts torch 2 out",
+            _pair("1.8.6", "2.8.0", ">=1.9,<2.0", "pytorch-lightning"),
+            ranks=(2, 3),
+        ),
+        Sick("torch newer than the newest tested", _pair("2.4.0", "2.8.0"), ranks=(2, 3), severity=Severity.INFO),
+    ),
+)
+def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
+    """Ask whether torch is in the range that the installed Lightning requires.
+
+    Why it hurts: imports fail or, worse, strategies and checkpoints use parts of torch that have changed since; such
+    faults look like bugs of the model.
+    Fix: pip install -U lightning, or pin torch to the range that the finding names.
+    """
+    found: dict[_Misfit, list[int]] = {}
+    judged = False
+    for software, alike in job.facts(SoftwareFacts):
+        if software.torch is None:
+            continue
+        for requirement in software.requirements:
+            version = software.version(requirement.package)
+            if requirement.package not in LIGHTNINGS or requirement.requires != "torch" or version is None:
+                continue
+            judged = True
+            inside = fits(software.torch.version, requirement.specifier)
+            misfit = _Misfit(requirement.package, version, software.torch.version, requirement.specifier)
+            if inside is None:
+                yield Unknown(f"torch {misfit.torch} and {misfit.specifier!r} can't be compared", alike.ranks)
+            elif not inside:
+                found.setdefault(misfit, []).extend(alike.ranks)
+            elif tested := _newer_than_tested(version, software.torch.version):
+                found.setdefault(misfit._replace(tested=tested), []).extend(alike.ranks)
+    for misfit, ranks in found.items():
+        yield _finding(misfit, tuple(ranks))
+    if not judged:
+        yield Skip("Lightning and torch are not both installed")
+
+
+class _Misfit(NamedTuple):
+    """``tested``: the newest torch that this Lightning was tested with, where torch is in the range and newer."""
+
+    package: str
+    version: str
+    torch: str
+    specifier: str
+    tested: str | None = None
+
+
+def _newer_than_tested(lightning: str, torch: str) -> str | None:
+    line = lightning_release(lightning)
+    if line is None:
+        return None
+    tested, own = minor_release(line.release.tested), minor_release(torch)
+    return line.release.tested if tested and own and own > tested else None
+
+
+def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
+    evidence = {"lightning": misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
+    if misfit.tested:
+        return Finding(
+            f"torch {misfit.torch} is newer than {misfit.tested}, the newest that {misfit.package} {misfit.version}"
+            " was tested with",
+            ranks=ranks,
+            severity=Severity.INFO,
+            evidence={**evidence, "tested_up_to": misfit.tested},
+            fix=f"pip install -U {misfit.package}, if something behaves oddly",
+        )
+    return Finding(
+        f"{misfit.package} {misfit.version} requires torch {misfit.specifier}; {misfit.torch} is installed",
+        ranks=ranks,
+        evidence=evidence,
+        fix=f'pip install -U {misfit.package}, or pip install "torch{misfit.specifier}"',
+    )

@@ -1,0 +1,72 @@
+"""VER005: two Lightnings of different releases are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    Package,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+
+def _installed(**versions: str) -> Sketch:
+    packages = tuple(Package(name.replace("_", "-"), version) for name, version in versions.items())
+    return healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), packages=packages)
+
+
+@check(
+    id="VER005",
+    severity=Severity.WARNING,
+    scope=Scope.RANK,
+    when="P",
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Well("lightning alone", healthy(hosts=2)),
+        Well("pytorch-lightning alone", _installed(pytorch_lightning="2.5.0")),
+        Well("both in one release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1")),
+        Well("a build of the same release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1.post0")),
+        Sick("an old pytorch-lightning", _installed(lightning="2.6.1", pytorch_lightning="1.9.5"), ranks=(2, 3)),
+        Sick("another patch release", _installed(lightning="2.6.1", pytorch_lightning="2.6.0"), ranks=(2, 3)),
+    ),
+)
+def two_lightnings(job: Job) -> Iterator[Verdict]:
+    """Ask whether lightning and pytorch_lightning are one release where both are installed.
+
+    Why it hurts: each brings classes of its own. A Trainer of one refuses modules, callbacks and loggers of the other
+    ("model must be a LightningModule"), or quietly never calls them; which one runs depends on each import line.
+    Fix: pip install -U lightning pytorch-lightning; import from one of them everywhere: from lightning import pytorch
+    as pl.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    installed = False
+    for software, alike in job.facts(SoftwareFacts):
+        new, old = software.version("lightning"), software.version("pytorch-lightning")
+        installed = installed or bool(new or old)
+        if new and old and _release(new) != _release(old):
+            found.setdefault((new, old), []).extend(alike.ranks)
+    for (new, old), ranks in found.items():
+        yield Finding(
+            f"lightning {new} beside pytorch-lightning {old}",
+            ranks=tuple(ranks),
+            evidence={"lightning": new, "pytorch-lightning": old},
+            fix=f"pip install pytorch-lightning=={new}, or pip uninstall pytorch-lightning where nothing imports it",
+        )
+    if not installed:
+        yield Skip("Lightning is not installed")
+
+
+def _release(version: str) -> str:
+    """Without local and post-release parts, which carry no other code."""
+    return version.partition("+")[0].partition(".post")[0]

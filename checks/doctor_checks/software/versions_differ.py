@@ -1,0 +1,161 @@
+"""VER001: ranks run different releases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Finding,
+    Group,
+    Job,
+    Package,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    SoftwareFacts,
+    Split,
+    TorchBuild,
+    Verdict,
+    Well,
+    check,
+    correlates,
+    describe,
+    healthy,
+    split,
+)
+
+
+def _packages(**versions: str) -> Callable[[tuple[Package, ...]], tuple[Package, ...]]:
+    named = {name.replace("_", "-"): version for name, version in versions.items()}
+    return lambda old: (
+        *(package for package in old if package.name not in named),
+        *(Package(name, version) for name, version in named.items()),
+    )
+
+
+def _one_host(**changes: object) -> Sketch:
+    return healthy(hosts=3).alter(SoftwareFacts, ranks=(2, 3), **changes)  # type: ignore[arg-type]
+
+
+@check(
+    id="VER001",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="P",
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Well("one image", healthy(hosts=3)),
+        Well("torch is nowhere installed", healthy(hosts=2).alter(SoftwareFacts, torch=None, packages=())),
+        Sick("torch 2.7.1 on one host", _one_host(torch=TorchBuild("2.7.1", cuda="12.8")), ranks=(2, 3)),
+        Sick("a build for CUDA 12.6", _one_host(torch=TorchBuild("2.8.0+cu126", cuda="12.6")), ranks=(2, 3)),
+        Sick("no torch in one environment", _one_host(torch=None), ranks=(2, 3)),
+        Sick("Python 3.12 on one host", _one_host(python="3.12.3"), ranks=(2, 3)),
+        Sick("an older Lightning on one host", _one_host(packages=_packages(lightning="2.5.0")), ranks=(2, 3)),
+        Sick("half and half", healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3"), ranks=(0, 1, 2, 3)),
+        Sick("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
+    ),
+)
+def versions_differ(job: Job) -> Iterator[Verdict]:
+    """Ask whether every rank runs the same releases of torch, CUDA, Python and Lightning.
+
+    Why it hurts: ranks of different releases call different collectives, or the same ones in another order, and hang;
+    what one pickles the other can't read; numbers differ from rank to rank without a word.
+    Fix: start every rank from one image or one environment on a shared disk; compare `python -m torch.utils.collect_env`
+    of a rank named here with that of another.
+    """
+    told: dict[tuple[int, ...], list[_Difference]] = {}
+    for part in _PARTS:
+        parted = split(job, SoftwareFacts, part.read)
+        if parted.even:
+            yield _even(job, part, parted)
+        for group in () if parted.even else parted.minorities:
+            told.setdefault(group.ranks, []).append(_Difference(part, group, parted))
+    for differences in told.values():
+        yield _minority(job, differences)
+    if not told:
+        yield from _patches(job)
+
+
+class _Part(NamedTuple):
+    word: str
+    read: Callable[[SoftwareFacts], str | None]
+
+
+class _Difference(NamedTuple):
+    part: _Part
+    group: Group[str | None]
+    parted: Split
+
+
+def _torch(software: SoftwareFacts) -> str | None:
+    """The release without the part that names the CUDA or ROCm of the wheel: that is compared by itself."""
+    return re.sub(r"\+(cu\d+|cpu|rocm[\d.]*)$", "", software.torch.version) if software.torch else None
+
+
+def _cuda(software: SoftwareFacts) -> str | None:
+    return (software.torch.cuda or software.torch.hip) if software.torch else None
+
+
+_PARTS = (
+    _Part("torch", _torch),
+    _Part("CUDA", _cuda),
+    _Part("Python", lambda software: ".".join(software.python.split(".")[:2]) or None),
+    _Part("lightning", lambda software: software.version("lightning")),
+    _Part("pytorch-lightning", lambda software: software.version("pytorch-lightning")),
+)
+
+
+def _even(job: Job, part: _Part, parted: Split) -> Finding:
+    ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
+    return Finding(
+        f"releases of {part.word} differ, {describe(parted)}",
+        ranks=ranks,
+        evidence={
+            "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
+            "goes_along_with": {
+                str(group.value): list(correlates(job, group.ranks)) for group in parted.minorities[:8]
+            },
+        },
+    )
+
+
+def _minority(job: Job, differences: list[_Difference]) -> Finding:
+    ranks = differences[0].group.ranks
+    along = correlates(job, ranks)
+    own = ", ".join(f"{difference.part.word} {_word(difference.group.value)}" for difference in differences)
+    common = ", ".join(_word(_common(difference)) for difference in differences)
+    return Finding(
+        f"{own}, elsewhere {common}" + (f" ({along[0]})" if along else ""),
+        ranks=ranks,
+        evidence={
+            "own": {difference.part.word: difference.group.value for difference in differences},
+            "elsewhere": {difference.part.word: _common(difference) for difference in differences},
+            "goes_along_with": list(along),
+        },
+        # What runs on other releases also brings another NCCL, CUDA or Lightning.
+        explains=("NCCL008",),
+    )
+
+
+def _common(difference: _Difference) -> str | None:
+    common = difference.parted.common
+    return common.value if common else None
+
+
+def _word(value: str | None) -> str:
+    return value or "not installed"
+
+
+def _patches(job: Job) -> Iterator[Verdict]:
+    parted = split(job, SoftwareFacts, lambda software: software.python)
+    if not parted.minorities:
+        return
+    yield Finding(
+        f"patch releases of Python differ, {describe(parted)}",
+        ranks=tuple(rank for group in parted.minorities for rank in group.ranks),
+        severity=Severity.INFO,
+        evidence={str(group.value): list(group.ranks) for group in parted.minorities[:8]},
+    )

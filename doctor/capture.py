@@ -1,0 +1,257 @@
+"""A job as a JSON document, to be judged later or elsewhere, and back; nothing in it is ever executed.
+
+``{"schema": 1, "kind": "capture", "tool", "created", "launcher", "world_size", "absent",
+"hosts": [{"name", "boot_id", "machine_id", "facts", "missing"}], "ranks": [{"rank", "host", "facts", "missing"}]}``;
+``facts`` holds sections by their key, ``missing`` why others are not there, ``host`` counts in ``hosts``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from doctor.catalog import UnusableError
+from doctor.facts import SECTIONS, HostFacts, LaunchFacts, Missing, ProcessFacts, Section
+from doctor.job import Bearer, Job, Member, Sections, build_job
+from doctor.result import Tool
+
+SCHEMA = 1
+RANK_LIMIT = 4 << 20
+"""Bytes that the facts of one rank and its host may take. Real ones take some tens of kilobytes."""
+FILE_LIMIT = 1 << 30
+"""Bytes of a capture file that are read at all."""
+WORLD_LIMIT = 1 << 22
+"""Ranks that a document may claim: far beyond any job, and small enough to be counted."""
+
+
+class _Bearer(msgspec.Struct):
+    facts: dict[str, msgspec.Raw] = {}
+    missing: dict[str, Missing] = {}
+
+
+class _Host(_Bearer):
+    name: str = ""
+    boot_id: str | None = None
+    machine_id: str | None = None
+
+
+class _Rank(_Bearer, kw_only=True):
+    rank: int
+    host: int = 0
+
+
+class _Head(msgspec.Struct):
+    schema: object = None
+    kind: object = None
+
+
+class _Document(msgspec.Struct, kw_only=True):
+    hosts: list[_Host]
+    ranks: list[_Rank]
+    created: str = ""
+    launcher: str = "none"
+    world_size: int = 1
+    absent: list[int] = []
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A capture that was read: its processes and what it says of the job."""
+
+    members: tuple[Member, ...]
+    world_size: int
+    launcher: str
+    absent: tuple[int, ...]
+    created: str
+
+    def job(self) -> Job:
+        """The job of this capture alone."""
+        return build_job(self.members, world_size=self.world_size, launcher=self.launcher, absent=self.absent)
+
+
+def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
+    """The job as plain dictionaries and lists, ready for JSON."""
+    moment = created or datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "schema": SCHEMA,
+        "kind": "capture",
+        "tool": msgspec.to_builtins(Tool()),
+        "created": moment.isoformat(timespec="seconds"),
+        "launcher": job.launcher,
+        "world_size": job.world_size,
+        "absent": list(job.absent),
+        "hosts": [
+            {"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id, **_bearer(host)}
+            for host in job.hosts
+        ],
+        "ranks": [{"rank": rank.number, "host": rank.host.index, **_bearer(rank)} for rank in job.ranks],
+    }
+
+
+def _bearer(bearer: Bearer) -> dict[str, Any]:
+    sections = bearer.sections.items()
+    return {
+        "facts": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Section)},
+        "missing": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Missing)},
+    }
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """The document as indented JSON with a final line break."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def from_document(document: Mapping[str, Any]) -> Job:
+    """The job in a document that :func:`to_document` made."""
+    return parse_capture(msgspec.json.encode(document), "document").job()
+
+
+def is_capture(data: bytes) -> bool:
+    """Whether ``data`` begins a JSON document that calls itself a capture."""
+    try:
+        return msgspec.json.decode(data, type=_Head).kind == "capture"
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+
+
+def read_capture(path: Path) -> Capture:
+    """The capture in a file.
+
+    Raises:
+        UnusableError: it can't be read, is no capture, is of another schema, is too large or malformed.
+    """
+    try:
+        if path.stat().st_size > FILE_LIMIT:
+            raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from error
+    return parse_capture(data, str(path))
+
+
+def parse_capture(data: bytes, name: str) -> Capture:
+    """The capture in ``data``; ``name`` stands for it in messages.
+
+    Raises:
+        UnusableError: as :func:`read_capture`.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+        _require_schema(head, name)
+        document = msgspec.json.decode(data, type=_Document)
+        return _assemble(document, name)
+    except RecursionError:
+        raise UnusableError(f"{name} is nested too deeply to be a capture") from None
+    except msgspec.MsgspecError as error:
+        raise UnusableError(f"{name} is no capture that can be read: {error}") from None
+
+
+def _require_schema(head: _Head, name: str) -> None:
+    if head.kind != "capture":
+        raise UnusableError(f"{name} is no capture: its kind is {str(head.kind)[:40]!r}")
+    if head.schema != SCHEMA:
+        raise UnusableError(f"{name} has schema {str(head.schema)[:40]}; this release reads schema {SCHEMA}")
+
+
+def _assemble(document: _Document, name: str) -> Capture:
+    if not 0 < document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
+        raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
+    if not document.ranks:
+        raise UnusableError(f"{name} holds no rank")
+    decoder = _Sections(name)
+    hosts = [decoder.decode(host, "host") for host in document.hosts]
+    members = []
+    for rank in document.ranks:
+        if not 0 <= rank.host < len(hosts):
+            raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
+        _require_size(rank, document.hosts[rank.host], name)
+        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank")}))
+    absent = tuple(sorted(set(document.absent)))
+    return Capture(tuple(members), document.world_size, document.launcher, absent, document.created)
+
+
+def _require_size(rank: _Rank, host: _Host, name: str) -> None:
+    size = sum(len(bytes(raw)) for raw in (*rank.facts.values(), *host.facts.values()))
+    if size > RANK_LIMIT:
+        raise UnusableError(f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused")
+
+
+class _Sections:
+    """Decodes sections; equal bytes become one object, which keeps a job of thousands of like ranks small."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool: dict[tuple[str, bytes], Section] = {}
+
+    def decode(self, bearer: _Bearer, level: str) -> dict[str, Section | Missing]:
+        """The sections of ``level`` that this release knows; others are passed over."""
+        known = {key for key, section in SECTIONS.items() if section.level == level}
+        found: dict[str, Section | Missing] = {key: why for key, why in bearer.missing.items() if key in known}
+        found |= {key: self._one(key, raw) for key, raw in bearer.facts.items() if key in known}
+        return found
+
+    def _one(self, key: str, raw: msgspec.Raw) -> Section:
+        data = bytes(raw)
+        if (key, data) not in self._pool:
+            try:
+                self._pool[key, data] = msgspec.json.decode(data, type=SECTIONS[key])
+            except msgspec.ValidationError as error:
+                raise UnusableError(f"{self._name} is malformed in {key}: {error}") from None
+        return self._pool[key, data]
+
+
+def merge_captures(captures: Iterable[Capture]) -> Job:
+    """One job from several captures. Of two captures of the same process the later one counts; processes that ran
+    alone and bear no rank (login nodes, laptops) are numbered in the order given."""
+    newest: dict[object, Member] = {}
+    captures = sorted(captures, key=lambda capture: capture.created)
+    for capture in captures:
+        for member in capture.members:
+            newest[_process_of(member)] = member
+    members = _numbered(list(newest.values()))
+    stated = [capture.world_size for capture in captures if any(map(_runs_together, capture.members))]
+    absent = {rank for capture in captures for rank in capture.absent} - {member.rank for member in members}
+    launchers = [capture.launcher for capture in captures if capture.launcher != "none"]
+    return build_job(
+        members,
+        world_size=max(stated, default=len(members)),
+        launcher=launchers[0] if launchers else "none",
+        absent=absent,
+    )
+
+
+def _process_of(member: Member) -> object:
+    """What tells this process from others of the job."""
+    host = member.sections.get(HostFacts.key)
+    process = member.sections.get(ProcessFacts.key)
+    where = (host.boot_id, host.hostname) if isinstance(host, HostFacts) else None
+    own = (process.pid, process.namespace("pid")) if isinstance(process, ProcessFacts) else None
+    return (member.rank, where, own)
+
+
+def _numbered(members: list[Member]) -> list[Member]:
+    """Processes without a rank of their own get the numbers that are free."""
+    lone = [member for member in members if not _bears_rank(member)]
+    if len(lone) < 2 and len(lone) == len(members):
+        return members
+    taken = {member.rank for member in members if _bears_rank(member)}
+    free = iter(number for number in range(len(members) + len(taken)) if number not in taken)
+    return [member if _bears_rank(member) else member._replace(rank=next(free)) for member in members]
+
+
+def _launch(sections: Sections) -> LaunchFacts | None:
+    launch = sections.get(LaunchFacts.key)
+    return launch if isinstance(launch, LaunchFacts) else None
+
+
+def _bears_rank(member: Member) -> bool:
+    launch = _launch(member.sections)
+    return launch is not None and launch.rank is not None
+
+
+def _runs_together(member: Member) -> bool:
+    launch = _launch(member.sections)
+    return launch is not None and bool(launch.running_together)

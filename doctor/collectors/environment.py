@@ -1,0 +1,79 @@
+"""The environment variables that steer training and are no launcher's: NCCL, torch, Gloo, CUDA, threads, libraries."""
+
+from __future__ import annotations
+
+from doctor.collectors.base import Collector, Surroundings
+from doctor.collectors.secrets import safe_variables
+from doctor.facts import EnvironmentFacts
+
+PREFIXES = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_",
+    "TORCHCOMM_",
+    "PYTORCH_",
+    "DCP_",
+    "GLOO_",
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "HSA_",
+    "HIP_",
+    "ROCR_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "UCX_",
+    "FI_",
+    "OFI_",
+    "RDMAV_",
+    "IBV_",
+    "MLX5_",
+    "OMPI_MCA_btl_",
+    "OMPI_MCA_oob_",
+)
+"""Beginnings of the names that torch and the libraries below it read."""
+
+NAMES = frozenset(
+    {
+        "ACCELERATE_USE_CPU",
+        "CONDA_PREFIX",
+        "ENABLE_NCCL_HEALTH_CHECK",
+        "GPU_DEVICE_ORDINAL",
+        "HF_HOME",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LOGLEVEL",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PL_TORCH_DISTRIBUTED_BACKEND",
+        "PYTHONFAULTHANDLER",
+        "PYTHONHASHSEED",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "TMPDIR",
+        "TOKENIZERS_PARALLELISM",
+        "TP_SOCKET_IFNAME",
+        "TRITON_CACHE_DIR",
+        "USE_LIBUV",
+        "VIRTUAL_ENV",
+        "XDG_CACHE_HOME",
+    }
+)
+"""The single names: threads, caches, libraries, interpreters."""
+
+
+def is_setting(name: str) -> bool:
+    """Whether the variable ``name`` steers training and is not a launcher's."""
+    return name in NAMES or name.startswith(PREFIXES)
+
+
+def collect_environment(surroundings: Surroundings) -> EnvironmentFacts:
+    """The settings of this process by name; a variable that is set and empty has an empty value."""
+    return EnvironmentFacts(variables=safe_variables(surroundings.environ, is_setting))
+
+
+COLLECTOR = Collector(section=EnvironmentFacts, collect=collect_environment)

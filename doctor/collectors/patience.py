@@ -1,0 +1,90 @@
+"""Looks at directories with a limit: on another machine's file system a child process does it and may be given up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import doctor.collectors.look as script
+from doctor.collectors.look import Sight, look
+from doctor.collectors.mounts import Mount, resolve
+
+LIMIT = 3.0
+"""Seconds for an answer of a file system; a mounted and idle network file system answers within milliseconds."""
+
+COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A directory to look at; ``scan`` asks for its lock files too."""
+
+    path: str
+    scan: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen at ``path`` and the mount that it lies on."""
+
+    path: str
+    mount: Mount | None
+    sight: Sight
+
+
+def look_patiently(
+    wishes: Iterable[Wish], mounts: tuple[Mount, ...], command: Sequence[str] = COMMAND, limit: float = LIMIT
+) -> list[Seen]:
+    """The sight of every wish, in their order; within ``limit`` seconds however many file systems are silent.
+
+    ``command`` is the child that gets the path and ``scan`` or ``bare`` as arguments and prints a JSON object.
+    """
+    deadline = time.monotonic() + limit
+    open_wishes = []
+    for wish in wishes:
+        path, mount = resolve(wish.path, mounts)
+        local = mount is not None and mount.is_local
+        child = None if local else _start([*command, path, "scan" if wish.scan else "bare"])
+        open_wishes.append((wish, path, mount, child))
+    return [
+        Seen(wish.path, mount, look(path, scan=wish.scan) if child is None else _answer(child, deadline, limit))
+        for wish, path, mount, child in open_wishes
+    ]
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _answer(child: subprocess.Popen[bytes], deadline: float, limit: float) -> Sight:
+    try:
+        output, _ = child.communicate(timeout=max(0.05, deadline - time.monotonic()))
+        sight = json.loads(output)
+    except subprocess.TimeoutExpired:
+        _give_up(child)
+        return {"error": f"no answer within {limit:g} s"}
+    except ValueError:
+        return {"error": f"the process that looked ended with code {child.returncode}"}
+    return sight if isinstance(sight, dict) else {"error": "the process that looked gave no answer"}
+
+
+def _give_up(child: subprocess.Popen[bytes]) -> None:
+    """Kill without waiting: a process inside a dead mount does not end before its call returns."""
+    child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=0.2)
+    if child.stdout is not None:
+        child.stdout.close()

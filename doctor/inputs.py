@@ -1,0 +1,97 @@
+"""What ``diagnose`` was given: files and folders, told apart by content. Captures are read; the rest is listed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from doctor.capture import Capture, read_capture
+from doctor.catalog import UnusableError
+from doctor.result import Input
+
+SNIFFED = 1 << 16
+"""Bytes by which a file is told from others; a log may be of any size and is never read whole."""
+MOST_FILES = 100_000
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """The captures that could be read, and what became of every file."""
+
+    captures: tuple[Capture, ...]
+    files: tuple[Input, ...]
+
+
+def read_inputs(paths: Iterable[Path]) -> Inputs:
+    """Read what can be read.
+
+    Raises:
+        UnusableError: nothing could be; the reason of the first file that failed.
+    """
+    captures: list[Capture] = []
+    files: list[Input] = []
+    for path in _walk(paths):
+        kind = _kind(path)
+        why = None if kind == "capture" else _NO_EVIDENCE.get(kind, "it is no capture")
+        if kind in ("capture", "missing"):
+            try:
+                captures.append(read_capture(path))
+            except UnusableError as error:
+                why = str(error)
+        files.append(Input(str(path), "unknown" if kind == "missing" else kind, why))
+    if not captures:
+        raise UnusableError(_nothing(files))
+    return Inputs(tuple(captures), tuple(files))
+
+
+_NO_EVIDENCE = {"report": "a report is a verdict, not evidence", "json": "it is JSON, but no capture"}
+
+
+def _nothing(files: list[Input]) -> str:
+    if not files:
+        return "there is no file to read"
+    first = files[0]
+    more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+    reason = str(first.skipped)
+    return (reason if first.path in reason else f"{first.path}: {reason}") + more
+
+
+def _walk(paths: Iterable[Path]) -> Iterator[Path]:
+    """The files named, and those in folders named, sorted; hidden ones and links to folders are passed over."""
+    count = 0
+    for path in paths:
+        for file in _files_of(path):
+            count += 1
+            if count > MOST_FILES:
+                raise UnusableError(f"more than {MOST_FILES} files were given")
+            yield file
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
+        yield path
+        return
+    for directory, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(directory, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _kind(path: Path) -> str:
+    """``capture``, ``report``, ``json``, ``unknown``, or ``missing`` where it can't be opened."""
+    try:
+        # A pipe or a device could block for ever, or never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            return "unknown"
+        with path.open("rb") as stream:
+            head = stream.read(SNIFFED)
+    except OSError:
+        return "missing"
+    if not head.lstrip().startswith(b"{"):
+        return "unknown"
+    compact = b"".join(head.split())
+    if b'"kind":"capture"' in compact:
+        return "capture"
+    return "report" if b'"verdict":' in compact and b'"schema":' in compact else "json"

@@ -1,0 +1,16 @@
+"""Reads the data files beside this module. Who reads one keeps it: a file is read when asked, and once."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def read(name: str, shape: type[T]) -> T:
+    """The JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` where it does not fit."""
+    text = resources.files("doctor.knowledge").joinpath(name).read_bytes()
+    return msgspec.json.decode(text, type=shape)

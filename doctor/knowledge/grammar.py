@@ -1,0 +1,123 @@
+"""How NCCL and Gloo read the settings that name interfaces and devices.
+
+Sources: NCCL ``src/misc/utils.cc`` (parseStringList, matchIfList), ``src/misc/socket.cc`` (ncclFindInterfaces,
+ncclEnvSocketFamily), ``src/os/linux.cc`` (ncclOsFindInterfaces), ``src/transport/net_ib/init.cc`` (NCCL_IB_HCA),
+``src/misc/param.cc`` (ncclLoadParam); torch ``torch/csrc/distributed/c10d/init.cpp`` (GLOO_SOCKET_IFNAME).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_INTERFACES = 16
+"""Interfaces that NCCL keeps, and entries that it reads of NCCL_SOCKET_IFNAME (MAX_IFS in src/include/net.h)."""
+
+MAX_RDMA_DEVICES = 32
+"""Ports that NCCL keeps, and entries that it reads of NCCL_IB_HCA (MAX_IB_DEVS in src/transport/net_ib)."""
+
+Entry = tuple[str, "int | None"]
+
+_LEADING_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_DECIMAL = re.compile(r"\s*([+-]?[0-9]+)")
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True)
+class NcclList:
+    """A list of names as NCCL reads NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
+
+    ``exclude``: it began with ``^`` and names what is not wanted. ``exact``: it began with ``=`` (or ``^=``) and the
+    entries are whole names, otherwise prefixes. ``entries``: names with their port, ``None`` where none is given.
+    """
+
+    exclude: bool
+    exact: bool
+    entries: tuple[Entry, ...]
+
+    def names(self, name: str, port: int | None = None) -> bool:
+        """Whether an entry stands for ``name``; a list without entries stands for everything."""
+        return not self.entries or any(self.entry_matches(entry, name, port) for entry in self.entries)
+
+    def entry_matches(self, entry: Entry, name: str, port: int | None = None) -> bool:
+        """Whether this entry stands for ``name``. Ports count only where both sides give one."""
+        prefix, wanted = entry
+        alike = name == prefix if self.exact else name.startswith(prefix)
+        return alike and (wanted is None or port is None or wanted == port)
+
+    def selects(self, name: str, port: int | None = None) -> bool:
+        """Whether NCCL would take the interface or device ``name`` (and its ``port``)."""
+        return self.names(name, port) != self.exclude
+
+
+def parse_nccl_list(text: str, limit: int = MAX_INTERFACES) -> NcclList:
+    """Read a list of interfaces or devices as NCCL does.
+
+    One ``^`` and then one ``=`` may stand at the very start and hold for the whole list; entries are separated by
+    commas and nothing is trimmed, so `` eth0`` begins with a space and case counts. Empty entries are passed over;
+    entries after the first ``limit`` are not read.
+    """
+    exclude = text.startswith("^")
+    rest = text[1:] if exclude else text
+    exact = rest.startswith("=")
+    parsed = (_read_entry(entry) for entry in rest[exact:].split(","))
+    return NcclList(exclude, exact, tuple(entry for entry in parsed if entry[0])[:limit])
+
+
+def _read_entry(text: str) -> Entry:
+    """A name and its port. A port of -1 is NCCL's word for any; text after the colon that is no number is 0 (atoi)."""
+    name, colon, rest = text.partition(":")
+    number = rest.partition(":")[0]
+    if not colon or not number:
+        return name, None
+    match = _DECIMAL.match(number)
+    port = int(match[1]) if match else 0
+    return name, None if port == -1 else port
+
+
+def nccl_interface_list(text: str | None) -> NcclList | None:
+    """NCCL_SOCKET_IFNAME as a list, or ``None`` where NCCL picks by itself: it is unset or shorter than two characters
+    (ncclFindInterfaces)."""
+    return parse_nccl_list(text) if text is not None and len(text) > 1 else None
+
+
+def nccl_device_list(text: str | None) -> NcclList:
+    """NCCL_IB_HCA as a list; unset and empty stand for all devices."""
+    return parse_nccl_list(text or "", MAX_RDMA_DEVICES)
+
+
+def nccl_socket_family(text: str | None) -> str | None:
+    """NCCL_SOCKET_FAMILY as ``inet`` or ``inet6``; ``None`` where it forces nothing, which any other text does not."""
+    return {"AF_INET": "inet", "AF_INET6": "inet6"}.get(text or "")
+
+
+def parse_nccl_integer(text: str | None, default: int) -> int:
+    """An integer setting as NCCL reads it: ``strtoll`` with base 0, so ``0x10`` is 16, ``010`` is 8, and text without
+    a number in front (``true``, ``yes``) is 0. Unset, empty or out of range is ``default``."""
+    if not text:
+        return default
+    match = _LEADING_NUMBER.match(text)
+    if match is None:
+        return 0
+    sign, digits = match.groups()
+    base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
+    value = int(digits, base) * (-1 if sign == "-" else 1)
+    return value if -_INT64 <= value < _INT64 else default
+
+
+def gloo_names(text: str | None) -> tuple[str, ...]:
+    """GLOO_SOCKET_IFNAME as Gloo's exact names; empty where Gloo goes by the host's own name.
+
+    A value shorter than two characters counts as unset. Names are separated by commas, nothing is trimmed, and each
+    one must be an interface with an address: an empty name between commas is an error too (one comma at the end is
+    none).
+    """
+    if text is None or len(text) < 2:
+        return ()
+    names = text.split(",")
+    return tuple(names[:-1] if names[-1] == "" else names)
+
+
+def looks_like_nccl_syntax(text: str) -> bool:
+    """Whether a value for Gloo is written in NCCL's grammar: an entry begins with ``^`` or ``=``."""
+    return any(entry.startswith(("^", "=")) for entry in text.split(","))

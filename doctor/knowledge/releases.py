@@ -1,0 +1,109 @@
+"""Releases that belong together: torch and its NCCL and CUDA, CUDA and the driver, NCCL and the GPU.
+
+Sources: metadata of the torch and lightning wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
+drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for the architectures.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.knowledge.data import read
+
+Release = tuple[int, ...]
+
+
+class TorchRelease(msgspec.Struct, frozen=True):
+    """What the default wheel of a torch release is built with and asks for. ``python``: a version specifier."""
+
+    nccl: str
+    cuda: str
+    python: str
+
+
+class LightningRelease(msgspec.Struct, frozen=True):
+    """A Lightning release: the torch that it requires, a specifier, and the newest ``x.y`` it was tested with."""
+
+    torch: str
+    tested: str
+
+
+class _Releases(msgspec.Struct, frozen=True):
+    minimum_driver: dict[str, str]
+    minimum_nccl: dict[str, str]
+    torch: dict[str, TorchRelease]
+    lightning: dict[str, LightningRelease]
+
+
+@cache
+def _table() -> _Releases:
+    return read("releases.json", _Releases)
+
+
+_NUMBERS = re.compile(r"\s*[vVrR]?(\d+(?:\.\d+)*)")
+
+
+def release(text: str) -> Release:
+    """The leading numbers of a version, for comparisons: ``2.27.3+cuda12.8`` is (2, 27, 3), ``570.124.06`` is
+    (570, 124, 6). Empty where there is none."""
+    match = _NUMBERS.match(text)
+    return tuple(map(int, match.group(1).split("."))) if match else ()
+
+
+def is_older(one: str, other: str) -> bool | None:
+    """Whether ``one`` is older than ``other`` over the numbers that both have: ``2.27`` is not older than ``2.27.3``.
+    ``None`` where one of them is no version."""
+    first, second = release(one), release(other)
+    if not first or not second:
+        return None
+    length = min(len(first), len(second))
+    return first[:length] < second[:length]
+
+
+def within(version: str, first: str | None = None, before: str | None = None) -> bool:
+    """Whether ``first`` <= ``version`` < ``before``, each end open where it is ``None``; never for no version."""
+    numbers = release(version)
+    if not numbers:
+        return False
+    return (first is None or numbers >= release(first)) and (before is None or numbers < release(before))
+
+
+def minimum_driver(cuda: str) -> str | None:
+    """The oldest Linux driver for a CUDA release (``12.8``), under minor-version compatibility; ``None`` where that is
+    not known."""
+    return _table().minimum_driver.get(cuda.partition(".")[0])
+
+
+def minimum_nccl(compute_capability: str) -> str | None:
+    """The first NCCL with code for a GPU of this compute capability (``9.0``); ``None`` where that is not known."""
+    return _table().minimum_nccl.get(compute_capability.partition(".")[0])
+
+
+def torch_release(version: str) -> TorchRelease | None:
+    """What torch ``version`` (``2.8.0+cu128`` too) was released with; ``None`` for one that is not in the table.
+
+    The CUDA and NCCL are those of the default wheel: a wheel of another index has others.
+    """
+    return _table().torch.get(".".join(map(str, release(version))))
+
+
+class LightningMatch(NamedTuple):
+    """The line of the table that holds for a Lightning release."""
+
+    since: str
+    release: LightningRelease
+
+
+def lightning_release(version: str) -> LightningMatch | None:
+    """What Lightning ``version`` requires: the newest line of its ``x.y`` that is not newer than it."""
+    numbers = release(version)
+    fitting = [
+        LightningMatch(since, line)
+        for since, line in _table().lightning.items()
+        if release(since)[:2] == numbers[:2] and release(since) <= numbers
+    ]
+    return max(fitting, key=lambda match: release(match.since), default=None)

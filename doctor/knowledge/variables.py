@@ -1,0 +1,158 @@
+"""The variables that NCCL and torch.distributed read, and which known name a misspelt one is near to.
+
+Sources: ``NCCL_PARAM``, ``DEFINE_NCCL_PARAM`` and ``ncclGetEnv`` in NCCL's sources over the tags 2.3.5 to 2.30.7 and
+its user guide (docs/userguide/source/env.rst); ``getCvar*`` and ``getenv`` in torch from 2.1 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from doctor.knowledge.data import read
+
+Reader = Literal["nccl", "plugin", "torch", "cuda"]
+
+
+class VariableInfo(msgspec.Struct, frozen=True):
+    """What is known of a variable.
+
+    ``reader``: who reads it; ``first`` and ``last``: releases of the reader, ``None`` where it was there before the
+    oldest one looked at or is there still. ``type``: int, bool, float or string; ``grammar``: the rule of
+    :mod:`doctor.knowledge.values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``.
+    ``default``: only where it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
+    ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it,
+    ``may differ``, or (empty) had better not. ``source``: the file upstream that reads it.
+    """
+
+    reader: Reader
+    type: str = "string"
+    grammar: str = "none"
+    words: tuple[str, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    step: int | None = None
+    default: str | None = None
+    first: str | None = None
+    last: str | None = None
+    replaced_by: str | None = None
+    superseded: str | None = None
+    still_read: bool = False
+    peers: str = ""
+    note: str = ""
+    source: str = ""
+
+
+@cache
+def table() -> dict[str, VariableInfo]:
+    """All known variables by name."""
+    shape = dict[str, VariableInfo]
+    return read("torch_variables.json", shape) | read("nccl_variables.json", shape)
+
+
+def known(name: str) -> VariableInfo | None:
+    """What is known of the variable ``name``; ``None`` for one that no known release reads."""
+    return table().get(name)
+
+
+class _Foreign(msgspec.Struct, frozen=True):
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+
+@cache
+def _foreign() -> _Foreign:
+    """Packages, build paths and plug-ins: NCCL_VERSION of the NVIDIA containers, NCCL_ROOT and friends of CMake and
+    setup.py, the plug-ins of UCX, SHARP, AWS and Google, nccl-tests."""
+    return read("nccl_foreign.json", _Foreign)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether ``name`` belongs to a package, a build or a plug-in, which NCCL itself does not read."""
+    return name in _foreign().names or name.startswith(_foreign().prefixes)
+
+
+_MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
+
+
+def concerns_nccl(name: str) -> bool:
+    """Whether ``name`` is, or may be meant as, a variable of NCCL or of torch's NCCL process group."""
+    return name.strip().upper().startswith(("NCCL_", "TORCH_NCCL_")) or bool(_MISSPELT_PREFIX.match(name))
+
+
+LETTERS_PER_SLIP = 5
+"""One slip of the pen for every so many letters of a name's own part: NCCL_IB_HCA forgives one, NCCL_SOCKET_IFNAME two.
+
+Tighter than the usual third of the letters: a plug-in's variable must not pass for a misspelt one."""
+
+
+@cache
+def nearest(name: str) -> str | None:
+    """The known name that ``name`` may be meant to be; ``None`` where none is near.
+
+    In this order: the same but for case, blanks and underscores; with TORCH_ too much or too little, or with NCCL
+    misspelt; with its words in another order; within a few slips of the pen; and breaking off too early.
+    """
+    plain = name.strip().upper()
+    names = [known for known in table() if concerns_nccl(known) and known != name]
+    names.sort(
+        key=lambda known: (table()[known].superseded is not None, known.startswith("TORCH_") != _is_torch(plain))
+    )
+    for spelling in (_squash, _own_part, _sorted_words):
+        wanted = spelling(plain)
+        if match := next((known for known in names if spelling(known) == wanted), None):
+            return match
+    return _closest(plain, names) or _unfinished(plain, names)
+
+
+def _is_torch(name: str) -> bool:
+    return name.startswith("TORCH_")
+
+
+def _squash(name: str) -> str:
+    return name.replace("_", "")
+
+
+def _own_part(name: str) -> str:
+    return re.sub(r"^(?:TORCH_)?(?:N+[CL]{1,4}_)+", "", name)
+
+
+def _sorted_words(name: str) -> str:
+    return " ".join(sorted(name.split("_")))
+
+
+def _closest(name: str, names: list[str]) -> str | None:
+    limit = max(1, len(_own_part(name)) // LETTERS_PER_SLIP)
+    own = _squash(_own_part(name))
+    near = [(slips(own, _squash(_own_part(known)), limit), order, known) for order, known in enumerate(names)]
+    distance, _, best = min(near)
+    return best if distance <= limit else None
+
+
+def _unfinished(name: str, names: list[str]) -> str | None:
+    """The one known name that goes on where ``name`` ends; of a single word (NCCL_IB) nothing is concluded."""
+    own = _own_part(name)
+    longer = [known for known in names if _own_part(known).startswith(f"{own}_")]
+    return longer[0] if "_" in own and len(longer) == 1 else None
+
+
+def slips(one: str, other: str, limit: int) -> int:
+    """How many letters to put in, leave out, change or swap with their neighbour to turn one into the other (optimal
+    string alignment); more than ``limit`` is returned as ``limit + 1``."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        before, above, row = row, before, [i]
+        for j, theirs in enumerate(other, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != theirs))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == theirs:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+    return min(row[-1], limit + 1)

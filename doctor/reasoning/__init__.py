@@ -1,0 +1,1 @@
+"""Pure functions over facts and jobs that several checks share."""

@@ -1,0 +1,398 @@
+"""Which GPU a rank will use: the grammar of CUDA_VISIBLE_DEVICES, and the way from a local rank to a device.
+
+Sources: CUDA programming guide, "CUDA environment variables"; torch/cuda/__init__.py ``_parse_visible_devices`` and
+``_transform_uuid_to_ordinals``, which repeat the driver's rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from doctor.facts import (
+    EnvironmentFacts,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    HostFacts,
+    LaunchFacts,
+    MigDevice,
+    ProcessFacts,
+    SlurmFacts,
+    SoftwareFacts,
+    TrainerFacts,
+)
+from doctor.job import Alike, LocalRanks, Rank
+
+HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
+"""Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task
+without GPUs."""
+
+_LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+class VisibleList(NamedTuple):
+    """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver.
+
+    ``entries``: what counts, in order (index as digits, UUID or its beginning). ``is_set``: whether the variable is
+    set at all. ``fault``: what is wrong with it, as the end of a sentence that begins with the value; ``None`` for a
+    sound one, and for one that hides every GPU on purpose.
+    """
+
+    entries: tuple[str, ...] = ()
+    is_set: bool = True
+    fault: str | None = None
+
+    @property
+    def is_by_index(self) -> bool:
+        """Whether the entries are indices."""
+        return bool(self.entries) and self.entries[0].isdigit()
+
+
+def parse_visible_devices(text: str | None) -> VisibleList:
+    """The list in a value of CUDA_VISIBLE_DEVICES; ``None`` stands for a variable that is not set.
+
+    Either indices or UUIDs, not both; reading ends at the first entry that is neither, and a repeated entry leaves
+    nothing visible.
+    """
+    if text is None:
+        return VisibleList(is_set=False)
+    if text.strip().lower() in HIDE_ALL:
+        return VisibleList()
+    prefix = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), None)
+    return _read_uuids(text, prefix) if prefix else _read_indices(text)
+
+
+def _read_uuids(text: str, prefix: str) -> VisibleList:
+    taken: list[str] = []
+    words = text.split(",")
+    for position, word in enumerate(words):
+        if not word.startswith(prefix):
+            return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]))
+        if word in taken:
+            return VisibleList(fault=_repeats(word))
+        taken.append(word)
+    return VisibleList(tuple(taken))
+
+
+def _read_indices(text: str) -> VisibleList:
+    taken: list[str] = []
+    fault = None
+    words = [word.strip() for word in text.split(",")]
+    for position, word in enumerate(words):
+        number = _LEADING_NUMBER.match(word)
+        if number is None or int(number[0]) < 0:
+            return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]) or fault)
+        index = str(int(number[0]))
+        if index in taken:
+            return VisibleList(fault=_repeats(index))
+        if number[0] != word:
+            fault = fault or f"holds {word!r}, of which CUDA reads {index} alone"
+        taken.append(index)
+    return VisibleList(tuple(taken), fault=fault)
+
+
+def _cut(word: str, rest: list[str]) -> str | None:
+    """What an entry that ends the list costs; nothing where it is an empty or negative one with nothing behind it."""
+    lost = [name for name in rest if name.strip()]
+    if not lost and (not word.strip() or word.strip() == "-1"):
+        return None
+    behind = f"; {', '.join(lost)} behind it {'is' if len(lost) == 1 else 'are'} ignored" if lost else ""
+    return f"is cut short at {word!r}, which is no device{behind}"
+
+
+def _repeats(word: str) -> str:
+    return f"repeats device {word}: CUDA then shows no device at all"
+
+
+class Device(NamedTuple):
+    """What a process sees as one CUDA device: a GPU, or a MIG slice of it."""
+
+    gpu: Gpu
+    slice: MigDevice | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of the slice, else of the GPU."""
+        return self.slice.uuid if self.slice else self.gpu.uuid
+
+    @property
+    def label(self) -> str:
+        """How people call it: ``GPU 3``, or ``MIG slice 0 of GPU 3``."""
+        return f"MIG slice {self.slice.index} of GPU {self.gpu.index}" if self.slice else f"GPU {self.gpu.index}"
+
+
+class Visible(NamedTuple):
+    """What a process with some environment sees of its host's GPUs.
+
+    ``devices``: in CUDA's order, ``None`` where that can't be known, for the reason ``why``. ``size``: how many
+    devices, ``None`` where even that can't be known. ``error``: what is wrong with CUDA_VISIBLE_DEVICES.
+    """
+
+    devices: tuple[Device, ...] | None
+    size: int | None
+    error: str | None = None
+    why: str = ""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...] | None:
+        """The GPUs behind the devices, in their order."""
+        return None if self.devices is None else tuple(device.gpu for device in self.devices)
+
+
+def visible_gpus(environment: EnvironmentFacts | None, gpus: GpuFacts) -> Visible:
+    """What CUDA shows a process with this ``environment`` of its host's ``gpus``."""
+    get = environment.get if environment else lambda _: None
+    listed = parse_visible_devices(get("CUDA_VISIBLE_DEVICES"))
+    if listed.entries and not listed.is_by_index:
+        return _by_uuid(listed, gpus)
+    chosen, fault = _by_index(listed, gpus)
+    return _in_order(chosen, fault or listed.fault, gpus, get("CUDA_DEVICE_ORDER"))
+
+
+def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | None]:
+    if not listed.is_set:
+        return list(gpus.gpus), None
+    there = len(gpus.gpus)
+    for position, entry in enumerate(listed.entries):
+        if int(entry) >= there:
+            kept = [gpus.gpus[int(index)] for index in listed.entries[:position]]
+            return kept, f"names device {entry}, and this host shows {_counted(there)}"
+    return [gpus.gpus[int(index)] for index in listed.entries], None
+
+
+def _counted(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> Visible:
+    """Devices by index. CUDA's default order puts the fastest first, NVML's is that of the PCI bus: they agree for
+    certain only where all GPUs are of one model."""
+    if any(gpu.mig for gpu in chosen):
+        return _slices(chosen, error)
+    if len({gpu.name for gpu in gpus.gpus if gpu.name}) > 1 and (order or "").strip() != "PCI_BUS_ID":
+        why = "the GPUs are of different models and CUDA_DEVICE_ORDER is not PCI_BUS_ID"
+        return Visible(None, len(chosen), error, why)
+    return Visible(tuple(Device(gpu) for gpu in chosen), len(chosen), error)
+
+
+def _slices(chosen: list[Gpu], error: str | None) -> Visible:
+    """CUDA shows a process one MIG slice alone, the first one (MIG user guide, "CUDA device enumeration")."""
+    if not all(gpu.mig for gpu in chosen):
+        return Visible(None, None, error, "MIG is enabled on some of the GPUs and not on others")
+    first = next(((gpu, gpu.mig_devices[0]) for gpu in chosen if gpu.mig_devices), None)
+    if first is None:
+        return Visible(None, None, error, "MIG is enabled and no MIG slice can be seen")
+    return Visible((Device(*first),), 1, error)
+
+
+def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> Visible:
+    found: list[Device] = []
+    for entry in listed.entries:
+        matches = list(_named(entry, gpus))
+        if len(matches) != 1:
+            if not matches and any(gpu.lost or not gpu.uuid for gpu in gpus.gpus):
+                return Visible(None, None, listed.fault, "the UUID of a GPU could not be read")
+            kind = "fits several devices" if matches else "is not on this host"
+            return Visible(tuple(found), len(found), f"names {entry}, which {kind}")
+        if matches[0] in found:
+            return Visible((), 0, _repeats(entry))
+        found.append(matches[0])
+    taken = found[:1] if found and found[0].slice else found
+    return Visible(tuple(taken), len(taken), listed.fault)
+
+
+def _named(entry: str, gpus: GpuFacts) -> Iterator[Device]:
+    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is the form before
+    driver 470."""
+    for gpu in gpus.gpus:
+        if entry.startswith("GPU-"):
+            if gpu.uuid.startswith(entry):
+                yield Device(gpu)
+        elif entry.startswith("MIG-GPU-"):
+            if gpu.uuid and entry[4:].partition("/")[0] == gpu.uuid:
+                yield Device(gpu, MigDevice(uuid=entry, index=-1))
+        else:
+            yield from (Device(gpu, slice_) for slice_ in gpu.mig_devices if slice_.uuid.startswith(entry))
+
+
+Process = Rank | Alike
+"""A rank, or ranks that are alike in what is asked."""
+
+
+def backend_asked(process: Process) -> str | None:
+    """The backend of torch.distributed that settings outside the script ask for, lower case; ``None`` where none does.
+
+    PL_TORCH_DISTRIBUTED_BACKEND is read by Lightning 1 alone; 2.0 removed it (its changelog, "Removed")."""
+    trainer = process.find(TrainerFacts)
+    if trainer and trainer.backend and trainer.backend.strip():
+        return trainer.backend.strip().lower()
+    environment, software = process.find(EnvironmentFacts), process.find(SoftwareFacts)
+    value = environment.get("PL_TORCH_DISTRIBUTED_BACKEND") if environment else None
+    lightning = software and (software.version("pytorch-lightning") or software.version("lightning"))
+    if not value or not value.strip() or (lightning and not lightning.startswith("1.")):
+        return None
+    return value.strip().lower()
+
+
+def on_processor(process: Process) -> str | None:
+    """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
+    trainer = process.find(TrainerFacts)
+    if trainer and (trainer.accelerator or "").lower() == "cpu":
+        return "the accelerator asked for is cpu"
+    software = process.find(SoftwareFacts)
+    if software and software.torch and not software.torch.cuda and not software.torch.hip:
+        return "this torch is built without CUDA"
+    environment = process.find(EnvironmentFacts)
+    text = environment.get("CUDA_VISIBLE_DEVICES") if environment else None
+    if text is not None and text.strip().lower() in HIDE_ALL:
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    if environment and (environment.get("ACCELERATE_USE_CPU") or "").lower() in ("1", "true", "yes"):
+        return "ACCELERATE_USE_CPU asks for the CPU"
+    return None
+
+
+def uses_nccl(process: Process) -> bool:
+    """Whether these ranks will talk by NCCL: they use GPUs, and no other backend is asked for."""
+    backend = backend_asked(process)
+    return on_processor(process) is None and (backend is None or "nccl" in backend)
+
+
+def bound_per_task(process: Process) -> bool:
+    """Whether SLURM gives each task GPUs of its own. Each task may then see them as device 0 behind a device cgroup,
+    so equal lists do not mean equal GPUs."""
+    slurm = process.find(SlurmFacts)
+    if slurm and (slurm.gpus_per_task or (slurm.gpu_binding or "none").lower() not in ("none", "")):
+        return True
+    launch = process.find(LaunchFacts)
+    names = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_BIND")
+    return bool(launch and any((launch.get(name) or "none").lower() not in ("none", "") for name in names))
+
+
+def local_rank_of(rank: Rank) -> int | None:
+    """The local rank; 0 for a lone process, ``None`` where the launcher does not tell."""
+    launch = rank.find(LaunchFacts)
+    if launch is None:
+        return None
+    if launch.local_rank is not None:
+        return launch.local_rank
+    return None if launch.running_together else 0
+
+
+def device_of(rank: Rank) -> Device | None:
+    """The device that a rank will use: the visible ones addressed by its local rank, or the only visible one.
+
+    ``None``: it will use none, or which one can't be known."""
+    gpus = rank.find(GpuFacts)
+    if gpus is None or on_processor(rank):
+        return None
+    return _addressed(visible_gpus(rank.find(EnvironmentFacts), gpus).devices, local_rank_of(rank))
+
+
+def _addressed(devices: tuple[Device, ...] | None, local_rank: int | None) -> Device | None:
+    if not devices:
+        return None
+    if len(devices) == 1:
+        return devices[0]
+    return devices[local_rank] if local_rank is not None and 0 <= local_rank < len(devices) else None
+
+
+def gpu_of(rank: Rank) -> Gpu | None:
+    """The GPU that a rank will use (see :func:`device_of`)."""
+    device = device_of(rank)
+    return device.gpu if device else None
+
+
+class Share(NamedTuple):
+    """A GPU of a host and the ranks that will use it; nobody where another job has it, or nobody."""
+
+    gpu: Gpu
+    ranks: tuple[int, ...]
+
+
+def shares(local: LocalRanks) -> list[Share]:
+    """Every GPU that the drivers of these hosts show, with the ranks that will use it, whatever they compute on.
+
+    A lone process may start others by itself, and one whose device can't be known may use any: each of them counts
+    for all GPUs that it sees. A GPU that several containers of a machine show is one.
+    """
+    found: dict[str, Gpu] = {}
+    users: dict[str, list[int]] = {}
+    for rank in local.members:
+        facts = rank.find(GpuFacts)
+        for gpu in facts.gpus if facts else ():
+            found.setdefault(_identity(rank, gpu), gpu)
+        for gpu in _may_use(rank, facts) if facts else ():
+            users.setdefault(_identity(rank, gpu), []).append(rank.number)
+    return [Share(gpu, tuple(users.get(identity, ()))) for identity, gpu in found.items()]
+
+
+def _identity(rank: Rank, gpu: Gpu) -> str:
+    return gpu.uuid or f"{rank.host.index}/{gpu.index}"
+
+
+def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
+    visible = visible_gpus(rank.find(EnvironmentFacts), facts)
+    launch = rank.find(LaunchFacts)
+    if visible.size == 0:
+        return ()
+    if launch and launch.running_together:
+        device = _addressed(visible.devices, local_rank_of(rank))
+        if device:
+            return (device.gpu,)
+    return facts.gpus if visible.gpus is None else visible.gpus
+
+
+def bus_key(bus_id: str | None) -> str:
+    """A PCI address for comparisons: ``00000000:3B:00.0``, ``0000:3b:00.0`` and ``0000:3b:00`` are one device."""
+    domain, _, rest = (bus_id or "").strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+
+
+INITIAL_PID_NAMESPACE = 4026531836
+"""Inode of the host's own PID namespace, PROC_PID_INIT_INO in Linux include/linux/proc_ns.h."""
+
+_PRIVATE_NAMESPACES = 4026531837
+"""Namespaces made later have inodes from here on (proc_ns.h, PROC_DYNAMIC_FIRST and above)."""
+
+
+def process_ids(local: LocalRanks) -> dict[int, int]:
+    """Process id -> rank, as the ranks see their own ids."""
+    found = ((rank.find(ProcessFacts), rank.number) for rank in local.members)
+    return {process.pid: number for process, number in found if process}
+
+
+def sees_host_processes(local: LocalRanks) -> bool:
+    """Whether process ids of these ranks are those of the host, as NVML's are; in most containers they are not."""
+    process = local.members[0].find(ProcessFacts) if local.members else None
+    digits = "".join(filter(str.isdigit, (process.namespace("pid") or "") if process else ""))
+    number = int(digits or 0)
+    if number == INITIAL_PID_NAMESPACE or number >= _PRIVATE_NAMESPACES:
+        return number == INITIAL_PID_NAMESPACE
+    host = local.find(HostFacts)
+    return host is not None and host.container is None
+
+
+def is_foreign(process: GpuProcess, own: Mapping[int, int], host_ids: bool) -> bool | None:
+    """Whether a process on a GPU is none of the job's ranks (``own``: their ids); ``None`` where that can't be told,
+    because the ranks live in a PID namespace of their own and see other ids than NVML (``host_ids`` is false)."""
+    if not host_ids and process.name is None:
+        return None
+    return process.pid not in own
+
+
+_DATA_CENTRE = re.compile(r"\b(?:Tesla|G?[ABHLPVT]\d{1,3}[A-Z]?)\b")
+_DESKTOP = re.compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECASE)
+
+
+def is_data_centre(gpu: Gpu) -> bool:
+    """Whether the model is one for servers (A100, H100, L40S, GB200, Tesla T4 …), by its name."""
+    return bool(_DATA_CENTRE.search(gpu.name)) and not _DESKTOP.search(gpu.name)
+
+
+def mebibytes(size: int | None) -> str:
+    """Bytes as people read them from nvidia-smi: ``512 MiB``, ``76.2 GiB``, or ``an unknown size``."""
+    if size is None:
+        return "an unknown size"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"

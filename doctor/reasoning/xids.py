@@ -1,0 +1,88 @@
+"""The Xids in a host's kernel log, folded: one entry for each code and device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from doctor.facts import KernelEvent, KernelLogFacts
+from doctor.job import LocalRanks
+from doctor.knowledge.xids import ACTIONS, Xid, xid
+from doctor.reasoning.devices import Share, bus_key, shares
+
+UNLISTED = Xid("a code that is not in our table; see NVIDIA's Xid catalogue", "hardware", "reset")
+
+_RECOVERED = re.compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
+"""Xid 154 that takes an earlier request back."""
+
+
+class Reported(NamedTuple):
+    """An Xid of one device, ``lines`` times. ``recent``: since this job began, ``None`` where that can't be told.
+    ``ranks``: those that use the device; all of the host where it is not known which they are."""
+
+    code: int
+    known: Xid
+    is_listed: bool
+    device: str
+    gpu: str
+    lines: int
+    last: KernelEvent
+    recent: bool | None
+    ranks: tuple[int, ...]
+
+    @property
+    def summary(self) -> str:
+        """Code, device and meaning."""
+        times = f", {self.lines} times" if self.lines > 1 else ""
+        when = {True: "", False: " before this job began", None: ""}[self.recent]
+        return f"Xid {self.code} on {self.gpu}{times}{when}: {self.known.meaning}"
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        text = ACTIONS[self.known.action]
+        return text[0].upper() + text[1:] + "."
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """The last line, and how often and when."""
+        return {
+            "xid": self.code,
+            "device": self.device,
+            "lines": self.lines,
+            "seconds_since_boot": self.last.time,
+            "kernel_log": self.last.text,
+            "process_id": self.last.pid,
+        }
+
+
+def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[Reported]:
+    """The Xids of these ``kinds`` in the kernel log of a host, by code and device, in the order of their first line.
+    A code that is not in the table counts as ``hardware``."""
+    log = local.find(KernelLogFacts)
+    lines: dict[tuple[int, str], list[KernelEvent]] = {}
+    for event in log.events if log else ():
+        if event.kind == "xid" and event.code is not None and not _RECOVERED.search(event.text):
+            lines.setdefault((event.code, bus_key(event.device)), []).append(event)
+    chosen = [(code, device) for code, device in lines if (xid(code) or UNLISTED).kind in kinds]
+    by_bus = {bus_key(share.gpu.bus_id): share for share in shares(local)} if chosen else {}
+    for code, device in chosen:
+        yield _fold(code, device, lines[code, device], log.job_started if log else None, by_bus.get(device), local)
+
+
+def _fold(
+    code: int, device: str, events: list[KernelEvent], began: float | None, share: Share | None, local: LocalRanks
+) -> Reported:
+    last = max(events, key=lambda event: event.time or 0.0)
+    return Reported(
+        code=code,
+        known=xid(code) or UNLISTED,
+        is_listed=xid(code) is not None,
+        device=last.device or "",
+        gpu=f"GPU {share.gpu.index}" if share else f"the GPU at {last.device or 'an unknown address'}",
+        lines=len(events),
+        last=last,
+        recent=None if began is None or last.time is None else last.time >= began,
+        ranks=share.ranks if share else local.ranks,
+    )

@@ -1,0 +1,13 @@
+"""Reports print what was judged and judge nothing: text for people, JSON, Markdown, JUnit, GitHub annotations."""
+
+from __future__ import annotations
+
+from doctor.report.machine import render_github, render_json, render_junit, render_markdown
+
+MACHINE_FORMATS = {
+    "json": render_json,
+    "markdown": render_markdown,
+    "junit": render_junit,
+    "github": render_github,
+}
+"""Format -> function from a report to text. ``text`` is drawn on a terminal by :mod:`doctor.report.terminal`."""

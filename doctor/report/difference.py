@@ -1,0 +1,49 @@
+"""What changed between two captures, written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from doctor.diff import Difference
+from doctor.report.words import ranges
+
+
+def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:
+    """The differences as ``text``, ``json`` (schema 1) or ``markdown``."""
+    if form == "json":
+        document = {"schema": 1, "kind": "diff", "before": before, "after": after, "differences": list(differences)}
+        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    if not differences:
+        return f"no difference between {before} and {after}\n"
+    lines = _markdown(differences, before, after) if form == "markdown" else _text(differences, before, after)
+    return "\n".join(lines) + "\n"
+
+
+def _text(differences: Sequence[Difference], before: str, after: str) -> list[str]:
+    lines = [f"{len(differences)} differences, from {before} to {after}"]
+    weight = ""
+    for one in differences:
+        if one.weight != weight:
+            weight = one.weight
+            lines += ["", f"{weight} likelihood"]
+        lines.append(f"  {one.section} {one.path}  (ranks {ranges(one.ranks)})")
+        lines += [f"    - {_shown(one.before)}", f"    + {_shown(one.after)}"]
+    return lines
+
+
+def _markdown(differences: Sequence[Difference], before: str, after: str) -> list[str]:
+    head = f"| likelihood | fact | {before} | {after} | ranks |"
+    return [head, "| --- | --- | --- | --- | --- |", *map(_row, differences)]
+
+
+def _row(one: Difference) -> str:
+    cells = (one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "(not there)"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,142 @@
+"""Reports that programs read, and Markdown."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import msgspec
+
+from doctor.finding import Severity, Status
+from doctor.report.words import counts_line, coverage_line, evidence_lines, families, place
+from doctor.result import CheckResult, Report, ReportFinding
+
+
+def render_json(report: Report) -> str:
+    """The report document, schema 1."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def render_markdown(report: Report) -> str:
+    """A page for a merge request or a ticket."""
+    lines = [f"# rankdoctor: {report.verdict}", "", f"{counts_line(report)}. {coverage_line(report)}."]
+    if report.primary:
+        lines += ["", f"Most likely root cause: **{report.primary}**."]
+    for result in report.results:
+        for finding in result.findings:
+            lines += ["", *_markdown_finding(report, result, finding)]
+    lines += ["", "| check | status | seen | reason |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {result.id} {_cell(result.name)} | {result.status.value} | {result.seen}/{result.expected} "
+        f"| {_cell(result.reason or '')} |"
+        for result in report.results
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_finding(report: Report, result: CheckResult, finding: ReportFinding) -> list[str]:
+    ignored = f" (ignored: {finding.ignored.reason}, {finding.ignored.by})" if finding.ignored else ""
+    lines = [
+        f"## {result.id} {result.name}: {finding.severity.value}{ignored}",
+        "",
+        finding.summary,
+        "",
+        f"- where: {place(finding, report)}",
+        *(f"- {line}" for line in evidence_lines(finding.evidence)),
+        f"- effect: {finding.effect}",
+    ]
+    return [*lines, "", "```", *finding.fix.splitlines(), "```"]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML 1.0 forbids."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def render_junit(report: Report) -> str:
+    """A suite a family, a case a check. Errors and warnings that stand are failures; unknown and skip are skipped."""
+    root = ET.Element("testsuites", name="rankdoctor", time=f"{report.seconds:.3f}")
+    for family, results in families(report).items():
+        _suite(root, family, results, report)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Report) -> None:
+    cases = [_case(family, result, report) for result in results]
+    count = {tag: str(sum(case.find(tag) is not None for case in cases)) for tag in ("failure", "error", "skipped")}
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        name=_xml(family),
+        tests=str(len(cases)),
+        failures=count["failure"],
+        errors=count["error"],
+        skipped=count["skipped"],
+        time=f"{sum(result.seconds for result in results):.3f}",
+    )
+    suite.extend(cases)
+
+
+def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
+    name = _xml(f"{result.id} {result.name}")
+    case = ET.Element("testcase", classname=f"doctor.{_xml(family)}", name=name, time=f"{result.seconds:.3f}")
+    loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]
+    if loud:
+        failure = ET.SubElement(case, "failure", message=_xml(loud[0].summary), type=result.severity.value)
+        failure.text = _xml("\n\n".join(_plain(report, finding) for finding in loud))
+    elif result.status is Status.CRASH:
+        ET.SubElement(case, "error", message=_xml(result.reason or ""), type="crash")
+    elif result.status in (Status.UNKNOWN, Status.SKIP):
+        ET.SubElement(case, "skipped", message=_xml(f"{result.status.value}: {result.reason}"))
+    quiet = [f for f in result.findings if f not in loud]
+    if quiet:
+        ET.SubElement(case, "system-out").text = _xml("\n\n".join(_plain(report, finding) for finding in quiet))
+    return case
+
+
+def _plain(report: Report, finding: ReportFinding) -> str:
+    ignored = f"\nignored: {finding.ignored.reason} ({finding.ignored.by})" if finding.ignored else ""
+    evidence = "\n".join(evidence_lines(finding.evidence))
+    where = place(finding, report)
+    return f"{finding.summary}\nwhere: {where}\n{evidence}\neffect: {finding.effect}\nfix: {finding.fix}{ignored}"
+
+
+_GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+
+
+def render_github(report: Report) -> str:
+    """Workflow commands: an annotation for each finding that stands; crashes too."""
+    lines = []
+    for result in report.results:
+        title = _github_property(f"{result.id} {result.name}")
+        for finding in (finding for finding in result.findings if finding.stands):
+            where = _github_place(finding)
+            message = _github_text(_plain(report, finding))
+            lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
+        if result.status is Status.CRASH:
+            lines.append(f"::warning title={title}::{_github_text(f'the check crashed: {result.reason}')}")
+    lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
+    return "\n".join(lines) + "\n"
+
+
+def _github_place(finding: ReportFinding) -> str:
+    if finding.source is None:
+        return ""
+    line = f"line={finding.source.line}," if finding.source.line else ""
+    return f"file={_github_property(finding.source.file)},{line}"
+
+
+def _github_text(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return _github_text(text).replace(":", "%3A").replace(",", "%2C")

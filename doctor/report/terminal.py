@@ -1,0 +1,200 @@
+"""The report that people read in a terminal: findings in full, the rest folded; narrow or wide, with colour or not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from doctor.finding import Severity, Status
+from doctor.report.words import (
+    counts_line,
+    coverage_line,
+    evidence_lines,
+    families,
+    place,
+    ranges,
+    some,
+    why_inconclusive,
+)
+from doctor.result import CheckResult, Report, ReportFinding
+
+PIPED_WIDTH = 120
+"""Columns where the output is no terminal and COLUMNS is not set: log viewers scroll."""
+
+MOST_ALIKE = 3
+"""Findings of one check that are shown in full; more are counted, unless all are asked for."""
+
+_TRAILING = re.compile(r"[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
+
+_STYLE = {
+    "error": "bold red",
+    "warning": "yellow",
+    "info": "cyan",
+    "ok": "green",
+    "unknown": "magenta",
+    "skip": "dim",
+    "crash": "bold magenta",
+    "ignored": "dim",
+}
+_MARK = {
+    "error": "✗",
+    "warning": "!",
+    "info": "i",
+    "ok": "✓",
+    "unknown": "?",
+    "skip": "-",
+    "crash": "✗",
+    "ignored": "-",
+}
+
+
+def make_console(stream: IO[str], *, width: int | None = None) -> Console:
+    """A console for ``stream``: no colour where it is no terminal or NO_COLOR is set."""
+    piped = not stream.isatty()
+    if width is None and piped and not os.environ.get("COLUMNS", "").isdigit():
+        width = PIPED_WIDTH
+    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False, no_color=piped or None)
+
+
+def print_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
+    """Draw the report. ``verbose``: every check on a line of its own; ``quiet``: only findings and the verdict."""
+    with console.capture() as paper:
+        if not quiet:
+            console.print(_title(report))
+        for family, results in families(report).items():
+            console.print(Group(*_family(family, results, report, verbose=verbose, quiet=quiet)), end="")
+        console.print(_summary(report))
+    # Tables pad their last column; nobody wants to copy that.
+    console.file.write(_TRAILING.sub("", paper.get()))
+    console.file.flush()
+
+
+def _title(report: Report) -> RenderableType:
+    words = [f"rankdoctor {report.tool.version}"]
+    if report.job is not None:
+        hosts = [host.name for host in report.job.hosts]
+        processes = "1 process" if report.job.world_size == 1 else f"{report.job.world_size} ranks"
+        launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
+        words += [processes, launcher, some(hosts, 3)]
+    return Text(" · ".join(words), style="bold")
+
+
+def _family(
+    family: str, results: list[CheckResult], report: Report, *, verbose: bool, quiet: bool
+) -> Iterable[RenderableType]:
+    folded = Counter(result.status for result in results if _is_quiet(result))
+    shown = [result for result in results if verbose or not _is_quiet(result)]
+    if quiet:
+        shown = [result for result in shown if result.findings or result.status is Status.CRASH]
+    elif shown or folded:
+        yield Text()
+        yield Rule(Text(family, style="bold"), align="left", style="dim", characters="─")
+    for result in shown:
+        yield from _check(result, report, verbose=verbose)
+    if folded and not verbose and not quiet:
+        yield _row("ok" if folded[Status.OK] else "skip", Text(_fold(folded), style="dim"))
+
+
+def _is_quiet(result: CheckResult) -> bool:
+    return result.status in (Status.OK, Status.SKIP) and not result.findings
+
+
+def _fold(counts: Counter[Status]) -> str:
+    return ", ".join(f"{counts[status]} {status.value}" for status in (Status.OK, Status.SKIP) if counts[status])
+
+
+def _row(state: str, text: RenderableType, word: str | None = None) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, width=9)
+    table.add_column(overflow="fold")
+    table.add_row(Text(f"{_MARK[state]} {word or state}", style=_STYLE[state]), text)
+    return table
+
+
+def _check(result: CheckResult, report: Report, *, verbose: bool) -> Iterable[RenderableType]:
+    state = _state(result)
+    line = Text.assemble((result.id, "bold"), f" {result.name}")
+    if result.reason and not result.findings:
+        line.append(f": {result.reason}", style="dim")
+    yield _row(state, line)
+    shown = result.findings if verbose else result.findings[:MOST_ALIKE]
+    for finding in shown:
+        yield Padding(_finding(result, finding, report), (0, 0, 1, 10))
+    rest = result.findings[len(shown) :]
+    if rest:
+        yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, 10))
+
+
+def _state(result: CheckResult) -> str:
+    if result.status is Status.SICK:
+        return result.severity.value
+    return "ignored" if result.findings and result.status is Status.OK else result.status.value
+
+
+def _more(rest: tuple[ReportFinding, ...]) -> str:
+    ranks = ranges(rank for finding in rest for rank in finding.ranks)
+    return f"and {len(rest)} more findings like it" + (f", ranks {ranks}" if ranks else "") + " (--verbose shows all)"
+
+
+def _finding(result: CheckResult, finding: ReportFinding, report: Report) -> RenderableType:
+    summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, width=8, style="dim")
+    grid.add_column(overflow="fold")
+    for label, text in _parts(result, finding, report):
+        grid.add_row(label, text)
+    return Group(summary, grid)
+
+
+def _parts(result: CheckResult, finding: ReportFinding, report: Report) -> Iterable[tuple[str, Text]]:
+    yield "where", Text(place(finding, report))
+    if finding.source is not None:
+        line = f":{finding.source.line}" if finding.source.line else ""
+        yield "source", Text(f"{finding.source.file}{line}")
+    if finding.evidence:
+        yield "evidence", Text("\n".join(evidence_lines(finding.evidence)))
+    if finding.ignored is not None:
+        yield "ignored", Text(f"{finding.ignored.reason} ({finding.ignored.by})")
+        return
+    if finding.explained_by:
+        yield "because", Text(f"explained by {finding.explained_by}")
+    yield "effect", Text(finding.effect)
+    yield "fix", Text(finding.fix, style="bold")
+    if finding.severity is not Severity.INFO:
+        yield "more", Text(f"doctor explain {result.id}", style="dim")
+
+
+def _summary(report: Report) -> RenderableType:
+    colour = {"ok": "green", "sick": "red", "inconclusive": "magenta"}[report.verdict]
+    lines: list[RenderableType] = [Text(), Rule(style="dim", characters="─")]
+    headline = Text.assemble((report.verdict, f"bold {colour}"), f": {counts_line(report)}")
+    if report.verdict == "inconclusive":
+        headline.append(f"; {why_inconclusive(report)}")
+    lines.append(headline)
+    if report.primary:
+        lines.append(_primary(report))
+    lines.append(Text(f"{coverage_line(report)}; {report.seconds:.2f} s", style="dim"))
+    lines += [Text(f"passed over {one.path}: {one.skipped}", style="magenta") for one in report.inputs if one.skipped]
+    return Group(*lines)
+
+
+def _primary(report: Report) -> RenderableType:
+    explained = [
+        result.id for result in report.results for f in result.findings if f.explained_by == report.primary and f.stands
+    ]
+    text = Text.assemble("start with ", (str(report.primary), "bold"))
+    result = report.result(str(report.primary))
+    if result is not None:
+        text.append(f" {result.name}")
+    if explained:
+        text.append(f" (explains {some(sorted(set(explained)))})")
+    return text

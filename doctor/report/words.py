@@ -1,0 +1,115 @@
+"""Small words that all reports share: ranges of ranks, quantities, places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from doctor.result import CheckResult, Report, ReportFinding
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-7,9`` for sorted or unsorted whole numbers."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def some(words: Sequence[str], most: int = 4) -> str:
+    """The first few of many words."""
+    shown = ", ".join(words[:most])
+    return f"{shown} and {len(words) - most} more" if len(words) > most else shown
+
+
+def place(finding: ReportFinding, report: Report) -> str:
+    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone."""
+    hosts = some(finding.hosts)
+    if report.job is not None and report.job.world_size == 1 and report.coverage.ranks_seen == 1:
+        return hosts or "this process"
+    if not finding.ranks:
+        return hosts or "the whole job"
+    word = "rank" if len(finding.ranks) == 1 else "ranks"
+    return f"{word} {ranges(finding.ranks)}" + (f" ({hosts})" if hosts else "")
+
+
+def byte_size(count: float) -> str:
+    """A count of bytes in binary units, three digits that matter."""
+    unit = 0
+    while abs(count) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.3g} {_BYTE_UNITS[unit]}" if abs(count) < 1000 else f"{count:.0f} {_BYTE_UNITS[unit]}"
+
+
+def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
+    """One ``name: value`` a line, with sizes in units that people read."""
+    return [f"{name.replace('_', ' ')}: {_value(name, value)}" for name, value in evidence.items()]
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_bytes") and isinstance(value, (int, float)):
+        return byte_size(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_value(str(key), inner)}" for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return _sequence(name, value)
+    return str(value)
+
+
+def _sequence(name: str, values: Sequence[object]) -> str:
+    if "rank" in name and values and all(isinstance(item, int) for item in values):
+        return ranges(item for item in values if isinstance(item, int))
+    return some([_value(name, item) for item in values], most=12) or "none"
+
+
+def counts_line(report: Report) -> str:
+    """``2 errors, 1 warning (1 ignored)`` over the findings of a report."""
+    findings = [finding for result in report.results for finding in result.findings]
+    parts = []
+    for severity in ("error", "warning", "info"):
+        count = sum(finding.severity.value == severity and finding.stands for finding in findings)
+        if count:
+            parts.append(f"{count} {severity if severity == 'info' or count == 1 else severity + 's'}")
+    ignored = sum(not finding.stands for finding in findings)
+    return (", ".join(parts) or "no finding") + (f" ({ignored} ignored)" if ignored else "")
+
+
+def coverage_line(report: Report) -> str:
+    """How many checks could speak, on how many ranks."""
+    counts = report.coverage.checks
+    judged = counts["ok"] + counts["sick"]
+    ranks = f"{report.coverage.ranks_seen} of {report.coverage.ranks_expected}"
+    word = "rank" if report.coverage.ranks_expected == 1 else "ranks"
+    return (
+        f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
+        f"{counts['skip']} do not apply, {counts['crash']} crashed; {ranks} {word} seen"
+    )
+
+
+def families(report: Report) -> dict[str, list[CheckResult]]:
+    """The results by family, in the order of the report."""
+    grouped: dict[str, list[CheckResult]] = {}
+    for result in report.results:
+        grouped.setdefault(result.family, []).append(result)
+    return grouped
+
+
+def why_inconclusive(report: Report) -> str:
+    """What stands in the way of a verdict."""
+    missing = report.coverage.ranks_expected - report.coverage.ranks_seen
+    crashed = [result.id for result in report.results if result.status.value == "crash"]
+    if missing > 0:
+        return f"{missing} of {report.coverage.ranks_expected} ranks were not gathered"
+    if crashed:
+        return f"{some(crashed)} crashed"
+    unknown = [result.reason for result in report.results if result.status.value == "unknown" and result.reason]
+    return unknown[0] if unknown else "facts are missing that should be there"

@@ -1,0 +1,162 @@
+"""Collect -> job -> examine -> report: the one way through the house, for the command line and for integrations."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from doctor.catalog import Catalog, load_catalog
+from doctor.examine import Ignore, examine, primary_of
+from doctor.facts import LaunchFacts, Missing
+from doctor.finding import Severity, Status
+from doctor.job import Job, Member, build_job
+from doctor.result import (
+    SCHEMA,
+    CheckResult,
+    Coverage,
+    HostRanks,
+    Input,
+    Report,
+    ReportFinding,
+    ReportJob,
+    Tool,
+    VerdictWord,
+)
+from doctor.settings import FailOn, IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
+
+Announce = Callable[[str], None]
+
+
+def collect(settings: Settings | None = None, *, announce: Announce | None = None) -> Job:
+    """The facts of this process and its host, as a job of one rank. Reads only; every collector has a deadline.
+
+    ``announce`` is told once what is still being read after a second.
+    """
+    from doctor.collectors import MODULES
+    from doctor.collectors.base import Surroundings
+    from doctor.collectors.runner import collect_facts
+
+    settings = settings or Settings()
+    surroundings = Surroundings(directories=settings.directories)
+    sections = collect_facts(MODULES, surroundings, timeout=settings.timeout, announce=announce)
+    launch = sections.get(LaunchFacts.key)
+    rank = launch.rank if isinstance(launch, LaunchFacts) and launch.rank is not None else 0
+    return build_job([Member(rank, sections)])
+
+
+def load_checks(settings: Settings) -> Catalog:
+    """The checks that the settings select, guests and plug-in files included.
+
+    Raises:
+        UnusableError: a plug-in, a pattern or a limit can't be used.
+    """
+    catalog = load_catalog(settings.plugins)
+    require_known_limits(settings.limits, catalog)
+    require_known_patterns(catalog, [entry.id for entry in settings.ignore])
+    return choose(catalog, settings.select)
+
+
+def judge(
+    job: Job,
+    catalog: Catalog,
+    settings: Settings,
+    *,
+    strict: bool = False,
+    must_be_complete: bool = True,
+    inputs: Iterable[Input] = (),
+    started: float | None = None,
+    ignore: Ignore | None = None,
+) -> Report:
+    """Examine ``job`` and draw up the report.
+
+    ``must_be_complete``: ranks of a running job that are not here make the verdict inconclusive (not so when
+    captures are judged). ``started``: ``time.time()`` when the command began.
+    """
+    began = time.time() if started is None else started
+    results = examine(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
+    inconclusive = is_inconclusive(job, results, strict=strict, must_be_complete=must_be_complete)
+    return Report(
+        schema=SCHEMA,
+        tool=Tool(),
+        started=datetime.datetime.fromtimestamp(began, datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.time() - began, 3),
+        exit_code=exit_code(results, settings.fail_on, inconclusive=inconclusive),
+        verdict=_VERDICTS[exit_code(results, "error", inconclusive=inconclusive)],
+        job=describe_job(job),
+        coverage=_coverage(job, results),
+        primary=primary_of(results),
+        inputs=tuple(inputs),
+        results=results,
+    )
+
+
+_VERDICTS: dict[int, VerdictWord] = {0: "ok", 1: "sick", 3: "inconclusive"}
+
+
+def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
+    """1 for a finding that stands at or above ``fail_on``, else 3 where the verdict is inconclusive, else 0."""
+    least = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight, "never": 99}[fail_on]
+    standing = (finding for result in results for finding in result.findings if finding.stands)
+    if any(finding.severity.weight >= least for finding in standing):
+        return 1
+    return 3 if inconclusive else 0
+
+
+def is_inconclusive(job: Job, results: Iterable[CheckResult], *, strict: bool, must_be_complete: bool) -> bool:
+    """Whether ranks that run were not gathered, a check crashed or a collector broke; ``strict``: anything unknown."""
+    bad = {Status.CRASH, Status.UNKNOWN} if strict else {Status.CRASH}
+    return (
+        (must_be_complete and job.ungathered > 0)
+        or any(result.status in bad for result in results)
+        or bool(breakages(job))
+    )
+
+
+def breakages(job: Job) -> tuple[Missing, ...]:
+    """Collectors that raised or ran out of time, each reason once."""
+    bearers = (*job.hosts, *job.ranks)
+    missing = (value for bearer in bearers for value in bearer.sections.values() if isinstance(value, Missing))
+    return tuple(dict.fromkeys(value for value in missing if value.is_breakage))
+
+
+def describe_job(job: Job) -> ReportJob:
+    """What the report says of the job."""
+    hosts = tuple(HostRanks(local.name, local.ranks) for local in job.by_host())
+    return ReportJob(launcher=job.launcher, world_size=job.world_size, hosts=hosts, absent=job.absent)
+
+
+def _coverage(job: Job, results: Iterable[CheckResult]) -> Coverage:
+    counts = {status.value: 0 for status in Status}
+    for result in results:
+        counts[result.status.value] += 1
+    seen = len({rank.number for rank in job.ranks})
+    return Coverage(checks=counts, ranks_seen=seen, ranks_expected=max(job.world_size, seen))
+
+
+def with_command_line(
+    settings: Settings,
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    fail_on: FailOn | None = None,
+    plugins: Iterable[Path] = (),
+    timeout: float | None = None,
+) -> Settings:
+    """The settings with what was typed put over what was written."""
+    typed = tuple(IgnoreEntry(pattern, "typed on the command line", by="command line") for pattern in ignore)
+    return Settings(
+        select=tuple(select) or settings.select,
+        ignore=typed + settings.ignore,
+        fail_on=fail_on or settings.fail_on,
+        timeout=timeout if timeout is not None else settings.timeout,
+        plugins=settings.plugins + tuple(plugins),
+        limits=settings.limits,
+        directories=settings.directories,
+    )
+
+
+def standing_findings(report: Report) -> list[tuple[CheckResult, ReportFinding]]:
+    """All findings that count, in the order of the report."""
+    return [(result, finding) for result in report.results for finding in result.findings if finding.stands]

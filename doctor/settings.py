@@ -1,0 +1,191 @@
+"""The user's settings: ``[tool.doctor]`` in pyproject.toml or a doctor.toml, in this directory or one above it.
+
+A file that can't be used is one sentence and exit 2, never a guess.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import fnmatch
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from doctor.catalog import Catalog, UnusableError, matches
+from doctor.check import Check
+from doctor.finding import Finding
+from doctor.result import Ignored
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FailOn = Literal["error", "warning", "never"]
+
+
+class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Findings that are known and accepted: ``id`` (or family), why, on which hosts (a pattern), until when."""
+
+    id: str
+    reason: str
+    host: str | None = None
+    until: datetime.date | None = None
+    by: str = ""
+
+    def covers(self, check: Check, hosts: tuple[str, ...], today: datetime.date) -> bool:
+        """Whether a finding of ``check`` on ``hosts`` is accepted on that day."""
+        if not matches(check.id, check.family, self.id) or (self.until is not None and today > self.until):
+            return False
+        return self.host is None or (bool(hosts) and all(fnmatch.fnmatchcase(host, self.host) for host in hosts))
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """The table as it stands in the file."""
+
+    select: list[str] = []
+    ignore: list[IgnoreEntry] = []
+    fail_on: FailOn = "error"
+    timeout: float | None = None
+    plugins: list[str] = []
+    limits: dict[str, Any] = {}
+    directories: dict[str, str] = {}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Settings in force. ``select`` empty: all checks. ``directories``: pairs of role and path."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[IgnoreEntry, ...] = ()
+    fail_on: FailOn = "error"
+    timeout: float = 30.0
+    plugins: tuple[Path, ...] = ()
+    limits: Mapping[str, float] = {}
+    directories: tuple[tuple[str, str], ...] = ()
+
+    def ignored(self, check: Check, _finding: Finding, hosts: tuple[str, ...]) -> Ignored | None:
+        """Why a finding does not count, or ``None``."""
+        today = datetime.date.today()
+        entry = next((entry for entry in self.ignore if entry.covers(check, hosts, today)), None)
+        return Ignored(entry.reason, entry.by) if entry else None
+
+
+def find_settings_file(start: Path) -> Path | None:
+    """The nearest doctor.toml, or pyproject.toml that has ``[tool.doctor]``, from ``start`` upwards."""
+    for directory in (start, *start.parents):
+        if (directory / "doctor.toml").is_file():
+            return directory / "doctor.toml"
+        project = directory / "pyproject.toml"
+        if project.is_file() and "doctor" in _load(project).get("tool", {}):
+            return project
+    return None
+
+
+def read_settings(start: Path) -> Settings:
+    """The settings for a command started in ``start``.
+
+    Raises:
+        UnusableError: the file is not TOML, or holds a name or value that is not known.
+    """
+    path = find_settings_file(start)
+    if path is None:
+        return Settings()
+    content = _load(path)
+    table = content if path.name == "doctor.toml" else content["tool"]["doctor"]
+    try:
+        known = msgspec.convert(table, _Table)
+    except msgspec.ValidationError as error:
+        raise UnusableError(f"{path}: {_plain(error)}") from None
+    return Settings(
+        select=tuple(known.select),
+        ignore=_located(known.ignore, path),
+        fail_on=known.fail_on,
+        timeout=known.timeout if known.timeout is not None else Settings().timeout,
+        plugins=tuple(path.parent / plugin for plugin in known.plugins),
+        limits=dict(_flat(known.limits, path)),
+        directories=tuple(sorted((role, str(Path(where).expanduser())) for role, where in known.directories.items())),
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnusableError(f"{path} is no TOML: {error or 'nested too deeply'}") from None
+
+
+def _plain(error: msgspec.ValidationError) -> str:
+    """Msgspec's words without its notation: ``$.ignore[0]`` becomes ``ignore[0]``."""
+    return str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
+
+
+def _located(entries: list[IgnoreEntry], path: Path) -> tuple[IgnoreEntry, ...]:
+    """The entries with the line that names each; TOML readers do not keep lines, so the id is looked for."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(msgspec.structs.replace(entry, by=f"{path.name}{_line(lines, entry.id)}") for entry in entries)
+
+
+def _line(lines: list[str], word: str) -> str:
+    quoted = (f'"{word}"', f"'{word}'")
+    numbers = [number for number, line in enumerate(lines, 1) if any(q in line.partition("#")[0] for q in quoted)]
+    return f":{numbers[0]}" if numbers else ""
+
+
+def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
+    """``MEM003.used_share = 0.8`` is a table in TOML unless it is quoted; both are meant alike."""
+    for name, value in limits.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", number) for inner, number in _flat(value, path))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value
+        else:
+            raise UnusableError(f"{path}: the limit {name} is no number")
+
+
+def require_known_limits(limits: Mapping[str, float], catalog: Catalog) -> None:
+    """Refuse thresholds that no check has.
+
+    Raises:
+        UnusableError: with the nearest name there is.
+    """
+    known = [f"{check.id}.{name}" for check in catalog.checks for name in check.limits]
+    for name in limits:
+        if name not in known:
+            raise UnusableError(f"no check has the limit {name}{_suggestion(name, known)}")
+
+
+def choose(catalog: Catalog, select: Iterable[str]) -> Catalog:
+    """The checks named by ``select`` (ids, families, ``ALL``; nothing: all).
+
+    Raises:
+        UnusableError: a pattern names no check; with the nearest names there are.
+    """
+    patterns = list(select)
+    require_known_patterns(catalog, patterns)
+    if not patterns:
+        return catalog
+    chosen = [c for c in catalog.checks if any(matches(c.id, c.family, pattern) for pattern in patterns)]
+    return Catalog(tuple(chosen), catalog.broken)
+
+
+def require_known_patterns(catalog: Catalog, patterns: Iterable[str]) -> None:
+    """Refuse patterns that name no check.
+
+    Raises:
+        UnusableError: with the nearest names there are.
+    """
+    for pattern in patterns:
+        if pattern.upper() != "ALL" and not any(matches(c.id, c.family, pattern) for c in catalog.checks):
+            names = [*catalog.ids(), *{c.family for c in catalog.checks}]
+            raise UnusableError(f"no check or family is called {pattern}{_suggestion(pattern, names)}")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.upper(), [item.upper() for item in known], n=3, cutoff=0.5)
+    return f"; near: {', '.join(near)}" if near else ""

@@ -1,0 +1,120 @@
+import json
+
+import msgspec
+import pytest
+
+from doctor.api import HostFacts, LaunchFacts, ProcessFacts, healthy
+from doctor.capture import from_document, merge_captures, parse_capture, read_capture, to_document
+from doctor.catalog import UnusableError, load_catalog
+from doctor.examine import examine
+
+
+def captured(sketch):
+    return parse_capture(msgspec.json.encode(to_document(sketch.job())), "capture")
+
+
+def document():
+    return to_document(healthy(hosts=2, per_host=2, rdma=1).job())
+
+
+def test_a_job_survives_the_way_there_and_back():
+    once = document()
+    again = to_document(from_document(once))
+    assert {**again, "created": ""} == {**once, "created": ""}
+
+
+def test_a_capture_is_judged_as_the_job_itself():
+    sketch = healthy(hosts=2, per_host=2).environ(ranks=(1,), NCCL_SOCKET_IFNAME="eth9")
+    catalog = load_catalog(guests=False)
+
+    def verdicts(job):
+        return [(r.id, r.status, [f.ranks for f in r.findings]) for r in examine(job, catalog)]
+
+    assert verdicts(from_document(to_document(sketch.job()))) == verdicts(sketch.job())
+
+
+def test_sections_of_a_later_release_are_passed_over():
+    changed = document()
+    changed["ranks"][0]["facts"]["aura"] = {"colour": "blue"}
+    changed["ranks"][0]["facts"]["process"]["mood"] = "calm"
+    assert from_document(changed).ranks[0].find(ProcessFacts) is not None
+
+
+def hostile():
+    valid = document()
+    text = json.dumps(valid)
+    yield "newer schema", json.dumps({**valid, "schema": 2}), "has schema 2; this release reads schema 1"
+    yield "schema of another type", json.dumps({**valid, "schema": "1"}), "has schema 1; this release reads"
+    yield "no schema", '{"kind": "capture"}', "has schema None"
+    yield "another kind", '{"kind": "report", "schema": 1}', "is no capture"
+    yield "truncated", text[: len(text) // 2], "is no capture that can be read"
+    yield "no JSON", "hello", "is no capture that can be read"
+    yield "empty", "", "is no capture that can be read"
+    yield "not UTF-8", b"\xff\xfe{", "is no capture that can be read"
+    yield "deep lists", '{"schema": 1, "kind": "capture", "x": ' + "[" * 300_000, "nested too deeply"
+    yield "deep tables", '{"schema":1,"kind":"capture","ranks":' + '{"a":' * 200_000, ""
+    yield (
+        "huge number",
+        json.dumps({**valid, "world_size": 0}).replace('"world_size": 0', '"world_size": ' + "9" * 5000),
+        "",
+    )
+    yield "huge world", json.dumps({**valid, "world_size": 10**12}), "claims a world of 1000000000000 ranks"
+    yield "negative world", json.dumps({**valid, "world_size": -1}), "claims a world of -1 ranks"
+    yield "wrong type", json.dumps({**valid, "ranks": "all"}), "is no capture that can be read"
+    yield "no rank", json.dumps({**valid, "ranks": []}), "holds no rank"
+    yield "a host that is not there", text.replace('"host": 1', '"host": 7'), "on host 7 of 2"
+    yield "a negative host", text.replace('"host": 1', '"host": -1'), "on host -1 of 2"
+    yield "a section of the wrong type", text.replace('"mtu": 9000', '"mtu": "wide"'), "malformed in interfaces"
+
+
+@pytest.mark.parametrize(("data", "words"), [case[1:] for case in hostile()], ids=[case[0] for case in hostile()])
+def test_hostile_input_is_one_sentence(data, words, tmp_path):
+    path = tmp_path / "capture.json"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(UnusableError) as caught:
+        read_capture(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_more_than_4_mb_for_a_rank_are_refused():
+    big = document()
+    big["ranks"][0]["facts"]["environment"] = {"variables": [{"name": "NCCL_X", "value": "x" * (5 << 20)}]}
+    with pytest.raises(UnusableError, match="more than 4 MB are refused"):
+        from_document(big)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UnusableError, match="No such file"):
+        read_capture(tmp_path / "none.json")
+
+
+def test_captures_of_single_ranks_become_one_job():
+    whole = healthy(hosts=2, per_host=2)
+    parts = [captured(whole.only((rank,))) for rank in (2, 0, 3)]
+    job = merge_captures(parts)
+    assert [rank.number for rank in job.ranks] == [0, 2, 3]
+    assert (job.world_size, job.ungathered, len(job.hosts)) == (4, 1, 2)
+
+
+def test_of_two_captures_of_one_process_the_later_counts():
+    old = captured(healthy(1, 2))
+    new = captured(healthy(1, 2).alter(ProcessFacts, ranks=(1,), threads_per_process=9))
+    old = msgspec.structs.replace(old, created="2026-01-01T00:00:00+00:00")
+    job = merge_captures([new, old])
+    assert len(job.ranks) == 2
+    assert job.ranks[1].find(ProcessFacts).threads_per_process == 9
+
+
+def test_two_processes_with_one_rank_stay_two():
+    twice = healthy(hosts=1, per_host=2).alter(LaunchFacts, ranks=(1,), rank=0).renumbered(1, 0)
+    job = merge_captures([captured(twice)])
+    assert [rank.number for rank in job.ranks] == [0, 0]
+
+
+def test_lone_processes_of_several_hosts_get_numbers():
+    alone = [captured(healthy(1, 1).alter(HostFacts, hostname=name, boot_id=name)) for name in ("a", "b", "c")]
+    job = merge_captures(alone)
+    assert [rank.number for rank in job.ranks] == [0, 1, 2]
+    assert (job.world_size, job.ungathered) == (3, 0)

@@ -1,0 +1,114 @@
+import textwrap
+
+import pytest
+
+from doctor.api import Status, healthy
+from doctor.catalog import Catalog, UnusableError, builtin_checks, load_catalog, matches
+from doctor.examine import examine
+from doctor.settings import choose
+
+GUEST = '''
+from doctor.api import *
+
+@check(id="{id}", severity=Severity.WARNING, needs=(SoftwareFacts,))
+def too_new(job):
+    """Ask whether Python is too new.
+
+    Why it hurts: wheels are missing.
+    Fix: use an older one.
+    """
+    for software, alike in job.each(SoftwareFacts):
+        yield Finding(f"Python {{software.python}}", ranks=alike.ranks)
+'''
+
+
+def plugin(folder, name="guest.py", text=None, **values):
+    path = folder / name
+    path.write_text(textwrap.dedent(text if text is not None else GUEST.format(**{"id": "ACME001", **values})))
+    return path
+
+
+def test_every_builtin_loads():
+    assert not load_catalog(guests=False).broken
+
+
+def test_a_file_brings_checks(tmp_path):
+    catalog = load_catalog([plugin(tmp_path)], guests=False)
+    guest = next(check for check in catalog.checks if check.id == "ACME001")
+    assert guest.origin.endswith("guest.py")
+    (result,) = examine(healthy().job(), choose(catalog, ["ACME001"]))
+    assert result.status is Status.SICK
+    assert result.family == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1", "holds no check"),
+        ("raise RuntimeError('boom')", "fails to load: RuntimeError: boom"),
+        ("import nothing_of_that_name", "fails to load: ModuleNotFoundError"),
+        ("def (", "fails to load: SyntaxError"),
+        ("raise SystemExit(0)", "fails to load: SystemExit"),
+        (GUEST.format(id="NCCL008"), "claims NCCL008, which is taken by built-in"),
+        (GUEST.format(id="lower1"), "fails to load: ValueError"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, words):
+    with pytest.raises(UnusableError, match=words):
+        load_catalog([plugin(tmp_path, text=text)], guests=False)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UnusableError, match="no Python file that can be read"):
+        load_catalog([tmp_path / "none.py"], guests=False)
+
+
+def install(folder, monkeypatch, target, **modules):
+    """A distribution with an entry point, laid out as pip would."""
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    info = folder / "acme_checks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-checks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[doctor.checks]\nacme = {target}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_an_installed_guest_is_found(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "acme_well", acme_well=GUEST.format(id="ACME001"))
+    catalog = load_catalog()
+    assert [check.origin for check in catalog.checks if check.id == "ACME001"] == ["acme-checks"]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("acme_raises", "raise RuntimeError('boom')"),
+        ("acme_empty", "x = 1"),
+        ("acme_taken", GUEST.format(id="NCCL008")),
+        ("acme_exits", "import sys; sys.exit(3)"),
+    ],
+)
+def test_an_installed_guest_that_fails_is_a_crash_line(tmp_path, monkeypatch, module, text):
+    install(tmp_path, monkeypatch, module, **{module: text})
+    catalog = load_catalog()
+    assert [broken.origin for broken in catalog.broken] == ["acme-checks"]
+    results = examine(healthy().job(), Catalog((), catalog.broken))
+    assert [result.status for result in results] == [Status.CRASH]
+    assert len(catalog.checks) == len(list(builtin_checks()))
+
+
+@pytest.mark.parametrize("pattern", ["NET007", "net007", "NET", "network", "ALL", "Network"])
+def test_patterns(pattern):
+    assert matches("NET007", "network", pattern)
+
+
+@pytest.mark.parametrize("pattern", ["NET00", "NET0071", "nccl", ""])
+def test_patterns_that_name_others(pattern):
+    assert not matches("NET007", "network", pattern)
+
+
+def test_a_misspelt_pattern_is_refused_with_near_names():
+    catalog = load_catalog(guests=False)
+    with pytest.raises(UnusableError, match="no check or family is called NCLL008; near: NCCL008"):
+        choose(catalog, ["NCLL008"])

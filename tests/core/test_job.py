@@ -1,0 +1,58 @@
+from doctor.api import HostFacts, LaunchFacts, NcclFacts, SoftwareFacts, healthy
+from doctor.job import build_job
+
+
+def test_equal_sections_are_one_object():
+    job = healthy(hosts=2, per_host=2).job()
+    assert len({id(rank.find(SoftwareFacts)) for rank in job.ranks}) == 1
+
+
+def test_host_facts_are_held_once_a_host():
+    job = healthy(hosts=2, per_host=3).job()
+    assert [host.name for host in job.hosts] == ["node0", "node1"]
+    assert job.ranks[0].find(HostFacts) is job.ranks[2].find(HostFacts)
+    assert HostFacts.key not in job.ranks[0].sections
+
+
+def test_groups_come_largest_first():
+    job = healthy(hosts=2, per_host=2).alter(SoftwareFacts, ranks=(0,), python="3.12.1").job()
+    common, other = job.facts(SoftwareFacts).group(lambda software: software.python)
+    assert (common.value, common.ranks) == ("3.11.7", (1, 2, 3))
+    assert (other.value, other.ranks) == ("3.12.1", (0,))
+
+
+def test_each_tells_ranks_apart_by_all_sections_asked_for():
+    job = healthy(hosts=2, per_host=2).environ(ranks=(3,), NCCL_DEBUG="INFO").job()
+    groups = {alike.ranks: nccl.get("NCCL_DEBUG") for nccl, host, alike in job.each(NcclFacts, HostFacts)}
+    assert groups == {(0, 1): None, (2,): None, (3,): "INFO"}
+
+
+def test_sections_that_may_be_missing_do_not_drop_a_rank():
+    job = healthy(hosts=1, per_host=2).drop(SoftwareFacts, ranks=(1,)).job()
+    found = {alike.ranks: alike.find(SoftwareFacts) is None for _, alike in job.each(NcclFacts, also=(SoftwareFacts,))}
+    assert found == {(0,): False, (1,): True}
+
+
+def test_a_lone_process_is_a_world_of_one_whatever_variables_are_left_over():
+    job = healthy(1, 1).alter(LaunchFacts, rank=5, world_size=8).job()
+    assert (job.world_size, job.ungathered) == (1, 0)
+
+
+def test_ranks_that_nobody_asked_are_counted():
+    job = healthy(hosts=2, per_host=2).only((0, 1), absent=(3,)).job()
+    assert (job.world_size, job.ungathered, job.absent) == (4, 1, (3,))
+    assert job.is_multi_host
+
+
+def test_containers_of_one_machine_are_hosts_of_one_machine():
+    sketch = healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="one boot")
+    (machine,) = sketch.job().by_machine()
+    assert machine.name == "node0, node1"
+    assert machine.ranks == (0, 1, 2, 3)
+    assert not build_job(sketch.members[:2]).hosts[1:]
+
+
+def test_two_processes_may_claim_one_rank():
+    job = healthy(hosts=2, per_host=2).renumbered(3, 2).job()
+    assert [rank.number for rank in job.ranks] == [0, 1, 2, 2]
+    assert job.hosts_of((2,)) == ("node1",)

@@ -1,0 +1,94 @@
+import datetime
+
+import pytest
+
+from doctor.api import Finding
+from doctor.catalog import UnusableError, load_catalog
+from doctor.settings import IgnoreEntry, Settings, read_settings, require_known_limits
+
+CHECK = next(check for check in load_catalog(guests=False).checks if check.id == "NCCL008")
+
+
+def write(folder, text, name="doctor.toml"):
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_without_a_file_there_are_defaults(tmp_path):
+    assert read_settings(tmp_path) == Settings()
+
+
+def test_a_file_above_counts(tmp_path):
+    write(tmp_path, 'select = ["nccl"]\nfail-on = "warning"\nplugins = ["more.py"]\n')
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    settings = read_settings(below)
+    assert (settings.select, settings.fail_on, settings.plugins) == (("nccl",), "warning", (tmp_path / "more.py",))
+
+
+def test_a_project_file_without_our_table_is_passed_over(tmp_path):
+    write(tmp_path, '[tool.doctor]\nfail-on = "never"\n', "pyproject.toml")
+    below = tmp_path / "a"
+    below.mkdir()
+    write(below, "[project]\nname = 'x'\n", "pyproject.toml")
+    assert read_settings(below).fail_on == "never"
+
+
+def test_limits_quoted_or_not(tmp_path):
+    write(tmp_path, '[limits]\n"MEM003.used_share" = 0.8\nNET024.slow = 2\n')
+    assert read_settings(tmp_path).limits == {"MEM003.used_share": 0.8, "NET024.slow": 2}
+
+
+def test_directories_become_pairs(tmp_path):
+    write(tmp_path, '[directories]\ncheckpoint = "/data/runs"\n')
+    assert read_settings(tmp_path).directories == (("checkpoint", "/data/runs"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("select = [", "is no TOML"),
+        ("selct = []", "selct"),
+        ('fail-on = "fatal"', "fatal"),
+        ('ignore = ["NET002"]', "ignore"),
+        ('[[ignore]]\nid = "NET002"\n', "reason"),
+        ('[limits]\n"MEM003.used_share" = "much"\n', "no number"),
+        ("timeout = 'long'", "timeout"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, text, words):
+    with pytest.raises(UnusableError) as caught:
+        read_settings(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "doctor.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_utf8(tmp_path):
+    (tmp_path / "doctor.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnusableError, match="is no TOML"):
+        read_settings(tmp_path)
+
+
+def test_an_ignore_entry_knows_its_line_host_and_end(tmp_path):
+    write(
+        tmp_path,
+        '# known\n\n[[ignore]]\nid = "NCCL008"\nreason = "rolling upgrade"\nhost = "gpu-*"\nuntil = 2026-12-31\n',
+    )
+    (entry,) = read_settings(tmp_path).ignore
+    assert entry.by == "doctor.toml:4"
+    before, after = datetime.date(2026, 12, 31), datetime.date(2027, 1, 1)
+    assert entry.covers(CHECK, ("gpu-1", "gpu-2"), before)
+    assert not entry.covers(CHECK, ("gpu-1", "login"), before)
+    assert not entry.covers(CHECK, (), before)
+    assert not entry.covers(CHECK, ("gpu-1",), after)
+
+
+def test_an_entry_may_name_a_family():
+    settings = Settings(ignore=(IgnoreEntry("NCCL", "all of it", by="doctor.toml:1"),))
+    assert settings.ignored(CHECK, Finding("x"), ()).reason == "all of it"
+
+
+def test_a_limit_that_no_check_has_is_refused():
+    with pytest.raises(UnusableError, match="no check has the limit NCCL008.most"):
+        require_known_limits({"NCCL008.most": 1}, load_catalog(guests=False))
