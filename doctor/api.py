@@ -6,8 +6,10 @@ from doctor.cases import Sick, Sketch, Well, healthy
 from doctor.check import Check, check
 from doctor.facts import *  # noqa: F403
 from doctor.facts import __all__ as _facts
-from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge
+from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
 from doctor.job import Alike, Facts, Group, Host, Job, LocalRanks, Rank
+from doctor.knowledge.allocator import complaints as allocator_complaints
+from doctor.knowledge.allocator import split_options as allocator_options
 from doctor.knowledge.grammar import (
     NcclList,
     gloo_names,
@@ -21,8 +23,14 @@ from doctor.knowledge.grammar import (
 from doctor.knowledge.lightning import argument as trainer_argument
 from doctor.knowledge.lightning import strategy as trainer_strategy
 from doctor.knowledge.net_plugins import readable_interfaces
-from doctor.knowledge.releases import is_older, lightning_release, minimum_driver
+from doctor.knowledge.releases import is_older, lightning_release, minimum_driver, minimum_nccl, torch_release, within
 from doctor.knowledge.specifiers import fits, minor_release
+from doctor.knowledge.values import effective as effective_value
+from doctor.knowledge.values import fault as value_fault
+from doctor.knowledge.variables import concerns_nccl
+from doctor.knowledge.variables import is_foreign as is_foreign_variable
+from doctor.knowledge.variables import known as known_variable
+from doctor.knowledge.variables import nearest as nearest_variable
 from doctor.knowledge.xids import xid
 from doctor.reasoning.devices import (
     Device,
@@ -41,6 +49,7 @@ from doctor.reasoning.devices import (
     on_processor,
     parse_visible_devices,
     process_ids,
+    processor_asked,
     sees_host_processes,
     shares,
     uses_nccl,
@@ -92,6 +101,7 @@ from doctor.reasoning.network import (
     release_of,
     route_to,
     routed_ranges,
+    setting_text,
     what_forces_sockets,
 )
 from doctor.reasoning.paths import (
@@ -99,6 +109,7 @@ from doctor.reasoning.paths import (
     SlowPaths,
     slow_paths,
 )
+from doctor.reasoning.settings import Stated, group_alike, only_nccl, only_torch, stated_settings
 from doctor.reasoning.xids import Reported, xids_of
 
 __all__ = [
@@ -131,6 +142,7 @@ __all__ = [
     "SlowPaths",
     "Source",
     "Split",
+    "Stated",
     "Status",
     "Unknown",
     "Verdict",
@@ -139,17 +151,21 @@ __all__ = [
     "Well",
     "absent_by_host",
     "active_rdma_ports",
+    "allocator_complaints",
+    "allocator_options",
     "backend_asked",
     "bound_per_task",
     "bus_key",
     "check",
     "choice_of",
+    "concerns_nccl",
     "correlates",
     "data_goes_by_sockets",
     "describe",
     "device_of",
     "devices_asked",
     "direct_launch",
+    "effective_value",
     "export_line",
     "fits",
     "gid_address",
@@ -159,11 +175,13 @@ __all__ = [
     "gloo_names",
     "good_interfaces",
     "gpu_of",
+    "group_alike",
     "has_value",
     "healthy",
     "inner_launcher",
     "is_data_centre",
     "is_foreign",
+    "is_foreign_variable",
     "is_interactive_job",
     "is_left_alone",
     "is_lightning_slurm",
@@ -171,6 +189,7 @@ __all__ = [
     "is_older",
     "is_routable_gid",
     "is_usable",
+    "known_variable",
     "launch_number",
     "lightning_release",
     "loaded_net_plugin",
@@ -179,6 +198,7 @@ __all__ = [
     "mebibytes",
     "merge",
     "minimum_driver",
+    "minimum_nccl",
     "minor_release",
     "nccl_device_list",
     "nccl_endpoints",
@@ -188,30 +208,42 @@ __all__ = [
     "nccl_rdma_ports",
     "nccl_release",
     "nccl_socket_family",
+    "nearest_variable",
     "network_of",
     "on_processor",
+    "only_nccl",
+    "only_torch",
     "parse_address",
     "parse_nccl_integer",
     "parse_nccl_list",
     "parse_visible_devices",
     "process_ids",
+    "processor_asked",
     "ranks_in_words",
     "readable_interfaces",
     "release_of",
     "route_to",
     "routed_ranges",
     "sees_host_processes",
+    "setting_text",
     "shares",
     "slow_paths",
     "slurm_step",
+    "source_of",
     "split",
     "starts_tasks_unlaunched",
+    "stated_settings",
+    "take_hosts",
+    "torch_release",
     "trainer_argument",
     "trainer_strategy",
+    "unite",
     "uses_nccl",
+    "value_fault",
     "visible_gpus",
     "what_forces_sockets",
     "whole_number",
+    "within",
     "xid",
     "xids_of",
 ]

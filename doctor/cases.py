@@ -395,7 +395,7 @@ def _gpus(host: int, count: int) -> GpuFacts:
             index=index,
             uuid=f"GPU-{host:08x}-0000-0000-0000-{index:012x}",
             name="NVIDIA H100 80GB HBM3",
-            bus_id=f"00000000:{0x10 + index:02X}:00.0",
+            bus_id=f"0000:{0x10 + index:02x}:00.0",
             minor=index,
             compute_capability="9.0",
             memory_total=80 * GIB,
@@ -443,7 +443,7 @@ def _drivers(gpus: int, rdma: int) -> DriverFacts:
         modules += ["ib_uverbs", "mlx5_ib", "nvidia_peermem"]
     return DriverFacts(
         kernel_driver="570.124.06",
-        pci_gpus=tuple(f"00000000:{0x10 + index:02X}:00.0" for index in range(gpus)),
+        pci_gpus=tuple(f"0000:{0x10 + index:02x}:00.0" for index in range(gpus)),
         nvswitches=4 if gpus == 8 else 0,
         device_files=tuple(sorted(files)),
         modules=tuple(sorted(modules)),

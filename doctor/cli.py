@@ -7,11 +7,11 @@ import os
 import sys
 import tempfile
 import time
-from enum import Enum
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
+import click
 
 from doctor.catalog import UnusableError
 from doctor.version import __version__
@@ -20,121 +20,100 @@ if TYPE_CHECKING:
     from doctor.catalog import Catalog
     from doctor.job import Job
     from doctor.result import Report
-    from doctor.settings import Settings
+    from doctor.settings import FailOn, Settings
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.",
+Command = TypeVar("Command", bound=Callable[..., object])
+
+FORMATS = ("text", "json", "markdown", "junit", "github")
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order of the help text."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _format(*names: str) -> Callable[[Command], Command]:
+    return click.option("--format", "form", type=click.Choice(names), default="text", help="How it is written.")
+
+
+_output = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file, not to standard output."
+)
+_select = click.option("--select", default="", metavar="IDS", help="Only these: ids, families or ALL, comma-separated.")
+_plugin = click.option(
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="A Python file with further checks."
+)
+_redact = click.option("--redact", is_flag=True, help="Stand-ins for users, hosts, paths and addresses.")
+_timeout = click.option(
+    "--timeout", type=click.FloatRange(0.1, 3600), help="Seconds that no collector may exceed (default: 30)."
+)
+_judging = _options(
+    _format(*FORMATS),
+    _output,
+    _select,
+    click.option("--ignore", default="", metavar="IDS", help="Findings of these do not count; they stay visible."),
+    click.option(
+        "--fail-on", type=click.Choice(("error", "warning", "never")), help="Exit 1 from this severity on (error)."
+    ),
+    click.option("--strict", is_flag=True, help="What could not be judged makes the verdict inconclusive."),
+    _plugin,
+    _redact,
+    click.option("-q", "--quiet", is_flag=True, help="Only findings and the verdict."),
+    click.option("-v", "--verbose", is_flag=True, help="Every check on a line of its own, every value."),
 )
 
 
-class Format(str, Enum):
-    """How a report is written."""
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="rankdoctor", message="%(prog)s %(version)s")
+def app() -> None:
+    r"""The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
 
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    JUNIT = "junit"
-    GITHUB = "github"
-
-
-class TableFormat(str, Enum):
-    """How a list is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class PageFormat(str, Enum):
-    """How a difference is written."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-
-
-class Threshold(str, Enum):
-    """From which severity on a finding makes the exit code 1."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NEVER = "never"
-
-
-class Probe(str, Enum):
-    """Which active measurements are made."""
-
-    NONE = "none"
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="How the report is written.")]
-OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="Write it to this file, not to stdout.")]
-SelectOption = Annotated[str, typer.Option(help="Only these checks: ids, families or ALL, comma-separated.")]
-IgnoreOption = Annotated[str, typer.Option(help="Findings of these checks do not count; they stay visible.")]
-FailOnOption = Annotated[
-    Threshold | None, typer.Option(help="Exit 1 for findings from this severity on (default: error).")
-]
-PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file with further checks; may be repeated.")]
-TimeoutOption = Annotated[
-    float | None, typer.Option(min=0.1, max=3600.0, help="Seconds that no collector may exceed (default: 30).")
-]
-RedactOption = Annotated[bool, typer.Option("--redact", help="Stand-ins for users, hosts, paths and addresses.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Only findings and the verdict.")]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Every check on a line of its own.")]
-StrictOption = Annotated[bool, typer.Option(help="A check that could not be judged makes the verdict inconclusive.")]
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"rankdoctor {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the release.")
-    ] = False,
-) -> None:
-    pass
+    \b
+    Exit codes: 0 healthy, 1 a finding at or above --fail-on, 2 usage or unusable
+    input, 3 inconclusive (ranks not gathered, something broke).
+    """
 
 
 @app.command()
+@_judging
+@_timeout
+@click.option("--probe", type=click.Choice(("none",)), default="none", help="Active measurements: none are made.")
 def check(
-    format_: FormatOption = Format.TEXT,
-    output: OutputOption = None,
-    select: SelectOption = "",
-    ignore: IgnoreOption = "",
-    fail_on: FailOnOption = None,
-    timeout: TimeoutOption = None,
-    probe: Annotated[Probe, typer.Option(help="Active measurements; this release makes none.")] = Probe.NONE,
-    strict: StrictOption = False,
-    plugin: PluginOption = None,
-    redact: RedactOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    form: str,
+    output: Path | None,
+    select: str,
+    ignore: str,
+    fail_on: FailOn | None,
+    strict: bool,
+    plugins: tuple[Path, ...],
+    redact: bool,
+    quiet: bool,
+    verbose: bool,
+    timeout: float | None,
+    probe: str,
 ) -> None:
     """Tell what is wrong with this host, this process environment and these GPUs, before the run."""
     from doctor.session import judge
 
     started = time.time()
-    settings = _settings(select, ignore, fail_on, plugin, timeout)
+    settings = _settings(select, ignore, fail_on, plugins, timeout)
     catalog = _checks(settings)
     job = _collect(settings)
     report = judge(_redacted(job) if redact else job, catalog, settings, strict=strict, started=started)
-    _deliver(report, format_, output, quiet=quiet, verbose=verbose)
+    _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
 @app.command()
-def capture(
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
-    redact: RedactOption = False,
-) -> None:
+@_output
+@_redact
+@_timeout
+def capture(output: Path | None, redact: bool, timeout: float | None) -> None:
     """Write the facts alone as JSON, without secrets, to be judged later or elsewhere.
 
     A folder given with -o gets one file a rank.
@@ -142,7 +121,7 @@ def capture(
     from doctor.capture import encode_document, to_document
     from doctor.session import breakages
 
-    job = _collect(_settings("", "", None, None, timeout))
+    job = _collect(_settings("", "", None, (), timeout))
     document = to_document(job)
     if redact:
         document = _redact_document(document)
@@ -151,31 +130,33 @@ def capture(
     _write(encode_document(document).decode(), output)
     if breakages(job):
         for broken in breakages(job):
-            typer.echo(f"doctor: {broken.reason}", err=True)
-        raise typer.Exit(3)
+            click.echo(f"doctor: {broken.reason}", err=True)
+        raise SystemExit(3)
 
 
 @app.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_judging
 def diagnose(
-    paths: Annotated[list[Path], typer.Argument(help="Captures, or folders of them.")],
-    format_: FormatOption = Format.TEXT,
-    output: OutputOption = None,
-    select: SelectOption = "",
-    ignore: IgnoreOption = "",
-    fail_on: FailOnOption = None,
-    strict: StrictOption = False,
-    plugin: PluginOption = None,
-    redact: RedactOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    paths: tuple[Path, ...],
+    form: str,
+    output: Path | None,
+    select: str,
+    ignore: str,
+    fail_on: FailOn | None,
+    strict: bool,
+    plugins: tuple[Path, ...],
+    redact: bool,
+    quiet: bool,
+    verbose: bool,
 ) -> None:
-    """Judge captures, of one rank or many, on any machine."""
+    """Judge captures, or folders of them, of one rank or many, on any machine."""
     from doctor.capture import merge_captures
     from doctor.inputs import read_inputs
     from doctor.session import judge
 
     started = time.time()
-    settings = _settings(select, ignore, fail_on, plugin, None)
+    settings = _settings(select, ignore, fail_on, plugins, None)
     catalog = _checks(settings)
     inputs = read_inputs(paths)
     job = merge_captures(inputs.captures)
@@ -188,17 +169,19 @@ def diagnose(
         inputs=inputs.files,
         started=started,
     )
-    _deliver(report, format_, output, quiet=quiet, verbose=verbose)
+    _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
 @app.command()
-def diff(
-    before: Annotated[Path, typer.Argument(help="The capture of the run that worked.")],
-    after: Annotated[Path, typer.Argument(help="The capture of the run that did not.")],
-    format_: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.TEXT,
-    output: OutputOption = None,
-) -> None:
-    """Tell what changed between two captures, the likeliest causes first. Exit 1 where anything did."""
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@_format("text", "json", "markdown")
+@_output
+def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
+    """Tell what changed from the capture BEFORE to the capture AFTER, the likeliest causes first.
+
+    Exit 1 where anything did.
+    """
     from doctor.capture import merge_captures
     from doctor.diff import compare
     from doctor.inputs import read_inputs
@@ -206,23 +189,22 @@ def diff(
 
     jobs = [merge_captures(read_inputs([path]).captures) for path in (before, after)]
     differences = compare(*jobs)
-    _write(render_difference(differences, str(before), str(after), format_.value), output)
-    raise typer.Exit(1 if differences else 0)
+    _write(render_difference(differences, str(before), str(after), form), output)
+    raise SystemExit(1 if differences else 0)
 
 
 @app.command()
-def explain(
-    word: Annotated[str, typer.Argument(metavar="ID", help="An id such as NET007, or a name.")],
-    format_: Annotated[TableFormat, typer.Option("--format", help="How it is written.")] = TableFormat.TEXT,
-    output: OutputOption = None,
-) -> None:
-    """Print the playbook of a check: what you see, how to confirm it, how to fix it, why it happens."""
+@click.argument("word", metavar="ID")
+@_format("text", "json")
+@_output
+def explain(word: str, form: str, output: Path | None) -> None:
+    """Print the playbook of a check, by id (NET007) or name: what you see, how to fix it, why it happens."""
     import msgspec
 
     from doctor.playbook import find_page
 
     page = find_page(word)
-    if format_ is TableFormat.JSON:
+    if form == "json":
         _write(msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n", output)
     elif output is not None or not sys.stdout.isatty():
         _write(page.markdown, output)
@@ -234,21 +216,20 @@ def explain(
 
 
 @app.command("list")
-def list_(
-    format_: Annotated[TableFormat, typer.Option("--format", help="How it is written.")] = TableFormat.TEXT,
-    output: OutputOption = None,
-    select: SelectOption = "",
-    plugin: PluginOption = None,
-) -> None:
+@_format("text", "json")
+@_output
+@_select
+@_plugin
+def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]) -> None:
     """List every check with its family, severity, needs and origin."""
     from doctor.report.listing import render_listing
 
-    catalog = _checks(_settings(select, "", None, plugin, None))
-    _write(render_listing(catalog, format_.value, sys.stdout), output)
+    catalog = _checks(_settings(select, "", None, plugins, None))
+    _write(render_listing(catalog, form, sys.stdout), output)
 
 
 def _settings(
-    select: str, ignore: str, fail_on: Threshold | None, plugins: list[Path] | None, timeout: float | None
+    select: str, ignore: str, fail_on: FailOn | None, plugins: tuple[Path, ...], timeout: float | None
 ) -> Settings:
     from doctor.session import with_command_line
     from doctor.settings import read_settings
@@ -257,8 +238,8 @@ def _settings(
         read_settings(Path.cwd()),
         select=_words(select),
         ignore=_words(ignore),
-        fail_on=fail_on.value if fail_on else None,
-        plugins=plugins or [],
+        fail_on=fail_on,
+        plugins=plugins,
         timeout=timeout,
     )
 
@@ -276,7 +257,7 @@ def _checks(settings: Settings) -> Catalog:
 def _collect(settings: Settings) -> Job:
     from doctor.session import collect
 
-    return collect(settings, announce=lambda text: typer.echo(f"doctor: {text}", err=True))
+    return collect(settings, announce=lambda text: click.echo(f"doctor: {text}", err=True))
 
 
 def _redact_document(document: dict[str, Any]) -> dict[str, Any]:
@@ -292,12 +273,12 @@ def _redacted(job: Job) -> Job:
     return from_document(_redact_document(to_document(job)))
 
 
-def _deliver(report: Report, format_: Format, output: Path | None, *, quiet: bool, verbose: bool) -> None:
+def _deliver(report: Report, form: str, output: Path | None, *, quiet: bool, verbose: bool) -> None:
     """Write the report and leave with its exit code."""
-    if format_ is not Format.TEXT:
+    if form != "text":
         from doctor.report import MACHINE_FORMATS
 
-        text = MACHINE_FORMATS[format_.value](report)
+        text = MACHINE_FORMATS[form](report)
         _write(text if text.endswith("\n") else text + "\n", output)
     else:
         from doctor.report.terminal import make_console, print_report
@@ -306,7 +287,7 @@ def _deliver(report: Report, format_: Format, output: Path | None, *, quiet: boo
         print_report(report, make_console(stream), verbose=verbose, quiet=quiet)
         if isinstance(stream, io.StringIO):
             _write(stream.getvalue(), output)
-    raise typer.Exit(report.exit_code)
+    raise SystemExit(report.exit_code)
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -7,6 +7,8 @@ from enum import Enum
 
 import msgspec
 
+from doctor.facts import Setting
+
 
 class Severity(str, Enum):
     """How bad: ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good
@@ -96,3 +98,26 @@ def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
         ranks = sorted({rank for one in (first, *others) for rank in one.ranks})
         hosts = dict.fromkeys(host for one in (first, *others) for host in one.hosts)
         yield msgspec.structs.replace(first, ranks=tuple(ranks), hosts=tuple(hosts))
+
+
+def source_of(setting: Setting | None) -> Source | None:
+    """The file and line that a setting comes from; ``None`` where it comes from the environment."""
+    if setting is None or setting.layer == "environment":
+        return None
+    return Source(setting.source, setting.line)
+
+
+def unite(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """The verdicts, with findings that say the same of different ranks made one (evidence: that of the first ranks).
+
+    Launch variables differ from rank to rank, so a check that judges each process meets one fault many times.
+    """
+    same: dict[tuple[object, ...], list[Finding]] = {}
+    for verdict in verdicts:
+        if isinstance(verdict, Finding):
+            same.setdefault((verdict.summary, verdict.severity, verdict.fix), []).append(verdict)
+        else:
+            yield verdict
+    for first, *others in same.values():
+        ranks = [*first.ranks, *(rank for other in others for rank in other.ranks)]
+        yield msgspec.structs.replace(first, ranks=tuple(ranks)) if others else first

@@ -78,8 +78,9 @@ def read_int(path: Path) -> int | None:
 
 
 def parse_int(text: str | None) -> int | None:
-    """A decimal number in ``text``, or ``None``; absurdly long digits count as no number."""
-    if text is None or len(text.strip()) > 24:
+    """A decimal number in ``text``, or ``None``. More digits than fit into 64 bits count as no number: counters of the
+    kernel are no larger, and captures hold no more."""
+    if text is None or len(text.strip()) > 18:
         return None
     try:
         return int(text.strip())

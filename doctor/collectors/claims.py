@@ -12,14 +12,17 @@ from doctor.facts import Claim
 
 Environ = Mapping[str, str]
 
+TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""The tasks of the step; of the job where there is no step."""
+
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are no tasks of srun: batch script, interactive shell (slurm.h, MAX_NORMAL_STEP_ID)."""
 
 
 def whole_number(environ: Environ, *names: str) -> int | None:
-    """The first of ``names`` that holds a whole number of at most 63 bits, read as Python and so torch reads it."""
+    """The first of ``names`` that holds a whole number, read as Python and so torch reads it."""
     numbers = (parse_int(environ.get(name)) for name in names)
-    return next((number for number in numbers if number is not None and abs(number) < 1 << 63), None)
+    return next((number for number in numbers if number is not None), None)
 
 
 class Names(NamedTuple):
@@ -120,7 +123,7 @@ def slurm_claim(environ: Environ) -> Claim | None:
     return Claim(
         "slurm",
         whole_number(environ, "SLURM_PROCID"),
-        whole_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        whole_number(environ, *TASK_COUNTS),
         whole_number(environ, "SLURM_LOCALID"),
         None if node is None else tasks_on_node(tasks, node),
         node,
@@ -248,9 +251,11 @@ def is_pod_of_kubeflow(environ: Environ) -> bool:
 
 
 def is_started_by_lightning(environ: Environ) -> bool:
-    """Whether the variables are those that Lightning's own launcher sets: all but RANK."""
+    """Whether the variables are those that Lightning's own launcher sets: all but RANK. Several tasks of srun have no
+    need of it: a batch script exported these."""
     wanted = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    return wanted <= environ.keys() and "RANK" not in environ
+    tasks = whole_number(environ, *TASK_COUNTS) if is_slurm_step(environ) else None
+    return wanted <= environ.keys() and "RANK" not in environ and (tasks is None or tasks < 2)
 
 
 def _claim_of_nodes(source: str, *, node_rank: int | None, node_count: int | None, processes: int | None) -> Claim:

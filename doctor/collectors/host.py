@@ -13,6 +13,7 @@ from doctor.collectors.base import Collector, Surroundings, parse_int, read_int,
 from doctor.collectors.cgroup import read_cgroup
 from doctor.collectors.clock import read_clock
 from doctor.collectors.container import read_container, read_hypervisor, read_image
+from doctor.collectors.interface_kinds import kind_of
 from doctor.collectors.interfaces import seen_interfaces
 from doctor.collectors.lookups import look_up
 from doctor.collectors.pci import count_iommu_groups, read_access_control, read_iommu_setting
@@ -29,8 +30,17 @@ def collect_host(surroundings: Surroundings) -> HostFacts:
 
 
 def own_addresses() -> list[str]:
-    """Addresses that a peer could look up: IPv4 first, neither loopback nor link-local, at most :data:`REVERSED`."""
-    found = [ip_address(address.address) for seen in seen_interfaces().values() for address in seen.addresses]
+    """Addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first.
+
+    Loopback, link-local addresses and those of container bridges are left out.
+    """
+    try:
+        seen = seen_interfaces()
+    except OSError:
+        return []
+    kinds = {name: kind_of(None, name, one.driver) for name, one in seen.items()}
+    outward = [one for name, one in seen.items() if kinds[name] not in ("container-bridge", "virtual-bridge")]
+    found = [ip_address(address.address) for one in outward for address in one.addresses]
     useful = [address for address in found if not (address.is_loopback or address.is_link_local)]
     return [str(address) for address in sorted(useful, key=lambda address: address.version)][:REVERSED]
 
@@ -47,7 +57,7 @@ def read_host(surroundings: Surroundings, hostname: str, addresses: Iterable[str
     return HostFacts(
         hostname=hostname,
         fqdn=own.fqdn,
-        machine_id=read_text(surroundings.etc / "machine-id") or None,
+        machine_id=_machine_id(surroundings),
         boot_id=read_text(proc / "sys" / "kernel" / "random" / "boot_id") or None,
         kernel=read_text(proc / "sys" / "kernel" / "osrelease") or None,
         architecture=platform.machine() or None,
@@ -82,6 +92,12 @@ def read_host(surroundings: Surroundings, hostname: str, addresses: Iterable[str
         uptime=_uptime(surroundings),
         hidden=(*own.hidden, *groups.hidden, *shared.hidden, *access_hidden, *clock.hidden),
     )
+
+
+def _machine_id(surroundings: Surroundings) -> str | None:
+    """The machine's id; images carry the word ``uninitialized`` until their first boot (machine-id(5))."""
+    text = read_text(surroundings.etc / "machine-id")
+    return None if text in (None, "", "uninitialized") else text
 
 
 def _distribution(surroundings: Surroundings) -> str | None:

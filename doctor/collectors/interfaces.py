@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from doctor.collectors.base import Collector, Surroundings, parse_int, read_int, read_text
+from doctor.collectors.base import Collector, NotVisible, Surroundings, parse_int, read_int, read_text
 from doctor.collectors.files import link_target, listed
 from doctor.collectors.interface_kinds import CARRIERS, kind_of, lower_interfaces
 from doctor.collectors.pci import driver_name, numa_node, pci_address
@@ -54,8 +55,12 @@ class Tree:
 
 
 def collect_interfaces(surroundings: Surroundings) -> InterfaceFacts:
-    """The interfaces of this process's network namespace."""
-    return read_interfaces(surroundings, seen_interfaces())
+    """The interfaces of this process's network namespace; :class:`NotVisible` where the kernel lists none."""
+    try:
+        seen = seen_interfaces()
+    except OSError as error:
+        raise NotVisible(f"the interfaces cannot be listed: {error.strerror}", "ip -br address") from error
+    return read_interfaces(surroundings, seen)
 
 
 def read_interfaces(surroundings: Surroundings, seen: Mapping[str, Seen]) -> InterfaceFacts:
@@ -173,9 +178,10 @@ def seen_interfaces() -> dict[str, Seen]:
     """What system calls show, in the order in which getifaddrs yields their first addresses.
 
     psutil sorts the list of getifaddrs by family and keeps its order otherwise: interfaces with IPv4 come first, then
-    those with IPv6 alone. That is the order in which NCCL meets them (src/os/linux.cc).
+    those with IPv6 alone. That is the order in which NCCL meets them (src/os/linux.cc). ``OSError`` where the kernel
+    gives no list.
     """
-    states = psutil.net_if_stats()
+    states = _states()
     indices = {name: index for index, name in socket.if_nameindex()}
     addresses = {
         name: _addresses((entry.family, entry.address, entry.netmask) for entry in entries)
@@ -194,6 +200,14 @@ def seen_interfaces() -> dict[str, Seen]:
                 index=indices.get(name),
             )
     return found
+
+
+def _states() -> dict[str, Any]:
+    """Flags, sizes and speeds; none where /proc/net/dev is missing, as in some sandboxes."""
+    try:
+        return dict(psutil.net_if_stats())
+    except OSError:
+        return {}
 
 
 def _flags(words: str) -> int:

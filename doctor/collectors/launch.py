@@ -11,8 +11,11 @@ from doctor.collectors.ancestors import ancestors_of
 from doctor.collectors.base import Collector, Surroundings
 from doctor.collectors.claims import (
     ACCELERATE,
+    OPEN_MPI,
     PMI,
+    TASK_COUNTS,
     Environ,
+    Names,
     any_set,
     claim_from,
     claims_of,
@@ -103,8 +106,8 @@ def launcher_of(environ: Environ) -> str:
         ("torchrun", lambda seen: "TORCHELASTIC_RUN_ID" in seen),
         ("ray", is_ray_worker),
         ("lsf", lambda seen: "JSM_NAMESPACE_RANK" in seen),
-        ("openmpi", lambda seen: "OMPI_COMM_WORLD_RANK" in seen),
-        ("mpich", _is_started_by_mpich),
+        ("openmpi", lambda seen: _is_started_by_mpi(seen, OPEN_MPI)),
+        ("mpich", lambda seen: _is_started_by_mpi(seen, PMI)),
         ("slurm", is_slurm_step),
         ("kubeflow", _is_started_by_kubeflow),
         ("sagemaker", lambda seen: {"SM_HOSTS", "SM_CURRENT_HOST"} <= seen.keys()),
@@ -124,7 +127,7 @@ def running_together(environ: Environ) -> str:
     if "TORCHELASTIC_RUN_ID" in environ:
         size = whole_number(environ, "WORLD_SIZE")
         return "TORCHELASTIC_RUN_ID" if _is_one_of(environ, "RANK", size) else ""
-    tasks = whole_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    tasks = whole_number(environ, *TASK_COUNTS)
     if _is_one_of(environ, "OMPI_COMM_WORLD_RANK", whole_number(environ, "OMPI_COMM_WORLD_SIZE")):
         return "OMPI_COMM_WORLD_SIZE"
     if _is_one_of(environ, "PMI_RANK", whole_number(environ, "PMI_SIZE")):
@@ -182,9 +185,9 @@ def _has_plain_rank(environ: Environ) -> bool:
     return reachable and "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))
 
 
-def _is_started_by_mpich(environ: Environ) -> bool:
-    """Whether mpiexec set the PMI variables: srun sets them too (``--mpi=pmi2``), then equal to its own."""
-    claim = claim_from(PMI, environ)
+def _is_started_by_mpi(environ: Environ, names: Names) -> bool:
+    """Whether mpirun or mpiexec set these variables: srun sets PMI's too (``--mpi=pmi2``), then equal to its own."""
+    claim = claim_from(names, environ)
     if claim is None or claim.rank is None:
         return False
     tasks = slurm_claim(environ) if is_slurm_step(environ) else None

@@ -126,11 +126,11 @@ def own_line(proc: Path) -> list[int]:
 
 
 def shares_launcher(proc: Path, pid: int) -> bool:
-    """Whether ``pid`` and this process were started by one launcher: their nearest common parent is a
-    launcher. So rank 0 of the same job, which opens the store, is not taken for a stranger."""
-    own = {process.pid for process in ancestors_of(proc)}
-    common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in own), None)
-    return common is not None and common.name.startswith(LAUNCHERS)
+    """Whether ``pid`` and this process were started by one launcher, or ``pid`` by this process: their nearest common
+    parent is a launcher. So rank 0 of the same job, which opens the store, is not taken for a stranger."""
+    line = own_line(proc)
+    common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in line), None)
+    return common is not None and (common.pid == line[0] or common.name.startswith(LAUNCHERS))
 
 
 def _candidates(proc: Path) -> Iterator[int]:

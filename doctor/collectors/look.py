@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -25,23 +26,40 @@ Sight = dict[str, Any]
 def look(path: str, *, scan: bool = False) -> Sight:
     """What can be said of ``path`` without writing.
 
-    ``exists``, ``writable`` (by this user, for a directory that exists), ``total``, ``free`` and ``free_inodes`` of its
-    file system (of the nearest existing parent's where it is missing), ``error``; ``locks`` with ``scan``.
+    ``exists`` (``None`` where even that may not be seen), ``writable`` (by this user, for a directory that exists),
+    ``total``, ``free`` and ``free_inodes`` of its file system (of the nearest existing parent's where it is missing),
+    ``error``; ``locks`` with ``scan``.
     """
-    sight: Sight = {"exists": False, "writable": None}
+    sight: Sight = {"exists": None, "writable": None}
+    folder = Path(path)
     try:
-        folder = Path(path)
-        sight["exists"] = folder.is_dir()
-        if folder.exists() and not sight["exists"]:
-            sight["error"] = "not a directory"
+        sight["exists"] = _is_folder(folder)
         if sight["exists"]:
             sight["writable"] = os.access(path, os.W_OK | os.X_OK)
-        sight.update(_sizes(next(place for place in (folder, *folder.parents) if place.is_dir())))
+        elif _is_present(folder):
+            sight["error"] = "not a directory"
+        sight.update(_sizes(next(place for place in (folder, *folder.parents) if _is_folder(place))))
         if scan and sight["exists"]:
             sight["locks"] = list(_locks(folder))
     except OSError as error:
         sight["error"] = error.strerror or str(error)
     return sight
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether ``path`` is a directory; raises where that may not be seen (pathlib's test may not)."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _is_present(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _sizes(folder: Path) -> Sight:
@@ -59,7 +77,10 @@ def _locks(folder: Path) -> Iterator[Sight]:
     now, found = time.time(), 0
     for path in _walk(folder):
         if (path.name == "lock" or path.suffix == ".lock") and found < LOCKS:
-            state = path.lstat()
+            try:
+                state = path.lstat()
+            except FileNotFoundError:  # released in the meantime
+                continue
             found += 1
             yield {
                 "path": str(path),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from doctor.collectors.base import Collector, Surroundings
 from doctor.collectors.loader import Loader
-from doctor.collectors.nccl_files import ConfEntry, conf_paths, read_conf, read_references
+from doctor.collectors.nccl_files import ConfEntry, ambiguous_home, conf_paths, read_conf, read_references
 from doctor.collectors.nccl_plugins import read_plugins
 from doctor.collectors.secrets import readable, safe_value
 from doctor.facts import NcclFacts, Setting, SettingsFile
@@ -30,6 +30,7 @@ def collect_nccl(surroundings: Surroundings) -> NcclFacts:
         files=tuple(files),
         references=tuple(read_references(values, surroundings)),
         plugins=tuple(read_plugins(values, Loader(surroundings.environ, surroundings.etc))),
+        hidden=ambiguous_home(surroundings),
     )
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from xml.parsers import expat
 
 from doctor.collectors.base import Surroundings
-from doctor.facts import Layer, ReferencedFile, SettingsFile
+from doctor.facts import Hidden, Layer, ReferencedFile, SettingsFile
 
 LONGEST_LINE = 4095
 LONGEST_VALUE = 1023
-"""Characters that NCCL's buffers hold (src/misc/param.cc): the rest of a line counts as another line."""
+"""Bytes that NCCL's buffers hold (src/misc/param.cc): the rest of a line counts as another line."""
 
 CONF_LIMIT = 1 << 20
 XML_LIMIT = 4 << 20
@@ -22,6 +22,8 @@ XML_LIMIT = 4 << 20
 
 NAMED_FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_CONFIG_FILE")
 """Variables that name a file to read. NCCL_*_DUMP_FILE and NCCL_DEBUG_FILE name files to write."""
+
+_CR_LF = "its lines end in CR LF; NCCL before 2.30 takes the CR for a part of the value"
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 
@@ -41,12 +43,27 @@ def conf_paths(surroundings: Surroundings) -> Iterator[tuple[Path, Layer, bool]]
     NCCL_CONF_FILE takes the place of the file in the home folder (since NCCL 2.23) and is not expanded.
     """
     asked = surroundings.environ.get("NCCL_CONF_FILE")
-    home = surroundings.environ.get("HOME") or _home()
+    in_homes = home_files(surroundings.environ)
     if asked:
         yield Path(asked), "user file", True
-    elif home:
-        yield Path(home, ".nccl.conf"), "user file", False
+    elif in_homes:
+        yield next((path for path in in_homes if path.exists()), in_homes[0]), "user file", False
     yield surroundings.etc / "nccl.conf", "system file", False
+
+
+def home_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where the user's file can be: in the home of the user database, or since NCCL 2.30 in that of HOME."""
+    homes = (_home(), environ.get("HOME"))
+    return tuple(dict.fromkeys(Path(home, ".nccl.conf") for home in homes if home))
+
+
+def ambiguous_home(surroundings: Surroundings) -> tuple[Hidden, ...]:
+    """A note where it depends on the release of NCCL which user file counts."""
+    files = home_files(surroundings.environ)
+    if surroundings.environ.get("NCCL_CONF_FILE") or len(files) < 2 or not any(path.exists() for path in files):
+        return ()
+    reason = f"NCCL before 2.30 reads {files[0]}, newer releases {files[1]}"
+    return (Hidden("files", reason, f"let HOME and the user database agree, or set NCCL_CONF_FILE={files[0]}"),)
 
 
 def _home() -> str | None:
@@ -60,28 +77,31 @@ def read_conf(path: Path, layer: Layer) -> tuple[SettingsFile, tuple[ConfEntry, 
     """A configuration file and its entries, in the file's order."""
     try:
         with path.open("rb") as stream:
-            text = stream.read(CONF_LIMIT).decode("utf-8", "replace")
+            data = stream.read(CONF_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         return SettingsFile(str(path), layer, exists=False), ()
     except OSError as error:
         return SettingsFile(str(path), layer, error=error.strerror or str(error)), ()
-    entries = tuple(parse_conf(text))
-    return SettingsFile(str(path), layer, settings=len(entries)), entries
+    entries = tuple(parse_conf(data))
+    return SettingsFile(str(path), layer, settings=len(entries), error=_CR_LF if b"\r\n" in data else None), entries
 
 
-def parse_conf(text: str) -> Iterator[ConfEntry]:
+def parse_conf(data: bytes) -> Iterator[ConfEntry]:
     """The entries of a configuration file as NCCL understands it (src/misc/param.cc setEnvFile).
 
     ``#`` starts a comment in the first column only; a line without ``=`` is no entry; blanks belong to the name or to
     the value that they touch; the first of two entries with one name counts.
     """
-    for number, whole in enumerate(text.split("\n"), 1):
-        line = whole.removesuffix("\r")
+    for number, line in enumerate(data.split(b"\n"), 1):
         for start in range(0, len(line), LONGEST_LINE):
-            part = line[start : start + LONGEST_LINE]
-            name, equals, value = part.partition("=")
-            if equals and name and not part.startswith("#"):
-                yield ConfEntry(name[:LONGEST_VALUE], value[:LONGEST_VALUE], number)
+            part = line[start : start + LONGEST_LINE].partition(b"\0")[0].removesuffix(b"\r")
+            name, equals, value = part.partition(b"=")
+            if equals and name and not part.startswith(b"#"):
+                yield ConfEntry(_text(name), _text(value), number)
+
+
+def _text(data: bytes) -> str:
+    return data[:LONGEST_VALUE].decode("utf-8", "replace")
 
 
 def read_references(settings: Mapping[str, str], surroundings: Surroundings) -> Iterator[ReferencedFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,14 +60,18 @@ def read_shared_memory(surroundings: Surroundings) -> SharedMemory:
 
 
 def _segments(folder: Path) -> list[Segment]:
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(PREFIX) and entry.is_file(follow_symlinks=False):
-                state = entry.stat(follow_symlinks=False)
-                # Blocks, not length: a segment takes what has been written or reserved (fallocate).
-                found.append(Segment(entry.path, state.st_blocks * 512, state.st_uid))
-    return found
+    found = [_segment(path) for path in folder.iterdir() if path.name.startswith(PREFIX)]
+    return [segment for segment in found if segment is not None]
+
+
+def _segment(path: Path) -> Segment | None:
+    """A regular file as a segment; ``None`` for others, and for one that was removed in the meantime."""
+    try:
+        state = path.lstat()
+    except FileNotFoundError:
+        return None
+    # Blocks, not length: a segment takes what has been written or reserved (fallocate).
+    return Segment(str(path), state.st_blocks * 512, state.st_uid) if stat.S_ISREG(state.st_mode) else None
 
 
 def left_over(surroundings: Surroundings, segments: list[Segment]) -> list[Segment] | None:

@@ -31,7 +31,12 @@ _FREE_TEXT = ("JobId=", "Command=", "WorkDir=", "Std", "Comment=", "AdminComment
 
 _EMPTY = frozenset({"", "(null)", "N/A", "None", "Unknown", "UNKNOWN"})
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
-_GPUS = re.compile(r"(?:^|[,:/])gpu(?::[^,:=]+)??(?:[:=](\d{1,6})(?:\([^)]*\))?)?(?=,|$)", re.ASCII)
+_GPUS = re.compile(
+    r"(?:^|[,:/])gpu(?::(?!\d+(?:[,(]|$))[^,:=]+)?(?:[:=](\d{1,6})(?:\([^)]*\))?)?(?=,|$)",
+    re.ASCII,
+)
+"""``gpu``, a type that is no number (``a100``, ``1g.5gb``), a count, the sockets in brackets."""
+
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"\d{1,12}", re.ASCII)
 
@@ -141,7 +146,7 @@ def slurm_facts(job_id: str, answer: Answer, environ: Environ) -> SlurmFacts:
         node_count=nodes,
         node_list=_words(record.get("NodeList") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")),
         task_count=_first(_count(record.get("NumTasks")), whole_number(environ, "SLURM_NTASKS")),
-        tasks_per_node=_tasks_per_node(record, environ),
+        tasks_per_node=_tasks_per_node(record, environ, nodes),
         cpus_per_task=_first(_count(record.get("CPUs/Task")), whole_number(environ, "SLURM_CPUS_PER_TASK")),
         gpus_per_node=_gpus_per_node(record, environ, nodes),
         gpus_per_task=_first(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
@@ -190,11 +195,16 @@ def _gpus_per_node(record: Record, environ: Environ, nodes: int | None) -> int |
     return _first(asked, whole_number(environ, "SLURM_GPUS_ON_NODE"))
 
 
-def _tasks_per_node(record: Record, environ: Environ) -> int | None:
-    """The tasks of each node where all have the same; ``None`` where they differ."""
+def _tasks_per_node(record: Record, environ: Environ, nodes: int | None) -> int | None:
+    """The job's tasks on each node where all have the same; ``None`` where they differ.
+
+    In a step SLURM_TASKS_PER_NODE speaks of the step, which may be a helper of one task.
+    """
     asked = _count(record.get("NtasksPerN:B:S:C", "").partition(":")[0])
-    if asked:
-        return asked
+    if not asked and nodes == 1:
+        asked = _count(record.get("NumTasks"))
+    if asked or is_slurm_step(environ):
+        return asked or whole_number(environ, "SLURM_NTASKS_PER_NODE")
     counts = {count for count, _ in task_counts(environ.get("SLURM_TASKS_PER_NODE", "")) or ()}
     return counts.pop() if len(counts) == 1 else None
 

@@ -58,7 +58,9 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     ``clock_reasons``: names of the active throttle reasons (gpu-idle, application-clocks, software-power-cap,
     hardware-slowdown, sync-boost, software-thermal, hardware-thermal, hardware-power-brake, display-clocks).
     ``compute_mode``: default, exclusive-thread, prohibited or exclusive-process. ``lost``: the driver no longer
-    reaches it. ``cpus``: local processors. ``pcie_generation_device`` is the highest that card and slot allow.
+    reaches it. ``cpus``: local processors. ``pcie_generation_max`` is the highest that card and slot allow.
+    ``bus_id`` is written as the kernel does: ``0000:3b:00.0``. ``recovery_action``: none, gpu-reset, node-reboot,
+    drain-p2p, drain-and-reset, recover-imex-domain, bus-reset or system-reboot.
     """
 
     index: int

@@ -25,7 +25,7 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     ``kind``: loopback, ethernet, infiniband (IPoIB), bond, vlan, bridge, container-bridge (docker0, br-…, cni0),
     virtual-bridge (virbr), veth, tunnel, wireless, dummy or other. ``up`` is IFF_UP, ``running`` IFF_RUNNING
     (carrier). ``speed`` in Mb/s as the driver says, ``None`` where it says nothing. ``physical``: a device stands
-    behind it, directly or through a bond or VLAN.
+    behind it, directly or through a bond, VLAN, macvlan or an ordinary bridge.
     """
 
     name: str

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from doctor.knowledge.grammar import parse_nccl_integer
 from doctor.knowledge.releases import within
 from doctor.knowledge.variables import VariableInfo, known
 
@@ -26,16 +27,6 @@ class Fault(NamedTuple):
 
 
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
-
-
-def read_number(text: str) -> int:
-    """The number that ``strtoll`` with base 0 reads at the start of ``text``: 0 where there is none, octal after a 0."""
-    match = _NUMBER.match(text)
-    if not match:
-        return 0
-    sign, hexadecimal, octal, decimal = match.groups()
-    number = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
-    return -number if sign == "-" else number
 
 
 def is_number(text: str) -> bool:
@@ -64,7 +55,7 @@ def effective(name: str, value: str | None) -> str | None:
     if value is None or info is None:
         return value
     if info.grammar in ("number", "flag"):
-        return str(read_number(value))
+        return str(parse_nccl_integer(value, 0))
     if info.grammar in ("torch-flag", "wide-flag"):
         return _TRUTH.get(value.strip().lower(), value)
     return value.casefold() if info.grammar in ("word", "words", "algorithms", "protocols", "torch-word") else value
@@ -79,8 +70,8 @@ def _no_rule(info: VariableInfo, name: str, value: str, release: str | None) -> 
 
 def _number(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:
     if not is_number(value):
-        return Fault(f"is no number: NCCL reads it as {read_number(value)}", _range(info))
-    return _outside(info, read_number(value))
+        return Fault(f"is no number: NCCL reads it as {parse_nccl_integer(value, 0)}", _range(info))
+    return _outside(info, parse_nccl_integer(value, 0))
 
 
 def _outside(info: VariableInfo, number: int) -> Fault | None:
@@ -107,9 +98,9 @@ def _range(info: VariableInfo) -> str:
 
 def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:
     if not is_number(value):
-        number = read_number(value)
+        number = parse_nccl_integer(value, 0)
         return Fault(f"is no number: NCCL reads it as {number}, which means {'on' if number else 'off'}", "0 or 1")
-    number = read_number(value)
+    number = parse_nccl_integer(value, 0)
     if number in (-2, -1, 0, 1):
         return None
     if name == "NCCL_P2P_DISABLE":

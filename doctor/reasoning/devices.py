@@ -236,14 +236,11 @@ def backend_asked(process: Process) -> str | None:
     return value.strip().lower()
 
 
-def on_processor(process: Process) -> str | None:
-    """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
+def processor_asked(process: Process) -> str | None:
+    """The setting by which these ranks will compute on the CPU although the host has GPUs; ``None`` without one."""
     trainer = process.find(TrainerFacts)
     if trainer and (trainer.accelerator or "").lower() == "cpu":
         return "the accelerator asked for is cpu"
-    software = process.find(SoftwareFacts)
-    if software and software.torch and not software.torch.cuda and not software.torch.hip:
-        return "this torch is built without CUDA"
     environment = process.find(EnvironmentFacts)
     text = environment.get("CUDA_VISIBLE_DEVICES") if environment else None
     if text is not None and text.strip().lower() in HIDE_ALL:
@@ -251,6 +248,14 @@ def on_processor(process: Process) -> str | None:
     if environment and (environment.get("ACCELERATE_USE_CPU") or "").lower() in ("1", "true", "yes"):
         return "ACCELERATE_USE_CPU asks for the CPU"
     return None
+
+
+def on_processor(process: Process) -> str | None:
+    """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
+    software = process.find(SoftwareFacts)
+    if software and software.torch and not software.torch.cuda and not software.torch.hip:
+        return "this torch is built without CUDA"
+    return processor_asked(process)
 
 
 def uses_nccl(process: Process) -> bool:
@@ -382,7 +387,7 @@ def is_foreign(process: GpuProcess, own: Mapping[int, int], host_ids: bool) -> b
     return process.pid not in own
 
 
-_DATA_CENTRE = re.compile(r"\b(?:Tesla|G?[ABHLPVT]\d{1,3}[A-Z]?)\b")
+_DATA_CENTRE = re.compile(r"\b(?:Tesla|T4|G?[ABHLPV]\d{1,3}[A-Z]?)\b")
 _DESKTOP = re.compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECASE)
 
 

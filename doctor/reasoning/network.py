@@ -328,10 +328,10 @@ def _length(text: str) -> int:
     return network.prefixlen if network else -1
 
 
-def routed_ranges(interfaces: InterfaceFacts, version: int) -> tuple[tuple[int, int], ...]:
+def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = True) -> tuple[tuple[int, int], ...]:
     """The addresses that the host has a route to, as sorted ranges (both ends included) of numbers that do not
-    overlap; its own subnets count. ``version``: 4 or 6."""
-    networks = [_network(route.destination) for route in interfaces.routes]
+    overlap; its own subnets count, the default route where ``default`` asks for it. ``version``: 4 or 6."""
+    networks = [_network(route.destination) for route in interfaces.routes if default or _length(route.destination)]
     networks += [network_of(endpoint.address) for endpoint in _endpoints(interfaces) if endpoint.interface.up]
     spans = sorted(
         (int(network.network_address), int(network.broadcast_address))
@@ -445,7 +445,7 @@ def is_routable_gid(gid: Gid) -> bool:
     return address is not None and not address.is_unspecified and not address.is_link_local
 
 
-def where(setting: Setting) -> str:
+def setting_text(setting: Setting) -> str:
     """A setting as a report names it: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
     line = f":{setting.line}" if setting.line is not None else ""
     return f"{setting.name}={setting.value} ({setting.source}{line})"

@@ -42,10 +42,12 @@ def slow_paths(
     sigmas: float,
     groups: Mapping[str, Hashable] | None = None,
     share: float = 0.6,
+    least: float = 0.0,
 ) -> SlowPaths:
     """Find the outliers of ``paths`` against their own median and tell what causes them.
 
-    A path is slow where it is worse than the median both by ``factor`` and by ``sigmas`` robust standard deviations.
+    A path is slow where it is worse than the median by ``factor``, by ``sigmas`` robust standard deviations and by
+    ``least``, all three.
     A host is the cause where at least ``share`` of its paths (and two or more) are slow; among what is left, a
     boundary is where ``share`` of the paths between two ``groups`` (a host's subnet, for example) are slow and those
     within are not; the rest are links. Linear in the number of paths.
@@ -53,21 +55,15 @@ def slow_paths(
     if len(paths) < 3:
         return SlowPaths(median([path.value for path in paths]) if paths else 0.0, (), (), ())
     typical = median(path.value for path in paths)
-    limit = _limit([path.value for path in paths], typical, lower_is_worse, factor, sigmas)
+    spread = max(sigmas * MAD_TO_SIGMA * median(abs(path.value - typical) for path in paths), least)
+    limit = min(typical * factor, typical - spread) if lower_is_worse else max(typical / factor, typical + spread)
     slow = [path for path in paths if (path.value < limit if lower_is_worse else path.value > limit)]
     boundaries, rest = _take_boundaries(paths, slow, groups or {}, share)
-    hosts, rest = _take_hosts(paths, rest, share)
+    hosts, rest = take_hosts(paths, rest, share)
     return SlowPaths(typical, hosts, boundaries, tuple(rest))
 
 
-def _limit(values: Sequence[float], typical: float, lower_is_worse: bool, factor: float, sigmas: float) -> float:
-    spread = MAD_TO_SIGMA * median(abs(value - typical) for value in values)
-    if lower_is_worse:
-        return min(typical * factor, typical - sigmas * spread)
-    return max(typical / factor, typical + sigmas * spread)
-
-
-def _take_hosts(
+def take_hosts(
     paths: Iterable[MeasuredPath], slow: list[MeasuredPath], share: float
 ) -> tuple[tuple[tuple[str, tuple[MeasuredPath, ...]], ...], list[MeasuredPath]]:
     """Hosts whose paths are mostly slow, worst first; a path counts for the worst of its two hosts alone."""

@@ -71,7 +71,8 @@ def print_report(report: Report, console: Console, *, verbose: bool = False, qui
         if not quiet:
             console.print(_title(report))
         for family, results in families(report).items():
-            console.print(Group(*_family(family, results, report, verbose=verbose, quiet=quiet)), end="")
+            for line in _family(family, results, report, verbose=verbose, quiet=quiet):
+                console.print(line)
         console.print(_summary(report))
     # Tables pad their last column; nobody wants to copy that.
     console.file.write(_TRAILING.sub("", paper.get()))
@@ -128,7 +129,7 @@ def _check(result: CheckResult, report: Report, *, verbose: bool) -> Iterable[Re
     yield _row(state, line)
     shown = result.findings if verbose else result.findings[:MOST_ALIKE]
     for finding in shown:
-        yield Padding(_finding(result, finding, report), (0, 0, 1, 10))
+        yield Padding(_finding(result, finding, report, verbose=verbose), (0, 0, 1, 10))
     rest = result.findings[len(shown) :]
     if rest:
         yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, 10))
@@ -145,13 +146,18 @@ def _more(rest: tuple[ReportFinding, ...]) -> str:
     return f"and {len(rest)} more findings like it" + (f", ranks {ranks}" if ranks else "") + " (--verbose shows all)"
 
 
-def _finding(result: CheckResult, finding: ReportFinding, report: Report) -> RenderableType:
+_MORE = ("evidence", "effect")
+"""What is left out of findings that are only good to know, unless everything is asked for."""
+
+
+def _finding(result: CheckResult, finding: ReportFinding, report: Report, *, verbose: bool) -> RenderableType:
     summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, width=8, style="dim")
     grid.add_column(overflow="fold")
     for label, text in _parts(result, finding, report):
-        grid.add_row(label, text)
+        if verbose or finding.severity is not Severity.INFO or label not in _MORE:
+            grid.add_row(label, text)
     return Group(summary, grid)
 
 

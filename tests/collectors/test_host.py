@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
+import socket
 import struct
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from doctor.collectors.base import Surroundings
-from doctor.collectors.clock import read_clock
+from doctor.collectors.clock import _Timex, read_clock
 from doctor.collectors.container import read_container, read_hypervisor, read_image
 from doctor.collectors.host import read_host
 from doctor.collectors.lookups import Question, look_up
@@ -35,7 +40,7 @@ TRAINING_HOST = {
     "proc/sys/kernel/osrelease": "5.15.0-1045-nvidia\n",
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "proc/sys/net/ipv4/ip_unprivileged_port_start": "1024\n",
-    "proc/meminfo": "MemTotal:       2113456 kB\nMemFree:  1 kB\nMemAvailable:   2000000 kB\nHugePages_Total:       0\n",
+    "proc/meminfo": "MemTotal: 2113456 kB\nMemFree: 1 kB\nMemAvailable:   2000000 kB\nHugePages_Total:       0\n",
     "proc/uptime": "350735.47 234388.90\n",
     "proc/cmdline": "BOOT_IMAGE=/vmlinuz root=/dev/md0 intel_iommu=on iommu=pt quiet\n",
     "sys/devices/system/cpu/online": "0-55,112-167\n",
@@ -69,6 +74,18 @@ def test_garbage_in_any_file_is_survived(tmp_path, garbage):
     assert host.port_range is None
     assert host.ram_total is None
     assert host.cpu_count == os.cpu_count()
+
+
+def test_folders_in_the_place_of_files_are_survived(tmp_path):
+    for path in TRAINING_HOST:
+        (tmp_path / path).mkdir(parents=True)
+    host = read_host(surroundings_at(tmp_path), "localhost", [])
+    assert (host.machine_id, host.cpu_governor, host.port_range, host.iommu_groups) == (None, None, None, 2)
+
+
+def test_id_of_an_image_is_no_machine_id(tmp_path):
+    host = read_host(fill(tmp_path, {"etc/machine-id": "uninitialized\n"}), "localhost", [])
+    assert host.machine_id is None
 
 
 def test_an_empty_machine_is_survived(tmp_path):
@@ -184,6 +201,29 @@ def test_access_control_that_only_root_sees(tmp_path):
     assert "root" in hidden[0].reason
 
 
+OFFSETS = """
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/timex.h>
+int main(void) {
+  printf("%zu %zu %zu", offsetof(struct timex, maxerror), offsetof(struct timex, status), sizeof(struct timex));
+  return 0;
+}
+"""
+
+
+def test_layout_of_timex_is_that_of_the_c_library(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    (tmp_path / "offsets.c").write_text(OFFSETS)
+    subprocess.run([compiler, "-o", tmp_path / "offsets", tmp_path / "offsets.c"], check=True, timeout=60)
+    out = subprocess.run([tmp_path / "offsets"], capture_output=True, text=True, check=True, timeout=60).stdout
+    maxerror, status, size = map(int, out.split())
+    assert (_Timex.maxerror.offset, _Timex.status.offset) == (maxerror, status)
+    assert ctypes.sizeof(_Timex) >= size
+
+
 def test_real_clock_is_read():
     clock = read_clock()
     assert clock.synchronised is not None or clock.hidden
@@ -196,6 +236,18 @@ def test_names_that_do_not_exist_and_are_none():
         assert own.names[0].addresses == ()
         assert own.names[0].error
         assert own.reverse[0].name is None
+
+
+def test_full_name_that_was_learnt_late_gets_what_time_is_left(monkeypatch):
+    never, resolve = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr(socket, "getfqdn", lambda name: f"{name}.example")
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda n, *a, **k: [] * never.wait() if "." in n else resolve(n, *a, **k)
+    )
+    own = look_up("localhost", [], limit=20, total=0.1)
+    never.set()
+    assert [(name.role, name.error) for name in own.names] == [("hostname", None), ("fqdn", "no answer within 0.5 s")]
+    assert (own.fqdn, own.hidden) == ("localhost.example", ())
 
 
 def test_question_passes_on_answer_and_error():
@@ -247,14 +299,15 @@ def test_silent_name_server_costs_its_limit_and_no_more():
 
 
 SHARED_MEMORY = """
-import mmap, os
+import ctypes, mmap, os
 from doctor.collectors.base import Surroundings
 from doctor.collectors.shared_memory import read_shared_memory
 for name in ("nccl-left01", "nccl-mapped", "nccl-opened", "torch_77"):
     with open(f"/dev/shm/{name}", "wb+") as file:
         os.posix_fallocate(file.fileno(), 0, 1 << 20)
         if name == "nccl-mapped":
-            keep = mmap.mmap(file.fileno(), 0)
+            # By the C library: a mapping of Python's keeps a descriptor, one of NCCL's does not.
+            ctypes.CDLL(None).mmap(None, ctypes.c_size_t(1 << 20), mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
 opened = open("/dev/shm/nccl-opened")
 state = read_shared_memory(Surroundings())
 print(state.filesystem.total, state.filesystem.free, state.filesystem.kind, state.left_files, state.left_bytes)

@@ -125,6 +125,16 @@ def test_without_sysfs_kinds_are_guessed_and_said_to_be(tmp_path):
     assert facts.why_hidden("routes") is not None
 
 
+def test_folders_in_the_place_of_files_are_survived(tmp_path):
+    surroundings = plant("docker-host", tmp_path)
+    for path in list(tmp_path.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.name != "dev":
+            path.unlink()
+            path.mkdir()
+    facts = read_interfaces(surroundings, {})
+    assert facts.named("enp5s0").mtu is None
+
+
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "nonsense here", "9" * 400, "-5", "eth0 zz zz zz\n" * 3])
 def test_garbage_in_any_file_is_survived(tmp_path, garbage):
     surroundings = plant("docker-host", tmp_path)
@@ -244,7 +254,7 @@ def test_order_is_that_of_getifaddrs():
     """
     kernel, ours = run_in_namespaces(setup, ORDER).splitlines()
     assert ours == kernel
-    assert "'late'" in ours and ours.index("'zeta'") < ours.index("'alpha'")
+    assert ours.index("'zeta'") < ours.index("'late'") < ours.index("'alpha'")
 
 
 def test_live_interfaces_know_their_flags():

@@ -87,6 +87,17 @@ def test_no_sysfs_is_not_visible(tmp_path):
         collect_rdma(surroundings_at(tmp_path))
 
 
+def test_folders_in_the_place_of_files_are_survived(tmp_path):
+    surroundings = plant(TREE, tmp_path)
+    for path in list(tmp_path.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.name != "dev":
+            path.unlink()
+            path.mkdir()
+    facts = collect_rdma(surroundings)
+    assert len(facts.devices) == 9
+    assert facts.devices[0].ports[0].counters == ()
+
+
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "4:", "Gb/sec", "9" * 400, "0x"])
 def test_garbage_in_any_file_is_survived(tmp_path, garbage):
     surroundings = plant(TREE, tmp_path)

@@ -96,7 +96,7 @@ def test_permissions_are_those_of_this_user(tmp_path):
     finally:
         for path in (top / "open", top / "closed", top):
             path.rmdir()
-    assert done.stdout.startswith("[True, False]")
+    assert done.stdout.startswith("[True, False] {'exists': None,")
     assert "Permission denied" in done.stdout
 
 

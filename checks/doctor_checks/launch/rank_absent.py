@@ -19,6 +19,9 @@ from doctor.api import (
     ranks_in_words,
 )
 
+MOST_FINDINGS = 8
+"""Hosts with a finding of their own; where ranks of more are missing, the job has one cause and gets one finding."""
+
 
 @check(
     id="ENV005",
@@ -63,23 +66,39 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
     """
     if not job.absent:
         return
-    for host, ranks in absent_by_host(job).items():
-        where = f" on {host}" if host else ""
+    found = absent_by_host(job)
+    if len(found) > MOST_FINDINGS:
+        found = {", ".join(host for host in found if host): job.absent}
+    answered = {host.name for host in job.hosts}
+    for host, ranks in found.items():
         yield Finding(
-            f"{ranks_in_words(ranks)}{where} never came; {len(job.ranks)} of {job.world_size} answered",
+            f"{ranks_in_words(ranks)}{_where(host)} never came; {len(job.ranks)} of {job.world_size} answered",
             ranks=ranks,
             hosts=tuple(host.split(", ")) if host else (),
             evidence={"absent": len(ranks), "came": len(job.ranks), "world_size": job.world_size, "host": host or None},
-            fix=_fix(job, host),
+            fix=_fix(host, host in answered),
         )
 
 
-def _fix(job: Job, host: str) -> str:
+def _where(host: str) -> str:
+    names = host.split(", ") if host else []
+    more = f" and {len(names) - 4} more hosts" if len(names) > 4 else ""
+    return f" on {', '.join(names[:4])}{more}" if names else ""
+
+
+def _fix(host: str, has_answered: bool) -> str:
+    first = host.split(", ")[0]
     if not host:
-        return "Look for the hosts that printed nothing: is the job started there, with the same MASTER_ADDR, MASTER_PORT "\
-            "and number of nodes? `python -m doctor check` alone on such a host says what it lacks."
-    if host in {one.name for one in job.hosts}:
-        return f"The host answers, some of its processes do not: read their logs, and `dmesg -T | tail` on {host} for the "\
-            "out-of-memory killer; they died before or during their imports, or were not started."
-    return f"Nothing of {host} answered: `ssh {host} true`, then its log; is the job started there, and can it reach the "\
-        "master (NET004 and NET006 on that host)?"
+        return (
+            "Look for the hosts that printed nothing: is the job started there, with the same MASTER_ADDR, MASTER_PORT "
+            "and number of nodes? `doctor check --gather none` on such a host says what it lacks."
+        )
+    if has_answered:
+        return (
+            f"{host} answers, but not all of its processes: read their logs, and `dmesg -T | tail` there for the "
+            "out-of-memory killer. They died before or during their imports, or were not started."
+        )
+    return (
+        f"Read the log of {first}: is the job started there at all (`ssh {first} pgrep -af python`), and can it reach "
+        "the master (NET004 and NET006 on that host)?"
+    )

@@ -60,9 +60,11 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
 def _fix(homes: list[str]) -> str:
     if len(homes) > 1:
         numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
-        return f"Start each host with its own number ({numbered}), or use `--rdzv-backend=c10d`, which numbers them itself."
-    return "Under srun or mpirun do not export RANK once for all: set it in the command that is started, for example "\
+        return f"Start each host with its own number ({numbered}), or use `--rdzv-backend=c10d`."
+    return (
+        "Under srun or mpirun do not export RANK once for all: set it in the command that is started, for example "
         "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`; stop a left-over process of an earlier run."
+    )
 
 
 def _pid(rank: Rank) -> int | None:

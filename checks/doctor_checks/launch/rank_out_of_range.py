@@ -80,9 +80,13 @@ def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> 
     if size is not None and size < 1:
         return f"Set {size_name} to the number of processes of {whole}."
     if rank == size:
-        return f"Counted from 1? The first process is {name}=0, the last {name}={rank - 1}. If {rank + 1} processes "\
+        return (
+            f"Counted from 1? The first process is {name}=0, the last {name}={rank - 1}. If {rank + 1} processes "
             f"are meant to run, set {size_name}={rank + 1} on all of them."
+        )
     if rank < 0:
         return f"Set {name} to the number of this process in {whole}, from 0; `unset {name}` if it is not distributed."
-    return f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "\
+    return (
+        f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
         "processes that really run (a WORLD_SIZE that counts nodes or pods is too small for one process a GPU)."
+    )

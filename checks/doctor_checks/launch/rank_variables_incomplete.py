@@ -12,6 +12,7 @@ from doctor.api import (
     LaunchFacts,
     Severity,
     Sick,
+    Sketch,
     Verdict,
     Well,
     check,
@@ -44,11 +45,14 @@ BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
     needs=(LaunchFacts,),
     cases=lambda: (
         Well("torchrun sets all of them", healthy(hosts=2, per_host=2)),
-        Well("MASTER_ADDR and MASTER_PORT alone, as batch scripts export them", _lone(MASTER_ADDR="n1", MASTER_PORT="1")),
+        Well(
+            "MASTER_ADDR and MASTER_PORT alone, as batch scripts export them",
+            _lone().launched(MASTER_ADDR="n1", MASTER_PORT="1"),
+        ),
         Well("a bad port is for another check", _rank().launched(MASTER_PORT="http")),
         Well("Lightning gives its own processes no RANK", _rank().launched(without=("RANK",), NODE_RANK="0")),
         Well("srun with MASTER_ADDR and MASTER_PORT exported", healthy(hosts=2, per_host=2).by_srun()),
-        Sick("WORLD_SIZE alone is left over in the shell", _lone(WORLD_SIZE="8"), ranks=(0,)),
+        Sick("WORLD_SIZE alone is left over in the shell", _lone().launched(WORLD_SIZE="8"), ranks=(0,)),
         Sick("one rank lacks MASTER_PORT", healthy().launched(ranks=(1,), without=("MASTER_PORT",)), ranks=(1,)),
         Sick("MASTER_ADDR is set and empty", healthy().launched(MASTER_ADDR=""), ranks=(0, 1)),
         Sick("RANK is an unexpanded variable", healthy().launched(ranks=(1,), RANK="$SLURM_PROCID"), ranks=(1,)),
@@ -80,7 +84,9 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
 
 
 def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
-    wrong = {name: launch.get(name) for name in NUMBERS if has_value(launch, name) and launch_number(launch, name) is None}
+    wrong = {
+        name: launch.get(name) for name in NUMBERS if has_value(launch, name) and launch_number(launch, name) is None
+    }
     if wrong:
         shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         yield Finding(
@@ -158,9 +164,9 @@ def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
     return several and has_value(launch, "RANK") and not any(has_value(launch, name) for name in LOCAL_RANK_NAMES)
 
 
-def _lone(**variables: str):  # type: ignore[no-untyped-def]  # a sketch, for cases alone
-    return healthy(hosts=1, per_host=1).launched(**variables)
+def _lone() -> Sketch:
+    return healthy(hosts=1, per_host=1)
 
 
-def _rank():  # type: ignore[no-untyped-def]
+def _rank() -> Sketch:
     return healthy().only((0,))

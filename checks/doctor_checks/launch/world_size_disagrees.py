@@ -90,7 +90,12 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
             f"{ranks_in_words(group.ranks)} expect a world of {group.value}, "
             + (f"the others of {common}" if parted.common else f"the job is {describe(parted)}"),
             ranks=group.ranks,
-            evidence={"world_size": group.value, "elsewhere": common, "groups": describe(parted), "along_with": list(along)},
+            evidence={
+                "world_size": group.value,
+                "elsewhere": common,
+                "groups": describe(parted),
+                "along_with": list(along),
+            },
         )
 
 

@@ -54,7 +54,11 @@ def _one_host(**changes: object) -> Sketch:
         Sick("no torch in one environment", _one_host(torch=None), ranks=(2, 3)),
         Sick("Python 3.12 on one host", _one_host(python="3.12.3"), ranks=(2, 3)),
         Sick("an older Lightning on one host", _one_host(packages=_packages(lightning="2.5.0")), ranks=(2, 3)),
-        Sick("half and half", healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3"), ranks=(0, 1, 2, 3)),
+        Sick(
+            "half and half",
+            healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3"),
+            ranks=(0, 1, 2, 3),
+        ),
         Sick("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
     ),
 )

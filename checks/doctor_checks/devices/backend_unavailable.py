@@ -1,0 +1,111 @@
+"""GPU021: torch lacks what the job asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    TorchBuild,
+    TrainerFacts,
+    Verdict,
+    Well,
+    backend_asked,
+    check,
+    healthy,
+    processor_asked,
+)
+
+BUILT_IN = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl"})
+"""Backends that are part of torch or not at all (torch/distributed/distributed_c10d.py, class Backend); any other name
+is a plug-in's."""
+
+
+def _processor_build(sketch: Sketch, ranks: tuple[int, ...] | None = None) -> Sketch:
+    return sketch.alter(
+        SoftwareFacts, ranks=ranks, torch=TorchBuild("2.8.0+cpu", backends=("gloo",)), nccl_libraries=()
+    )
+
+
+@check(
+    id="GPU021",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Well("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
+        Well("CPU build without GPU", healthy(per_host=2, gpus=0)),
+        Well(
+            "CPU asked for on a host with GPUs",
+            _processor_build(healthy(per_host=2)).put(TrainerFacts(source="fabric run", accelerator="cpu")),
+        ),
+        Well("CPU build, GPUs hidden", _processor_build(healthy(per_host=2)).environ(CUDA_VISIBLE_DEVICES="")),
+        Well("Gloo asked for", healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="gloo"))),
+        Well("a plug-in's backend", healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="smddp"))),
+        Sick("CPU build on one rank", _processor_build(healthy(hosts=2, per_host=2), (3,)), ranks=(3,)),
+        Sick(
+            "NCCL asked for in a CPU build",
+            healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="nccl")),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "MPI asked for, which wheels do not have",
+            healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="cpu:mpi,cuda:nccl")),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def backend_unavailable(job: Job) -> Iterator[Verdict]:
+    """Ask whether this torch has the backend that is asked for, and CUDA where there are GPUs.
+
+    Why it hurts: the job stops with "Distributed package doesn't have NCCL built in", or trains on the CPU, silently
+    and a hundred times slower.
+    Fix: install the build for your CUDA (`pip install torch --index-url https://download.pytorch.org/whl/cu128`), the
+    same on all hosts; or ask for `gloo` where you want the CPU.
+    """
+    also = (GpuFacts, TrainerFacts, EnvironmentFacts)
+    builds = [(software.torch, alike) for software, alike in job.each(SoftwareFacts, also=also) if software.torch]
+    if not builds:
+        yield Skip("torch is not installed")
+    for torch, alike in builds:
+        lacking = [name for name in _asked(alike) if name in BUILT_IN and torch.backends and name not in torch.backends]
+        without_cuda = _has_gpus(alike) and not torch.cuda and not torch.hip and processor_asked(alike) is None
+        if lacking:
+            yield _finding(torch, alike, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
+        elif without_cuda:
+            yield _finding(torch, alike, f"torch {torch.version} is built without CUDA, and the host has GPUs")
+
+
+def _asked(alike: Alike) -> list[str]:
+    """Names in ``nccl`` or ``cpu:gloo,cuda:nccl``."""
+    return re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(alike) or "")
+
+
+def _has_gpus(alike: Alike) -> bool:
+    gpus = alike.find(GpuFacts)
+    return gpus is not None and bool(gpus.gpus)
+
+
+def _finding(torch: TorchBuild, alike: Alike, summary: str) -> Finding:
+    gpus = alike.find(GpuFacts)
+    return Finding(
+        summary,
+        ranks=alike.ranks,
+        evidence={
+            "torch": torch.version,
+            "cuda": torch.cuda,
+            "backends": list(torch.backends),
+            "asked_for": backend_asked(alike),
+            "gpus": len(gpus.gpus) if gpus else 0,
+        },
+    )

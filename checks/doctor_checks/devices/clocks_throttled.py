@@ -1,0 +1,115 @@
+"""GPU011: a GPU is slowed down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+)
+
+HELD_BACK = {
+    "hardware-slowdown": "hardware slow-down",
+    "hardware-thermal": "too hot (hardware)",
+    "software-thermal": "too hot (driver)",
+    "hardware-power-brake": "power brake from outside",
+}
+"""nvml.h nvmlClocksEventReason*: reasons that no healthy GPU has, idle or busy."""
+
+CAP = "software-power-cap"
+
+
+@check(
+    id="GPU011",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PR",
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("no reason active", healthy(hosts=2, per_host=2)),
+        Well("idle", healthy(per_host=2).gpu(0, clock_reasons=("gpu-idle",), clock=345)),
+        Well("application clocks set by the site", healthy(per_host=2).gpu(0, clock_reasons=("application-clocks",))),
+        Well(
+            "all GPUs at their power limit, as in any large run",
+            healthy(per_host=2)
+            .gpu(0, clock_reasons=("software-power-cap",), clock=1500)
+            .gpu(1, clock_reasons=("software-power-cap",), clock=1510),
+        ),
+        Well("one at its power limit, and as fast as the others", healthy(per_host=8).gpu(3, clock_reasons=(CAP,))),
+        Sick(
+            "too hot",
+            healthy(hosts=2, per_host=2).gpu(
+                1, hosts=("node0",), clock_reasons=("hardware-slowdown", "hardware-thermal"), clock=345, temperature=91
+            ),
+            ranks=(1,),
+        ),
+        Sick("power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",)), ranks=(0,)),
+        Sick(
+            "capped, and slower than the others",
+            healthy(per_host=8).gpu(3, clock_reasons=(CAP,), clock=900, power_limit=350_000),
+            ranks=(3,),
+        ),
+    ),
+)
+def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float = 0.9) -> Iterator[Verdict]:
+    """Ask whether a GPU runs slower than it could, because of heat, power or its hardware.
+
+    Why it hurts: every collective waits for the slowest GPU, so one throttled card slows the whole job down.
+    Fix: look at `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`; have the host's cooling, dust, power supplies and
+    power limit checked; leave the host out until then.
+    """
+    used = [(local, share) for local in job.by_host() for share in shares(local) if share.ranks]
+    slow = _slow_by_cap([share.gpu for _, share in used], capped_share, clock_share)
+    for local, share in used:
+        reasons = [HELD_BACK[name] for name in share.gpu.clock_reasons or () if name in HELD_BACK]
+        if reasons:
+            yield _finding(local, share, ", ".join(reasons))
+        elif id(share.gpu) in slow:
+            yield _finding(local, share, "held at its power limit, below the clock of its peers")
+
+
+def _slow_by_cap(gpus: list[Gpu], capped_share: float, clock_share: float) -> set[int]:
+    """GPUs that the power cap slows down while most of the same model run faster."""
+    models: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        models.setdefault(gpu.name, []).append(gpu)
+    found: set[int] = set()
+    for peers in models.values():
+        clocks = [gpu.clock for gpu in peers if gpu.clock]
+        capped = [gpu for gpu in peers if CAP in (gpu.clock_reasons or ())]
+        if clocks and 0 < len(capped) <= capped_share * len(peers):
+            usual = median(clocks)
+            found.update(id(gpu) for gpu in capped if gpu.clock and gpu.clock < clock_share * usual)
+    return found
+
+
+def _finding(local: LocalRanks, share: Share, reasons: str) -> Finding:
+    gpu = share.gpu
+    clock = f" at {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max else ""
+    return Finding(
+        f"GPU {gpu.index} of {local.name} is throttled{clock}: {reasons}",
+        ranks=share.ranks,
+        evidence={
+            "gpu": gpu.uuid,
+            "clock_reasons": list(gpu.clock_reasons or ()),
+            "clock_mhz": gpu.clock,
+            "clock_max_mhz": gpu.clock_max,
+            "temperature_celsius": gpu.temperature,
+            "power_milliwatts": gpu.power,
+            "power_limit_milliwatts": gpu.power_limit,
+        },
+    )

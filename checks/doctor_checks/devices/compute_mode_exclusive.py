@@ -1,0 +1,112 @@
+"""GPU016: the compute mode forbids a context that the job needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    Job,
+    LocalRanks,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    device_of,
+    healthy,
+    is_foreign,
+    process_ids,
+    sees_host_processes,
+    shares,
+)
+
+
+@check(
+    id="GPU016",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("default mode", healthy(hosts=2, per_host=2)),
+        Well("exclusive, one rank a GPU", healthy(per_host=2).gpu(0, compute_mode="exclusive-process")),
+        Well("default mode, shared", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0")),
+        Well(
+            "exclusive and shared through MPS",
+            healthy(per_host=2, gpus=1)
+            .gpu(0, compute_mode="exclusive-process")
+            .environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - the default of MPS
+        ),
+        Sick(
+            "exclusive and shared by two ranks",
+            healthy(hosts=2, per_host=2)
+            .gpu(0, hosts=("node1",), compute_mode="exclusive-process")
+            .environ(ranks=(2, 3), CUDA_VISIBLE_DEVICES="0"),
+            ranks=(2, 3),
+        ),
+        Sick("prohibited", healthy(per_host=2).gpu(1, compute_mode="prohibited"), ranks=(1,)),
+        Sick(
+            "exclusive and taken by somebody else",
+            healthy(per_host=2).gpu(
+                1, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30, "python"),)
+            ),
+            ranks=(1,),
+        ),
+    ),
+)
+def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
+    """Ask whether the compute mode of each GPU lets the job's processes open it.
+
+    Why it hurts: CUDA refuses the context: "CUDA-capable device(s) is/are busy or unavailable", or "all CUDA-capable
+    devices are busy or unavailable".
+    Fix: `sudo nvidia-smi -i <gpu> --compute-mode=DEFAULT`, or one process a GPU, or MPS.
+    """
+    for machine in job.by_machine():
+        sharing = _sharing(machine)
+        for share in shares(machine):
+            reason = _forbidden(machine, share.gpu, sharing.get(share.gpu.uuid, 1)) if share.ranks else None
+            if reason:
+                yield Finding(
+                    f"GPU {share.gpu.index} of {machine.name} is in mode {share.gpu.compute_mode}, and {reason}",
+                    ranks=share.ranks,
+                    evidence={
+                        "gpu": share.gpu.uuid,
+                        "compute_mode": share.gpu.compute_mode,
+                        "ranks_on_it": len(share.ranks),
+                        "processes_on_it": [process.pid for process in share.gpu.processes or ()],
+                    },
+                )
+
+
+def _sharing(machine: LocalRanks) -> dict[str, int]:
+    """How many ranks will open each GPU, by UUID; MPS makes one client of them."""
+    clients: dict[str, int] = {}
+    for rank in machine.members:
+        device = device_of(rank)
+        if device and not _by_mps(rank):
+            clients[device.gpu.uuid] = clients.get(device.gpu.uuid, 0) + 1
+    return clients
+
+
+def _by_mps(rank: Rank) -> bool:
+    environment = rank.find(EnvironmentFacts)
+    return environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
+
+
+def _forbidden(machine: LocalRanks, gpu: Gpu, clients: int) -> str | None:
+    if gpu.compute_mode == "prohibited":
+        return "no process may open it"
+    if gpu.compute_mode not in ("exclusive-process", "exclusive-thread"):
+        return None
+    if clients > 1:
+        return f"{clients} ranks have to share it"
+    own, host_ids = process_ids(machine), sees_host_processes(machine)
+    taken = [one for one in gpu.processes or () if one.kind == "compute" and is_foreign(one, own, host_ids)]
+    served = any(one.kind == "mps" or (one.name or "").startswith("nvidia-cuda-mps") for one in gpu.processes or ())
+    return f"process {taken[0].pid} has it" if taken and not served else None

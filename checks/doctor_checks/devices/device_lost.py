@@ -1,0 +1,159 @@
+"""GPU019: a GPU does not answer any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    DriverFacts,
+    Finding,
+    Gpu,
+    GpuFacts,
+    HostFacts,
+    Job,
+    KernelEvent,
+    KernelLogFacts,
+    Lack,
+    LaunchFacts,
+    LocalRanks,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    SlurmFacts,
+    Verdict,
+    Well,
+    bus_key,
+    check,
+    healthy,
+    is_data_centre,
+    shares,
+    xids_of,
+)
+
+TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot")
+"""nvml.h nvmlDeviceGpuRecoveryAction_t: what the driver wants before it lets new work on the GPU."""
+
+
+@check(
+    id="GPU019",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("all GPUs answer", healthy(hosts=2, per_host=4)),
+        Well(
+            "a container that is given one GPU of eight",
+            healthy(per_host=1)
+            .alter(HostFacts, container="docker")
+            .alter(DriverFacts, pci_gpus=tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x18))),
+        ),
+        Well(
+            "a SLURM job that is given one GPU of two",
+            healthy(per_host=1)
+            .put(SlurmFacts(job_id="1"))
+            .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
+        ),
+        Well(
+            "a desktop card lent to a virtual machine",
+            healthy(per_host=1)
+            .gpu(0, name="NVIDIA GeForce RTX 3090")
+            .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
+            silent=False,
+        ),
+        Sick(
+            "fell off the bus",
+            healthy(hosts=2, per_host=4).gpu(2, hosts=("node1",), lost=True, error="GPU is lost"),
+            ranks=(6,),
+        ),
+        Sick(
+            "on the PCI bus, and not in the driver's list",
+            healthy(per_host=2).alter(DriverFacts, pci_gpus=lambda old: (*old, "00000000:99:00.0")),
+            ranks=(0, 1),
+        ),
+        Sick("the driver wants a reset first", healthy(per_host=2).gpu(1, recovery_action="gpu-reset"), ranks=(1,)),
+        Sick(
+            "Xid 79 since the job began",
+            healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 79, "0000:11:00"),)),
+            ranks=(1,),
+        ),
+    ),
+)
+def device_lost(job: Job) -> Iterator[Verdict]:
+    """Ask whether every GPU of the host still answers.
+
+    Why it hurts: programs on it hang or die with "unknown error" or "no CUDA-capable device", and often no new CUDA
+    program starts on the whole host.
+    Fix: drain the host and reboot it; if it comes back, have the card, its seat, riser and power checked.
+    """
+    for local in job.by_host():
+        found = shares(local)
+        told = set()
+        for share in found:
+            words = _words(share.gpu)
+            if words:
+                told.add(bus_key(share.gpu.bus_id))
+                yield _finding(local, share, words)
+        yield from _absent_from_driver(local, found)
+        for reported in xids_of(local, {"lost"}):
+            if bus_key(reported.device) not in told:
+                severity = Severity.ERROR if reported.recent else Severity.WARNING
+                yield Finding(
+                    f"{reported.summary} ({local.name})",
+                    ranks=reported.ranks or local.ranks,
+                    evidence=reported.evidence,
+                    fix=reported.fix,
+                    severity=severity,
+                )
+
+
+def _words(gpu: Gpu) -> str | None:
+    if gpu.lost:
+        return f"does not answer: {gpu.error or 'lost'}"
+    failing = gpu.ecc_volatile_uncorrected or gpu.remap_pending or gpu.remap_failed or gpu.retired_pages_pending
+    if gpu.recovery_action in TAKEN_OUT and not failing:
+        return f"has to be recovered first: the driver asks for a {gpu.recovery_action}"
+    return None
+
+
+def _finding(local: LocalRanks, share: Share, words: str) -> Finding:
+    gpu = share.gpu
+    return Finding(
+        f"GPU {gpu.index} of {local.name} {words}",
+        ranks=share.ranks or local.ranks,
+        evidence={
+            "gpu_index": gpu.index,
+            "gpu": gpu.uuid,
+            "pci_bus_id": gpu.bus_id,
+            "error": gpu.error,
+            "recovery_action": gpu.recovery_action,
+        },
+        severity=None if share.ranks else Severity.WARNING,
+        explains=("GPU002", "GPU005", "GPU010", "GPU013"),
+    )
+
+
+def _absent_from_driver(local: LocalRanks, found: list[Share]) -> Iterator[Verdict]:
+    """GPUs of the PCI bus that NVML does not count. Containers and device cgroups hide GPUs from NVML and not from
+    sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
+    drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
+    if drivers is None or gpus is None or _may_be_restricted(local):
+        return
+    known = {bus_key(share.gpu.bus_id) for share in found if share.gpu.bus_id}
+    absent = [bus for bus in drivers.pci_gpus if bus_key(bus) not in known]
+    if absent and len(drivers.pci_gpus) > len(gpus.gpus) and known:
+        serious = all(is_data_centre(share.gpu) for share in found)
+        yield Finding(
+            f"{local.name} has {len(drivers.pci_gpus)} GPUs on the PCI bus, the driver shows {len(gpus.gpus)}",
+            ranks=local.ranks,
+            evidence={"absent": absent, "pci_gpus": len(drivers.pci_gpus), "driver_gpus": len(gpus.gpus)},
+            severity=Severity.ERROR if serious else Severity.INFO,
+        )
+
+
+def _may_be_restricted(local: LocalRanks) -> bool:
+    host, launch = local.find(HostFacts), local.members[0].find(LaunchFacts) if local.members else None
+    slurm = local.hosts[0].missing(SlurmFacts)
+    in_slurm = slurm is None or slurm.lack is not Lack.ABSENT or bool(launch and launch.get("SLURM_JOB_ID"))
+    return host is None or host.container is not None or in_slurm

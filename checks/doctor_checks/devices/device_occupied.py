@@ -1,0 +1,147 @@
+"""GPU006: somebody else is on the job's GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    HostFacts,
+    Job,
+    LocalRanks,
+    ProcessFacts,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    is_foreign,
+    mebibytes,
+    process_ids,
+    sees_host_processes,
+    shares,
+)
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
+"""Beginnings of the names of NVIDIA's own daemons, which hold a context and no work of their own."""
+
+
+@check(
+    id="GPU006",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    needs=(GpuFacts, ProcessFacts),
+    cases=lambda: (
+        Well("nobody on the GPUs", healthy(hosts=2, per_host=2)),
+        Well(
+            "the job's own ranks on their GPUs",
+            healthy(per_host=2)
+            .gpu(0, processes=(GpuProcess(10_000, 4 * GIB, "python"),))
+            .gpu(1, processes=(GpuProcess(10_001, 4 * GIB, "python"),)),
+        ),
+        Well(
+            "a display server with little memory",
+            healthy(per_host=1).gpu(0, processes=(GpuProcess(900, 300 * MIB, "Xorg", 0, "graphics"),)),
+        ),
+        Well(
+            "another job on a GPU that this one does not use",
+            healthy(per_host=2, gpus=4).gpu(3, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
+        ),
+        Well(
+            "a container that can't tell whose processes they are",
+            healthy(per_host=1).alter(HostFacts, container="docker").gpu(0, processes=(GpuProcess(4242, 70 * GIB),)),
+        ),
+        Sick(
+            "another user's training on the second GPU",
+            healthy(per_host=2).gpu(1, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
+            ranks=(1,),
+        ),
+        Sick(
+            "a zombie of the last run, whose memory MIG hides",
+            healthy(hosts=2, per_host=2).gpu(0, hosts=("node1",), processes=(GpuProcess(777, None, "python", 1000),)),
+            ranks=(2,),
+        ),
+        Sick(
+            "a desktop program that fills the card",
+            healthy(per_host=1).gpu(0, processes=(GpuProcess(4000, 40 * GIB, "blender", 1000, "graphics"),)),
+            ranks=(0,),
+        ),
+    ),
+)
+def device_occupied(
+    job: Job, *, compute_share: float = 0.005, graphics_share: float = 0.25, unseen_share: float = 0.05
+) -> Iterator[Verdict]:
+    """Ask whether the GPUs that this job will use are free of other processes.
+
+    Why it hurts: the other process takes memory and time: this rank runs out of memory or slows every step of all
+    ranks down.
+    Fix: find out whose it is (`nvidia-smi`, `ps -o user,lstart,cmd -p <pid>`), end it or ask its owner, or choose other
+    GPUs with CUDA_VISIBLE_DEVICES.
+    """
+    for machine in job.by_machine():
+        own, host_ids = process_ids(machine), sees_host_processes(machine)
+        for share in shares(machine):
+            if not share.ranks:
+                continue
+            if share.gpu.processes is None:
+                yield from _hidden(machine, share, unseen_share)
+                continue
+            held = [one for one in share.gpu.processes if _holds(share.gpu, one, compute_share, graphics_share)]
+            others = [process for process in held if is_foreign(process, own, host_ids)]
+            if others:
+                yield _finding(machine, share, others)
+            elif any(is_foreign(process, own, host_ids) is None for process in held):
+                reason = f"whose processes hold memory of GPU {share.gpu.index} can't be seen in this container"
+                yield Unknown(reason, share.ranks, "start the container with --pid=host, or run nvidia-smi on the host")
+
+
+def _holds(gpu: Gpu, process: GpuProcess, compute_share: float, graphics_share: float) -> bool:
+    """Whether it takes something from a job: work on the GPU beyond a trace, or graphics that fill it."""
+    if (process.name or "").startswith(SERVICES):
+        return False
+    share = graphics_share if process.kind == "graphics" else compute_share
+    if process.memory is None:
+        return process.kind != "graphics"
+    return process.memory >= share * (gpu.memory_total or process.memory)
+
+
+def _hidden(machine: LocalRanks, share: Share, unseen_share: float) -> Iterator[Verdict]:
+    gpu = share.gpu
+    if gpu.lost or (gpu.memory_used or 0) <= unseen_share * (gpu.memory_total or 0):
+        return
+    facts = machine.find(GpuFacts)
+    note = facts.why_hidden("gpus.processes") if facts else None
+    reason = f"the processes on GPU {gpu.index} are hidden, and {mebibytes(gpu.memory_used)} of it are in use"
+    yield Unknown(f"{reason}: {note.reason}" if note else reason, share.ranks, note.unhide if note else "")
+
+
+def _finding(machine: LocalRanks, share: Share, others: list[GpuProcess]) -> Finding:
+    first = max(others, key=lambda process: process.memory or 0)
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return Finding(
+        f"GPU {share.gpu.index} of {machine.name} is in use: {first.name or 'a process'} (pid {first.pid}) "
+        f"holds {mebibytes(first.memory)}{more}",
+        ranks=share.ranks,
+        evidence={
+            "gpu": share.gpu.uuid,
+            "memory_used_bytes": share.gpu.memory_used,
+            "utilization_percent": share.gpu.utilization,
+            "processes": [
+                {"pid": one.pid, "name": one.name, "user_id": one.user_id, "memory_bytes": one.memory, "kind": one.kind}
+                for one in others
+            ],
+        },
+        fix=f"Look whose it is: `ps -o user,lstart,cmd -p {first.pid}`; end it or ask its owner, or choose other GPUs "
+        "with CUDA_VISIBLE_DEVICES.",
+        explains=("MEM003", "GPU016"),
+    )

@@ -1,0 +1,132 @@
+"""GPU001: two ranks use one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Device,
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    NcclFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    TrainerFacts,
+    Unknown,
+    Verdict,
+    Well,
+    bound_per_task,
+    check,
+    device_of,
+    healthy,
+    parse_visible_devices,
+    uses_nccl,
+)
+
+
+@check(
+    id="GPU001",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts,),
+    peers=True,
+    cases=lambda: (
+        Well("a GPU for each rank", healthy(hosts=2, per_host=4)),
+        Well(
+            "each rank sees a GPU of its own",
+            healthy(per_host=2)
+            .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
+            .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
+        ),
+        Well(
+            "SLURM gives each task a GPU behind a cgroup, and each calls it 0",
+            healthy(per_host=2, gpus=1).environ(CUDA_VISIBLE_DEVICES="0").launched(SLURM_GPUS_PER_TASK="1"),
+        ),
+        Well("CPU training on a machine with one GPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="")),
+        Sick(
+            "all ranks see the same single GPU",
+            healthy(hosts=2, per_host=2).environ(ranks=(0, 1), CUDA_VISIBLE_DEVICES="0"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "lists in opposite order lead to one GPU",
+            healthy(per_host=2).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1,0"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "shared on purpose",
+            healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1", NCCL_MULTI_RANK_GPU_ENABLE="1"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "shared by ranks that talk by Gloo",
+            healthy(per_host=2, gpus=1).put(TrainerFacts(source="fabric run", backend="gloo")),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def device_shared(job: Job) -> Iterator[Verdict]:
+    """Ask whether every rank of a machine has a GPU of its own.
+
+    Why it hurts: NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), and with another backend they halve
+    each other's speed and memory.
+    Fix: start one process a GPU (`torchrun --nproc-per-node=<number of GPUs>`), and bind each to its own before any
+    CUDA call: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`.
+    """
+    for machine in job.by_machine():
+        for device, ranks in _together(machine):
+            if all(map(_is_behind_cgroup, ranks)) and len({rank.host.index for rank in ranks}) == 1:
+                reason = "SLURM gives each task GPUs of its own, so equal device numbers may be different GPUs"
+                if len({rank.local_rank for rank in ranks}) > 1:
+                    yield Unknown(reason, tuple(rank.number for rank in ranks), "check inside one task: nvidia-smi -L")
+                continue
+            yield _finding(machine, device, ranks)
+
+
+def _together(machine: LocalRanks) -> Iterator[tuple[Device, list[Rank]]]:
+    """Devices with more than one rank."""
+    by_device: dict[str, tuple[Device, list[Rank]]] = {}
+    for rank in machine.members:
+        device = device_of(rank)
+        if device and device.uuid:
+            by_device.setdefault(device.uuid, (device, []))[1].append(rank)
+    return (entry for entry in by_device.values() if len(entry[1]) > 1)
+
+
+def _is_behind_cgroup(rank: Rank) -> bool:
+    environment = rank.find(EnvironmentFacts)
+    listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
+    return bound_per_task(rank) and (listed.is_by_index or not listed.is_set)
+
+
+def _finding(machine: LocalRanks, device: Device, ranks: list[Rank]) -> Finding:
+    wanted = any(_asks_to_share(rank, device) for rank in ranks)
+    numbers = tuple(rank.number for rank in ranks)
+    severity = Severity.ERROR if any(map(uses_nccl, ranks)) and not wanted else Severity.WARNING
+    return Finding(
+        f"{len(ranks)} ranks use {device.label} of {machine.name}: ranks {', '.join(map(str, numbers))}",
+        ranks=numbers,
+        evidence={
+            "device": device.uuid,
+            "gpu_index": device.gpu.index,
+            "pci_bus_id": device.gpu.bus_id,
+            "local_ranks": [rank.local_rank for rank in ranks],
+            "sharing_asked_for": wanted,
+        },
+        severity=severity,
+    )
+
+
+def _asks_to_share(rank: Rank, device: Device) -> bool:
+    nccl, environment = rank.find(NcclFacts), rank.find(EnvironmentFacts)
+    by_nccl = nccl is not None and nccl.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    by_mps = environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
+    return by_nccl or by_mps or any(process.kind == "mps" for process in device.gpu.processes or ())

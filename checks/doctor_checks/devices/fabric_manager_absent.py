@@ -1,0 +1,153 @@
+"""GPU014: the NVSwitch fabric is not run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.api import (
+    DriverFacts,
+    Fabric,
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    Scope,
+    Service,
+    Severity,
+    Sick,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+)
+
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+
+
+@check(
+    id="GPU014",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts, DriverFacts),
+    cases=lambda: (
+        Well("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
+        Well("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),
+        Well(
+            "no NVSwitch, fabric state that nobody will complete",
+            healthy(per_host=1)
+            .alter(DriverFacts, services=(Service("fabric-manager", False),))
+            .gpu(0, fabric=Fabric("not-started"), nvlinks=()),
+        ),
+        Well(
+            "a container with a completed fabric",
+            healthy(per_host=8).alter(DriverFacts, services=(Service("fabric-manager", None),)),
+        ),
+        Sick(
+            "stopped on one host",
+            healthy(hosts=2, per_host=8).alter(
+                DriverFacts, hosts=("node1",), services=(Service("fabric-manager", False, "570.124.06"),)
+            ),
+            ranks=tuple(range(8, 16)),
+        ),
+        Sick(
+            "of an older release than the driver",
+            healthy(per_host=8).alter(DriverFacts, services=(Service("fabric-manager", True, "550.54.15-1"),)),
+            ranks=tuple(range(8)),
+        ),
+        Sick(
+            "the fabric is not initialised, seen from a container",
+            healthy(per_host=8)
+            .alter(DriverFacts, services=(Service("fabric-manager", None),))
+            .gpu(0, fabric=Fabric("in-progress"))
+            .gpu(3, fabric=Fabric("completed", 999)),
+            ranks=tuple(range(8)),
+        ),
+    ),
+)
+def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
+    """Ask whether the fabric manager of an NVSwitch machine runs, in the driver's release, and the fabric is ready.
+
+    Why it hurts: CUDA does not start ("system not yet initialized", error 802), or GPUs do not reach one another over
+    NVLink.
+    Fix: `sudo systemctl enable --now nvidia-fabricmanager`; install it in exactly the driver's release
+    (`nvidia-smi --query-gpu=driver_version --format=csv,noheader`), then reset the GPUs or reboot.
+    """
+    switched = [local for local in job.by_host() if _has_switches(local)]
+    if not switched:
+        yield Skip("no NVSwitch")
+    for local in switched:
+        yield from _judge(local)
+
+
+def _gpus(local: LocalRanks) -> list[Gpu]:
+    return [share.gpu for share in shares(local) if not share.gpu.lost]
+
+
+def _has_switches(local: LocalRanks) -> bool:
+    drivers = local.find(DriverFacts)
+    if drivers and drivers.nvswitches:
+        return True
+    return any(link.remote == "switch" for gpu in _gpus(local)[:1] for link in gpu.nvlinks or ()) and any(
+        gpu.fabric and gpu.fabric.state != "not-supported" for gpu in _gpus(local)
+    )
+
+
+def _judge(local: LocalRanks) -> Iterator[Verdict]:
+    drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
+    if drivers is None or gpus is None:
+        return
+    manager = drivers.service("fabric-manager")
+    faults = list(_fabric_faults(_gpus(local)))
+    if manager and manager.running is False:
+        faults.insert(0, "the fabric manager is not running")
+    elif manager and manager.running and _differs(manager.version, gpus.driver_version):
+        faults.insert(0, f"the fabric manager is {manager.version}, the driver {gpus.driver_version}")
+    if faults:
+        yield _finding(local, faults, drivers, gpus)
+    elif (manager is None or manager.running is None) and not any(_is_ready(gpu) for gpu in gpus.gpus):
+        note = drivers.why_hidden("services")
+        reason = note.reason if note else "it is not known whether a fabric manager runs"
+        yield Unknown(reason, local.ranks, note.unhide if note else "systemctl status nvidia-fabricmanager")
+
+
+def _is_ready(gpu: Gpu) -> bool:
+    return gpu.fabric is not None and gpu.fabric.state == "completed" and not gpu.fabric.status
+
+
+def _fabric_faults(gpus: list[Gpu]) -> Iterator[str]:
+    waiting = [str(gpu.index) for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
+    failed = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.status]
+    if waiting:
+        yield f"the fabric is not initialised on GPU {', '.join(waiting)}"
+    if failed:
+        codes = ", ".join(f"{gpu.index} (NVML code {gpu.fabric.status})" for gpu in failed if gpu.fabric)
+        yield f"the fabric failed on GPU {codes}"
+
+
+def _differs(manager: str | None, driver: str | None) -> bool:
+    """The fabric manager has to be of exactly the driver's release (NVIDIA Fabric Manager user guide). A package's
+    version may go on after it: ``570.124.06-1``."""
+    ours, theirs = _NUMBERS.match(manager or ""), _NUMBERS.match(driver or "")
+    return ours is not None and theirs is not None and ours[0] != theirs[0]
+
+
+def _finding(local: LocalRanks, faults: list[str], drivers: DriverFacts, gpus: GpuFacts) -> Finding:
+    manager = drivers.service("fabric-manager")
+    return Finding(
+        f"{local.name}: {'; '.join(faults)}",
+        ranks=local.ranks,
+        evidence={
+            "nvswitches": drivers.nvswitches,
+            "fabric_manager_running": manager.running if manager else None,
+            "fabric_manager_version": manager.version if manager else None,
+            "driver_version": gpus.driver_version,
+            "fabric_by_gpu": {str(gpu.index): gpu.fabric.state if gpu.fabric else None for gpu in gpus.gpus},
+        },
+        explains=("GPU013", "GPU018", "GPU023"),
+    )

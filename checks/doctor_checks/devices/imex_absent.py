@@ -1,0 +1,147 @@
+"""GPU023: multi-node NVLink without IMEX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    DriverFacts,
+    Fabric,
+    Finding,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    NcclFacts,
+    Scope,
+    Service,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+Domain = tuple[str, int | None]
+"""Cluster and clique."""
+
+
+def _rack(
+    cluster: str = "ab12", clique: int = 7, hosts: tuple[str, ...] | None = None, on: Sketch | None = None
+) -> Sketch:
+    sketch = on or healthy(hosts=4, per_host=2).alter(
+        DriverFacts, services=(Service("imex", True, "570.124.06"),), imex_channels=1
+    )
+    for index in range(2):
+        sketch = sketch.gpu(index, hosts=hosts, name="NVIDIA GB200", fabric=Fabric("completed", 0, clique, cluster))
+    return sketch
+
+
+@check(
+    id="GPU023",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts, DriverFacts),
+    cases=lambda: (
+        Well("one rack with IMEX on every host", _rack()),
+        Well("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),
+        Well("two racks", _rack("cd34", hosts=("node2", "node3"), on=_rack())),
+        Well("switched off for NCCL", _rack().alter(DriverFacts, imex_channels=0).environ(NCCL_MNNVL_ENABLE="0")),
+        Sick(
+            "the daemon is stopped on one host",
+            _rack().alter(DriverFacts, hosts=("node2",), services=(Service("imex", False),)),
+            ranks=(4, 5),
+        ),
+        Sick(
+            "no channel in one container", _rack().alter(DriverFacts, hosts=("node1",), imex_channels=0), ranks=(2, 3)
+        ),
+        Sick("one host in another clique", _rack(clique=8, hosts=("node3",), on=_rack()), ranks=(6, 7)),
+    ),
+)
+def imex_absent(job: Job) -> Iterator[Verdict]:
+    """Ask whether hosts that share an NVLink domain have the IMEX daemon, a channel, and one clique.
+
+    Why it hurts: NCCL reports "MNNVL is available but not working", or hosts of one rack talk over the network instead
+    of NVLink.
+    Fix: `sudo systemctl enable --now nvidia-imex` with all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg;
+    give containers /dev/nvidia-caps-imex-channels/channel0; NCCL_MNNVL_ENABLE=0 does without.
+    """
+    domains: dict[str, list[LocalRanks]] = {}
+    for local in job.by_host():
+        for cluster in {cluster for cluster, _ in _domains(local)}:
+            domains.setdefault(cluster, []).append(local)
+    spanning = {cluster: members for cluster, members in domains.items() if len(members) > 1}
+    if not spanning:
+        yield Skip("no two hosts in one NVLink domain")
+    for members in spanning.values():
+        for local in members:
+            yield from _judge(local)
+        yield from _judge_cliques(members)
+
+
+def _domains(local: LocalRanks) -> set[Domain]:
+    """The multi-node NVLink domains of a host. A cluster of zeros is an NVSwitch inside the host."""
+    gpus = local.find(GpuFacts)
+    fabrics = [gpu.fabric for gpu in gpus.gpus if gpu.fabric] if gpus and not _is_off(local) else []
+    return {
+        (fabric.cluster, fabric.clique)
+        for fabric in fabrics
+        if fabric.state == "completed" and fabric.cluster and fabric.cluster.strip("0-")
+    }
+
+
+def _is_off(local: LocalRanks) -> bool:
+    settings = [nccl.get("NCCL_MNNVL_ENABLE") for rank in local.members[:1] if (nccl := rank.find(NcclFacts))]
+    return settings == ["0"]
+
+
+def _judge(local: LocalRanks) -> Iterator[Verdict]:
+    drivers = local.find(DriverFacts)
+    if drivers is None:
+        return
+    imex = drivers.service("imex")
+    faults = []
+    if imex and imex.running is False:
+        faults.append("the IMEX daemon is not running")
+    if not drivers.imex_channels:
+        faults.append("no IMEX channel can be opened")
+    if faults:
+        yield Finding(
+            f"{local.name}: {' and '.join(faults)}",
+            ranks=local.ranks,
+            evidence={
+                "imex_running": imex.running if imex else None,
+                "imex_channels": drivers.imex_channels,
+                "domains": sorted(f"{cluster}.{clique}" for cluster, clique in _domains(local)),
+            },
+        )
+    elif imex is None or imex.running is None:
+        reason = "whether the IMEX daemon runs can't be seen from here"
+        yield Unknown(reason, local.ranks, "nvidia-imex-ctl -N on the host")
+
+
+def _judge_cliques(members: list[LocalRanks]) -> Iterator[Verdict]:
+    groups: dict[frozenset[Domain], list[LocalRanks]] = {}
+    for local in members:
+        groups.setdefault(frozenset(_domains(local)), []).append(local)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    if len({domain for domains in groups for domain in domains}) < 2:
+        return
+    even = len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])
+    odd = ordered if even or len(ordered) == 1 else ordered[1:]
+    hosts = [local for _, locals_ in odd for local in locals_]
+    yield Finding(
+        f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} of one NVLink domain in another clique: "
+        f"{', '.join(local.name for local in hosts[:4])}",
+        ranks=tuple(rank for local in hosts for rank in local.ranks),
+        evidence={
+            "hosts_by_clique": {
+                " ".join(sorted(f"{cluster}.{clique}" for cluster, clique in domains)): [one.name for one in locals_]
+                for domains, locals_ in ordered
+            }
+        },
+    )

@@ -1,0 +1,150 @@
+"""GPU009: the memory of a GPU is failing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    KernelEvent,
+    KernelLogFacts,
+    LocalRanks,
+    Reported,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+    xids_of,
+)
+
+
+@check(
+    id="GPU009",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("no errors", healthy(hosts=2, per_host=2)),
+        Well(
+            "rows remapped long ago, within the limit",
+            healthy(per_host=2).gpu(0, ecc_aggregate_uncorrected=3, remapped_uncorrectable=2, remapped_correctable=9),
+        ),
+        Well("a card without ECC", healthy(per_host=1).gpu(0, ecc=None, ecc_volatile_uncorrected=None)),
+        Well(
+            "a remap of last month that has taken effect",
+            healthy(per_host=1).alter(KernelLogFacts, events=(KernelEvent("xid", 90.0, 63, "0000:10:00"),)),
+            silent=False,
+        ),
+        Sick(
+            "uncorrectable errors since the driver started",
+            healthy(hosts=2, per_host=2).gpu(1, hosts=("node1",), ecc_volatile_uncorrected=2),
+            ranks=(3,),
+        ),
+        Sick("a row waits for its remap", healthy(per_host=2).gpu(0, remap_pending=True), ranks=(0,)),
+        Sick("no spare rows left", healthy(per_host=2).gpu(1, remap_failed=True), ranks=(1,)),
+        Sick("pages wait for retirement", healthy(per_host=2).gpu(0, retired_pages_pending=True), ranks=(0,)),
+        Sick(
+            "SRAM errors beyond the return limit",
+            healthy(per_host=2).gpu(1, ecc_sram_uncorrected=42, ecc_sram_threshold_exceeded=True),
+            ranks=(1,),
+        ),
+        Sick("512 rows remapped", healthy(per_host=2).gpu(1, remapped_uncorrectable=512), ranks=(1,)),
+        Sick(
+            "Xid 95 since the job began",
+            healthy(per_host=2).alter(
+                KernelLogFacts,
+                events=(KernelEvent("xid", 863100.0, 95, "0000:11:00", text="NVRM: Xid (PCI:0000:11:00): 95"),),
+            ),
+            ranks=(1,),
+        ),
+        Sick(
+            "Xid 48 of an earlier job, and nothing reset since",
+            healthy(per_host=2)
+            .gpu(0, ecc_volatile_uncorrected=None)
+            .alter(KernelLogFacts, events=(KernelEvent("xid", 500.0, 48, "0000:10:00"),)),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60) -> Iterator[Verdict]:
+    """Ask whether the memory of each GPU works: no uncorrectable errors, nothing that waits for repair.
+
+    Why it hurts: an uncorrectable error ends the program that touches it, or leaves wrong numbers; a GPU that waits for
+    a remap fails at the same place again.
+    Fix: end all processes on the GPU and reset it (`sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot); where the remap
+    failed or a return limit is passed, drain the host and have the card replaced.
+    """
+    for local in job.by_host():
+        sick = set()
+        for share in shares(local):
+            faults = _faults(share.gpu, remapped_rows, retired_pages)
+            if faults:
+                sick.add(share.gpu.uuid)
+                yield _finding(local, share, faults)
+        for reported in xids_of(local, {"memory"}):
+            yield _from_log(local, reported, sick)
+
+
+def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> list[str]:
+    """NVIDIA "GPU Memory Error Management", RMA policy: 512 remapped rows, or the SRAM threshold flag. Cards before
+    Ampere retire pages instead: NVIDIA "Dynamic Page Retirement", RMA policy, 60 pages, one for each error."""
+    remaps = gpu.remap_failed is not None
+    aggregate = gpu.ecc_aggregate_uncorrected or 0
+    limit = remapped_rows if remaps else retired_pages
+    named = (
+        (bool(gpu.ecc_volatile_uncorrected), f"{gpu.ecc_volatile_uncorrected} uncorrectable errors"),
+        (gpu.remap_failed, "a row could not be remapped"),
+        (gpu.remap_pending, "a row waits to be remapped at the next reset"),
+        (gpu.retired_pages_pending, "pages wait to be retired at the next reset"),
+        (gpu.ecc_sram_threshold_exceeded, "SRAM errors are beyond the limit for return"),
+        ((gpu.remapped_uncorrectable or 0) >= remapped_rows, f"{gpu.remapped_uncorrectable} rows remapped"),
+        (aggregate >= limit, f"{aggregate} uncorrectable errors in its life, beyond the limit for return"),
+    )
+    return [words for holds, words in named if holds]
+
+
+def _finding(local: LocalRanks, share: Share, faults: list[str]) -> Finding:
+    gpu = share.gpu
+    return Finding(
+        f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
+        ranks=share.ranks or local.ranks,
+        evidence={
+            "gpu": gpu.uuid,
+            "pci_bus_id": gpu.bus_id,
+            "volatile_uncorrected": gpu.ecc_volatile_uncorrected,
+            "aggregate_uncorrected": gpu.ecc_aggregate_uncorrected,
+            "sram_uncorrected": gpu.ecc_sram_uncorrected,
+            "remapped_rows_uncorrectable": gpu.remapped_uncorrectable,
+            "remap_pending": gpu.remap_pending,
+            "remap_failed": gpu.remap_failed,
+            "retired_pages_pending": gpu.retired_pages_pending,
+            "recovery_action": gpu.recovery_action,
+        },
+        fix="" if share.ranks else "No rank of this job uses it: tell those who run the host.",
+        severity=None if share.ranks else Severity.INFO,
+        explains=("GPU010", "GPU019"),
+    )
+
+
+def _from_log(local: LocalRanks, reported: Reported, sick: set[str]) -> Finding:
+    """An Xid from before this job is past where the counters are clean again: they start anew with a reset."""
+    gpus = local.find(GpuFacts)
+    uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
+    severity = Severity.ERROR if reported.recent else Severity.WARNING if sick or uncounted else Severity.INFO
+    return Finding(
+        f"{reported.summary} ({local.name})",
+        ranks=reported.ranks or local.ranks,
+        evidence=reported.evidence,
+        fix=reported.fix,
+        severity=severity if reported.ranks else Severity.INFO,
+    )

@@ -1,0 +1,90 @@
+"""GPU015: a rank of a distributed job runs on a MIG slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    MigDevice,
+    Rank,
+    Severity,
+    Sick,
+    Skip,
+    Verdict,
+    Well,
+    check,
+    device_of,
+    healthy,
+    on_processor,
+    uses_nccl,
+    visible_gpus,
+)
+
+SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb", 1, 20 << 30, "MIG 2g.20gb"))
+
+
+@check(
+    id="GPU015",
+    severity=Severity.WARNING,
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("MIG off", healthy(hosts=2, per_host=2)),
+        Well("one process on a slice", healthy(per_host=1).gpu(0, mig=True, mig_devices=SLICES)),
+        Well(
+            "MIG on a GPU that no rank uses",
+            healthy(per_host=2, gpus=3).gpu(2, mig=True, mig_devices=SLICES).environ(CUDA_VISIBLE_DEVICES="0,1"),
+        ),
+        Sick(
+            "two slices of one GPU",
+            healthy(per_host=2, gpus=1)
+            .gpu(0, mig=True, mig_devices=SLICES)
+            .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="MIG-aaaa")
+            .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="MIG-bbbb"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "MIG left on on one host",
+            healthy(hosts=2, per_host=1).gpu(0, hosts=("node1",), mig=True, mig_devices=SLICES),
+            ranks=(1,),
+        ),
+    ),
+)
+def mig_enabled(job: Job) -> Iterator[Verdict]:
+    """Ask whether ranks that talk to one another run on whole GPUs, not on MIG slices.
+
+    Why it hurts: slices have no peer access and no NVLink; NCCL refuses several slices of one GPU ("Duplicate GPU
+    detected"), and all traffic of a slice goes through host memory.
+    Fix: train on whole GPUs: switch MIG off (`sudo nvidia-smi -i <gpu> -mig 0`) or ask the scheduler for GPUs without
+    it; use slices for jobs of one process.
+    """
+    if job.world_size == 1:
+        yield Skip("one process: no peer access needed")
+        return
+    for local in job.by_host():
+        ranks = tuple(rank.number for rank in local.members if uses_nccl(rank) and _is_sliced(rank))
+        gpus = local.find(GpuFacts)
+        if ranks and gpus:
+            yield Finding(
+                f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} of {local.name} on MIG slices",
+                ranks=ranks,
+                evidence={
+                    "slices_by_gpu": {
+                        str(gpu.index): [slice_.name or slice_.uuid for slice_ in gpu.mig_devices]
+                        for gpu in gpus.gpus
+                        if gpu.mig
+                    }
+                },
+                explains=("GPU001", "GPU002"),
+            )
+
+
+def _is_sliced(rank: Rank) -> bool:
+    device, gpus = device_of(rank), rank.find(GpuFacts)
+    if device or gpus is None or on_processor(rank):
+        return device is not None and device.slice is not None
+    seen = visible_gpus(rank.find(EnvironmentFacts), gpus)
+    return seen.devices is None and bool(gpus.gpus) and all(gpu.mig for gpu in gpus.gpus)

@@ -1,0 +1,109 @@
+"""GPU017: a rank's processors are far from its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    ProcessFacts,
+    Rank,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Sketch,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+)
+
+LOW = tuple(range(48))
+HIGH = tuple(range(48, 96))
+
+
+def _two_sockets(rdma: int = 0) -> Sketch:
+    return (
+        healthy(hosts=2, per_host=2, rdma=rdma)
+        .gpu(0, cpus=LOW, numa_node=0)
+        .gpu(1, cpus=HIGH, numa_node=1)
+        .alter(ProcessFacts, ranks=(0, 2), cpus_allowed=LOW)
+        .alter(ProcessFacts, ranks=(1, 3), cpus_allowed=HIGH)
+    )
+
+
+@check(
+    id="GPU017",
+    severity=Severity.INFO,
+    scope=Scope.HOST,
+    needs=(GpuFacts, ProcessFacts),
+    cases=lambda: (
+        Well("not pinned", healthy(per_host=2).gpu(0, cpus=LOW).gpu(1, cpus=HIGH)),
+        Well("pinned beside the GPU", _two_sockets()),
+        Well("the kernel does not tell", healthy(per_host=2)),
+        Sick(
+            "pinned to the other socket",
+            _two_sockets().alter(ProcessFacts, ranks=(3,), cpus_allowed=tuple(range(8))),
+            ranks=(3,),
+        ),
+        Sick("pinned away from the only network device", _two_sockets(rdma=1), ranks=(1, 3)),
+    ),
+)
+def numa_remote(job: Job) -> Iterator[Verdict]:
+    """Ask whether each rank may run on processors that are local to its GPU and to a network device.
+
+    Why it hurts: every copy to the GPU and every packet crosses the link between the sockets, which costs some per cent
+    of speed and is shared by all.
+    Fix: bind ranks by their GPU: `srun --gpu-bind=closest --cpu-bind=...`, `numactl --cpunodebind=<node>` (nodes are in
+    `nvidia-smi topo -m`), or no binding at all.
+    """
+    for local in job.by_host():
+        by_number = {rank.number: rank for rank in local.members}
+        nodes = _processors_of_nodes(local)
+        for share in shares(local):
+            for rank in [by_number[number] for number in share.ranks if len(share.ranks) == 1]:
+                yield from _judge(local, share, rank, nodes)
+
+
+def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
+    gpus = local.find(GpuFacts)
+    known = [(gpu.numa_node, gpu.cpus) for gpu in gpus.gpus] if gpus else []
+    return {node: frozenset(cpus) for node, cpus in known if node is not None and cpus}
+
+
+def _judge(local: LocalRanks, share: Share, rank: Rank, nodes: dict[int, frozenset[int]]) -> Iterator[Verdict]:
+    process = rank.find(ProcessFacts)
+    allowed = set(process.cpus_allowed) if process else set()
+    if not allowed:
+        return
+    far = []
+    if share.gpu.cpus and allowed.isdisjoint(share.gpu.cpus):
+        far.append(f"GPU {share.gpu.index}")
+    if _is_far_from_network(rank, allowed, nodes):
+        far.append("every RDMA device")
+    if far:
+        yield Finding(
+            f"rank {rank.number} of {local.name} may run only on processors that are remote to {' and '.join(far)}",
+            ranks=(rank.number,),
+            evidence={
+                "processors_allowed": sorted(allowed),
+                "processors_of_gpu": list(share.gpu.cpus or ()),
+                "numa_node_of_gpu": share.gpu.numa_node,
+            },
+        )
+
+
+def _is_far_from_network(rank: Rank, allowed: set[int], nodes: dict[int, frozenset[int]]) -> bool:
+    rdma = rank.find(RdmaFacts)
+    places = (
+        [nodes.get(device.numa_node) if device.numa_node is not None else None for device in rdma.devices]
+        if rdma
+        else []
+    )
+    return bool(places) and all(place is not None and allowed.isdisjoint(place) for place in places)

@@ -1,0 +1,147 @@
+"""GPU013: NVLinks are down or failing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    KernelEvent,
+    KernelLogFacts,
+    LocalRanks,
+    NvLink,
+    Reported,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+    xids_of,
+)
+
+
+def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0) -> tuple[NvLink, ...]:
+    return tuple(NvLink(link, link not in down, "switch", fatal, fatal) for link in range(count))
+
+
+@check(
+    id="GPU013",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("all links active", healthy(hosts=2, per_host=8)),
+        Well("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),
+        Well("replays, which are repaired", healthy(per_host=1).gpu(0, nvlinks=(NvLink(0, True, "gpu", 12, 0),))),
+        Well(
+            "an NVLink Xid before the last reset",
+            healthy(per_host=1).alter(KernelLogFacts, events=(KernelEvent("xid", 9.0, 74, "0000:99:00"),)),
+            silent=False,
+        ),
+        Sick(
+            "two links of one GPU down",
+            healthy(hosts=2, per_host=4).gpu(1, hosts=("node1",), nvlinks=_links(18, (4, 5))),
+            ranks=(5,),
+        ),
+        Sick(
+            "no link on one GPU of four", healthy(per_host=4).gpu(3, nvlinks=_links(18, tuple(range(18)))), ranks=(3,)
+        ),
+        Sick(
+            "every GPU has only some of its links",
+            healthy(per_host=2).gpu(0, nvlinks=_links(6, (4, 5))).gpu(1, nvlinks=_links(6, (4, 5))),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "recovery errors",
+            healthy(per_host=2).gpu(0, nvlinks=_links(18, fatal=2)),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "Xid 74 since the job began",
+            healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 74, "0000:11:00"),)),
+            ranks=(1,),
+        ),
+    ),
+)
+def nvlink_down(job: Job) -> Iterator[Verdict]:
+    """Ask whether all NVLinks of each GPU are up and without fatal errors.
+
+    Why it hurts: NCCL falls back to PCIe or shared memory for that GPU, many times slower, or fails to start; errors
+    that the link can't repair end the job.
+    Fix: look at `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`; reset the GPUs or reboot the
+    host; if it comes back, have bridges, board or switch checked.
+    """
+    for local in job.by_host():
+        used = [share for share in shares(local) if share.ranks and not share.gpu.lost]
+        most: dict[str, int] = {}
+        for share in used:
+            most[share.gpu.name] = max(most.get(share.gpu.name, 0), _active(share.gpu))
+        for share in used:
+            yield from _judge(local, share, most[share.gpu.name], len(used))
+        for reported in xids_of(local, {"nvlink"}):
+            yield _from_log(local, reported)
+
+
+def _active(gpu: Gpu) -> int:
+    return sum(link.active for link in gpu.nvlinks or ())
+
+
+def _judge(local: LocalRanks, share: Share, most: int, peers: int) -> Iterator[Verdict]:
+    gpu, active = share.gpu, _active(share.gpu)
+    facts = local.find(GpuFacts)
+    note = facts.why_hidden("gpus.nvlinks") if facts else None
+    if gpu.nvlinks is None and note:
+        yield Unknown(f"the NVLinks of GPU {gpu.index} can't be read: {note.reason}", share.ranks, note.unhide)
+        return
+    total = len(gpu.nvlinks or ())
+    if active < most or 0 < active < total:
+        # Where all GPUs of the host lack the same links, it may be the way this machine or virtual machine is built.
+        by_design = active == most and peers > 1
+        words = f"{active} of {total} NVLinks active"
+        yield _finding(local, share, words, Severity.WARNING if by_design else Severity.ERROR, most)
+    failing = [link for link in gpu.nvlinks or () if link.fatal]
+    if failing:
+        words = f"{sum(link.fatal or 0 for link in failing)} recovery errors on {len(failing)} NVLinks"
+        yield _finding(local, share, words, Severity.WARNING, most)
+
+
+def _finding(local: LocalRanks, share: Share, words: str, severity: Severity, most: int) -> Finding:
+    links = share.gpu.nvlinks or ()
+    return Finding(
+        f"GPU {share.gpu.index} of {local.name}: {words}",
+        ranks=share.ranks,
+        evidence={
+            "gpu": share.gpu.uuid,
+            "inactive_links": [link.index for link in links if not link.active],
+            "active_links_of_best_peer": most,
+            "recovery_errors_by_link": {str(link.index): link.fatal for link in links if link.fatal},
+            "errors_by_link": {str(link.index): link.errors for link in links if link.errors},
+        },
+        severity=severity,
+        explains=("GPU018",),
+    )
+
+
+def _from_log(local: LocalRanks, reported: Reported) -> Finding:
+    severity = Severity.ERROR if reported.recent else Severity.WARNING
+    healed = reported.recent is False and not any(
+        0 < _active(gpu) < len(gpu.nvlinks or ()) for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
+    )
+    return Finding(
+        f"{reported.summary} ({local.name})",
+        ranks=reported.ranks or local.ranks,
+        evidence=reported.evidence,
+        fix=reported.fix,
+        severity=Severity.INFO if healed or not reported.ranks else severity,
+    )

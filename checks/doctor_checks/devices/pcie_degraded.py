@@ -1,0 +1,97 @@
+"""GPU012: a PCIe link runs below what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    LocalRanks,
+    Scope,
+    Severity,
+    Share,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    shares,
+)
+
+
+@check(
+    id="GPU012",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("full generation and width", healthy(hosts=2, per_host=2)),
+        Well("an idle GPU lowers its generation", healthy(per_host=2).gpu(0, pcie_generation=1, utilization=0)),
+        Well(
+            "a desktop board that splits its lanes, idle",
+            healthy(per_host=2).gpu(0, pcie_width=8).gpu(1, pcie_width=8),
+            silent=False,
+        ),
+        Sick(
+            "old generation under load",
+            healthy(per_host=2).gpu(1, pcie_generation=1, utilization=97),
+            ranks=(1,),
+        ),
+        Sick("half the lanes under load", healthy(per_host=2).gpu(0, pcie_width=8, utilization=80), ranks=(0,)),
+        Sick(
+            "fewer lanes than its neighbours, even idle",
+            healthy(hosts=2, per_host=4).gpu(2, hosts=("node1",), pcie_width=4, pcie_generation=1),
+            ranks=(6,),
+        ),
+    ),
+)
+def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
+    """Ask whether each GPU's PCIe link runs at the generation and width that card and slot allow.
+
+    Why it hurts: copies from the host, checkpoints and network traffic of this GPU are slower by the same factor, and
+    the others wait for it.
+    Fix: look under load at `nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,
+    pcie.link.width.current,pcie.link.width.max --format=csv` and at `sudo dmesg | grep -i aer`; have the card reseated,
+    riser and BIOS setting checked.
+    """
+    for local in job.by_host():
+        used = [share for share in shares(local) if share.ranks and not share.gpu.lost]
+        wide = {share.gpu.name for share in used if _lacks(share.gpu.pcie_width, share.gpu.pcie_width_max) is False}
+        for share in used:
+            yield from _judge(local, share, share.gpu.name in wide, loaded_percent)
+
+
+def _lacks(now: int | None, best: int | None) -> bool | None:
+    return None if now is None or best is None else now < best
+
+
+def _judge(local: LocalRanks, share: Share, peers_are_wide: bool, loaded_percent: float) -> Iterator[Verdict]:
+    """An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours that
+    keep theirs, make it a fault."""
+    gpu = share.gpu
+    loaded = (gpu.utilization or 0) >= loaded_percent
+    narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
+    slow = loaded and bool(_lacks(gpu.pcie_generation, gpu.pcie_generation_max))
+    if narrow or slow:
+        yield Finding(
+            f"the PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
+            ranks=share.ranks,
+            evidence={
+                "gpu": gpu.uuid,
+                "pci_bus_id": gpu.bus_id,
+                "generation": gpu.pcie_generation,
+                "generation_max": gpu.pcie_generation_max,
+                "width_lanes": gpu.pcie_width,
+                "width_max_lanes": gpu.pcie_width_max,
+                "utilization_percent": gpu.utilization,
+            },
+            severity=Severity.WARNING if loaded or peers_are_wide else Severity.INFO,
+        )
+
+
+def _words(gpu: Gpu) -> str:
+    best = f"generation {gpu.pcie_generation_max} x{gpu.pcie_width_max}"
+    return f"generation {gpu.pcie_generation} x{gpu.pcie_width}, of {best}"

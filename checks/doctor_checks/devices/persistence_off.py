@@ -1,0 +1,61 @@
+"""GPU008: the driver unloads between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    GpuFacts,
+    Job,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    is_data_centre,
+    shares,
+)
+
+
+@check(
+    id="GPU008",
+    severity=Severity.INFO,
+    scope=Scope.HOST,
+    needs=(GpuFacts,),
+    cases=lambda: (
+        Well("persistence on", healthy(hosts=2, per_host=2)),
+        Well(
+            "a laptop",
+            healthy(per_host=1).gpu(0, name="NVIDIA GeForce RTX 4060 Laptop GPU", persistence=False),
+        ),
+        Well("a workstation", healthy(per_host=1).gpu(0, name="NVIDIA RTX A6000", persistence=False)),
+        Sick(
+            "off on a server",
+            healthy(hosts=2, per_host=2).gpu(0, hosts=("node1",), persistence=False),
+            ranks=(2,),
+        ),
+    ),
+)
+def persistence_off(job: Job) -> Iterator[Verdict]:
+    """Ask whether persistence mode is on on data-centre GPUs.
+
+    Why it hurts: the driver unloads when the last process leaves: every start waits seconds for each GPU, settings such
+    as power limits are lost, and error counters start anew.
+    Fix: enable the daemon, `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next
+    boot.
+    """
+    for local in job.by_host():
+        off = [
+            share
+            for share in shares(local)
+            if share.ranks and share.gpu.persistence is False and is_data_centre(share.gpu)
+        ]
+        if off:
+            yield Finding(
+                f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",
+                ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
+                evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
+            )

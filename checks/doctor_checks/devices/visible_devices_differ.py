@@ -1,0 +1,130 @@
+"""GPU004: ranks of one host see different devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    Lack,
+    LocalRanks,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Skip,
+    Verdict,
+    Well,
+    bound_per_task,
+    check,
+    healthy,
+    visible_gpus,
+)
+
+View = tuple[str, ...]
+
+
+@check(
+    id="GPU004",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(EnvironmentFacts,),
+    peers=True,
+    cases=lambda: (
+        Well("all ranks see all devices", healthy(hosts=2, per_host=4)),
+        Well("the same list on all ranks of a host", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1,0")),
+        Well(
+            "the same devices by index and by default",
+            healthy(per_host=2).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,1"),
+        ),
+        Well(
+            "bound by SLURM, which is judged elsewhere",
+            healthy(per_host=2)
+            .launched(SLURM_GPUS_PER_TASK="1")
+            .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
+            .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
+        ),
+        Well(
+            "no GPU, left-over lists",
+            healthy(per_host=2, gpus=0).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
+        ),
+        Sick(
+            "one device for each rank, addressed by local rank",
+            healthy(per_host=2)
+            .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
+            .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
+            ranks=(1,),
+        ),
+        Sick(
+            "one rank with a shorter list",
+            healthy(per_host=4).environ(ranks=(2,), CUDA_VISIBLE_DEVICES="0,1,3"),
+            ranks=(2,),
+        ),
+        Sick(
+            "one rank hides its devices",
+            healthy(hosts=2, per_host=4).environ(ranks=(5,), CUDA_VISIBLE_DEVICES=""),
+            ranks=(5,),
+        ),
+    ),
+)
+def visible_devices_differ(job: Job) -> Iterator[Verdict]:
+    """Ask whether the ranks of a host see the same devices in the same order.
+
+    Why it hurts: `cuda:LOCAL_RANK` then means another device on each rank, or none: two ranks share a GPU, or one dies
+    with "invalid device ordinal"; ranks that hide each other's GPUs may lose peer access.
+    Fix: let all ranks of a host see the same list, and address devices by LOCAL_RANK; or give each rank one device and
+    use `cuda:0` in all of them.
+    """
+    hosts = [local for local in job.by_host() if len(local.members) > 1 and not _without_gpu(local)]
+    if not hosts:
+        yield Skip("no host with GPUs and several ranks")
+    for local in hosts:
+        yield from _judge_host(local)
+
+
+def _without_gpu(local: LocalRanks) -> bool:
+    missing = local.hosts[0].missing(GpuFacts)
+    return missing is not None and missing.lack is Lack.ABSENT
+
+
+def _judge_host(local: LocalRanks) -> Iterator[Verdict]:
+    views: dict[View, list[Rank]] = {}
+    for rank in local.members:
+        if not bound_per_task(rank):
+            views.setdefault(_view(rank), []).append(rank)
+    if len(views) < 2:
+        return
+    blamed = _blamed(views)
+    if blamed:
+        yield Finding(
+            f"{len(views)} different lists of visible devices on {local.name}",
+            ranks=tuple(sorted(rank.number for rank in blamed)),
+            evidence={
+                "visible_devices_by_rank": {
+                    str(rank.number): list(view) for view, ranks in views.items() for rank in ranks
+                }
+            },
+            explains=("GPU001", "GPU002"),
+        )
+
+
+def _blamed(views: dict[View, list[Rank]]) -> list[Rank]:
+    """Where each rank sees one device of its own: those that would address another; else the smaller groups, or all."""
+    if all(len(view) == 1 and len(ranks) == 1 for view, ranks in views.items()):
+        return [ranks[0] for ranks in views.values() if ranks[0].local_rank]
+    ordered = sorted(views.values(), key=len, reverse=True)
+    others = ordered if len(ordered[0]) == len(ordered[1]) else ordered[1:]
+    return [rank for ranks in others for rank in ranks]
+
+
+def _view(rank: Rank) -> View:
+    environment, gpus = rank.find(EnvironmentFacts), rank.find(GpuFacts)
+    seen = visible_gpus(environment, gpus).devices if gpus else None
+    if seen is not None:
+        return tuple(device.label for device in seen)
+    text = environment.get("CUDA_VISIBLE_DEVICES") if environment else None
+    return ("all",) if text is None else tuple(word.strip() for word in text.split(",") if word.strip())

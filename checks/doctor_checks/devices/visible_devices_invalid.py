@@ -1,0 +1,77 @@
+"""GPU003: CUDA_VISIBLE_DEVICES is not what it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    Lack,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    parse_visible_devices,
+    visible_gpus,
+)
+
+
+@check(
+    id="GPU003",
+    severity=Severity.ERROR,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("not set", healthy(per_host=2)),
+        Well("a list of indices", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1, 0")),
+        Well("hides all by an empty value", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="")),
+        Well("hides all by -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="-1")),
+        Well("a SLURM task without GPUs", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="NoDevFiles")),
+        Well("indices on a machine without GPU", healthy(per_host=2, gpus=0).environ(CUDA_VISIBLE_DEVICES="0,1")),
+        Well("the beginning of a UUID", healthy(per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000")),
+        Sick(
+            "a device twice, without a driver",
+            healthy(per_host=2, gpus=0).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,0"),
+            ranks=(1,),
+        ),
+        Sick("cut short at -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,-1,1"), ranks=(0, 1)),
+        Sick("names a device that is not there", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,2"), ranks=(0, 1)),
+        Sick("blanks instead of commas", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0 1"), ranks=(0, 1)),
+        Sick(
+            "a UUID of another host",
+            healthy(hosts=2, per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000-0000-0000-0000-000000000000"),
+            ranks=(1,),
+        ),
+    ),
+)
+def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
+    """Ask whether CUDA reads CUDA_VISIBLE_DEVICES as it was meant.
+
+    Why it hurts: CUDA says nothing about a bad entry; it shows fewer devices, or none, and ranks then die with
+    "invalid device ordinal" or "No CUDA GPUs are available".
+    Fix: name each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
+    variable to show all.
+    """
+    for environment, alike in job.each(EnvironmentFacts, also=(GpuFacts,)):
+        text = environment.get("CUDA_VISIBLE_DEVICES")
+        listed, gpus = parse_visible_devices(text), alike.find(GpuFacts)
+        fault = listed.fault or (visible_gpus(environment, gpus).error if gpus and gpus.gpus else None)
+        if fault:
+            yield Finding(
+                f"CUDA_VISIBLE_DEVICES={text} {fault}",
+                ranks=alike.ranks,
+                evidence={
+                    "CUDA_VISIBLE_DEVICES": text,
+                    "read_by_cuda": list(listed.entries),
+                    "gpus_of_host": [gpu.uuid or gpu.index for gpu in gpus.gpus] if gpus else None,
+                },
+                explains=("GPU002", "GPU004"),
+            )
+        elif listed.entries and (missing := alike.missing(GpuFacts)) and missing.lack is not Lack.ABSENT:
+            reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
+            yield Unknown(reason, alike.ranks, missing.unhide)

@@ -1,0 +1,105 @@
+"""GPU010: the driver reported a fault in the kernel log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    KernelEvent,
+    KernelLogFacts,
+    Reported,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    xids_of,
+)
+
+
+def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -> KernelEvent:
+    text = f"NVRM: Xid (PCI:{device}): {code}, pid=4242, name=python, {words}"
+    return KernelEvent("xid", time, code, device, 4242, text)
+
+
+@check(
+    id="GPU010",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(KernelLogFacts,),
+    cases=lambda: (
+        Well("a quiet kernel log", healthy(hosts=2, per_host=2)),
+        Well("no GPU, other kernel events", healthy(gpus=0).alter(KernelLogFacts, events=(KernelEvent("oom", 5.0),))),
+        Well(
+            "a memory Xid, which is judged with the memory",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(48, 863500.0),)),
+        ),
+        Well(
+            "the driver takes its request for a reset back",
+            healthy(per_host=2).alter(
+                KernelLogFacts,
+                events=(
+                    _line(
+                        154, 863500.0, words="GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+                    ),
+                ),
+            ),
+        ),
+        Well(
+            "an illegal access of the last program",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(31, 863500.0),)),
+            silent=False,
+        ),
+        Sick(
+            "the GPU's system processor stopped answering in this job",
+            healthy(hosts=2, per_host=2).alter(KernelLogFacts, hosts=("node1",), events=(_line(119, 863500.0),)),
+            ranks=(3,),
+        ),
+        Sick(
+            "a context-switch time-out before this job",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(109, 500.0), _line(109, 501.0))),
+            ranks=(1,),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "a program that was killed",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(45, 500.0, "0000:10:00"),)),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "a code that no table has",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(999, 863500.0, "0000:99:00"),)),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def xid_reported(job: Job) -> Iterator[Verdict]:
+    """Ask whether the NVIDIA driver reported a fault of a GPU (an Xid) in the kernel log.
+
+    Why it hurts: a hardware Xid usually ends or freezes the programs on that GPU, and the other ranks see only a
+    time-out; the same GPU tends to do it again.
+    Fix: follow what the code asks for; codes and actions are in NVIDIA's Xid catalogue
+    (https://docs.nvidia.com/deploy/xid-errors/), the lines in `sudo dmesg -T | grep -i xid`.
+    """
+    for local in job.by_host():
+        for reported in xids_of(local, {"hardware", "application", "notice"}):
+            yield Finding(
+                f"{reported.summary} ({local.name})",
+                ranks=reported.ranks or local.ranks,
+                evidence=reported.evidence,
+                fix=reported.fix,
+                severity=_severity(reported),
+            )
+
+
+def _severity(reported: Reported) -> Severity:
+    if reported.known.kind != "hardware" or not reported.ranks:
+        return Severity.INFO
+    return Severity.ERROR if reported.recent and reported.is_listed else Severity.WARNING

@@ -1,0 +1,124 @@
+"""ENV018: ranks of one machine that can't see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    LocalRanks,
+    Namespace,
+    ProcessFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    ranks_in_words,
+)
+
+KINDS = ("shm", "ipc", "pid", "net")
+"""What P2P and shared memory go through."""
+
+WORDS = {"shm": "/dev/shm", "ipc": "IPC namespace", "pid": "PID namespace", "net": "network namespace"}  # noqa: S108
+
+Spaces = tuple[object, ...]
+"""The values of :data:`KINDS`; ``None`` where one can't be seen."""
+
+
+@check(
+    id="ENV018",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="P",
+    needs=(ProcessFacts,),
+    peers=True,
+    cases=lambda: (
+        Well("one set of namespaces a machine", healthy(hosts=2, per_host=8)),
+        Well("only the mount namespace differs", healthy().alter(ProcessFacts, ranks=(1,), namespaces=_own("mnt"))),
+        Sick(
+            "one rank has a /dev/shm of its own",
+            healthy(per_host=4).alter(ProcessFacts, ranks=(3,), shm_device=91),
+            ranks=(3,),
+        ),
+        Sick(
+            "each rank of a machine in its own container",
+            healthy(per_host=2)
+            .alter(ProcessFacts, ranks=(0,), shm_device=91, namespaces=_own("ipc", "pid", "net"))
+            .alter(ProcessFacts, ranks=(1,), shm_device=92, namespaces=_own("mnt")),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "a rank with a network namespace of its own",
+            healthy(hosts=2, per_host=4).alter(ProcessFacts, ranks=(1,), namespaces=_own("net")),
+            ranks=(1,),
+            hosts=("node0",),
+        ),
+    ),
+)
+def containers_split(job: Job) -> Iterator[Verdict]:
+    """Ask whether the ranks of one machine share /dev/shm and their IPC, PID and network namespaces.
+
+    Why it hurts: NCCL then takes neither P2P nor shared memory between them, and their traffic goes through the
+    network card or a bridge, many times slower.
+    Fix: put all ranks of a machine into one container, or start them with `--ipc=host --pid=host --network=host`
+    (Kubernetes: one pod with all GPUs of the node; hostIPC, hostPID, hostNetwork).
+    """
+    for local in job.by_machine():
+        yield from _judge(local)
+
+
+def _judge(local: LocalRanks) -> Iterator[Verdict]:
+    known = [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
+    if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if set(spaces) == {None})):
+        yield Unknown("the namespaces of the process are not known", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm")
+    differing = tuple(kind for index, kind in enumerate(KINDS) if _differ(known, index))
+    if differing:
+        yield _report(local, known, differing)
+
+
+def _spaces(process: ProcessFacts) -> Spaces:
+    return (process.shm_device, *(process.namespace(kind) for kind in ("ipc", "pid", "net")))
+
+
+def _differ(known: list[tuple[Rank, Spaces]], index: int) -> bool:
+    return len({spaces[index] for _, spaces in known if spaces[index] is not None}) > 1
+
+
+def _report(local: LocalRanks, known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Finding:
+    groups: dict[Spaces, list[int]] = {}
+    for rank, spaces in known:
+        groups.setdefault(spaces, []).append(rank.number)
+    ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
+    tie = len(ordered[0]) == len(ordered[1])
+    blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
+    what = " and ".join(WORDS[kind] for kind in differing)
+    return Finding(
+        f"{ranks_in_words(blamed)} of {local.name} {'do' if tie else 'and the others there do'} not share {what}",
+        ranks=blamed,
+        evidence={
+            "differing": list(differing),
+            "groups": [sorted(ranks) for ranks in ordered[:8]],
+            "hosts": [host.name for host in local.hosts][:8],
+        },
+        effect=_effect(differing),
+    )
+
+
+def _effect(differing: tuple[str, ...]) -> str:
+    """By src/transport/shm.cc and p2p.cc: both ask for one /dev/shm, by its device number."""
+    if "shm" in differing:
+        return "NCCL uses neither P2P nor shared memory between them: it compares the device numbers of /dev/shm."
+    if "net" in differing:
+        return "cuMem handles are passed over abstract UNIX sockets, which end at the network namespace: P2P may fail."
+    return "Handles of CUDA memory and shared segments of one rank can't be opened by the other."
+
+
+def _own(*kinds: str) -> tuple[Namespace, ...]:
+    """Namespaces of host 0 (as in a healthy job), except for ``kinds``."""
+    return tuple(Namespace(kind, f"{kind}:[{'own' if kind in kinds else 0}]") for kind in ("ipc", "mnt", "net", "pid"))

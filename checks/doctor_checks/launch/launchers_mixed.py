@@ -1,0 +1,206 @@
+"""ENV009: variables of two launchers contradict each other, or some are left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Job,
+    LaunchFacts,
+    Package,
+    Severity,
+    Sick,
+    Sketch,
+    SoftwareFacts,
+    TrainerFacts,
+    Verdict,
+    Well,
+    check,
+    devices_asked,
+    direct_launch,
+    has_value,
+    healthy,
+    is_left_alone,
+    is_lightning_slurm,
+    launch_number,
+    release_of,
+    slurm_step,
+)
+
+LAST_THAT_WAITS = (1, 2)
+"""Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes
+(pytorch_lightning/accelerators/accelerator_connector.py of 1.1)."""
+
+
+@check(
+    id="ENV009",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("torchrun alone", healthy(hosts=2, per_host=2)),
+        Well("srun alone", healthy(hosts=2, per_host=2).by_srun()),
+        Well("torchrun once a node, under srun", _torchrun_under_srun(tasks_per_node="1(x2)", tasks="2")),
+        Well(
+            "torchrun for each task, one process each, all in one world",
+            healthy(hosts=1, per_host=2).launched(
+                SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_TASKS_PER_NODE="2", GROUP_WORLD_SIZE="2"
+            ),
+        ),
+        Well("a shell in a task from which ranks are started by hand", _lone_step().launched(RANK="1", WORLD_SIZE="2")),
+        Well(
+            "Lightning on several hosts without a launcher: NODE_RANK and the master are exported",
+            healthy(hosts=1, per_host=1).launched(NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="29500"),
+        ),
+        Well("NODE_RANK=0 is what Lightning assumes anyway", healthy(hosts=1, per_host=1).launched(NODE_RANK="0")),
+        Sick(
+            "RANK=0 is exported before srun",
+            healthy(hosts=2, per_host=2).by_srun().launched(RANK="0", WORLD_SIZE="4"),
+            ranks=(1, 2, 3),
+        ),
+        Sick(
+            "torchrun started by each of two tasks a node",
+            _torchrun_under_srun(tasks_per_node="2(x2)", tasks="4"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick("a LOCAL_RANK of an earlier run", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="0"), ranks=(0,)),
+        Sick("a NODE_RANK of another job", healthy(hosts=1, per_host=1).launched(NODE_RANK="1"), ranks=(0,)),
+        Sick(
+            "Lightning 1.1 and any NODE_RANK",
+            healthy(hosts=1, per_host=1)
+            .launched(NODE_RANK="0")
+            .alter(SoftwareFacts, packages=(Package("pytorch-lightning", "1.1.8"),)),
+            ranks=(0,),
+        ),
+    ),
+)
+def launchers_mixed(job: Job) -> Iterator[Verdict]:
+    """Ask whether one launcher alone says who this process is.
+
+    Why it hurts: torch goes by one set of variables and Lightning by another, so ranks collide, every rank starts the
+    whole job again, or a process waits for others that nobody starts.
+    Fix: start by one launcher; `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` shows the others' traces, `unset` removes them.
+    """
+    for launch, alike in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
+        yield from _judge_direct(launch, alike)
+        yield from _judge_torchrun(launch, alike)
+        if is_left_alone(launch) and not is_lightning_slurm(launch):
+            yield from _judge_local_rank(launch, alike)
+            yield from _judge_node_rank(launch, alike)
+
+
+def _judge_direct(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    """RANK against the number that srun or mpirun gave. With another WORLD_SIZE, something else numbers the ranks."""
+    direct, rank = direct_launch(launch), launch_number(launch, "RANK")
+    if direct is None or direct.rank is None or rank is None or rank == direct.rank or direct.size in (None, 1):
+        return
+    if launch_number(launch, "WORLD_SIZE") not in (None, direct.size):
+        return
+    yield Finding(
+        f"RANK={rank}, but {direct.program} started this process as {direct.rank_name}={direct.rank}",
+        ranks=alike.ranks,
+        evidence={
+            "RANK": rank,
+            direct.rank_name: direct.rank,
+            "WORLD_SIZE": launch.get("WORLD_SIZE"),
+            direct.size_name: direct.size,
+        },
+        effect="torch goes by RANK, Lightning by the launcher's number: ranks collide or wait for numbers nobody has.",
+        fix=f"Do not export RANK before {direct.program}: `unset RANK LOCAL_RANK`, or set it in the command that is "
+        f"started, from {direct.rank_name}.",
+        explains=("ENV004",),
+    )
+
+
+def _judge_torchrun(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    step = slurm_step(launch) if has_value(launch, "TORCHELASTIC_RUN_ID") else None
+    if step is None or (step.most_per_node or 1) < 2:
+        return
+    agents = launch_number(launch, "GROUP_WORLD_SIZE")
+    if agents is not None and agents == step.size:
+        return  # One torchrun a task, and torchrun was told so: their agents form one world.
+    local = launch.local_world_size or 1
+    yield Finding(
+        f"torchrun runs in a step of {step.most_per_node} tasks a node: each of them starts {local} processes",
+        ranks=alike.ranks,
+        evidence={
+            "SLURM_STEP_TASKS_PER_NODE": launch.get("SLURM_STEP_TASKS_PER_NODE"),
+            "SLURM_STEP_NUM_TASKS": step.size,
+            "LOCAL_WORLD_SIZE": local,
+            "processes_per_node": (step.most_per_node or 1) * local,
+        },
+        effect="Several torchruns of a node fight for one port (EADDRINUSE) and their ranks for the same GPUs.",
+        fix="Start torchrun once a node: `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
+        "--nproc-per-node=<GPUs of a node> ...`, or drop torchrun and let srun start one task a GPU.",
+        explains=("ENV004", "ENV008", "GPU001"),
+    )
+
+
+def _judge_local_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    """Lightning that sees LOCAL_RANK starts no processes (LightningEnvironment.creates_processes_externally)."""
+    if not has_value(launch, "LOCAL_RANK") or devices_asked(alike.members[0]) == 1:
+        return
+    value = launch.get("LOCAL_RANK")
+    yield Finding(
+        f"LOCAL_RANK={value} is set, and no launcher started this process",
+        ranks=alike.ranks,
+        evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
+        effect="Lightning believes that somebody else starts the ranks: it starts none itself and waits for them.",
+        fix="`unset LOCAL_RANK`, then start again.",
+    )
+
+
+def _judge_node_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+    name = next((name for name in ("NODE_RANK", "GROUP_RANK") if has_value(launch, name)), None)
+    number = launch_number(launch, name) if name else None
+    if name is None or number is None:
+        return
+    if number > 0 and _has_no_other_hosts(launch, alike, number):
+        yield Finding(
+            f"{name}={number} is set, and nothing else says that there are several hosts",
+            ranks=alike.ranks,
+            evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": _hosts_asked(alike)},
+            effect=f"Lightning numbers its ranks as those of host {number}: no process is rank 0, and all wait for it.",
+            fix=f"`unset {name}`; in a job of several hosts export MASTER_ADDR and MASTER_PORT too and set num_nodes.",
+        )
+    elif name == "NODE_RANK" and _waits_for_any(alike):
+        yield Finding(
+            f"NODE_RANK={number} is set: this Lightning (before 1.2) then waits for processes that nobody starts",
+            ranks=alike.ranks,
+            evidence={name: number, "lightning": _lightning(alike)},
+            effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
+            fix="`unset NODE_RANK`, or upgrade Lightning.",
+        )
+
+
+def _has_no_other_hosts(launch: LaunchFacts, alike: Alike, number: int) -> bool:
+    """Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR."""
+    asked = _hosts_asked(alike)
+    return number >= asked if asked is not None else not has_value(launch, "MASTER_ADDR")
+
+
+def _hosts_asked(alike: Alike) -> int | None:
+    trainer = alike.find(TrainerFacts)
+    return trainer.node_count if trainer else None
+
+
+def _lightning(alike: Alike) -> str | None:
+    software = alike.find(SoftwareFacts)
+    return (software.version("pytorch-lightning") or software.version("lightning")) if software else None
+
+
+def _waits_for_any(alike: Alike) -> bool:
+    release = release_of(_lightning(alike))
+    return release is not None and release[:2] < LAST_THAT_WAITS
+
+
+def _torchrun_under_srun(tasks_per_node: str, tasks: str) -> Sketch:
+    return healthy(hosts=2, per_host=2).launched(
+        SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS=tasks, SLURM_NTASKS=tasks, SLURM_STEP_TASKS_PER_NODE=tasks_per_node
+    )
+
+
+def _lone_step() -> Sketch:
+    return healthy(hosts=1, per_host=1).by_srun()

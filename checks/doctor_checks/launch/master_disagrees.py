@@ -1,0 +1,185 @@
+"""ENV006: ranks look for the master in different places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Finding,
+    Host,
+    InterfaceFacts,
+    Job,
+    MasterFacts,
+    Scope,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    is_loopback,
+    ranks_in_words,
+)
+
+
+class Place(NamedTuple):
+    """Where a rank looks for the master: a host of the job by its index, else addresses; and the port."""
+
+    host: int | None
+    addresses: tuple[str, ...]
+    port: int | None
+
+
+class Look(NamedTuple):
+    """What one rank was told, as it is shown."""
+
+    told: str
+    address: str
+    rank: int
+    host: Host
+
+
+@check(
+    id="ENV006",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(MasterFacts,),
+    cases=lambda: (
+        Well("one address for all", healthy(hosts=2, per_host=2)),
+        Well(
+            "the master's own host resolves its name to loopback",
+            healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0, 1), resolved=("127.0.1.1",)),
+        ),
+        Well(
+            "one host knows the master by another name",
+            healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(2, 3), address="node0.cluster"),
+        ),
+        Sick(
+            "each host is told its own address",
+            healthy(hosts=2, per_host=2).alter(
+                MasterFacts, ranks=(2, 3), address="10.0.0.2", resolved=("10.0.0.2",), is_local=True
+            ),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "localhost on every host",
+            healthy(hosts=3, per_host=1).alter(
+                MasterFacts, address="localhost", resolved=("::1", "127.0.0.1"), is_local=True
+            ),
+            ranks=(1, 2),
+        ),
+        Sick(
+            "a stale /etc/hosts on one host",
+            healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(4, 5), resolved=("192.168.7.9",)),
+            ranks=(4, 5),
+        ),
+        Sick(
+            "one rank has another port",
+            healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0,), port=29501),
+            ranks=(0,),
+        ),
+    ),
+)
+def master_disagrees(job: Job) -> Iterator[Verdict]:
+    """Ask whether all ranks look for the master at one address and port.
+
+    Why it hurts: ranks that look elsewhere wait for a store that nobody hosts, while the others wait for them.
+    Fix: `export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500` with the same values on every host; no localhost in a
+    job of several hosts.
+    """
+    owners = _owners(job)
+    places: dict[Place, list[Look]] = {}
+    for master, alike in job.each(MasterFacts):
+        for rank in alike.members if master.resolved else ():
+            look = Look(f"{master.address}:{master.port}", master.resolved[0], rank.number, rank.host)
+            places.setdefault(_place(master, rank.host, owners), []).append(look)
+    right = _right(job, places)
+    if len(places) < 2 or _meet_somewhere(places):
+        return
+    if right is not None and right.host is not None and right.host not in owners.known:
+        yield Unknown("the addresses of the master's host are not known", unhide="collect the interfaces of every host")
+        return
+    for place, looks in places.items():
+        if place != right:
+            yield _report(looks, places.get(right) if right else None)
+
+
+class Owners(NamedTuple):
+    """Whose an address is, where that is certain, and the hosts whose addresses are known."""
+
+    of: dict[str, int]
+    known: set[int]
+
+
+def _owners(job: Job) -> Owners:
+    """Addresses that several hosts have (container bridges) are nobody's."""
+    owners: dict[str, set[int]] = {}
+    known: set[int] = set()
+    for host in job.hosts:
+        interfaces = host.find(InterfaceFacts)
+        if interfaces is not None:
+            known.add(host.index)
+        for interface in interfaces.interfaces if interfaces else ():
+            for address in interface.addresses:
+                owners.setdefault(address.address, set()).add(host.index)
+    return Owners({address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}, known)
+
+
+def _place(master: MasterFacts, host: Host, owners: Owners) -> Place:
+    """A rank that finds the master on its own host looks there, whatever it resolves the name to."""
+    if master.is_local or all(is_loopback(address) for address in master.resolved):
+        return Place(host.index, (), master.port)
+    owner = next((owners.of[address] for address in master.resolved if address in owners.of), None)
+    addresses = tuple(sorted(master.resolved)) if owner is None else ()
+    return Place(owner, addresses, master.port)
+
+
+def _right(job: Job, places: dict[Place, list[Look]]) -> Place | None:
+    """Where the master is: on the host of rank 0, which hosts the store; else where most look. ``None``: a tie."""
+    home = next((rank.host.index for rank in job.ranks if rank.number == 0), None)
+    at_home = {place: looks for place, looks in places.items() if place.host == home and home is not None}
+    ordered = sorted((at_home or places).items(), key=lambda item: -len(item[1]))
+    if len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1]):
+        return None
+    return ordered[0][0] if ordered else None
+
+
+def _meet_somewhere(places: dict[Place, list[Look]]) -> bool:
+    """Whether a name with several addresses (round robin) leads all ranks to one they share."""
+    if len({place.port for place in places}) > 1 or any(place.host is not None for place in places):
+        return False
+    return bool(set.intersection(*(set(place.addresses) for place in places)))
+
+
+def _report(looks: list[Look], right: list[Look] | None) -> Finding:
+    first, ranks = looks[0], tuple(look.rank for look in looks)
+    elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
+    return Finding(
+        f"{ranks_in_words(ranks)} look for the master at {_shown(first)}, {elsewhere}",
+        ranks=ranks,
+        evidence={
+            "told": first.told,
+            "resolved": first.address,
+            "on_host": first.host.name,
+            "elsewhere_told": right[0].told if right else None,
+            "elsewhere_resolved": right[0].address if right else None,
+        },
+        fix=_fix(first, right[0]) if right and not is_loopback(right[0].address) else "",
+    )
+
+
+def _fix(odd: Look, right: Look) -> str:
+    name, _, port = right.told.rpartition(":")
+    return (
+        f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`, or correct what the name resolves to "
+        f"there (`getent ahosts {name}` must say {right.address})."
+    )
+
+
+def _shown(look: Look) -> str:
+    name, _, port = look.told.rpartition(":")
+    place = f" ({look.address} of {look.host.name} itself)" if is_loopback(look.address) else f" ({look.address})"
+    return f"{name}:{port}" + ("" if look.address == name else place)

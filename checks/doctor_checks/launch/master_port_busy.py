@@ -1,0 +1,138 @@
+"""ENV008: somebody else listens on MASTER_PORT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Job,
+    LaunchFacts,
+    Listener,
+    MasterFacts,
+    ProcessFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+)
+
+STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
+
+
+@check(
+    id="ENV008",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(LaunchFacts, MasterFacts),
+    peers=False,
+    cases=lambda: (
+        Well("the port is free", healthy(hosts=2, per_host=2).by_srun()),
+        Well("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),
+        Well(
+            "the launcher listens",
+            healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500, 88, "pt_elastic", is_ancestor=True)),
+        ),
+        Well(
+            "rank 0 itself listens: the run is on",
+            healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500, 10_000, "python")),
+        ),
+        Well("rank 1 alone sees its own rank 0", healthy().by_srun().alter(MasterFacts, listener=STRANGER).only((1,))),
+        Sick(
+            "another training holds the default port",
+            healthy(hosts=2, per_host=2).by_srun().alter(MasterFacts, ranks=(0, 1), listener=STRANGER),
+            ranks=(0,),
+        ),
+        Sick(
+            "a process that may not be seen listens",
+            healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500)),
+            ranks=(0,),
+        ),
+        Sick(
+            "a shell with MASTER_ADDR and MASTER_PORT, before the start",
+            healthy(hosts=1, per_host=1)
+            .launched(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+            .put(MasterFacts(address="127.0.0.1", port=29500, is_local=True, listener=STRANGER)),
+            ranks=(0,),
+        ),
+    ),
+)
+def master_port_busy(job: Job) -> Iterator[Verdict]:
+    """Ask whether MASTER_PORT is free on the master's host.
+
+    Why it hurts: rank 0 can't host the store ("address already in use") and ends, or the ranks join a stranger's
+    store; the other hosts wait for the time-out.
+    Fix: choose another port for all ranks (`export MASTER_PORT=29600`), or `torchrun --rdzv-endpoint=localhost:0` on
+    one host; end the process that holds it if it is a left-over of yours.
+    """
+    asked = False
+    for launch, master, alike in job.each(LaunchFacts, MasterFacts):
+        hosting = _that_hosts(launch, alike)
+        if hosting is None or not master.is_local:
+            continue
+        asked = True
+        if launch.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            continue
+        note = master.why_hidden("listener")
+        if master.listener is not None:
+            yield from _judge(job, master, master.listener, hosting)
+        elif note is not None:
+            yield Unknown(note.reason, (hosting.number,), note.unhide)
+    if not asked:
+        yield Skip("MASTER_PORT belongs to another host or process than those that were asked")
+
+
+def _that_hosts(launch: LaunchFacts, alike: Alike) -> Rank | None:
+    """The process that will host the store: rank 0, or a lone process that has no rank yet."""
+    if launch.rank not in (0, None):
+        return None
+    return alike.members[0]
+
+
+def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> Iterator[Finding]:
+    if listener.is_ancestor or (listener.pid is not None and listener.pid in _own_pids(job, hosting)):
+        return
+    who = (
+        f"{listener.process or 'a process'} (pid {listener.pid})" if listener.pid else "a process hidden from this user"
+    )
+    yield Finding(
+        f"MASTER_PORT {listener.port} on {hosting.host.name} is taken by {who}",
+        ranks=(hosting.number,),
+        confidence=1.0 if listener.pid else 0.8,
+        evidence={
+            "MASTER_ADDR": master.address,
+            "MASTER_PORT": listener.port,
+            "listens_on": listener.address,
+            "pid": listener.pid,
+            "process": listener.process,
+            "command": listener.command,
+        },
+        fix=_fix(listener),
+    )
+
+
+def _own_pids(job: Job, hosting: Rank) -> set[int]:
+    """The processes of this job on that host: while it runs, its own rank 0 listens."""
+    members = job.by_host()[hosting.host.index].members
+    return {process.pid for rank in members if (process := rank.find(ProcessFacts)) is not None}
+
+
+def _fix(listener: Listener) -> str:
+    other = listener.port + 100 if listener.port + 100 < 65536 else listener.port - 100
+    look = (
+        f"look what it is: `ps -fp {listener.pid}`"
+        if listener.pid
+        else f"see who it is: `sudo ss -tlnp sport = :{listener.port}`"
+    )
+    return (
+        f"`export MASTER_PORT={other}` for all ranks (torchrun: `--master-port={other}`, on one host "
+        f"`--rdzv-backend=c10d --rdzv-endpoint=localhost:0`). Before you end the other process, {look}."
+    )

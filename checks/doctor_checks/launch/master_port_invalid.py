@@ -1,0 +1,124 @@
+"""ENV007: MASTER_PORT is no port that the master can listen on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    HostFacts,
+    Job,
+    LaunchFacts,
+    ProcessFacts,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    has_value,
+    healthy,
+    launch_number,
+)
+
+CHOOSERS = ("torchrun", "lightning", "ray", "accelerate", "kubeflow", "sagemaker")
+"""Launchers that choose the port themselves: a free one, or one reserved for it."""
+
+
+@check(
+    id="ENV007",
+    severity=Severity.ERROR,
+    when="P",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("the default port", healthy(hosts=2, per_host=2).by_srun()),
+        Well("torchrun chose an ephemeral port", healthy().launched(MASTER_PORT="45123")),
+        Well(
+            "root may bind port 80",
+            healthy().by_srun().launched(MASTER_PORT="80").alter(ProcessFacts, user_id=0),
+        ),
+        Well(
+            "the kernel lets everybody bind port 80",
+            healthy().by_srun().launched(MASTER_PORT="80").alter(HostFacts, unprivileged_port_start=80),
+        ),
+        Sick("an address where the port belongs", healthy().launched(MASTER_PORT="node0:29500"), ranks=(0, 1)),
+        Sick("port 0", healthy(hosts=2, per_host=2).launched(ranks=(2, 3), MASTER_PORT="0"), ranks=(2, 3)),
+        Sick("a digit too many", healthy().launched(MASTER_PORT="295000"), ranks=(0, 1)),
+        Sick(
+            "a port that this user may not bind",
+            healthy().by_srun().launched(MASTER_PORT="80"),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "a port that the kernel gives to outgoing connections",
+            healthy().by_srun().launched(MASTER_PORT="40000"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+    ),
+)
+def master_port_invalid(job: Job) -> Iterator[Verdict]:
+    """Ask whether MASTER_PORT is a number that the master can listen on and the others can connect to.
+
+    Why it hurts: torch raises, or rank 0 binds a port that nobody else can know, and all others wait.
+    Fix: `export MASTER_PORT=29500`, or another free port from 1024 up, the same on every host.
+    """
+    for launch, alike in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
+        if not has_value(launch, "MASTER_PORT"):
+            continue
+        port = launch_number(launch, "MASTER_PORT")
+        wrong = _wrong(launch.get("MASTER_PORT") or "", port)
+        if wrong:
+            yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": launch.get("MASTER_PORT")})
+        elif port is not None and launch.launcher not in CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
+            yield from _judge_low(port, launch, alike)
+            yield from _judge_ephemeral(port, alike)
+
+
+def _wrong(text: str, port: int | None) -> str | None:
+    if port is None:
+        return f"MASTER_PORT={text!r} is not a number"
+    if port == 0:
+        return "MASTER_PORT=0: rank 0 would bind a port of the kernel's choice, which no other rank knows"
+    return None if 0 < port < 65536 else f"MASTER_PORT={port} is no port: ports go from 1 to 65535"
+
+
+def _judge_low(port: int, launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
+    """Rank 0 binds the port; the others need no right."""
+    if launch.rank not in (0, None) or port >= 1024:
+        return
+    host, process = alike.find(HostFacts), alike.find(ProcessFacts)
+    first = host.unprivileged_port_start if host else None
+    user = process.user_id if process else None
+    if first is None or user is None:
+        yield Unknown(
+            f"whether this user may bind port {port} is not known",
+            alike.ranks,
+            "cat /proc/sys/net/ipv4/ip_unprivileged_port_start; id -u",
+        )
+    elif port < first and user != 0:
+        yield Finding(
+            f"MASTER_PORT={port} is below {first}: user {user} may not listen on it",
+            ranks=alike.ranks,
+            severity=Severity.INFO,
+            evidence={"MASTER_PORT": port, "unprivileged_port_start": first, "user_id": user},
+            effect="Rank 0 ends with 'Permission denied' unless it has CAP_NET_BIND_SERVICE; the others wait for it.",
+        )
+
+
+def _judge_ephemeral(port: int, alike: Alike) -> Iterator[Finding]:
+    host = alike.find(HostFacts)
+    if host and host.port_range and host.port_range[0] <= port <= host.port_range[1]:
+        low, high = host.port_range
+        yield Finding(
+            f"MASTER_PORT={port} lies in the kernel's range for outgoing connections ({low}-{high})",
+            ranks=alike.ranks,
+            severity=Severity.INFO,
+            evidence={"MASTER_PORT": port, "port_range": [low, high]},
+            effect="Now and then some connection of the host holds the port already, and rank 0 can't bind it.",
+            fix=f"Choose a port below {low}, for example `export MASTER_PORT=29500`."
+            if low > 29500
+            else f"`sudo sysctl net.ipv4.ip_local_reserved_ports={port}` keeps the port free of outgoing connections.",
+        )

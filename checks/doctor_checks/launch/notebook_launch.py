@@ -1,0 +1,77 @@
+"""ENV013: a strategy that can't start its processes from a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    LaunchFacts,
+    ProcessFacts,
+    Severity,
+    Sick,
+    Sketch,
+    TrainerFacts,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    inner_launcher,
+    slurm_step,
+)
+
+STARTS_SCRIPTS = ("ddp", "fsdp", "deepspeed", "hpu_parallel", "model_parallel")
+"""Strategies that run the script once more for each device, or spawn fresh interpreters: their launchers are not
+interactive compatible (lightning/pytorch/strategies/launchers/subprocess_script.py, multiprocessing.py)."""
+
+FORKS = ("notebook", "fork")
+"""Parts of a name by which a strategy forks instead, which works anywhere as long as CUDA is not in use yet."""
+
+
+@check(
+    id="ENV013",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(ProcessFacts, TrainerFacts),
+    cases=lambda: (
+        Well("ddp in a script", _told("ddp").alter(ProcessFacts, interactive=False)),
+        Well("ddp_notebook in a notebook", _told("ddp_notebook_find_unused_parameters_false")),
+        Well("Lightning chooses", _told("auto")),
+        Well("no strategy is stated", _told(None)),
+        Well("a prompt inside torchrun", healthy().put(_trainer("ddp")).alter(ProcessFacts, interactive=True)),
+        Sick("ddp in a notebook", _told("ddp"), ranks=(0,)),
+        Sick("DeepSpeed at a Python prompt", _told("deepspeed_stage_2"), ranks=(0,)),
+        Sick("spawn in a notebook", _told("ddp_spawn"), ranks=(0,)),
+    ),
+)
+def notebook_launch(job: Job) -> Iterator[Verdict]:
+    """Ask whether a strategy that starts processes is used where it can start them.
+
+    Why it hurts: the Trainer ends with MisconfigurationException, because there is no script to run once more for
+    each device, and a fresh interpreter would not know what was typed.
+    Fix: `Trainer(strategy="ddp_notebook")` before anything touches CUDA, or `devices=1`; or save the cells as a script
+    and run `python train.py`.
+    """
+    for process, trainer, alike in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):
+        launch = alike.find(LaunchFacts)
+        started = launch is not None and (inner_launcher(launch) or slurm_step(launch) or launch.running_together)
+        if process.interactive and not started and _starts_scripts(trainer.strategy):
+            yield Finding(
+                f"strategy={trainer.strategy!r} can't start its processes from an interactive session",
+                ranks=alike.ranks,
+                evidence={"strategy": trainer.strategy, "interactive": True, "source": trainer.source},
+            )
+
+
+def _starts_scripts(strategy: str | None) -> bool:
+    name = (strategy or "").lower()
+    return name.startswith(STARTS_SCRIPTS) and not any(part in name for part in FORKS)
+
+
+def _trainer(strategy: str | None) -> TrainerFacts:
+    return TrainerFacts(source="PL_TRAINER_*", strategy=strategy)
+
+
+def _told(strategy: str | None) -> Sketch:
+    return healthy(hosts=1, per_host=1).put(_trainer(strategy)).alter(ProcessFacts, interactive=True)

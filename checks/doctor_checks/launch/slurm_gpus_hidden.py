@@ -1,0 +1,206 @@
+"""ENV011: SLURM shows each task a part of the node's GPUs, and ranks address them by local rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    GpuFacts,
+    Job,
+    LaunchFacts,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SlurmFacts,
+    TrainerFacts,
+    Unknown,
+    Verdict,
+    Well,
+    bound_per_task,
+    check,
+    devices_asked,
+    has_value,
+    healthy,
+    inner_launcher,
+    launch_number,
+    on_processor,
+    parse_visible_devices,
+    slurm_step,
+    visible_gpus,
+)
+
+OPTIONS = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
+
+
+class Seat(NamedTuple):
+    """A rank's number on its host, whether LOCAL_RANK itself says so, and how many GPUs the rank sees."""
+
+    number: int
+    is_stated: bool
+    visible: int | None
+
+
+@check(
+    id="ENV011",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(LaunchFacts,),
+    peers=False,
+    cases=lambda: (
+        Well("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
+        Well("torchrun outside SLURM", healthy(hosts=2, per_host=4)),
+        Well(
+            "one task a node, bound to its GPUs",
+            healthy(hosts=2, per_host=1).by_srun().launched(SLURM_GPUS_PER_TASK="1"),
+        ),
+        Well("binding is switched off", _per_task().launched(SLURM_GPU_BIND="none", without=("SLURM_GPUS_PER_TASK",))),
+        Well(
+            "one visible GPU each, used as device 0",
+            _per_task().environ(CUDA_VISIBLE_DEVICES="0").launched(LOCAL_RANK="0"),
+        ),
+        Well(
+            "one visible GPU each, and GPUs are not used",
+            _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(accelerator="cpu")),
+        ),
+        Sick(
+            "--gpus-per-task=1: the device depends on the script",
+            _per_task().environ(CUDA_VISIBLE_DEVICES="0"),
+            ranks=(1, 2, 3),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "--gpus-per-task=1 and LOCAL_RANK set from SLURM_LOCALID",
+            _per_task().environ(CUDA_VISIBLE_DEVICES="0").launched(ranks=(1,), LOCAL_RANK="1"),
+            ranks=(1, 2, 3),
+        ),
+        Sick(
+            "four tasks a node and two GPUs",
+            healthy(per_host=4).by_srun().environ(CUDA_VISIBLE_DEVICES="0,1"),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "Lightning is told four devices and sees one",
+            _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(source="LT_*", devices=4)),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "--gpus-per-task=2: ranks 0 and 1 of the node use GPUs of their own, the second of them the wrong one",
+            healthy(per_host=2, gpus=4).by_srun().launched(SLURM_GPUS_PER_TASK="2").environ(CUDA_VISIBLE_DEVICES="0,1"),
+            ranks=(1,),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "no driver to ask on this node",
+            healthy(per_host=2, gpus=0).by_srun().launched(SLURM_GPUS_PER_TASK="1").drop(GpuFacts),
+            ranks=(1,),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
+    """Ask whether every task of SLURM sees the GPU that its local rank addresses.
+
+    Why it hurts: torch.cuda.set_device(LOCAL_RANK) ends with "invalid device ordinal", Lightning says "You requested
+    gpu: [0, 1] But your machine only has: [0]"; and GPUs in separate device cgroups can't reach each other by P2P.
+    Fix: request GPUs by node, `--gpus-per-node=8` (or `--gres=gpu:8`) in place of `--gpus-per-task=1`, with
+    `--gpu-bind=none`.
+    """
+    inside = False
+    sections = (EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)
+    for launch, alike in job.each(LaunchFacts, also=sections):
+        if not has_value(launch, "SLURM_JOB_ID") and slurm_step(launch) is None:
+            continue
+        inside = True
+        if on_processor(alike) is None:
+            yield from _judge(launch, alike)
+    if not inside:
+        yield Skip("not inside a SLURM job")
+
+
+def _judge(launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
+    seat, bound = _seat(launch, alike), _bound(launch, alike)
+    asked = devices_asked(alike)
+    several = _shares_node(launch)
+    if seat.visible == 0 or not (several or bound):
+        return
+    if bound and asked is not None and asked > (seat.visible or asked) and inner_launcher(launch) is None:
+        yield _report(seat, launch, alike, f"Lightning is told devices={asked}")
+    elif seat.visible is not None and seat.number >= seat.visible and (seat.is_stated or seat.visible > 1):
+        yield _report(seat, launch, alike, f"local rank {seat.number}")
+    elif bound and several and seat.number > 0:
+        yield _report(seat, launch, alike, f"local rank {seat.number}", Severity.WARNING)
+    elif seat.visible is None and not bound:
+        missing = alike.missing(GpuFacts)
+        if missing is not None and missing.is_breakage:
+            yield Unknown(f"how many GPUs a task sees is not known: {missing.reason}", alike.ranks, missing.unhide)
+
+
+def _seat(launch: LaunchFacts, alike: Alike) -> Seat:
+    stated = launch_number(launch, "LOCAL_RANK")
+    number = stated if stated is not None else launch_number(launch, "SLURM_LOCALID")
+    return Seat(number or 0, stated is not None, _visible(alike))
+
+
+def _visible(alike: Alike) -> int | None:
+    """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
+    environment, gpus = alike.find(EnvironmentFacts), alike.find(GpuFacts)
+    if gpus is not None:
+        return visible_gpus(environment, gpus).size
+    listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
+    return len(listed.entries) if listed.is_set and not listed.fault else None
+
+
+def _bound(launch: LaunchFacts, alike: Alike) -> bool:
+    """Whether SLURM gives each task GPUs of its own; --tres-per-task does so too when it names GPUs."""
+    rank: Rank = alike.members[0]
+    if (launch.get("SLURM_GPU_BIND") or "").lower() == "none":
+        return False
+    return bound_per_task(rank) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
+
+
+def _shares_node(launch: LaunchFacts) -> bool:
+    step = slurm_step(launch)
+    return (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
+
+
+def _report(seat: Seat, launch: LaunchFacts, alike: Alike, what: str, severity: Severity | None = None) -> Finding:
+    options = {name: launch.get(name) for name in OPTIONS if has_value(launch, name)}
+    count = "an unknown number of GPUs" if seat.visible is None else f"{seat.visible} GPU{'s' * (seat.visible != 1)}"
+    cause = f" ({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
+    wrong = (
+        "addresses another one than it was given" if severity is Severity.WARNING and (seat.visible or 1) > 1 else ""
+    )
+    claim = f"{what}, but SLURM shows this task {count}{cause}"
+    return Finding(
+        f"{claim}: it {wrong}" if wrong else claim,
+        ranks=alike.ranks,
+        severity=severity,
+        evidence={"local_rank": seat.number, "visible_gpus": seat.visible, **options},
+        effect="A script that uses cuda:LOCAL_RANK ends with 'invalid device ordinal', and Lightning refuses the number "
+        "of devices; one that uses cuda:0 in every task works, without P2P where cgroups part the GPUs."
+        if severity is Severity.WARNING
+        else "",
+        fix=_fix(launch),
+        explains=("GPU002",),
+    )
+
+
+def _fix(launch: LaunchFacts) -> str:
+    tasks = launch.local_world_size or 8
+    return (
+        f"`#SBATCH --gpus-per-node={tasks}` in place of --gpus-per-task, and `srun --gpu-bind=none ...`; or let every "
+        "task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning)."
+    )
+
+
+def _per_task() -> Sketch:
+    """Four tasks of a node, one GPU each; the driver shows four, as it does without a device cgroup."""
+    return healthy(per_host=4).by_srun().launched(SLURM_GPUS_PER_TASK="1")

@@ -1,0 +1,76 @@
+"""ENV014: a process in a SLURM allocation that srun did not start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    LaunchFacts,
+    Severity,
+    Sick,
+    Sketch,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    launch_number,
+    starts_tasks_unlaunched,
+)
+
+
+@check(
+    id="ENV014",
+    severity=Severity.ERROR,
+    when="P",
+    needs=(LaunchFacts,),
+    cases=lambda: (
+        Well("srun started the ranks", healthy(hosts=2, per_host=2).by_srun()),
+        Well("torchrun in a batch script", healthy().launched(SLURM_NTASKS="2", SLURM_JOB_NAME="train")),
+        Well("an interactive allocation", _allocation().launched(SLURM_JOB_NAME="interactive")),
+        Well("salloc of an older SLURM names the job after the shell", _allocation().launched(SLURM_JOB_NAME="bash")),
+        Well("a batch script of one task", _allocation().launched(SLURM_NTASKS="1")),
+        Well("a batch script that requests no tasks", _allocation().launched(without=("SLURM_NTASKS",))),
+        Well("no SLURM", healthy(hosts=1, per_host=1)),
+        Sick("python in a batch script of four tasks", _allocation(), ranks=(0,)),
+        Sick(
+            "RANK and the master are exported, and nobody starts the other ranks",
+            _allocation().launched(RANK="0", WORLD_SIZE="4", MASTER_ADDR="node0", MASTER_PORT="29500"),
+            ranks=(0,),
+        ),
+        Sick("the shell of salloc in a named job", _allocation().launched(without=("SLURM_PROCID",)), ranks=(0,)),
+    ),
+)
+def srun_missing(job: Job) -> Iterator[Verdict]:
+    """Ask whether a process in an allocation of several tasks was started by srun or another launcher.
+
+    Why it hurts: Lightning sees SLURM_NTASKS, takes this one process for task 0 of that many, starts no others, and
+    waits at 'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until it times out.
+    Fix: `srun python train.py`; or `torchrun --nproc-per-node=8 train.py` in a job with --ntasks-per-node=1; for
+    interactive work name the job so: `salloc --job-name=interactive`.
+    """
+    for launch, alike in job.each(LaunchFacts):
+        if not starts_tasks_unlaunched(job, launch):
+            continue
+        tasks, name = launch_number(launch, "SLURM_NTASKS"), launch.get("SLURM_JOB_NAME")
+        yield Finding(
+            f"SLURM_NTASKS={launch.get('SLURM_NTASKS')}, but srun did not start this process (no SLURM_STEP_ID)",
+            ranks=alike.ranks,
+            evidence={
+                "SLURM_NTASKS": launch.get("SLURM_NTASKS"),
+                "SLURM_STEP_ID": launch.get("SLURM_STEP_ID"),
+                "SLURM_JOB_NAME": name,
+                "launcher": launch.launcher,
+            },
+            fix=f"`srun python train.py` starts all {tasks or 'the'} tasks; `srun doctor check` examines all of them. "
+            "In an interactive shell `export SLURM_JOB_NAME=interactive`, and Lightning starts its own processes.",
+            explains=("ENV010",),
+        )
+
+
+def _allocation() -> Sketch:
+    """What sbatch --ntasks=4 gives a batch script."""
+    return healthy(hosts=1, per_host=1).launched(
+        SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_LOCALID="0"
+    )

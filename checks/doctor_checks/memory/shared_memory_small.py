@@ -1,0 +1,186 @@
+"""MEM010: /dev/shm is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Filesystem,
+    Finding,
+    GpuFacts,
+    HostFacts,
+    Job,
+    LocalRanks,
+    NcclFacts,
+    PeerLink,
+    Rank,
+    Scope,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    mebibytes,
+    uses_nccl,
+)
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+CONNECTION = 9_637_888
+"""Bytes of the receiving segment of one connection: 4096, and the LL, LL128 and Simple buffers of 524,288, 4,915,200
+and 4,194,304 (NCCL src/transport/shm.cc, default buffer sizes in src/include/comm.h)."""
+
+CHANNELS = 2
+"""The fewest channels that NCCL opens in a ring over shared memory (src/graph/connect.cc)."""
+
+PROXY_POOL = 33_030_276
+"""Bytes of one process's pool of proxy operations (src/include/proxy.h ncclProxyOpsPool)."""
+
+FAR = ("host-bridge", "numa-node", "system")
+"""Paths over which NCCL does not use peer access by default (src/graph/paths.cc: at most PATH_PXB)."""
+
+
+def _shm(total: int, free: int | None = None) -> Filesystem:
+    return Filesystem("/dev/shm", total, total if free is None else free, "tmpfs")  # noqa: S108 - the mount itself
+
+
+def _release(text: str | None) -> tuple[int, ...]:
+    numbers = (text or "").split("+")[0].split(".")
+    return tuple(int(number) for number in numbers if number.isdigit())
+
+
+@check(
+    id="MEM010",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(HostFacts,),
+    cases=lambda: (
+        Well("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
+        Well(
+            "1 GiB in a container without GPU",
+            healthy(per_host=8, gpus=0).alter(HostFacts, container="docker", shm=_shm(GIB)),
+        ),
+        Well(
+            "1 GiB for eight ranks over NVLink", healthy(per_host=8).alter(HostFacts, container="docker", shm=_shm(GIB))
+        ),
+        Well(
+            "256 MiB where NCCL does not use it",
+            healthy(per_host=8)
+            .alter(HostFacts, shm=_shm(256 * MIB))
+            .environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1"),
+        ),
+        Sick(
+            "Docker's default of 64 MiB",
+            healthy(hosts=2, per_host=4).alter(HostFacts, hosts=("node1",), container="docker", shm=_shm(64 * MIB)),
+            ranks=(4, 5, 6, 7),
+        ),
+        Sick(
+            "too small for eight ranks without peer access",
+            healthy(per_host=8)
+            .alter(HostFacts, shm=_shm(256 * MIB))
+            .environ(NCCL_P2P_DISABLE="1", NCCL_CUMEM_HOST_ENABLE="0"),
+            ranks=tuple(range(8)),
+        ),
+        Sick(
+            "filled by files of killed jobs",
+            healthy(per_host=8)
+            .alter(HostFacts, shm=_shm(GIB, 100 * MIB), nccl_shm_files=90, nccl_shm_bytes=900 * MIB)
+            .alter(
+                GpuFacts,
+                cuda_version="12.4",
+                links=tuple(PeerLink(first, first + 1, "system", "ok", "ok") for first in range(7)),
+            ),
+            ranks=tuple(range(8)),
+        ),
+    ),
+)
+def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:
+    """Ask whether /dev/shm has room for what NCCL and data workers put there.
+
+    Why it hurts: NCCL fails at start ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data workers
+    die with a bus error in the middle of an epoch.
+    Fix: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes mount an emptyDir with `medium: Memory` at /dev/shm;
+    remove left-over files: `rm /dev/shm/nccl-*` while no job runs.
+    """
+    for local in job.by_host():
+        host = local.find(HostFacts)
+        if host is None:
+            continue
+        if host.shm is None:
+            note = host.why_hidden("shm")
+            yield Unknown(
+                note.reason if note else "the size of shared memory is not shown",
+                local.ranks,
+                note.unhide if note else "",
+            )
+            continue
+        need = _need(local)
+        if host.shm.total < smallest_mebibytes * MIB:
+            yield _finding(
+                local, host, f"{local.name} has {mebibytes(host.shm.total)} of shared memory in /dev/shm", need
+            )
+        elif need > host.shm.free:
+            words = f"NCCL needs {mebibytes(need)} of /dev/shm on {local.name}, {mebibytes(host.shm.free)} are free"
+            yield _finding(local, host, words, need)
+
+
+def _need(local: LocalRanks) -> int:
+    """Bytes that NCCL takes at least: a ring of the host's ranks over shared memory; 0 where it uses other ways."""
+    ranks = [rank for rank in local.members if uses_nccl(rank) and not _elsewhere(rank)]
+    count = len(ranks)
+    if count < 2 or not _without_peer_access(local, ranks[0]):
+        return 0
+    return count * (CHANNELS * CONNECTION + PROXY_POOL)
+
+
+def _elsewhere(rank: Rank) -> bool:
+    """Whether NCCL takes no /dev/shm: switched off, or its buffers are cuMem host allocations, which it prefers since
+    2.24 with a driver for CUDA 12.6 (src/misc/cudawrap.cc ncclCuMemHostEnable)."""
+    nccl, software, gpus = rank.find(NcclFacts), rank.find(SoftwareFacts), rank.find(GpuFacts)
+    if gpus is None or not gpus.gpus:
+        return True
+    if nccl and nccl.get("NCCL_SHM_DISABLE") == "1":
+        return True
+    if nccl and nccl.get("NCCL_CUMEM_HOST_ENABLE") == "0":
+        return False
+    loaded = _release(software.nccl if software else None)
+    return not loaded or (loaded >= (2, 24) and _release(gpus.cuda_version) >= (12, 6))
+
+
+def _without_peer_access(local: LocalRanks, rank: Rank) -> bool:
+    nccl, gpus = rank.find(NcclFacts), local.find(GpuFacts)
+    if nccl and nccl.get("NCCL_P2P_DISABLE") == "1":
+        return True
+    links = gpus.links if gpus else ()
+    return bool(links) and all(link.path in FAR or link.read not in (None, "ok") for link in links)
+
+
+def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int) -> Finding:
+    return Finding(
+        summary,
+        ranks=local.ranks,
+        evidence={
+            "total_bytes": host.shm.total if host.shm else None,
+            "free_bytes": host.shm.free if host.shm else None,
+            "nccl_needs_bytes": need or None,
+            "left_over_nccl_files": host.nccl_shm_files,
+            "left_over_nccl_bytes": host.nccl_shm_bytes,
+            "container": host.container,
+        },
+        fix=_fix(host),
+    )
+
+
+def _fix(host: HostFacts) -> str:
+    if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
+        return "Remove what killed jobs left, while no job runs: `rm /dev/shm/nccl-*`."
+    if host.container == "kubernetes":
+        return "Mount an emptyDir with `medium: Memory` (and a sizeLimit of 16Gi) at /dev/shm."
+    if host.container in ("docker", "podman"):
+        return f"Start the container with `{host.container} run --shm-size=16g`, or with `--ipc=host`."
+    return "`sudo mount -o remount,size=16G /dev/shm`."

@@ -1,0 +1,158 @@
+"""NCCL007: a debug setting costs speed, or breaks the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    Job,
+    NcclFacts,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    Stated,
+    TorchBuild,
+    TrainerFacts,
+    Verdict,
+    Well,
+    check,
+    describe,
+    group_alike,
+    healthy,
+    source_of,
+    split,
+    stated_settings,
+    uses_nccl,
+    within,
+)
+
+_TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
+
+
+@check(
+    id="NCCL007",
+    severity=Severity.INFO,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("nothing set", healthy(2, 2)),
+        Well("logs of a sound size", healthy().environ(NCCL_DEBUG="WARN", TORCH_DISTRIBUTED_DEBUG="INFO", CUDA_LAUNCH_BLOCKING="0")),
+        Sick("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
+        Sick("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
+        Sick("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
+        Sick("every kernel launch waits", healthy().environ(ranks=(1,), CUDA_LAUNCH_BLOCKING="1"), ranks=(1,)),
+        Sick("DETAIL on one rank alone", healthy(2, 2).environ(ranks=(2,), TORCH_DISTRIBUTED_DEBUG="DETAIL"), ranks=(2,), severity=Severity.ERROR),
+        Sick(
+            "DETAIL breaks DDP over Gloo in torch 2.13",
+            healthy(1, 2, gpus=0).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213),
+            ranks=(0, 1),
+            severity=Severity.ERROR,
+        ),
+    ),
+)
+def debug_left_on(job: Job) -> Iterator[Verdict]:
+    """Ask whether debug settings are left on that cost speed or break the run.
+
+    Why it hurts: kernels run one after another, every collective is preceded by a comparison over Gloo, or every call
+    writes a line: the run is many times slower, and on some releases it crashes.
+    Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and export NCCL_DEBUG=WARN.
+    """
+    for stated in stated_settings(job):
+        cost = _cost(stated)
+        if cost:
+            yield _finding(stated, cost)
+    yield from _everything_logged(job)
+    yield from _detail(job)
+
+
+_COSTS = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory",
+    "TORCH_NCCL_NAN_CHECK": "every collective searches its input for NaN first",
+}
+
+
+def _cost(stated: Stated) -> str | None:
+    name, value = stated.setting.name, stated.setting.value
+    if name == "NCCL_DEBUG" and value.upper() == "TRACE":
+        return "every call of NCCL writes a line"
+    if name in _COSTS and value.strip().lower() not in ("", "0", "n", "no", "f", "false", "off"):
+        return _COSTS[name]
+    return None
+
+
+def _finding(stated: Stated, cost: str) -> Finding:
+    setting = stated.setting
+    fix = "export NCCL_DEBUG=WARN" if setting.name == "NCCL_DEBUG" else f"unset {setting.name}"
+    return Finding(
+        f"{setting.name}={setting.value}: {cost}",
+        ranks=stated.ranks,
+        evidence={"name": setting.name, "value": setting.value, "from": stated.origin},
+        fix=f"remove it from {stated.origin}" if source_of(setting) else fix,
+        source=source_of(setting),
+    )
+
+
+_LOUD = {"ALL", "COLL", "CALL", "PROXY"}
+"""Subsystems that write a line for every collective or transfer."""
+
+
+def _everything_logged(job: Job) -> Iterator[Finding]:
+    for subsystems, ranks in group_alike(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
+        if subsystems:
+            yield Finding(
+                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes lines",
+                ranks=ranks,
+                evidence={"NCCL_DEBUG_SUBSYS": subsystems},
+                fix="unset NCCL_DEBUG_SUBSYS; export NCCL_DEBUG=WARN",
+            )
+
+
+def _loud_subsystems(nccl: NcclFacts) -> str | None:
+    level, subsystems = (nccl.get("NCCL_DEBUG") or "").upper(), nccl.get("NCCL_DEBUG_SUBSYS") or ""
+    if level != "INFO" or subsystems.startswith("^"):
+        return None
+    return subsystems if _LOUD.intersection(subsystems.upper().split(",")) else None
+
+
+def _is_detail(environment: EnvironmentFacts) -> bool:
+    return (environment.get("TORCH_DISTRIBUTED_DEBUG") or "").strip().upper() == "DETAIL"
+
+
+def _detail(job: Job) -> Iterator[Finding]:
+    found = split(job, EnvironmentFacts, _is_detail)
+    if found.minorities:
+        yield Finding(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL on some ranks only: they compare collectives with ranks that do not",
+            ranks=tuple(rank for group in found.minorities for rank in group.ranks),
+            evidence={"is_detail": describe(found)},
+            effect="The ranks with DETAIL wait for the others in a comparison that these never join: the run hangs.",
+            fix="unset TORCH_DISTRIBUTED_DEBUG on all ranks, or export it on all of them",
+            severity=Severity.ERROR,
+        )
+        return
+    sections = (SoftwareFacts, TrainerFacts)
+    for breaks, ranks in group_alike(
+        job, EnvironmentFacts, lambda environment, alike: _breaks(alike.find(SoftwareFacts), nccl=uses_nccl(alike)) if _is_detail(environment) else None, also=sections
+    ):
+        if breaks is not None:
+            yield _detail_finding(ranks, breaks=breaks)
+
+
+def _breaks(software: SoftwareFacts | None, *, nccl: bool) -> bool:
+    """torch 2.13: DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0."""
+    torch = software.torch if software else None
+    return torch is not None and not nccl and within(torch.version, first="2.13", before="2.14")
+
+
+def _detail_finding(ranks: tuple[int, ...], *, breaks: bool) -> Finding:
+    crash = "DistributedDataParallel over Gloo crashes with it in torch 2.13"
+    return Finding(
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL: " + (crash if breaks else "every collective is compared over Gloo first"),
+        ranks=ranks,
+        evidence={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+        effect="Every rank ends with SIGSEGV (exit code -11) in the first forward pass." if breaks else "",
+        fix="unset TORCH_DISTRIBUTED_DEBUG, or export TORCH_DISTRIBUTED_DEBUG=INFO",
+        severity=Severity.ERROR if breaks else None,
+    )

@@ -1,0 +1,85 @@
+"""NCCL005: a configuration file changes the effective settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    NcclFacts,
+    Scope,
+    Setting,
+    Severity,
+    Sick,
+    Source,
+    Verdict,
+    Well,
+    check,
+    effective_value,
+    group_alike,
+    healthy,
+)
+
+_FILE = Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 4)
+_USER = Setting("NCCL_P2P_LEVEL", "SYS", "user file", "/home/ann/.nccl.conf", 1)
+_OVERRULED = Setting("NCCL_IB_DISABLE", "0", overrides=("/etc/nccl.conf:4=1",))
+
+
+@check(
+    id="NCCL005",
+    severity=Severity.INFO,
+    scope=Scope.HOST,
+    needs=(NcclFacts,),
+    cases=lambda: (
+        Well("no file", healthy(2, 1)),
+        Well("the environment alone", healthy(2, 1).environ(NCCL_ALGO="Ring")),
+        Well("the environment overrules the file", healthy(2, 1).alter(NcclFacts, settings=(_OVERRULED,))),
+        Well(
+            "the file writes a default out",
+            healthy(2, 1).alter(
+                NcclFacts, settings=(Setting("NCCL_IB_DISABLE", "0", "system file", "/etc/nccl.conf", 1),)
+            ),
+        ),
+        Sick(
+            "the system's file",
+            healthy(2, 2).alter(NcclFacts, hosts=("node1",), settings=(_FILE,)),
+            ranks=(2, 3),
+            hosts=("node1",),
+        ),
+        Sick("the user's file on all hosts", healthy(2, 1).alter(NcclFacts, settings=(_USER,)), ranks=(0, 1)),
+    ),
+)
+def settings_from_file(job: Job) -> Iterator[Verdict]:
+    """Ask whether a configuration file changes the settings that NCCL runs with.
+
+    Why it hurts: the setting stands in no job script, so nobody looks for it; on a host without the file NCCL runs
+    with other settings.
+    Fix: move what the job needs into the job script, and remove the line; or export the variable, which wins over both
+    files.
+    """
+    for group in group_alike(job, NcclFacts, lambda nccl, _: _from_files(nccl)):
+        if group.value:
+            yield _finding(group.value, group.ranks)
+
+
+def _from_files(nccl: NcclFacts) -> tuple[Setting, ...]:
+    return tuple(
+        setting
+        for setting in nccl.settings
+        if setting.layer != "environment"
+        and effective_value(setting.name, setting.value) != effective_value(setting.name, None)
+    )
+
+
+def _finding(settings: tuple[Setting, ...], ranks: tuple[int, ...]) -> Finding:
+    first = settings[0]
+    files = list(dict.fromkeys(setting.source for setting in settings))
+    names = ", ".join(f"{setting.name}={setting.value}" for setting in settings[:4])
+    more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
+    return Finding(
+        f"{' and '.join(files)} sets {names}{more}",
+        ranks=ranks,
+        evidence={f"{setting.source}:{setting.line}": f"{setting.name}={setting.value}" for setting in settings},
+        source=Source(first.source, first.line),
+    )

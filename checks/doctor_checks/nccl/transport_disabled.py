@@ -1,0 +1,156 @@
+"""NCCL006: a left-over switch turns off a fast path that the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Gpu,
+    GpuFacts,
+    HostFacts,
+    Job,
+    LaunchFacts,
+    NcclFacts,
+    PeerLink,
+    Setting,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    merge,
+    parse_nccl_integer,
+    source_of,
+)
+
+_PCIE = ("internal", "single-switch", "multiple-switches")
+"""Paths over PCIe that NCCL uses for peer-to-peer by default (up to PXB, NCCL src/graph/paths.cc)."""
+
+
+def _without_peers(links: tuple[PeerLink, ...]) -> tuple[PeerLink, ...]:
+    return tuple(PeerLink(one.first, one.second, "host-bridge", "not supported", "not supported") for one in links)
+
+
+def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(Gpu(gpu.index, gpu.uuid, gpu.name, gpu.bus_id, compute_capability="8.9", nvlinks=()) for gpu in gpus)
+
+
+@check(
+    id="NCCL006",
+    severity=Severity.WARNING,
+    needs=(NcclFacts, GpuFacts),
+    cases=lambda: (
+        Well("nothing set", healthy(1, 8)),
+        Well("switches that turn nothing off", healthy(1, 8).environ(NCCL_P2P_DISABLE="0", NCCL_NVLS_ENABLE="2")),
+        Well("text is read as 0", healthy(1, 8).environ(NCCL_P2P_DISABLE="true")),
+        Well(
+            "cards without peer-to-peer",
+            healthy(1, 2)
+            .environ(NCCL_P2P_DISABLE="1")
+            .alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
+        ),
+        Well("one GPU", healthy(2, 1).environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")),
+        Well("no GPU", healthy(2, 2, gpus=0).environ(NCCL_P2P_DISABLE="1")),
+        Well("P2P over PCIe behind access control", healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(HostFacts, pci_access_control=True).alter(
+            GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)
+        )),
+        Sick("NVLink is there, P2P is off", healthy(2, 8).environ(ranks=range(8, 16), NCCL_P2P_DISABLE="1"), ranks=tuple(range(8, 16))),
+        Sick("the nearest level alone", healthy(1, 8).environ(NCCL_P2P_LEVEL="LOC"), ranks=tuple(range(8))),
+        Sick(
+            "P2P over one PCIe switch is off",
+            healthy(1, 2)
+            .environ(NCCL_P2P_DISABLE="1")
+            .alter(GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "SHM is off where cards have nothing else",
+            healthy(1, 2)
+            .environ(NCCL_SHM_DISABLE="1")
+            .alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
+            ranks=(0, 1),
+        ),
+        Sick("SHM is off where all is NVLink", healthy(1, 8).environ(NCCL_SHM_DISABLE="1"), ranks=tuple(range(8)), severity=Severity.INFO),
+        Sick("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
+    ),
+)
+def transport_disabled(job: Job) -> Iterator[Verdict]:
+    """Ask whether a left-over switch turns off a fast path between GPUs that this machine has.
+
+    Why it hurts: the GPUs of one host then talk through host memory or the network card, at a fraction of the speed;
+    nothing but a line at NCCL_DEBUG=INFO says so.
+    Fix: unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are for debugging.
+    """
+    yield from merge(_findings(job))
+
+
+def _findings(job: Job) -> Iterator[Finding]:
+    for nccl, gpus, alike in job.each(NcclFacts, GpuFacts, also=(HostFacts, LaunchFacts)):
+        if len(gpus.gpus) > 1 and not _is_alone(alike):
+            host = alike.find(HostFacts)
+            guarded = bool(host and host.pci_access_control)
+            for setting, lost, severity in _lost(nccl, gpus, guarded=guarded):
+                yield _finding(setting, lost, severity, alike.ranks)
+
+
+def _is_alone(alike: Alike) -> bool:
+    """Whether the job has one process a host: nothing is exchanged inside it."""
+    launch = alike.find(LaunchFacts)
+    return bool(launch and launch.running_together and launch.local_world_size == 1)
+
+
+Lost = tuple[Setting, str, "Severity | None"]
+
+
+def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
+    by_nvlink = _has_nvlink(gpus)
+    by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
+    peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
+    off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
+    if off and peers:
+        yield off, peers, None
+    shm = _switch(nccl, "NCCL_SHM_DISABLE", 1)
+    if shm:
+        unused = by_nvlink and off is None and all(link.path == "nvlink" for link in gpus.links)
+        yield shm, "shared memory", Severity.INFO if unused else None
+    nvls = _switch(nccl, "NCCL_NVLS_ENABLE", 0)
+    if nvls and _has_nvls(gpus):
+        yield nvls, "NVLink SHARP (NVLS)", None
+
+
+def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
+    setting = nccl.setting(name)
+    return setting if setting and setting.value and parse_nccl_integer(setting.value, -1) == value else None
+
+
+def _nearest_level(nccl: NcclFacts) -> Setting | None:
+    setting = nccl.setting("NCCL_P2P_LEVEL")
+    return setting if setting and setting.value in ("LOC", "0") else None
+
+
+def _has_nvlink(gpus: GpuFacts) -> bool:
+    linked = any(link.active for gpu in gpus.gpus for link in gpu.nvlinks or ())
+    return linked or any(link.path == "nvlink" for link in gpus.links)
+
+
+def _has_nvls(gpus: GpuFacts) -> bool:
+    """NVLS needs an NVSwitch, Hopper or later, and more than two GPUs (NCCL src/transport/nvls.cc)."""
+    switched = [gpu for gpu in gpus.gpus if any(link.active and link.remote == "switch" for link in gpu.nvlinks or ())]
+    recent = [gpu for gpu in switched if (gpu.compute_capability or "").partition(".")[0] in ("9", "10")]
+    return len(recent) > 2
+
+
+def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tuple[int, ...]) -> Finding:
+    unused = severity is Severity.INFO
+    where = f"remove it from {setting.source}" if source_of(setting) else f"unset {setting.name}"
+    return Finding(
+        f"{setting.name}={setting.value} turns off {lost}" + (", which NVLink makes dispensable here" if unused else ""),
+        ranks=ranks,
+        evidence={"name": setting.name, "value": setting.value, "from": setting.source, "line": setting.line, "lost": lost},
+        fix=where,
+        severity=severity,
+        source=source_of(setting),
+    )

@@ -1,0 +1,164 @@
+"""NCCL002: a known variable has a value that it does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    Job,
+    NcclFacts,
+    Setting,
+    SettingsFile,
+    Severity,
+    Sick,
+    Stated,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    known_variable,
+    merge,
+    only_nccl,
+    parse_nccl_integer,
+    source_of,
+    stated_settings,
+    value_fault,
+)
+
+_SOUND = {
+    "NCCL_IB_DISABLE": "0x1",
+    "NCCL_ALGO": "allreduce:tree,ring;allgather:ring",
+    "NCCL_PROTO": "^LL128",
+    "NCCL_BUFFSIZE": "8388608",
+    "NCCL_IB_TIMEOUT": "22",
+    "NCCL_P2P_LEVEL": "NVL",
+    "NCCL_NET_GDR_LEVEL": "2",
+    "NCCL_DEBUG": "info",
+    "NCCL_DEBUG_SUBSYS": "^ENV,GRAPH",
+    "NCCL_NET": "AWS Libfabric",
+    "NCCL_CUMEM_ENABLE": "-2",
+    "NCCL_IB_GID_INDEX": "",
+    "TORCH_NCCL_BLOCKING_WAIT": "no",
+    "TORCH_DISTRIBUTED_DEBUG": "info",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+}
+
+
+@check(
+    id="NCCL002",
+    severity=Severity.ERROR,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("nothing set", healthy()),
+        Well("sound values", healthy().environ(ranks=None, **_SOUND)),
+        Sick("true is read as 0", healthy(2, 2).environ(NCCL_IB_DISABLE="true", ranks=(3,)), ranks=(3,)),
+        Sick("only 1 disables it", healthy().environ(NCCL_P2P_DISABLE="2"), ranks=(0, 1)),
+        Sick("a number with a unit", healthy().environ(NCCL_BUFFSIZE="8M"), ranks=(0, 1)),
+        Sick("an unknown algorithm", healthy().environ(NCCL_ALGO="Rings"), ranks=(0, 1)),
+        Sick("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
+        Sick("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
+        Sick("an unknown log level", healthy().environ(NCCL_DEBUG="DEBUG"), ranks=(0, 1)),
+        Sick("no bool to torch", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="on"), ranks=(0, 1)),
+        Sick("an unknown debug level of torch", healthy().environ(TORCH_DISTRIBUTED_DEBUG="1"), ranks=(0, 1)),
+        Sick("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
+        Sick(
+            "more sockets than NCCL opens",
+            healthy().environ(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "NCCL_CONF_FILE names no file",
+            healthy()
+            .environ(NCCL_CONF_FILE="~/nccl.conf")
+            .alter(NcclFacts, files=(SettingsFile("~/nccl.conf", "user file", exists=False),)),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "in the system's file",
+            healthy(2, 1).alter(
+                NcclFacts,
+                ranks=(1,),
+                settings=(Setting("NCCL_P2P_DISABLE", "yes", "system file", "/etc/nccl.conf", 7),),
+            ),
+            ranks=(1,),
+        ),
+    ),
+)
+def value_invalid(job: Job) -> Iterator[Verdict]:
+    """Ask whether every known variable has a value that its reader takes.
+
+    Why it hurts: NCCL reads text as 0 and passes unknown words over in silence, so the setting does not do what it
+    says; torch raises when it makes the process group.
+    Fix: write a value that the variable takes, or unset it.
+    """
+    release = only_nccl(job)
+    for stated in stated_settings(job):
+        yield from _judge(stated, release)
+    yield from merge(_sockets(job))
+    yield from merge(_files(job))
+
+
+def _judge(stated: Stated, release: str | None) -> Iterator[Finding]:
+    setting = stated.setting
+    info = known_variable(setting.name)
+    fault = value_fault(setting.name, setting.value, release=release if info and info.reader == "nccl" else None)
+    if info is None or fault is None:
+        return
+    shown = setting.value if setting.value else "''"
+    yield Finding(
+        f"{setting.name}={shown} {fault.problem}",
+        ranks=stated.ranks,
+        evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
+        fix=_fix(stated, fault.expected),
+        severity=Severity.WARNING if fault.mild else None,
+        source=source_of(setting),
+    )
+
+
+_MEANT = {"1": ("true", "yes", "on", "t", "y", "enable", "enabled"), "0": ("false", "no", "off", "f", "n", "disabled")}
+
+
+def _fix(stated: Stated, expected: str) -> str:
+    setting = stated.setting
+    where = f"in {stated.origin}, write " if source_of(setting) else "export "
+    meant = next((number for number, words in _MEANT.items() if setting.value.strip().lower() in words), None)
+    if meant is not None and expected.startswith("0 or 1"):
+        return f"{where}{setting.name}={meant}"
+    return f"{where}{setting.name}=… with {expected}; or remove it"
+
+
+def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
+    """64: MAX_SOCKETS in NCCL src/transport/net_socket.cc, which lowers the sockets per thread."""
+    for nccl, alike in job.each(NcclFacts):
+        threads, sockets = nccl.get("NCCL_SOCKET_NTHREADS"), nccl.get("NCCL_NSOCKS_PERTHREAD")
+        if not threads or not sockets:
+            continue
+        asked = parse_nccl_integer(threads, 0) * parse_nccl_integer(sockets, 0)
+        if asked > most:
+            yield Finding(
+                f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is {asked} sockets: NCCL opens "
+                f"{most} at most",
+                ranks=alike.ranks,
+                evidence={"sockets_asked": asked, "sockets_most": most},
+                fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(parse_nccl_integer(threads, 1), 1)}",
+                severity=Severity.WARNING,
+            )
+
+
+def _files(job: Job) -> Iterator[Finding]:
+    for nccl, alike in job.each(NcclFacts, also=(EnvironmentFacts,)):
+        environment = alike.find(EnvironmentFacts)
+        named = environment.get("NCCL_CONF_FILE") if environment else None
+        for file in nccl.files if named else ():
+            if file.path == named and not file.exists:
+                yield Finding(
+                    f"NCCL_CONF_FILE={named} is no file: NCCL reads no settings of the user, without a message",
+                    ranks=alike.ranks,
+                    evidence={"path": named, "error": file.error},
+                    fix="unset NCCL_CONF_FILE, or write the whole path (NCCL does not expand ~)",
+                    severity=Severity.WARNING,
+                )

@@ -1,0 +1,106 @@
+"""NCCL004: a renamed or removed variable is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    Job,
+    NcclLibrary,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    Stated,
+    TorchBuild,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    known_variable,
+    only_nccl,
+    only_torch,
+    source_of,
+    stated_settings,
+    within,
+)
+
+_OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
+
+
+@check(
+    id="NCCL004",
+    severity=Severity.WARNING,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("nothing set", healthy()),
+        Well("the new names", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="0", NCCL_NET_GDR_LEVEL="PHB")),
+        Well(
+            "the old name under a release that has no other",
+            healthy().environ(NCCL_MNNVL="1").alter(SoftwareFacts, nccl_libraries=_OLD_NCCL),
+        ),
+        Well(
+            "torch's old name under an old torch",
+            healthy().environ(NCCL_BLOCKING_WAIT="1").alter(SoftwareFacts, torch=TorchBuild("2.1.2", cuda="12.1")),
+        ),
+        Sick("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
+        Sick("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
+        Sick("renamed in 2.21", healthy().environ(NCCL_MNNVL="1"), ranks=(0, 1)),
+        Sick(
+            "torch's old spelling is still read",
+            healthy().environ(NCCL_ASYNC_ERROR_HANDLING="1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "deprecated and still read", healthy().environ(NCCL_MIN_NCHANNELS="8"), ranks=(0, 1), severity=Severity.INFO
+        ),
+    ),
+)
+def variable_superseded(job: Job) -> Iterator[Verdict]:
+    """Ask whether any variable is set that was renamed or removed.
+
+    Why it hurts: a release that no longer reads it runs as if it were not set, without a word; one that still reads
+    it will stop to.
+    Fix: set the variable that took its place, and unset the old one.
+    """
+    releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
+    for stated in stated_settings(job):
+        info = known_variable(stated.setting.name)
+        if info is None or info.superseded is None:
+            continue
+        release = releases.get(info.reader)
+        if release is None or not within(release, before=info.superseded):
+            yield _finding(stated, info.reader, info.superseded, info.replaced_by, still_read=info.still_read)
+
+
+def _finding(stated: Stated, reader: str, since: str, replacement: str | None, *, still_read: bool) -> Finding:
+    name = stated.setting.name
+    whose = "NCCL" if reader == "nccl" else "torch"
+    state = "is an old name" if still_read else "is no longer read"
+    instead = f": {replacement} took its place" if replacement else ", and nothing took its place"
+    return Finding(
+        f"{name} {state} since {whose} {since}{instead}",
+        ranks=stated.ranks,
+        evidence={
+            "name": name,
+            "value": stated.setting.value,
+            "from": stated.origin,
+            "since": since,
+            "instead": replacement,
+        },
+        fix=_fix(stated, replacement),
+        severity=Severity.INFO if still_read else None,
+        source=source_of(stated.setting),
+    )
+
+
+def _fix(stated: Stated, replacement: str | None) -> str:
+    name = stated.setting.name
+    where = f"remove it from {stated.origin}" if source_of(stated.setting) else f"unset {name}"
+    if replacement is None:
+        return where
+    keeps_value = replacement == f"TORCH_{name}" or replacement == name.replace("NCCL_NCCL_", "NCCL_")
+    value = f"={stated.setting.value}" if keeps_value else "" if "=" in replacement else "=… if it is still needed"
+    return f"{where}; export {replacement}{value}"

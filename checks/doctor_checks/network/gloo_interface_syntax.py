@@ -1,0 +1,94 @@
+"""NET011: GLOO_SOCKET_IFNAME is written in NCCL's grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    Interface,
+    InterfaceFacts,
+    Job,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    gloo_names,
+    good_interfaces,
+    healthy,
+    looks_like_nccl_syntax,
+    merge,
+    parse_nccl_list,
+)
+
+
+@check(
+    id="NET011",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("not set", healthy(hosts=2, per_host=1)),
+        Well("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),
+        Well("a list of exact names", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,lo,")),
+        Well("NCCL's own variable may say so", healthy(2, 1).environ(NCCL_SOCKET_IFNAME="^docker,lo")),
+        Well("a missing interface is another illness", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="ib0")),
+        Sick("an exclusion", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="^lo,docker"), ranks=(0, 1)),
+        Sick("an equals sign", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="=eth0"), ranks=(2, 3)),
+        Sick("a prefix of an interface", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth"), ranks=(0, 1)),
+        Sick("a name with a port", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0:1"), ranks=(0, 1)),
+        Sick(
+            "an exclusion where interfaces can't be seen",
+            healthy(1, 2).drop(InterfaceFacts).environ(GLOO_SOCKET_IFNAME="^docker0"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
+    """Ask whether GLOO_SOCKET_IFNAME is written as Gloo reads it: whole names, without signs.
+
+    Why it hurts: Gloo knows neither `^` nor `=` nor prefixes and ends with `Unable to find address for: ^lo`; the other
+    ranks wait for this one.
+    Fix: `export GLOO_SOCKET_IFNAME=eth0`, the whole name of an interface that `ip -br address` shows.
+    """
+    found = []
+    for environment, alike in job.each(EnvironmentFacts, also=(InterfaceFacts,)):
+        value = environment.get("GLOO_SOCKET_IFNAME")
+        interfaces = alike.find(InterfaceFacts)
+        why = _fault(value, interfaces) if value else None
+        if value and why:
+            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo takes whole names alone, and {why}"
+            found.append(_finding(summary, value, interfaces, alike))
+    yield from merge(found)
+
+
+def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
+    names = gloo_names(value)
+    if names and looks_like_nccl_syntax(value):
+        return "'^' and '=' are part of the name to it"
+    for name in names:
+        plain = name.partition(":")[0]
+        if interfaces is None or not plain or interfaces.named(name) is not None:
+            continue
+        longer = next((one.name for one in interfaces.interfaces if one.name.startswith(plain)), None)
+        if longer == plain:
+            return f"{name} is {plain} with a port"
+        if longer is not None:
+            return f"{name} is only the beginning of {longer}"
+    return None
+
+
+def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, alike: Alike) -> Finding:
+    meant = _meant(value, interfaces) if interfaces else ()
+    fix = f"`export GLOO_SOCKET_IFNAME={meant[0].name}`" if meant else ""
+    return Finding(summary, ranks=alike.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix)
+
+
+def _meant(value: str, interfaces: InterfaceFacts) -> tuple[Interface, ...]:
+    """The interfaces that NCCL would have taken for this value, of those that are worth taking."""
+    wanted = parse_nccl_list(value)
+    good = good_interfaces(interfaces)
+    return tuple(one for one in good if wanted.selects(one.name)) or good

@@ -1,0 +1,55 @@
+"""NET003: two machines bear one host name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Finding, Host, HostFacts, Job, Scope, Severity, Sick, Unknown, Verdict, Well, check, healthy
+
+
+@check(
+    id="NET003",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="P",
+    needs=(HostFacts,),
+    cases=lambda: (
+        Well("every machine has a name of its own", healthy(hosts=4, per_host=2)),
+        Well(
+            "two containers of one machine with one name",
+            healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="boot-0", hostname="trainer"),
+        ),
+        Sick(
+            "cloned machines kept the name of their image",
+            healthy(hosts=4, per_host=1).alter(HostFacts, hosts=("node1", "node3"), hostname="ubuntu"),
+            ranks=(1, 3),
+        ),
+        Sick(
+            "clones that share even their machine id",
+            healthy(2, 2).alter(HostFacts, hostname="localhost", machine_id="cloned"),
+            ranks=(0, 1, 2, 3),
+        ),
+    ),
+)
+def hostname_collision(job: Job) -> Iterator[Verdict]:
+    """Ask whether every machine has a host name of its own.
+
+    Why it hurts: each machine takes the other's name for its own, so a rank that dials the master by name reaches
+    itself, launchers count one node instead of two, and logs can't be told apart.
+    Fix: `sudo hostnamectl set-hostname <unique name>` on all but one of them; for containers `--hostname`.
+    """
+    by_name: dict[str, list[Host]] = {}
+    for host in job.hosts:
+        by_name.setdefault(host.name, []).append(host)
+    ranks = {local.hosts[0].index: local.ranks for local in job.by_host()}
+    for name, hosts in by_name.items():
+        blamed = tuple(rank for host in hosts for rank in ranks[host.index])
+        unidentified = [host for host in hosts if not (host.boot_id or host.machine_id)]
+        if unidentified:
+            yield Unknown(f"{name} shows neither its boot id nor its machine id", blamed, "mount /proc and /etc")
+        elif len({host.boot_id or host.machine_id for host in hosts}) > 1:
+            identities = [f"boot {host.boot_id}, machine {host.machine_id}" for host in hosts]
+            count = len({host.boot_id or host.machine_id for host in hosts})
+            yield Finding(
+                f"{count} machines are called {name}", ranks=blamed, evidence={"name": name, "machines": identities[:8]}
+            )

@@ -1,0 +1,119 @@
+"""NET002: a host's own name resolves to a loopback address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    HostFacts,
+    InterfaceFacts,
+    Job,
+    NameLookup,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    gloo_names,
+    good_interfaces,
+    healthy,
+    is_loopback,
+)
+
+_LOOPBACK = (NameLookup("node", "hostname", ("127.0.1.1",), seconds=0.001),)
+_BOTH = (NameLookup("node", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001),)
+
+
+@check(
+    id="NET002",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(HostFacts,),
+    cases=lambda: (
+        Well("names lead to real addresses", healthy(hosts=2, per_host=2)),
+        Well("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),
+        Well(
+            "a laptop of Debian's making", healthy(per_host=1, gpus=0).alter(HostFacts, names=_LOOPBACK), silent=False
+        ),
+        Sick(
+            "Debian's 127.0.1.1 on one host of two",
+            healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_LOOPBACK),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "127.0.1.1 on both hosts, and Gloo is told no interface",
+            healthy(2, 2).alter(HostFacts, names=_LOOPBACK),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.ERROR,
+        ),
+        Sick(
+            "127.0.1.1 on both hosts, but GLOO_SOCKET_IFNAME is set",
+            healthy(2, 2).alter(HostFacts, names=_LOOPBACK).environ(GLOO_SOCKET_IFNAME="eth0"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "one host alone only needs to know it",
+            healthy(1, 2).alter(HostFacts, names=_LOOPBACK),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+    ),
+)
+def hostname_loopback(job: Job) -> Iterator[Verdict]:
+    """Ask whether every host's own name leads to an address that others can reach.
+
+    Why it hurts: Gloo and torchrun give out the address of the host's own name. Two hosts that both say 127.0.1.1 dial
+    themselves: `connectFullMesh failed ... Connection refused, remote=[127.0.1.1]`, or silence until the time-out.
+    Fix: put the host's real address before its name in /etc/hosts in place of the 127.0.1.1 line, or
+    `export GLOO_SOCKET_IFNAME=<interface>` and start torchrun with `--local-addr <address>`.
+    """
+    sick = [
+        (name, alike)
+        for host, alike in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts))
+        if (name := _own_name(host)) is not None and name.addresses and all(map(is_loopback, name.addresses))
+    ]
+    advertised = {host for name, alike in sick if _goes_by_name(alike) for host in _machines(alike)}
+    for name, alike in sick:
+        yield Finding(
+            f"{name.name} resolves to {name.addresses[0]} on itself: a loopback address",
+            ranks=alike.ranks,
+            severity=_severity(job.is_multi_host, len(advertised), _goes_by_name(alike)),
+            evidence={"name": name.name, "addresses": list(name.addresses), "hosts_alike": len(advertised)},
+            fix=_fix(name.name, alike.find(InterfaceFacts)),
+        )
+
+
+def _own_name(host: HostFacts) -> NameLookup | None:
+    return next((name for name in host.names if name.role == "hostname"), None)
+
+
+def _goes_by_name(alike: Alike) -> bool:
+    """Whether Gloo would take the address of the host's name on these ranks."""
+    environment = alike.find(EnvironmentFacts)
+    return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
+
+
+def _machines(alike: Alike) -> set[object]:
+    return {rank.host.machine for rank in alike.members}
+
+
+def _severity(multi_host: bool, advertised: int, by_name: bool) -> Severity:
+    if not multi_host:
+        return Severity.INFO
+    return Severity.ERROR if by_name and advertised >= 2 else Severity.WARNING
+
+
+def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
+    good = good_interfaces(interfaces) if interfaces else ()
+    if not good:
+        return ""
+    address = good[0].addresses[0].address
+    return (
+        f"`sudo sed -i 's/^127\\.0\\.1\\.1.*/{address} {name}/' /etc/hosts`, "
+        f"or `export GLOO_SOCKET_IFNAME={good[0].name}` and `torchrun --local-addr {address} …`"
+    )

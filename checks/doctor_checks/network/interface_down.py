@@ -1,0 +1,182 @@
+"""NET008: the selected interfaces are down or have no address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    CHOICE_SECTIONS,
+    Address,
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    Interface,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    Verdict,
+    Well,
+    check,
+    export_line,
+    gloo_names,
+    healthy,
+    merge,
+    nccl_endpoints,
+    nccl_interface_list,
+    nccl_matters,
+    nccl_release,
+    nccl_socket_family,
+    release_of,
+    setting_text,
+    source_of,
+)
+
+_UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
+_NO_ADDRESS = Interface("eth1")
+_DOWN = Interface("eth1", up=False, running=False, addresses=(Address("inet", "10.1.0.1", 24),))
+_NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.0.1", 24),))
+
+
+@check(
+    id="NET008",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(InterfaceFacts,),
+    cases=lambda: (
+        Well("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
+        Well(
+            "one of two selected ones is up",
+            healthy(2, 2)
+            .alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))
+            .environ(NCCL_SOCKET_IFNAME="eth0,eth1"),
+        ),
+        Well(
+            "NCCL before 2.28.3 takes an interface without carrier on one host",
+            healthy(1, 2)
+            .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_CARRIER))
+            .environ(NCCL_SOCKET_IFNAME="eth1"),
+        ),
+        Sick(
+            "the selected interface is down on one host",
+            healthy(2, 2)
+            .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _UP))
+            .alter(InterfaceFacts, hosts=("node1",), interfaces=lambda old: (*old, _DOWN))
+            .environ(NCCL_SOCKET_IFNAME="=eth1"),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "the cable is out",
+            healthy(2, 1)
+            .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _UP))
+            .alter(InterfaceFacts, hosts=("node1",), interfaces=lambda old: (*old, _NO_CARRIER))
+            .environ(NCCL_SOCKET_IFNAME="eth1"),
+            ranks=(1,),
+        ),
+        Sick(
+            "IPv6 is asked for and nobody has it",
+            healthy(2, 1).environ(NCCL_SOCKET_FAMILY="AF_INET6", NCCL_SOCKET_IFNAME="eth0"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "IPv6 is asked for and no interface is named",
+            healthy(1, 2).environ(NCCL_SOCKET_FAMILY="AF_INET6"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "Gloo's interface has no address",
+            healthy(2, 1)
+            .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_ADDRESS))
+            .environ(GLOO_SOCKET_IFNAME="eth1"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def interface_down(job: Job) -> Iterator[Verdict]:
+    """Ask whether a selected interface is up and has an address of the family in use.
+
+    Why it hurts: the library finds no address to listen on, or listens where no packet arrives: `no socket interface
+    found`, `Unable to find address for: eth1`, or silence until the time-out.
+    Fix: `sudo ip link set <interface> up` and give it an address, or select one that `ip -br address` shows UP.
+    """
+    found: list[Finding] = []
+    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, *CHOICE_SECTIONS)):
+        found += [*_nccl(interfaces, alike, job.is_multi_host), *_gloo(interfaces, alike, job.is_multi_host)]
+    yield from merge(found)
+
+
+def _nccl(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterator[Finding]:
+    nccl = alike.find(NcclFacts)
+    if nccl is None:
+        return
+    setting = nccl.setting("NCCL_SOCKET_IFNAME")
+    family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
+    wanted = nccl_interface_list(setting.value) if setting else None
+    if setting is None or wanted is None:
+        if nccl_matters(alike) and interfaces.interfaces and not nccl_endpoints(nccl, interfaces, nccl_release(alike)):
+            yield _nothing(interfaces, family, alike)
+        return
+    strict = multi_host or _wants_carrier(alike)
+    chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
+    if chosen and not any(_why_unusable(one, family, strict) is None for one in chosen):
+        yield Finding(
+            f"{setting_text(setting)}: {_reasons(chosen, family, strict)}",
+            ranks=alike.ranks,
+            evidence={"selected": [one.name for one in chosen], "family": family or "any"},
+            fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces),
+            source=source_of(setting),
+        )
+
+
+def _wants_carrier(alike: Alike) -> bool:
+    """NCCL asks for IFF_RUNNING since 2.28.3 (src/os/linux.cc); an unknown release is taken for an older one."""
+    software = alike.find(SoftwareFacts)
+    release = release_of(software.nccl if software else None)
+    return release is not None and release >= (2, 28, 3)
+
+
+def _nothing(interfaces: InterfaceFacts, family: str | None, alike: Alike) -> Finding:
+    kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
+    asked = " (NCCL_SOCKET_FAMILY)" if family else ""
+    return Finding(
+        f"no interface of this host is up with an {kind}address{asked}",
+        ranks=alike.ranks,
+        evidence={"family": family or "any", "interfaces": [one.name for one in interfaces.interfaces]},
+        fix="`unset NCCL_SOCKET_FAMILY`" if family else "",
+    )
+
+
+def _gloo(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterator[Finding]:
+    """Gloo binds to every name of its list, so one that has no address is enough."""
+    environment = alike.find(EnvironmentFacts)
+    value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
+    chosen = [one for name in gloo_names(value) if (one := interfaces.named(name)) is not None]
+    bad = [one for one in chosen if _why_unusable(one, None, multi_host) is not None]
+    if bad:
+        yield Finding(
+            f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, None, multi_host)}",
+            ranks=alike.ranks,
+            evidence={"selected": [one.name for one in chosen]},
+            fix=_fix(bad[0], "GLOO_SOCKET_IFNAME", interfaces),
+        )
+
+
+def _why_unusable(interface: Interface, family: str | None, carrier: bool) -> str | None:
+    if not interface.up:
+        return "is down"
+    if carrier and not interface.running:
+        return "has no carrier"
+    if any(family in (None, address.family) for address in interface.addresses):
+        return None
+    return {"inet": "has no IPv4 address", "inet6": "has no IPv6 address"}.get(family or "", "has no address")
+
+
+def _reasons(chosen: list[Interface], family: str | None, carrier: bool) -> str:
+    return ", ".join(f"{one.name} {_why_unusable(one, family, carrier)}" for one in chosen[:4])
+
+
+def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts) -> str:
+    up = f"`sudo ip link set {interface.name} up`, or " if not interface.up else ""
+    return up + export_line(variable, interfaces)

@@ -1,0 +1,147 @@
+"""NET007: a setting selects no interface of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    EnvironmentFacts,
+    Finding,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    NcclList,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    export_line,
+    gloo_names,
+    healthy,
+    looks_like_nccl_syntax,
+    merge,
+    nccl_interface_list,
+    parse_address,
+    setting_text,
+    source_of,
+)
+
+
+@check(
+    id="NET007",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(InterfaceFacts,),
+    cases=lambda: (
+        Well("nothing is set", healthy(hosts=2, per_host=2)),
+        Well("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),
+        Well("an exact name", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="=eth0")),
+        Well("all but some", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="^docker,lo,virbr")),
+        Well("a portable list", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens,bond0,eth0")),
+        Well("one character counts as unset", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="x")),
+        Sick("an interface of another machine", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens5"), ranks=(0, 1, 2, 3)),
+        Sick(
+            "a prefix where exact names are asked for", healthy(1, 2).environ(NCCL_SOCKET_IFNAME="=eth"), ranks=(0, 1)
+        ),
+        Sick("a space before the name", healthy(1, 2).environ(NCCL_SOCKET_IFNAME=" eth0"), ranks=(0, 1)),
+        Sick(
+            "everything is excluded on one host",
+            healthy(2, 1).environ(ranks=(1,), NCCL_SOCKET_IFNAME="^lo,eth"),
+            ranks=(1,),
+        ),
+        Sick(
+            "Gloo is told an interface that is not there",
+            healthy(1, 2).environ(GLOO_SOCKET_IFNAME="bond1"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "Gloo needs every interface of its list",
+            healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,eth1"),
+            ranks=(0, 1),
+        ),
+        Sick("an address in place of a name", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="10.0.0.1"), ranks=(0, 1)),
+        Sick("TensorPipe is told a missing interface", healthy(1, 2).environ(TP_SOCKET_IFNAME="ib0"), ranks=(0, 1)),
+    ),
+)
+def interface_unmatched(job: Job) -> Iterator[Verdict]:
+    """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME name interfaces of the host.
+
+    Why it hurts: NCCL ends with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for: eth9`;
+    the ranks of healthy hosts wait for these until the time-out.
+    Fix: `unset NCCL_SOCKET_IFNAME`, or name an interface that `ip -br address` shows on every host, such as
+    `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'`; Gloo takes whole names alone: `export GLOO_SOCKET_IFNAME=eth0`.
+    """
+    found: list[Finding] = []
+    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
+        found += [*_nccl(interfaces, alike), *_gloo(interfaces, alike), *_tensor_pipe(interfaces, alike)]
+    yield from merge(found)
+
+
+def _nccl(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+    nccl = alike.find(NcclFacts)
+    setting = nccl.setting("NCCL_SOCKET_IFNAME") if nccl else None
+    wanted = nccl_interface_list(setting.value) if setting else None
+    if setting is None or wanted is None or any(wanted.selects(one.name) for one in interfaces.interfaces):
+        return
+    claim = "excludes every interface" if wanted.exclude else "selects no interface"
+    yield Finding(
+        f"{setting_text(setting)} {claim} of this host{_hint(wanted, interfaces)}",
+        ranks=alike.ranks,
+        evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
+        fix=export_line("NCCL_SOCKET_IFNAME", interfaces),
+        source=source_of(setting),
+    )
+
+
+def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
+    """Why a list that looks right matches nothing."""
+    names = _names(interfaces)
+    for entry, _ in wanted.entries:
+        plain = entry.strip()
+        if entry != plain and any(name.startswith(plain) for name in names):
+            return f": the space in {entry!r} is part of the name"
+        if any(name.lower() == plain.lower() or name.lower().startswith(plain.lower()) for name in names):
+            return f": {entry!r} is no whole name" if wanted.exact else f": case counts in {entry!r}"
+        if parse_address(plain):
+            return f": {entry!r} is an address, and a name is wanted"
+    return ""
+
+
+def _gloo(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+    environment = alike.find(EnvironmentFacts)
+    value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
+    if value is None or looks_like_nccl_syntax(value):
+        return
+    absent = [name for name in gloo_names(value) if interfaces.named(name) is None]
+    if absent and not any(_is_nccl_entry(name, interfaces) for name in absent):
+        yield _missing("GLOO_SOCKET_IFNAME", value, absent, interfaces, alike)
+
+
+def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
+    """Whether NCCL would have understood the entry: a prefix, or a name and a port. That is another finding."""
+    plain = name.partition(":")[0]
+    return bool(plain) and any(one.name.startswith(plain) for one in interfaces.interfaces)
+
+
+def _tensor_pipe(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+    environment = alike.find(EnvironmentFacts)
+    value = environment.get("TP_SOCKET_IFNAME") if environment else None
+    if value and interfaces.named(value) is None:
+        yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, alike)
+
+
+def _missing(variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, alike: Alike) -> Finding:
+    words = ", ".join(repr(name) for name in absent)
+    why = ": an address, and a name is wanted" if parse_address(absent[0]) else ""
+    return Finding(
+        f"{variable}={value} names {words}, which this host does not have{why}",
+        ranks=alike.ranks,
+        evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
+        fix=export_line(variable, interfaces),
+    )
+
+
+def _names(interfaces: InterfaceFacts) -> list[str]:
+    return [one.name for one in interfaces.interfaces]

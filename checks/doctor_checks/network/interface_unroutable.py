@@ -1,0 +1,183 @@
+"""NET009: the interface in use leads to no other host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    CARRIES_NOTHING,
+    CHOICE_SECTIONS,
+    Address,
+    Alike,
+    Endpoint,
+    EnvironmentFacts,
+    Finding,
+    Interface,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    NetworkChoice,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Sick,
+    Skip,
+    SoftwareFacts,
+    Verdict,
+    Well,
+    check,
+    choice_of,
+    data_goes_by_sockets,
+    export_line,
+    gloo_endpoints,
+    gloo_names,
+    healthy,
+    merge,
+    parse_address,
+    source_of,
+)
+
+_LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
+_DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
+_COMPOSE = Interface(
+    "br-0a1b2c3d4e5f", "container-bridge", physical=False, addresses=(Address("inet", "172.18.0.1", 16),)
+)
+_BRIDGED = Interface("eth0", "veth", physical=False, addresses=(Address("inet", "172.17.0.2", 16),))
+_LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Address("inet", "192.168.122.1", 24),))
+
+
+class _Used(NamedTuple):
+    choice: NetworkChoice
+    interfaces: InterfaceFacts
+    alike: Alike
+    all_carry: bool
+
+
+@check(
+    id="NET009",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(InterfaceFacts,),
+    cases=lambda: (
+        Well("real interfaces", healthy(hosts=2, per_host=2)),
+        Well("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),
+        Well("loopback on one host", healthy(1, 4).environ(NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")),
+        Well(
+            "a bridge beside RDMA", healthy(2, 2, rdma=2).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT))
+        ),
+        Sick("NCCL is told lo", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="lo"), ranks=(0, 1, 2, 3)),
+        Sick("Gloo is told lo on one host", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="lo"), ranks=(2, 3)),
+        Sick(
+            "one host has docker0 and nothing better",
+            healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LOOPBACK, _DOCKER)),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "every container is 172.17.0.2",
+            healthy(2, 1).alter(InterfaceFacts, interfaces=(_LOOPBACK, _BRIDGED)),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "a compose bridge comes first",
+            healthy(2, 1).alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (old[0], _COMPOSE, old[1])),
+            ranks=(0,),
+        ),
+        Sick(
+            "NCCL 2.27 would also use virbr0 for data",
+            healthy(2, 1).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT)),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def interface_unroutable(job: Job) -> Iterator[Verdict]:
+    """Ask whether the interface that would be used leads to the other hosts.
+
+    Why it hurts: other hosts are told an address that leads back to themselves or nowhere; they get `Connection
+    refused` or wait until the time-out. It works on one node and hangs on two.
+    Fix: name the real interface, or leave out the others: `export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth,cni'`;
+    `export GLOO_SOCKET_IFNAME=eth0`; containers: `docker run --network host`.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host: nothing has to leave it")
+        return
+    used = list(_used(job))
+    repeated = _repeated(used)
+    yield from merge(finding for one in used for finding in _judge(one, repeated))
+
+
+def _used(job: Job) -> Iterator[_Used]:
+    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
+        choice = choice_of(alike)
+        nccl, environment = alike.find(NcclFacts), alike.find(EnvironmentFacts)
+        if choice is not None and (choice.library == "NCCL" or choice.value is not None):
+            sockets = nccl is not None and data_goes_by_sockets(nccl, alike.find(RdmaFacts))
+            yield _Used(choice, interfaces, alike, choice.library == "NCCL" and sockets)
+        named = environment.get("GLOO_SOCKET_IFNAME") if environment else None
+        if environment is not None and gloo_names(named) and (choice is None or choice.library == "NCCL"):
+            endpoints = gloo_endpoints(environment, interfaces, None)
+            yield _Used(NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, alike, False)
+
+
+def _repeated(used: Iterable[_Used]) -> dict[str, int]:
+    """Private addresses that more than one machine would give out, and how many do."""
+    machines: dict[str, set[object]] = {}
+    for one in used:
+        if one.choice.first is not None:
+            bearers = {rank.host.machine for rank in one.alike.members}
+            machines.setdefault(one.choice.first.address.address, set()).update(bearers)
+    return {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
+
+
+def _judge(used: _Used, repeated: dict[str, int]) -> Iterator[Finding]:
+    first = used.choice.first
+    if first is None:
+        return
+    fault = _fault(first, repeated)
+    if fault is not None:
+        yield _finding(used, first, f"{used.choice.library} would use {first.text}: {fault}", Severity.ERROR)
+    elif used.all_carry:
+        bad = [one for one in used.choice.endpoints[1:] if one.interface.kind in CARRIES_NOTHING]
+        if bad:
+            names = ", ".join(one.text for one in bad[:4])
+            yield _finding(
+                used, bad[0], f"NCCL would also carry data over {names}, beside {first.text}", Severity.WARNING
+            )
+
+
+def _fault(endpoint: Endpoint, repeated: dict[str, int]) -> str | None:
+    kind = endpoint.interface.kind
+    if kind in CARRIES_NOTHING:
+        return {"loopback": "it never leaves the host", "container-bridge": "a bridge for this host's containers"}.get(
+            kind, "a bridge for this host's virtual machines"
+        )
+    address = parse_address(endpoint.address.address)
+    times = repeated.get(endpoint.address.address)
+    if times and address is not None and not address.is_loopback:
+        return f"{times} machines have the same address"
+    return None
+
+
+def _finding(used: _Used, endpoint: Endpoint, summary: str, severity: Severity) -> Finding:
+    choice = used.choice
+    software = used.alike.find(SoftwareFacts)
+    evidence = {
+        "interface": endpoint.interface.name,
+        "kind": endpoint.interface.kind,
+        "address": endpoint.address.address,
+        choice.variable: choice.value,
+        "candidates": [one.text for one in choice.endpoints],
+        "nccl": software.nccl if software else None,
+    }
+    fix = export_line(choice.variable, used.interfaces)
+    return Finding(
+        summary,
+        ranks=used.alike.ranks,
+        severity=severity,
+        evidence=evidence,
+        confidence=1.0 if severity is Severity.ERROR else 0.6,
+        fix="`docker run --network host`, or an overlay network" if "machines" in summary else fix,
+        source=source_of(choice.setting),
+    )

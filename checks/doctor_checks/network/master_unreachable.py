@@ -1,0 +1,85 @@
+"""NET006: no connection to the master's port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from doctor.api import Finding, Job, Reach, ReachFacts, Severity, Sick, Skip, Verdict, Well, check, healthy, merge
+
+
+def _tried(outcome: Literal["open", "refused", "silent", "unroutable"]) -> ReachFacts:
+    return ReachFacts(attempts=(Reach("node0", "10.0.0.1", 29500, outcome, "master", 3.0, "eth0", "10.0.0.2"),))
+
+
+_TWO_WAYS = ReachFacts(
+    attempts=(
+        Reach("node0", "fd00::1", 29500, "unroutable", "master", 0.0),
+        Reach("node0", "10.0.0.1", 29500, "open", "master", 0.001, "eth0", "10.0.0.2"),
+    )
+)
+
+
+@check(
+    id="NET006",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(ReachFacts,),
+    cases=lambda: (
+        Well("nobody measured", healthy(hosts=2, per_host=1)),
+        Well("the master answers", healthy(2, 1).put(_tried("open"))),
+        Well("one of the master's addresses answers", healthy(2, 1).put(_TWO_WAYS)),
+        Sick(
+            "a firewall swallows packets to the master's port",
+            healthy(2, 2).put(_tried("open"), ranks=(0, 1)).put(_tried("silent"), ranks=(2, 3)),
+            ranks=(2, 3),
+        ),
+        Sick("nobody listens", healthy(hosts=2, per_host=1).put(_tried("refused")), ranks=(0, 1)),
+        Sick(
+            "no route to the master",
+            healthy(2, 1).put(_tried("open"), ranks=(0,)).put(_tried("unroutable"), ranks=(1,)),
+            ranks=(1,),
+        ),
+    ),
+)
+def master_unreachable(job: Job) -> Iterator[Verdict]:
+    """Ask whether every rank can open a connection to MASTER_ADDR:MASTER_PORT.
+
+    Why it hurts: init_process_group waits and then fails with `The client socket has timed out`, in the same words
+    whether the port is closed, filtered or on another network; torchrun can stay silent for ten minutes.
+    Fix: refused: start rank 0 first and compare MASTER_PORT on all hosts; no answer: open the port between the hosts,
+    `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` from this host must connect; no route: `ip route get <master's address>`.
+    """
+    found, tried = [], False
+    for reach, alike in job.each(ReachFacts):
+        attempts = [attempt for attempt in reach.attempts if attempt.purpose == "master"]
+        tried = tried or bool(attempts)
+        if attempts and not any(attempt.outcome == "open" for attempt in attempts):
+            found.append(_finding(attempts, alike.ranks))
+    if not tried:
+        yield Skip("no connection to the master was tried")
+    yield from merge(finding for finding in found if finding is not None)
+
+
+def _finding(attempts: Iterable[Reach], ranks: tuple[int, ...]) -> Finding | None:
+    """The attempt that tells most: an answer, then silence, then no route. A name that does not resolve is NET004."""
+    order = ("refused", "silent", "unroutable")
+    known = [attempt for attempt in attempts if attempt.outcome in order]
+    if not known:
+        return None
+    worst = min(known, key=lambda attempt: order.index(attempt.outcome))
+    way = f" by {worst.interface} from {worst.source_address}" if worst.interface else ""
+    claim = {
+        "refused": f"nobody listens on the master's {worst.address}:{worst.port}",
+        "silent": f"no answer from the master's {worst.address}:{worst.port}: filtered, or the wrong network",
+        "unroutable": f"no route to the master's {worst.address}:{worst.port}",
+    }
+    evidence = {
+        "address": worst.address,
+        "port": worst.port,
+        "outcome": worst.outcome,
+        "interface": worst.interface,
+        "source_address": worst.source_address,
+        "seconds": worst.seconds,
+    }
+    return Finding(claim[worst.outcome] + way, ranks=ranks, evidence=evidence)

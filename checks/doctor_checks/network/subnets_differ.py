@@ -1,0 +1,176 @@
+"""NET010: interfaces in subnets with no route to one another."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from doctor.api import (
+    CARRIES_NOTHING,
+    CHOICE_SECTIONS,
+    Address,
+    Alike,
+    Endpoint,
+    Finding,
+    Interface,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    Route,
+    Scope,
+    Severity,
+    Sick,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    choice_of,
+    healthy,
+    network_of,
+    parse_address,
+    routed_ranges,
+)
+
+_EAST = Interface("eth1", addresses=(Address("inet", "192.168.1.5", 24),))
+_WEST = Interface("eth1", addresses=(Address("inet", "192.168.2.5", 24),))
+
+
+def _isolated(number: int) -> InterfaceFacts:
+    return InterfaceFacts(
+        interfaces=(Interface("eth0", addresses=(Address("inet", f"10.{number}.0.1", 16),)),),
+        routes=(Route(f"10.{number}.0.0/16", "eth0"),),
+    )
+
+
+def _joined(number: int) -> InterfaceFacts:
+    gateway = Route("10.0.0.0/8", "eth0", f"10.{number}.255.254")
+    return InterfaceFacts(interfaces=_isolated(number).interfaces, routes=(*_isolated(number).routes, gateway))
+
+
+class _Member(NamedTuple):
+    endpoint: Endpoint
+    interfaces: InterfaceFacts
+    alike: Alike
+    address: IPv4Address | IPv6Address
+
+
+@check(
+    id="NET010",
+    severity=Severity.WARNING,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(InterfaceFacts, NcclFacts),
+    cases=lambda: (
+        Well("one subnet", healthy(hosts=2, per_host=2)),
+        Well(
+            "two subnets with a router",
+            healthy(2, 1).put(_joined(1), hosts=("node0",)).put(_joined(2), hosts=("node1",)),
+        ),
+        Sick(
+            "two of three hosts share a subnet",
+            healthy(3, 1)
+            .put(_isolated(1), hosts=("node2",))
+            .alter(InterfaceFacts, hosts=("node0", "node1"), routes=()),
+            ranks=(2,),
+        ),
+        Sick(
+            "two networks that never meet",
+            healthy(2, 2).put(_isolated(1), hosts=("node0",)).put(_isolated(2), hosts=("node1",)),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "the second card of each host, and only the default route joins them",
+            healthy(2, 1)
+            .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _EAST))
+            .alter(InterfaceFacts, hosts=("node1",), interfaces=lambda old: (*old, _WEST))
+            .environ(NCCL_SOCKET_IFNAME="=eth1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+    ),
+)
+def subnets_differ(job: Job) -> Iterator[Verdict]:
+    """Ask whether the interfaces that the ranks would use can reach one another.
+
+    Why it hurts: connections between the groups get `No route to host` or no answer, and the job hangs when it starts.
+    Fix: select interfaces of one network on every host (`export NCCL_SOCKET_IFNAME='=eth0'`), or add the missing route:
+    `sudo ip route add <the others' subnet> via <router> dev <interface>`.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host")
+        return
+    members = []
+    for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+        note = interfaces.why_hidden("routes")
+        member = _member(interfaces, alike)
+        if note is not None:
+            yield Unknown(note.reason, alike.ranks, note.unhide or "ip route")
+        elif member is not None:
+            members.append(member)
+    for version in (4, 6):
+        yield from _judge([member for member in members if member.address.version == version])
+
+
+def _member(interfaces: InterfaceFacts, alike: Alike) -> _Member | None:
+    choice = choice_of(alike)
+    endpoint = choice.first if choice else None
+    address = parse_address(endpoint.address.address) if endpoint else None
+    if endpoint is None or address is None or address.is_link_local or endpoint.interface.kind in CARRIES_NOTHING:
+        return None
+    return _Member(endpoint, interfaces, alike, address)
+
+
+def _judge(members: Sequence[_Member]) -> Iterator[Finding]:
+    """One finding for those without any route, and one for those whom the default route of another card leads out."""
+    addresses = sorted(int(member.address) for member in members)
+    stranded, rest = [], []
+    for member in members:
+        (stranded if _misses(member, addresses, default=True) else rest).append(member)
+    doubtful = [one for one in rest if _leaves_elsewhere(one) and _misses(one, addresses, default=False)]
+    sizes: Counter[str] = Counter()
+    for member in members:
+        sizes[str(network_of(member.endpoint.address))] += len(member.alike.members)
+    if stranded:
+        blamed = _outside_the_largest(stranded, sizes)
+        yield _finding(f"no route between the subnets {', '.join(list(sizes)[:4])}", blamed, sizes, None)
+    if doubtful:
+        names = ", ".join(dict.fromkeys(member.endpoint.interface.name for member in doubtful))
+        claim = f"only the default route, by another interface, joins the subnets of {names}"
+        yield _finding(claim, doubtful, sizes, Severity.INFO)
+
+
+def _misses(member: _Member, addresses: Sequence[int], *, default: bool) -> bool:
+    """Whether some of ``addresses`` (sorted) lies outside the host's routes."""
+    ranges = routed_ranges(member.interfaces, member.address.version, default=default)
+    return sum(bisect_right(addresses, end) - bisect_left(addresses, start) for start, end in ranges) < len(addresses)
+
+
+def _leaves_elsewhere(member: _Member) -> bool:
+    """Whether the default route goes by another interface than the one in use."""
+    defaults = [route.interface for route in member.interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")]
+    return bool(defaults) and member.endpoint.interface.name not in defaults
+
+
+def _outside_the_largest(members: list[_Member], sizes: Counter[str]) -> list[_Member]:
+    """Those that are not in the largest subnet, where one is the largest; all where none is, or all are in it."""
+    top = sizes.most_common(2)
+    if len(top) == 2 and top[0][1] == top[1][1]:
+        return members
+    return [member for member in members if str(network_of(member.endpoint.address)) != top[0][0]] or members
+
+
+def _finding(claim: str, members: list[_Member], sizes: Counter[str], severity: Severity | None) -> Finding:
+    return Finding(
+        claim,
+        ranks=tuple(sorted(rank for member in members for rank in member.alike.ranks)),
+        severity=severity,
+        confidence=1.0 if severity is None else 0.5,
+        evidence={
+            "addresses": [member.endpoint.text for member in members[:8]],
+            "ranks_by_subnet": dict(sizes.most_common(8)),
+        },
+    )

@@ -1,0 +1,217 @@
+"""Stand-ins for addresses that keep networks apart and together.
+
+Known networks and addresses form a tree by containment. It is laid out anew, block by block in the order of
+appearance, inside the same private range, or inside a range that is reserved for documentation. What shared a network
+still shares one, gateways stay in their network, and nothing is derived from the original numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+PRIVATE: tuple[Network, ...] = tuple(
+    map(
+        ip_network,
+        ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10", "fe80::/10", "fc00::/7"),
+    )
+)
+"""Ranges that stay themselves: RFC 1918, 3927, 6598, 4291 and 4193."""
+
+KEPT: tuple[Network, ...] = tuple(
+    map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "169.254.169.254/32", "::/127", "ff00::/8"))
+)
+"""Addresses that name nobody: unspecified, loopback, multicast, broadcast, and the clouds' metadata service."""
+
+POOLS: dict[int, tuple[Network, ...]] = {
+    4: tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "198.18.0.0/15", "240.0.0.0/4"))),
+    6: (ip_network("2001:db8::/32"),),
+}
+"""Where public addresses go: the ranges for documentation (RFC 5737, RFC 3849), and behind them, where those are too
+small, the ranges for benchmarks (RFC 2544) and for future use."""
+
+ASSUMED = {4: 24, 6: 64}
+"""Prefix lengths of a network that nothing tells of."""
+
+GENERIC = {4: 4, 6: 8}
+"""Routes with prefixes shorter than these name no place."""
+
+
+class AddressBook:
+    """Stand-ins for all ``networks`` and ``addresses``, which must be complete; order is that of first appearance."""
+
+    def __init__(self, networks: Iterable[Network], addresses: Iterable[Address]) -> None:
+        known = dict.fromkeys(network for network in networks if _is_worth(network))
+        plain = dict.fromkeys(address for address in addresses if not is_kept(address))
+        self._tree = _Tree(known, plain)
+        self._layout: dict[Network, Network] = {}
+        pool = _Pools(self._tree)
+        for root in self._tree.roots:
+            if _home(root) is None:
+                self._lay_out(root, pool.take(root))
+        for home in PRIVATE:
+            self._lay_out_children(
+                [root for root in self._tree.roots if _home(root) == home], int(home.network_address)
+            )
+
+    def address(self, address: Address) -> Address:
+        """The stand-in of an address; itself where it names nobody."""
+        if is_kept(address):
+            return address
+        own = self._layout.get(_single(address))
+        if own is not None:
+            return own.network_address
+        edge = self._tree.edge_of(address)
+        if edge is None:
+            return address
+        standin = self._layout[edge]
+        return standin.network_address if address == edge.network_address else standin.broadcast_address
+
+    def network(self, network: Network) -> Network:
+        """The stand-in of a network; itself where it is too wide to name a place, or a whole private range."""
+        return self._layout.get(network, network)
+
+    def _lay_out(self, network: Network, place: int) -> None:
+        self._layout[network] = _block(network, place)
+        self._lay_out_children(self._tree.children(network), place)
+
+    def _lay_out_children(self, children: list[Network], start: int) -> None:
+        """Largest blocks first: sizes are powers of two, so that each begins at a multiple of its size and all that
+        fitted the original fits here. A network's first address is left free."""
+        place = start
+        for child in sorted(children, key=lambda child: child.prefixlen):
+            if place == start and child.prefixlen == child.max_prefixlen:
+                place += 1
+            self._lay_out(child, place)
+            place += child.num_addresses
+
+
+class _Tree:
+    """Networks and single addresses by containment; those without a known network get an assumed one."""
+
+    def __init__(self, networks: dict[Network, None], addresses: dict[Address, None]) -> None:
+        self._networks = dict(networks)
+        self._lengths: dict[int, list[int]] = {4: [], 6: []}
+        self._index()
+        for address in addresses:
+            if self._parent(_single(address)) is None:
+                self._networks.setdefault(_assumed(address))
+        self._index()
+        self._children: dict[Network | None, list[Network]] = {}
+        singles = (_single(address) for address in addresses if self.edge_of(address) is None)
+        for item in dict.fromkeys((*self._networks, *singles)):
+            self._children.setdefault(self._parent(item), []).append(item)
+
+    @property
+    def roots(self) -> list[Network]:
+        return self._children.get(None, [])
+
+    def children(self, network: Network) -> list[Network]:
+        return self._children.get(network, [])
+
+    def edge_of(self, address: Address) -> Network | None:
+        """The narrowest network of which this is the first or last address."""
+        parent = self._parent(_single(address))
+        if parent is not None and address in (parent.network_address, parent.broadcast_address):
+            return parent
+        return None
+
+    def _index(self) -> None:
+        for version, lengths in self._lengths.items():
+            lengths[:] = sorted({net.prefixlen for net in self._networks if net.version == version}, reverse=True)
+
+    def _parent(self, item: Network) -> Network | None:
+        for length in self._lengths[item.version]:
+            if length < item.prefixlen:
+                wider = item.supernet(new_prefix=length)
+                if wider in self._networks:
+                    return wider if _home(wider) == _home(item) else None
+        return None
+
+
+class _Pools:
+    """Hands out blocks of the ranges for public networks."""
+
+    def __init__(self, tree: _Tree) -> None:
+        self._tree = tree
+        self._next = {pool: int(pool.network_address) for pools in POOLS.values() for pool in pools}
+
+    def take(self, root: Network) -> int:
+        """Where a block begins for ``root`` and all below it. A wide network with few hosts gets a narrow block and
+        keeps its own prefix length; a block that fits nowhere begins the last range again."""
+        pools = POOLS[root.version]
+        wanted = self._size(root)
+        for pool in pools:
+            place = -(-self._next[pool] // wanted) * wanted
+            if place + wanted <= int(pool.broadcast_address) + 1:
+                self._next[pool] = place + wanted
+                return place
+        return int(pools[-1].network_address)
+
+    def _size(self, root: Network) -> int:
+        below = self._tree.children(root)
+        narrow = POOLS[root.version][0].num_addresses
+        flat = all(child.prefixlen == child.max_prefixlen for child in below)
+        return narrow if root.num_addresses > narrow and flat and len(below) < narrow - 2 else root.num_addresses
+
+
+def is_kept(address: Address) -> bool:
+    """Whether an address names nobody."""
+    return any(address in network for network in KEPT)
+
+
+def parse_address(text: str) -> Address | None:
+    """The address in ``text``, or ``None``."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def parse_network(address: str, length: int) -> Network | None:
+    """The network of an address with a prefix of ``length``, or ``None``."""
+    try:
+        return ip_network(f"{address}/{length}", strict=False)
+    except ValueError:
+        return None
+
+
+def _is_worth(network: Network) -> bool:
+    wide = network.prefixlen < GENERIC[network.version]
+    single = network.max_prefixlen - network.prefixlen < 1
+    return not (wide or single or network in PRIVATE or any(_inside(network, kept) for kept in KEPT))
+
+
+def _home(network: Network) -> Network | None:
+    """The private range in which a network lies."""
+    return next((home for home in PRIVATE if _inside(network, home)), None)
+
+
+def _inside(network: Network, wider: Network) -> bool:
+    return (
+        network.version == wider.version and network.prefixlen >= wider.prefixlen and (network.network_address in wider)
+    )
+
+
+def _single(address: Address) -> Network:
+    return ip_network(address)
+
+
+def _assumed(address: Address) -> Network:
+    return ip_network(f"{address}/{ASSUMED[address.version]}", strict=False)
+
+
+def _block(like: Network, place: int) -> Network:
+    """A network of the same kind and prefix length whose blocks are laid out from ``place`` on."""
+    kind = IPv4Address if like.version == 4 else IPv6Address
+    return ip_network(f"{kind(place)}/{like.prefixlen}", strict=False)

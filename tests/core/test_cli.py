@@ -1,0 +1,253 @@
+"""The command as people run it: a process, its exit code, its two streams."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import msgspec
+import pytest
+
+from doctor.api import SoftwareFacts, healthy
+from doctor.capture import encode_document, to_document
+
+CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
+
+
+def doctor(*arguments, cwd, code=None, **variables):
+    environ = {**CLEAN, **variables}
+    command = [sys.executable, "-m", "doctor", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    if code is not None:
+        assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+def put_capture(folder, sketch, name="capture.json"):
+    path = folder / name
+    path.write_bytes(encode_document(to_document(sketch.job())))
+    return path
+
+
+SICK = healthy(hosts=2, per_host=2).alter(SoftwareFacts, ranks=(2,), nccl_libraries=())
+
+
+def test_version(tmp_path):
+    assert doctor("--version", cwd=tmp_path, code=0).stdout.startswith("rankdoctor ")
+
+
+def test_usage_errors_end_with_2(tmp_path):
+    done = doctor("check", "--no-such-option", cwd=tmp_path, code=2)
+    assert done.stdout == ""
+
+
+def test_check_prints_one_document_on_stdout(tmp_path):
+    done = doctor("check", "--format", "json", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert report["schema"] == 1
+    assert report["exit_code"] == done.returncode
+    assert report["job"]["world_size"] == 1
+    counts = report["coverage"]["checks"]
+    assert sum(counts.values()) == len(report["results"])
+    assert len({result["id"] for result in report["results"]}) == len(report["results"])
+    assert counts["crash"] == 0
+
+
+def test_no_torch_is_imported_by_a_check(tmp_path):
+    code = (
+        "import sys; sys.argv = ['doctor', 'check', '--quiet']\n"
+        "from doctor.__main__ import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'lightning', 'numpy', 'pytorch_lightning'}\n"
+        "loaded = heavy & {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_and_explain_load_no_check(tmp_path):
+    for arguments in (["--version"], ["explain", "NCCL008"]):
+        code = (
+            f"import sys; sys.argv = ['doctor', *{arguments!r}]\n"
+            "from doctor.__main__ import main\n"
+            "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+            "assert 'doctor_checks' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_capture_then_diagnose_elsewhere(tmp_path):
+    doctor("capture", "-o", "here.json", cwd=tmp_path)
+    capture = json.loads((tmp_path / "here.json").read_text())
+    assert (capture["schema"], capture["kind"]) == (1, "capture")
+    judged = json.loads(doctor("diagnose", "here.json", "--format", "json", cwd=tmp_path).stdout)
+    assert judged["inputs"] == [{"path": "here.json", "kind": "capture", "skipped": None}]
+    assert judged["job"]["hosts"][0]["name"] == capture["hosts"][0]["name"]
+
+
+def test_capture_into_a_folder(tmp_path):
+    doctor("capture", "-o", tmp_path, cwd=tmp_path)
+    assert (tmp_path / "rank-0.json").is_file()
+
+
+def test_diagnose_names_the_rank(tmp_path):
+    put_capture(tmp_path, SICK)
+    report = json.loads(doctor("diagnose", ".", "--format", "json", cwd=tmp_path, code=1).stdout)
+    (result,) = (result for result in report["results"] if result["id"] == "NCCL008")
+    assert result["findings"][0]["ranks"] == [2]
+    assert result["findings"][0]["hosts"] == ["node1"]
+    assert report["verdict"] == "sick"
+
+
+def test_ignored_findings_stay_visible(tmp_path):
+    put_capture(tmp_path, SICK)
+    (tmp_path / "doctor.toml").write_text('[[ignore]]\nid = "NCCL"\nreason = "rolling upgrade"\n')
+    done = doctor("diagnose", "capture.json", "--select", "NCCL008", cwd=tmp_path, code=0)
+    assert "rolling upgrade (doctor.toml:2)" in done.stdout
+    done = doctor("diagnose", "capture.json", "--select", "NCCL008", "--format", "json", cwd=tmp_path, code=0)
+    assert json.loads(done.stdout)["results"][0]["findings"][0]["ignored"]["by"] == "doctor.toml:2"
+
+
+def test_fail_on(tmp_path):
+    put_capture(tmp_path, SICK)
+    doctor("diagnose", "capture.json", "--select", "NCCL008", cwd=tmp_path, code=1)
+    doctor("diagnose", "capture.json", "--select", "NCCL008", "--fail-on", "never", cwd=tmp_path, code=0)
+
+
+def test_one_bad_input_among_good_ones_is_listed(tmp_path):
+    put_capture(tmp_path, SICK)
+    (tmp_path / "train.log").write_text("Epoch 1\n" * 1000)
+    (tmp_path / "old.json").write_text('{"schema": 2, "kind": "capture"}')
+    (tmp_path / "deep.json").write_text('{"kind": "capture", "schema": 1, "x":' + "[" * 200_000)
+    (tmp_path / "report.json").write_text('{"schema": 1, "verdict": "ok"}')
+    os.mkfifo(tmp_path / "pipe")
+    report = json.loads(doctor("diagnose", ".", "--format", "json", cwd=tmp_path, code=1).stdout)
+    why = {one["path"]: (one["kind"], one["skipped"]) for one in report["inputs"]}
+    assert why["capture.json"] == ("capture", None)
+    assert why["train.log"][0] == "unknown"
+    assert "schema 2" in why["old.json"][1]
+    assert "nested too deeply" in why["deep.json"][1]
+    assert why["report.json"] == ("report", "a report is a verdict, not evidence")
+    assert why["pipe"][0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.json", None, "No such file"),
+        ("text.log", "hello", "it is no capture"),
+        ("new.json", '{"schema": 2, "kind": "capture"}', "schema 2"),
+        ("cut.json", '{"schema": 1, "kind": "capture", "hosts": [', "truncated"),
+    ],
+)
+def test_inputs_of_which_none_can_be_read(tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    done = doctor("diagnose", name, cwd=tmp_path, code=2)
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_broken_configuration_is_one_sentence(tmp_path):
+    (tmp_path / "doctor.toml").write_text("select = [")
+    done = doctor("check", cwd=tmp_path, code=2)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_plugin_that_cannot_be_used_is_one_sentence(tmp_path):
+    (tmp_path / "guest.py").write_text("raise RuntimeError('boom')")
+    done = doctor("check", "--plugin", "guest.py", cwd=tmp_path, code=2)
+    assert done.stdout == ""
+    assert "boom" in done.stderr
+
+
+def test_diff(tmp_path):
+    good = put_capture(tmp_path, healthy(hosts=2, per_host=2), "good.json")
+    bad = put_capture(tmp_path, SICK, "bad.json")
+    assert "no difference" in doctor("diff", good, good, cwd=tmp_path, code=0).stdout
+    document = json.loads(doctor("diff", good, bad, "--format", "json", cwd=tmp_path, code=1).stdout)
+    assert {(one["section"], tuple(one["ranks"])) for one in document["differences"]} == {("software", (2,))}
+    doctor("diff", good, tmp_path / "none.json", cwd=tmp_path, code=2)
+
+
+def test_explain(tmp_path):
+    done = doctor("explain", "nccl008", cwd=tmp_path, code=0)
+    assert done.stdout.startswith("# NCCL008 version-differs")
+    page = json.loads(doctor("explain", "version-differs", "--format", "json", cwd=tmp_path, code=0).stdout)
+    assert (page["id"], page["family"], page["severity"]) == ("NCCL008", "nccl", "error")
+    done = doctor("explain", "NCLL008", cwd=tmp_path, code=2)
+    assert "NCCL008" in done.stderr
+    assert done.stdout == ""
+
+
+def test_list(tmp_path):
+    document = json.loads(doctor("list", "--format", "json", cwd=tmp_path, code=0).stdout)
+    (one,) = (one for one in document["checks"] if one["id"] == "NCCL008")
+    assert one == {
+        "id": "NCCL008",
+        "name": "version-differs",
+        "family": "nccl",
+        "severity": "error",
+        "scope": "job",
+        "when": "PM",
+        "needs": ["software"],
+        "origin": "built-in",
+    }
+    assert "NCCL008" in doctor("list", "--select", "nccl", cwd=tmp_path, code=0).stdout
+
+
+def test_junit_and_markdown_and_github(tmp_path):
+    put_capture(tmp_path, SICK)
+    suites = ET.fromstring(doctor("diagnose", "capture.json", "--format", "junit", cwd=tmp_path, code=1).stdout)
+    failed = [case.get("name") for case in suites.iter("testcase") if case.find("failure") is not None]
+    assert "NCCL008 version-differs" in failed
+    assert "## NCCL008 version-differs: error" in doctor("diagnose", ".", "--format", "markdown", cwd=tmp_path).stdout
+    assert (
+        "::error title=NCCL008 version-differs::" in doctor("diagnose", ".", "--format", "github", cwd=tmp_path).stdout
+    )
+
+
+def test_output_goes_whole_into_the_file(tmp_path):
+    put_capture(tmp_path, SICK)
+    done = doctor("diagnose", "capture.json", "--format", "json", "-o", "report.json", cwd=tmp_path, code=1)
+    assert done.stdout == ""
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "sick"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.json", "report.json"]
+    doctor("diagnose", "capture.json", "-o", "no/such/folder.txt", cwd=tmp_path, code=2)
+
+
+def test_a_process_of_several_that_is_judged_alone_is_inconclusive(tmp_path):
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "LOCAL_RANK": "0"}
+    done = doctor("check", "--format", "json", cwd=tmp_path, **place, LOCAL_WORLD_SIZE="2")
+    report = json.loads(done.stdout)
+    assert (report["job"]["world_size"], report["coverage"]["ranks_seen"]) == (2, 1)
+    reasons = {result["id"]: result["reason"] for result in report["results"]}
+    assert reasons["NCCL008"] == "other ranks not gathered"
+    assert done.returncode == 3, [r for r in report["results"] if r["status"] == "sick"]
+
+
+def test_strict_makes_the_unknown_count(tmp_path):
+    hidden = msgspec.json.decode(encode_document(to_document(healthy(1, 2).job())))
+    del hidden["ranks"][1]["facts"]["software"]
+    (tmp_path / "capture.json").write_bytes(msgspec.json.encode(hidden))
+    doctor("diagnose", "capture.json", "--select", "NCCL008", cwd=tmp_path, code=0)
+    doctor("diagnose", "capture.json", "--select", "NCCL008", "--strict", cwd=tmp_path, code=3)
+
+
+def test_no_colour_where_nobody_looks(tmp_path):
+    put_capture(tmp_path, SICK)
+    assert "\x1b" not in doctor("diagnose", "capture.json", cwd=tmp_path, FORCE_COLOR="").stdout
+
+
+def test_narrow_and_wide(tmp_path):
+    put_capture(tmp_path, SICK)
+    for columns in (40, 80, 200):
+        text = doctor("diagnose", "capture.json", cwd=tmp_path, COLUMNS=str(columns)).stdout
+        assert max(map(len, text.splitlines())) <= columns
+        assert not [line for line in text.splitlines() if line != line.rstrip()]

@@ -1,0 +1,91 @@
+"""The loop around collectors forgives everything and waits for nothing for ever."""
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from doctor.collectors import MODULES, collector_for
+from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
+from doctor.collectors.runner import collect_facts, collect_sections, decode_outcome, encode_outcome, run_collector
+from doctor.facts import SECTIONS, HostFacts, Lack, Missing, ProcessFacts
+
+HERE = Surroundings(environ={})
+
+
+def collector(collect, **options):
+    return Collector(ProcessFacts, collect, **options)
+
+
+def raising(error):
+    def collect(surroundings):
+        raise error
+
+    return collect
+
+
+@pytest.mark.parametrize(
+    ("error", "lack"),
+    [
+        (NotHere("no driver"), Lack.ABSENT),
+        (NotVisible("no permission", "run as root"), Lack.HIDDEN),
+        (ZeroDivisionError("oops"), Lack.FAILED),
+        (RecursionError("deep"), Lack.FAILED),
+    ],
+)
+def test_what_goes_wrong_becomes_a_fact(error, lack):
+    outcome = run_collector(collector(raising(error)), HERE)
+    assert outcome.lack is lack
+    assert str(error) in outcome.reason
+
+
+def test_one_that_blocks_costs_its_deadline_and_the_others_are_there():
+    def block(surroundings):
+        time.sleep(30)
+
+    slow = Collector(HostFacts, block, deadline=0.3)
+    told = []
+    outcomes = collect_sections([slow, collector(lambda s: ProcessFacts(pid=7))], HERE, announce=told.append)
+    assert outcomes["process"] == ProcessFacts(pid=7)
+    assert outcomes["host"].lack is Lack.TIMEOUT
+    assert not told
+
+
+def test_somebody_who_waits_is_told_what_for(monkeypatch):
+    monkeypatch.setattr("doctor.collectors.runner.PATIENCE", 0.05)
+
+    def take_time(surroundings):
+        time.sleep(0.3)
+        return ProcessFacts()
+
+    told = []
+    collect_sections([collector(take_time)], HERE, announce=told.append)
+    assert told == ["still reading process (at most 5 s)"]
+
+
+def test_a_collector_that_cannot_be_loaded_is_broken_like_any_other(monkeypatch):
+    monkeypatch.setitem(MODULES, "host", "no_such_module")
+    outcomes = collect_facts(["host", "process"], Surroundings())
+    assert outcomes["host"].lack is Lack.FAILED
+    assert isinstance(outcomes["process"], ProcessFacts)
+
+
+def test_an_isolated_one_runs_in_a_process_of_its_own():
+    isolated = replace(collector_for("process"), isolated=True)
+    outcome = run_collector(isolated, Surroundings())
+    assert isinstance(outcome, ProcessFacts)
+    assert outcome.pid != os.getpid()
+
+
+@pytest.mark.parametrize("outcome", [ProcessFacts(pid=3, cpus_allowed=(0, 1)), Missing(Lack.ABSENT, "none")])
+def test_outcomes_survive_the_way_between_processes(outcome):
+    assert decode_outcome("process", encode_outcome(outcome)) == outcome
+
+
+def test_every_collected_section_has_a_collector_and_no_other():
+    collected = {key for key, section in SECTIONS.items() if section.origin == "collected"}
+    assert set(MODULES) == collected
+    for key in MODULES:
+        assert collector_for(key).section is SECTIONS[key]
+        assert 0 < collector_for(key).deadline <= 15

@@ -1,0 +1,49 @@
+"""The borders that import contracts can't see."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import doctor.api
+import doctor_checks
+from doctor.catalog import builtin_checks
+
+SHELF = Path(doctor_checks.__file__).parent
+CHECK_FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
+IMPURE = {"os", "socket", "subprocess", "time", "torch", "shutil", "sys", "threading", "pathlib", "random", "importlib"}
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} imports a neighbour"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", CHECK_FILES, ids=lambda path: path.stem)
+def test_a_check_is_pure(path):
+    for name in imported(path):
+        top = name.partition(".")[0]
+        assert name == "doctor.api" or (top in sys.stdlib_module_names and top not in IMPURE), name
+
+
+@pytest.mark.parametrize("path", CHECK_FILES, ids=lambda path: path.stem)
+def test_a_check_is_one_file_named_after_the_illness(path):
+    (check,) = [check for check in builtin_checks() if check.judge.__module__.endswith(f".{path.stem}")]
+    assert check.name == path.stem.replace("_", "-")
+    assert check.family == path.parent.name
+
+
+def test_ids_and_names_are_unique():
+    checks = list(builtin_checks())
+    assert len({check.id for check in checks}) == len({check.name for check in checks}) == len(checks)
+
+
+def test_the_names_that_guests_build_on():
+    pinned = (Path(__file__).parent / "data" / "api_names.txt").read_text().split()
+    assert sorted(doctor.api.__all__) == pinned, "the public names changed: say so in the changelog and pin them anew"
+    assert all(hasattr(doctor.api, name) for name in doctor.api.__all__)
