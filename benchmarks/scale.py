@@ -38,7 +38,7 @@ def examine_job(path: Path) -> None:
     """Read and examine, and print seconds of reading, of examining, and peak memory in MB."""
     from doctor.capture import read_capture
     from doctor.catalog import load_catalog
-    from doctor.examine import examine
+    from doctor.examining import examine_job as examine
 
     catalog = load_catalog(guests=False)
     began = time.perf_counter()

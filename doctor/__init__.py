@@ -1,1 +1,40 @@
-"""rankdoctor: the doctor for distributed PyTorch training."""
+"""rankdoctor: the doctor for distributed PyTorch training.
+
+The public names, each loaded when it is first asked for: ``collect``, ``examine``, ``Job``, ``Report``, ``Finding``
+and ``check``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from doctor.checking import check
+    from doctor.finding import Finding
+    from doctor.job import Job
+    from doctor.result import Report
+    from doctor.session import collect, examine
+    from doctor.version import __version__
+
+_HOMES = {
+    "collect": "doctor.session",
+    "examine": "doctor.session",
+    "Job": "doctor.job",
+    "Report": "doctor.result",
+    "Finding": "doctor.finding",
+    "check": "doctor.checking",
+    "__version__": "doctor.version",
+}
+
+__all__ = ["Finding", "Job", "Report", "__version__", "check", "collect", "examine"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

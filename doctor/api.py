@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from doctor.cases import Sick, Sketch, Well, healthy
-from doctor.check import Check, check
+from doctor.checking import Check, check
 from doctor.facts import *  # noqa: F403
 from doctor.facts import __all__ as _facts
-from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
+from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of, unite
 from doctor.job import Alike, Facts, Group, Host, Job, LocalRanks, Rank
 from doctor.knowledge.allocator import complaints as allocator_complaints
 from doctor.knowledge.allocator import split_options as allocator_options
@@ -108,6 +108,7 @@ from doctor.reasoning.paths import (
     MeasuredPath,
     SlowPaths,
     slow_paths,
+    take_hosts,
 )
 from doctor.reasoning.settings import Stated, group_alike, only_nccl, only_torch, stated_settings
 from doctor.reasoning.xids import Reported, xids_of
@@ -237,7 +238,6 @@ __all__ = [
     "torch_release",
     "trainer_argument",
     "trainer_strategy",
-    "unite",
     "uses_nccl",
     "value_fault",
     "visible_gpus",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from doctor.check import FAMILIES, Check
+from doctor.checking import FAMILIES, Check
 
 ENTRY_POINTS = "doctor.checks"
 

@@ -69,15 +69,18 @@ _judging = _options(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_HELP = """The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
+
+\b
+Exit codes: 0 healthy, 1 a finding at or above --fail-on, 2 usage or unusable
+input, 3 inconclusive (ranks were not gathered, something broke).
+"""
+
+
+@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="rankdoctor", message="%(prog)s %(version)s")
 def app() -> None:
-    r"""The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
-
-    \b
-    Exit codes: 0 healthy, 1 a finding at or above --fail-on, 2 usage or unusable
-    input, 3 inconclusive (ranks not gathered, something broke).
-    """
+    """Hold the commands together."""
 
 
 @app.command()

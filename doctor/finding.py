@@ -105,19 +105,3 @@ def source_of(setting: Setting | None) -> Source | None:
     if setting is None or setting.layer == "environment":
         return None
     return Source(setting.source, setting.line)
-
-
-def unite(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """The verdicts, with findings that say the same of different ranks made one (evidence: that of the first ranks).
-
-    Launch variables differ from rank to rank, so a check that judges each process meets one fault many times.
-    """
-    same: dict[tuple[object, ...], list[Finding]] = {}
-    for verdict in verdicts:
-        if isinstance(verdict, Finding):
-            same.setdefault((verdict.summary, verdict.severity, verdict.fix), []).append(verdict)
-        else:
-            yield verdict
-    for first, *others in same.values():
-        ranks = [*first.ranks, *(rank for other in others for rank in other.ranks)]
-        yield msgspec.structs.replace(first, ranks=tuple(ranks)) if others else first

@@ -213,7 +213,9 @@ class Job:
         stated = 1
         for launch, _ in self.each(LaunchFacts):
             if launch.running_together:
-                stated = max(stated, *(claim.node_count or 1 for claim in launch.claims), 1)
+                # Only the launcher's own word: variables of an outer one (SLURM around torchrun) speak of its nodes.
+                own = launch.claim(launch.launcher)
+                stated = max(stated, (own.node_count or 1) if own else 1)
                 if launch.local_world_size and launch.world_size:
                     stated = max(stated, -(-launch.world_size // launch.local_world_size))
         return stated
@@ -290,7 +292,7 @@ def build_job(
     members: Iterable[Member], *, world_size: int | None = None, launcher: str | None = None, absent: Iterable[int] = ()
 ) -> Job:
     """A job from its processes. Equal sections become one object; host sections are kept once a host (the first
-    process of a host brings them). ``world_size`` and ``launcher`` default to what the ranks say most often."""
+    process of a host brings them, later ones fill its gaps). ``world_size`` and ``launcher`` default to what the ranks say most often."""
     from doctor.facts import SECTIONS
 
     pool = _Pool()
@@ -334,10 +336,19 @@ def _host_of(sections: Sections, hosts: dict[object, Host]) -> Host:
     identity: tuple[str | None, str | None, str] = (None, None, "this host")
     if isinstance(facts, HostFacts):
         identity = (facts.boot_id, facts.machine_id, facts.hostname)
+    own = {key: value for key, value in sections.items() if key in SECTIONS and SECTIONS[key].level == "host"}
     if identity not in hosts:
-        own = {key: value for key, value in sections.items() if key in SECTIONS and SECTIONS[key].level == "host"}
         hosts[identity] = Host(identity[2], identity[0], identity[1], own, index=len(hosts))
+    else:
+        _fill_gaps(hosts[identity], own)
     return hosts[identity]
+
+
+def _fill_gaps(host: Host, sections: Sections) -> None:
+    """Take over what an earlier process of the host could not have, or was not to ask for."""
+    gaps = {key: value for key, value in sections.items() if not isinstance(host.sections.get(key), Section)}
+    if any(isinstance(value, Section) for value in gaps.values()):
+        host.sections = {**host.sections, **gaps}
 
 
 def _stated_world(launches: list[LaunchFacts], seen: int) -> int:

@@ -16,67 +16,14 @@ from doctor.collectors.secrets import hide_secrets, safe_value
 from doctor.redaction_networks import Address, AddressBook, Network, parse_address, parse_network
 
 UNTOUCHED = frozenset(
-    [
-        "schema",
-        "tool",
-        "created",
-        "kind",
-        "state",
-        "physical_state",
-        "link_layer",
-        "launcher",
-        "lack",
-        "layer",
-        "role",
-        "family",
-        "outcome",
-        "purpose",
-        "operation",
-        "backend",
-        "dtype",
-        "status",
-        "severity",
-        "verdict",
-        "origin",
-        "version",
-        "versions",
-        "python",
-        "implementation",
-        "specifier",
-        "requires",
-        "driver_version",
-        "cuda_version",
-        "nvml_version",
-        "kernel_driver",
-        "forward_compatibility",
-        "kernel",
-        "architecture",
-        "distribution",
-        "container",
-        "hypervisor",
-        "firmware",
-        "board",
-        "bus_id",
-        "pci",
-        "device",
-        "pci_gpus",
-        "compute_capability",
-        "compute_mode",
-        "clock_reasons",
-        "cpu_governor",
-        "cpu_driver",
-        "symbols",
-        "architectures",
-        "ancestors",
-        "modules",
-        "accelerator",
-        "strategy",
-        "running_together",
-        "identity",
-        "peer_memory",
-        "field",
-        "id",
-    ]
+    """
+    schema tool created kind state physical_state link_layer launcher lack layer role family outcome purpose
+    operation backend dtype status severity verdict origin version versions python implementation specifier
+    requires driver_version cuda_version nvml_version kernel_driver forward_compatibility kernel architecture
+    distribution container hypervisor firmware board bus_id pci device pci_gpus compute_capability compute_mode
+    clock_reasons cpu_governor cpu_driver symbols architectures ancestors modules accelerator strategy
+    running_together identity peer_memory field id
+    """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
 """Fields with words and versions of the machine's makers, where nobody's name can stand."""
 
@@ -109,98 +56,14 @@ LOOPBACK = frozenset(
 )
 
 COMMON = frozenset(
-    [
-        "node",
-        "nodes",
-        "host",
-        "hosts",
-        "gpu",
-        "gpus",
-        "cpu",
-        "cpus",
-        "rank",
-        "ranks",
-        "master",
-        "worker",
-        "workers",
-        "slave",
-        "head",
-        "login",
-        "compute",
-        "main",
-        "server",
-        "client",
-        "root",
-        "user",
-        "users",
-        "home",
-        "data",
-        "scratch",
-        "work",
-        "tmp",
-        "temp",
-        "local",
-        "shared",
-        "default",
-        "system",
-        "file",
-        "files",
-        "environment",
-        "env",
-        "train",
-        "training",
-        "test",
-        "tests",
-        "model",
-        "models",
-        "run",
-        "runs",
-        "job",
-        "jobs",
-        "cuda",
-        "nvidia",
-        "nccl",
-        "torch",
-        "python",
-        "conda",
-        "docker",
-        "slurm",
-        "ray",
-        "mpi",
-        "linux",
-        "ubuntu",
-        "debian",
-        "admin",
-        "guest",
-        "public",
-        "opt",
-        "usr",
-        "var",
-        "lib",
-        "bin",
-        "src",
-        "cache",
-        "log",
-        "logs",
-        "name",
-        "none",
-        "true",
-        "false",
-        "auto",
-        "lightning",
-        "cluster",
-        "container",
-        "pod",
-        "service",
-        "network",
-        "net",
-        "ethernet",
-        "infiniband",
-        "shell",
-        "bash",
-        "ec2-user",
-        "nobody",
-    ]
+    """
+    node nodes host hosts gpu gpus cpu cpus rank ranks master worker workers slave head login compute main
+    server client root user users home data scratch work tmp temp local shared default system file files
+    environment env train training test tests model models run runs job jobs cuda nvidia nccl torch python conda
+    docker slurm ray mpi linux ubuntu debian admin guest public opt usr var lib bin src cache log logs name none
+    true false auto lightning cluster container pod service network net ethernet infiniband shell bash ec2-user
+    nobody
+    """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
 """Words that mean something else almost everywhere: as a name they are replaced in their own fields alone."""
 
@@ -285,7 +148,7 @@ def _sites(value: object, parent: str = "", key: str = "") -> Iterator[_Site]:
                 yield _Site(key, name, inner, variable if name == "value" else "")
             else:
                 yield from _sites(inner, key, name)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         for inner in value:
             if isinstance(inner, str):
                 yield _Site(parent, key, inner)
@@ -299,7 +162,7 @@ def _interface_addresses(value: object) -> Iterator[tuple[str, int]]:
         address, length = value.get("address"), value.get("prefix_length")
         if isinstance(address, str) and isinstance(length, int):
             yield address, length
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     for one in inner:
         yield from _interface_addresses(one)
 
@@ -318,7 +181,7 @@ def _rewrite(value: Any, scribe: _Scribe, parent: str, key: str) -> Any:
             else _rewrite(inner, scribe, key, name)
             for name, inner in value.items()
         }
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [
             scribe.rewrite(_Site(parent, key, inner))
             if isinstance(inner, str)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from doctor.catalog import Catalog, load_catalog
-from doctor.examine import Ignore, examine, primary_of
+from doctor.examining import Ignore, examine_job, primary_of
 from doctor.facts import LaunchFacts, Missing
 from doctor.finding import Severity, Status
 from doctor.job import Job, Member, build_job
@@ -46,6 +46,16 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
     return build_job([Member(rank, sections)])
 
 
+def examine(job: Job, settings: Settings | None = None) -> Report:
+    """Judge ``job`` by all checks, built-in and installed, and draw up the report.
+
+    Raises:
+        UnusableError: a plug-in, pattern or limit in ``settings`` can't be used.
+    """
+    settings = settings or Settings()
+    return judge(job, load_checks(settings), settings)
+
+
 def load_checks(settings: Settings) -> Catalog:
     """The checks that the settings select, guests and plug-in files included.
 
@@ -75,7 +85,7 @@ def judge(
     captures are judged). ``started``: ``time.time()`` when the command began.
     """
     began = time.time() if started is None else started
-    results = examine(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
+    results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
     inconclusive = is_inconclusive(job, results, strict=strict, must_be_complete=must_be_complete)
     return Report(
         schema=SCHEMA,

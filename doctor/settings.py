@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from doctor.catalog import Catalog, UnusableError, matches
-from doctor.check import Check
+from doctor.checking import Check
 from doctor.finding import Finding
 from doctor.result import Ignored
 

@@ -4,7 +4,7 @@ import pytest
 
 from doctor.api import Severity, Sick, Status, Well
 from doctor.catalog import Catalog, builtin_checks
-from doctor.examine import examine
+from doctor.examining import examine_job as examine
 from doctor.facts import SECTIONS
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)

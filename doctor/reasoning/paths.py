@@ -44,18 +44,20 @@ def slow_paths(
     share: float = 0.6,
     least: float = 0.0,
 ) -> SlowPaths:
-    """Find the outliers of ``paths`` against their own median and tell what causes them.
+    """Find the outliers of ``paths`` against one another and tell what causes them.
 
-    A path is slow where it is worse than the median by ``factor``, by ``sigmas`` robust standard deviations and by
-    ``least``, all three.
+    ``typical`` is the median of the better half: one slow host of three or four has a part in half of all paths or
+    more, and the plain median would take its slowness for the rule. A path is slow where it is worse than that by
+    ``factor``, by ``sigmas`` robust standard deviations of the better half, and by ``least``, all three.
     A host is the cause where at least ``share`` of its paths (and two or more) are slow; among what is left, a
     boundary is where ``share`` of the paths between two ``groups`` (a host's subnet, for example) are slow and those
     within are not; the rest are links. Linear in the number of paths.
     """
     if len(paths) < 3:
         return SlowPaths(median([path.value for path in paths]) if paths else 0.0, (), (), ())
-    typical = median(path.value for path in paths)
-    spread = max(sigmas * MAD_TO_SIGMA * median(abs(path.value - typical) for path in paths), least)
+    better = sorted((path.value for path in paths), reverse=lower_is_worse)[: (len(paths) + 1) // 2]
+    typical = median(better)
+    spread = max(sigmas * MAD_TO_SIGMA * median(abs(value - typical) for value in better), least)
     limit = min(typical * factor, typical - spread) if lower_is_worse else max(typical / factor, typical + spread)
     slow = [path for path in paths if (path.value < limit if lower_is_worse else path.value > limit)]
     boundaries, rest = _take_boundaries(paths, slow, groups or {}, share)
@@ -66,7 +68,8 @@ def slow_paths(
 def take_hosts(
     paths: Iterable[MeasuredPath], slow: list[MeasuredPath], share: float
 ) -> tuple[tuple[tuple[str, tuple[MeasuredPath, ...]], ...], list[MeasuredPath]]:
-    """Hosts whose paths are mostly slow, worst first; a path counts for the worst of its two hosts alone."""
+    """Hosts of which at least ``share`` of the paths, to two peers or more, are among ``slow``; worst first. A path
+    counts for the worst of its two hosts alone. Returns them with their paths, and the paths that are left."""
     total = Counter(host for path in paths for host in path.pair)
     touching: dict[str, list[MeasuredPath]] = {}
     for path in slow:
@@ -76,7 +79,7 @@ def take_hosts(
     taken: set[MeasuredPath] = set()
     for host in sorted(touching, key=lambda host: -len(touching[host]) / total[host]):
         own = tuple(path for path in touching[host] if path not in taken)
-        if len(own) >= 2 and len(own) >= share * total[host]:
+        if len({path.pair for path in own}) >= 2 and len(own) >= share * total[host]:
             found.append((host, own))
             taken.update(own)
     return tuple(found), [path for path in slow if path not in taken]

@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from doctor.catalog import Catalog
-from doctor.check import Check
+from doctor.checking import Check
 from doctor.report.terminal import make_console
 
 

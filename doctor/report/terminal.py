@@ -35,6 +35,9 @@ MOST_ALIKE = 3
 
 _TRAILING = re.compile(r"[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 
+_EMPTY = re.compile(r"\n{3,}")
+_CODE = re.compile(r"`([^`]+)`")
+
 _STYLE = {
     "error": "bold red",
     "warning": "yellow",
@@ -75,7 +78,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False, qui
                 console.print(line)
         console.print(_summary(report))
     # Tables pad their last column; nobody wants to copy that.
-    console.file.write(_TRAILING.sub("", paper.get()))
+    console.file.write(_EMPTY.sub("\n\n", _TRAILING.sub("", paper.get())))
     console.file.flush()
 
 
@@ -173,10 +176,18 @@ def _parts(result: CheckResult, finding: ReportFinding, report: Report) -> Itera
         return
     if finding.explained_by:
         yield "because", Text(f"explained by {finding.explained_by}")
-    yield "effect", Text(finding.effect)
-    yield "fix", Text(finding.fix, style="bold")
+    yield "effect", _prose(finding.effect)
+    yield "fix", _prose(finding.fix)
     if finding.severity is not Severity.INFO:
         yield "more", Text(f"doctor explain {result.id}", style="dim")
+
+
+def _prose(text: str) -> Text:
+    """A sentence with its commands in bold; the backticks go, because a shell would take them for its own."""
+    prose = Text()
+    for position, part in enumerate(_CODE.split(text)):
+        prose.append(part, style="bold" if position % 2 else "")
+    return prose
 
 
 def _summary(report: Report) -> RenderableType:

@@ -48,7 +48,12 @@ def byte_size(count: float) -> str:
 
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
     """One ``name: value`` a line, with sizes in units that people read."""
-    return [f"{name.replace('_', ' ')}: {_value(name, value)}" for name, value in evidence.items()]
+    return [f"{_label(name)}: {_value(name, value)}" for name, value in evidence.items()]
+
+
+def _label(name: str) -> str:
+    """``free_bytes`` in words; names of variables stay as they are."""
+    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
 
 
 def _value(name: str, value: object) -> str:

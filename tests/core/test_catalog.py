@@ -4,7 +4,7 @@ import pytest
 
 from doctor.api import Status, healthy
 from doctor.catalog import Catalog, UnusableError, builtin_checks, load_catalog, matches
-from doctor.examine import examine
+from doctor.examining import examine_job as examine
 from doctor.settings import choose
 
 GUEST = '''

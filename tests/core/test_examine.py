@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from doctor import examine as runner
+from doctor import examining as runner
 from doctor.api import (
     Finding,
     GpuFacts,
@@ -21,7 +21,8 @@ from doctor.api import (
     healthy,
 )
 from doctor.catalog import Broken, Catalog
-from doctor.examine import examine, primary_of
+from doctor.examining import examine_job as examine
+from doctor.examining import primary_of
 from doctor.result import Ignored
 
 

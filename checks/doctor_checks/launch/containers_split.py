@@ -19,7 +19,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    ranks_in_words,
+    merge,
 )
 
 KINDS = ("shm", "ipc", "pid", "net")
@@ -69,17 +69,23 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Fix: put all ranks of a machine into one container, or start them with `--ipc=host --pid=host --network=host`
     (Kubernetes: one pod with all GPUs of the node; hostIPC, hostPID, hostNetwork).
     """
-    for local in job.by_machine():
-        yield from _judge(local)
+    machines = [_spaces_of(local) for local in job.by_machine()]
+    for known in machines:
+        if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if set(spaces) == {None})):
+            yield Unknown(
+                "the namespaces of the process are not known", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm"
+            )
+    yield from merge(found for known in machines for found in _judge(known))
 
 
-def _judge(local: LocalRanks) -> Iterator[Verdict]:
-    known = [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
-    if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if set(spaces) == {None})):
-        yield Unknown("the namespaces of the process are not known", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm")
+def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
+    return [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
+
+
+def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:
     differing = tuple(kind for index, kind in enumerate(KINDS) if _differ(known, index))
     if differing:
-        yield _report(local, known, differing)
+        yield _report(known, differing)
 
 
 def _spaces(process: ProcessFacts) -> Spaces:
@@ -90,21 +96,21 @@ def _differ(known: list[tuple[Rank, Spaces]], index: int) -> bool:
     return len({spaces[index] for _, spaces in known if spaces[index] is not None}) > 1
 
 
-def _report(local: LocalRanks, known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Finding:
+def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Finding:
     groups: dict[Spaces, list[int]] = {}
     for rank, spaces in known:
         groups.setdefault(spaces, []).append(rank.number)
     ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
     tie = len(ordered[0]) == len(ordered[1])
     blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
-    what = " and ".join(WORDS[kind] for kind in differing)
+    words = [WORDS[kind] for kind in differing]
+    what = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     return Finding(
-        f"{ranks_in_words(blamed)} of {local.name} {'do' if tie else 'and the others there do'} not share {what}",
+        f"{'ranks' if tie else 'some ranks'} of one machine do not share {what} with the others",
         ranks=blamed,
         evidence={
             "differing": list(differing),
             "groups": [sorted(ranks) for ranks in ordered[:8]],
-            "hosts": [host.name for host in local.hosts][:8],
         },
         effect=_effect(differing),
     )

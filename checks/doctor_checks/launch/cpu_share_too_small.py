@@ -10,6 +10,7 @@ from doctor.api import (
     Job,
     LocalRanks,
     ProcessFacts,
+    Rank,
     Scope,
     Severity,
     Sick,
@@ -18,7 +19,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    ranks_in_words,
+    merge,
 )
 
 
@@ -84,13 +85,17 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     too (`export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`); `mpirun --bind-to none`.
     """
     for local in job.by_host():
-        yield from _judge(local, threads_per_cpu)
+        if blind := tuple(rank.number for rank, process in _processes(local) if not process.cpus_allowed):
+            yield Unknown("the CPUs that the process may use are not known", blind, "taskset -cp $$")
+    yield from merge(found for local in job.by_host() for found in _judge(local, threads_per_cpu))
 
 
-def _judge(local: LocalRanks, threads_per_cpu: float) -> Iterator[Verdict]:
-    known = [(rank.number, process) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
-    if blind := tuple(number for number, process in known if not process.cpus_allowed):
-        yield Unknown("the CPUs that the process may use are not known", blind, "taskset -cp $$")
+def _processes(local: LocalRanks) -> list[tuple[Rank, ProcessFacts]]:
+    return [(rank, process) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
+
+
+def _judge(local: LocalRanks, threads_per_cpu: float) -> Iterator[Finding]:
+    known = [(rank.number, process) for rank, process in _processes(local)]
     pinned: dict[tuple[int, ...], list[tuple[int, ProcessFacts]]] = {}
     for number, process in known:
         if process.cpus_allowed:
@@ -99,10 +104,10 @@ def _judge(local: LocalRanks, threads_per_cpu: float) -> Iterator[Verdict]:
     for cpus, ranks in pinned.items():
         if _threads(ranks) > len(cpus) * threads_per_cpu:
             crowded = True
-            yield _report(local, ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
+            yield _report(ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
     host = local.find(HostFacts)
     if not crowded and host and host.cpu_quota and _threads(known) > host.cpu_quota * threads_per_cpu:
-        yield _report(local, known, host.cpu_quota, "the cgroup's quota")
+        yield _report(known, host.cpu_quota, "the cgroup's quota")
 
 
 def _threads(ranks: list[tuple[int, ProcessFacts]]) -> int:
@@ -125,13 +130,12 @@ def _cores(cpus: tuple[int, ...]) -> str:
     return "CPUs " + ",".join(map(str, cpus[:8])) + (f" and {len(cpus) - 8} more" if len(cpus) > 8 else "")
 
 
-def _report(local: LocalRanks, ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Finding:
+def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Finding:
     numbers, threads = tuple(number for number, _ in ranks), _threads(ranks)
     each = max(1, int(cpus // len(ranks)))
-    verb = "shares" if len(ranks) == 1 else "share"
+    who = "1 rank has" if len(ranks) == 1 else f"{len(ranks)} ranks of a host share"
     return Finding(
-        f"{ranks_in_words(numbers)} of {local.name} {verb} {cpus:g} CPU{'' if cpus == 1 else 's'} ({how}) "
-        f"among {threads} thread{'' if threads == 1 else 's'}",
+        f"{who} {cpus:g} CPU{'' if cpus == 1 else 's'} ({how}) for {threads} thread{'' if threads == 1 else 's'}",
         ranks=numbers,
         evidence={
             "cpus": cpus,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Alike,
+    DirectLaunch,
     Finding,
     Job,
     LaunchFacts,
@@ -25,6 +26,7 @@ from doctor.api import (
     is_left_alone,
     is_lightning_slurm,
     launch_number,
+    merge,
     release_of,
     slurm_step,
 )
@@ -83,35 +85,50 @@ def launchers_mixed(job: Job) -> Iterator[Verdict]:
     whole job again, or a process waits for others that nobody starts.
     Fix: start by one launcher; `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` shows the others' traces, `unset` removes them.
     """
+    yield from _judge_direct(job)
+    yield from merge(_judge_each(job))
+
+
+def _judge_each(job: Job) -> Iterator[Finding]:
     for launch, alike in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
-        yield from _judge_direct(launch, alike)
         yield from _judge_torchrun(launch, alike)
         if is_left_alone(launch) and not is_lightning_slurm(launch):
             yield from _judge_local_rank(launch, alike)
             yield from _judge_node_rank(launch, alike)
 
 
-def _judge_direct(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
-    """RANK against the number that srun or mpirun gave. With another WORLD_SIZE, something else numbers the ranks."""
-    direct, rank = direct_launch(launch), launch_number(launch, "RANK")
-    if direct is None or direct.rank is None or rank is None or rank == direct.rank or direct.size in (None, 1):
+def _judge_direct(job: Job) -> Iterator[Finding]:
+    odd = [
+        (launch, direct, alike)
+        for launch, alike in job.each(LaunchFacts)
+        if (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
+    ]
+    if not odd:
         return
-    if launch_number(launch, "WORLD_SIZE") not in (None, direct.size):
-        return
+    launch, direct, _ = odd[0]
+    more = f" (and {len(odd) - 1} more such)" if len(odd) > 1 else ""
     yield Finding(
-        f"RANK={rank}, but {direct.program} started this process as {direct.rank_name}={direct.rank}",
-        ranks=alike.ranks,
+        f"RANK={launch.get('RANK')}, but {direct.program} started this process as "
+        f"{direct.rank_name}={direct.rank}{more}",
+        ranks=tuple(number for _, _, alike in odd for number in alike.ranks),
         evidence={
-            "RANK": rank,
-            direct.rank_name: direct.rank,
+            "processes": [{"RANK": launch.get("RANK"), direct.rank_name: direct.rank} for launch, direct, _ in odd[:8]],
             "WORLD_SIZE": launch.get("WORLD_SIZE"),
             direct.size_name: direct.size,
         },
         effect="torch goes by RANK, Lightning by the launcher's number: ranks collide or wait for numbers nobody has.",
-        fix=f"Do not export RANK before {direct.program}: `unset RANK LOCAL_RANK`, or set it in the command that is "
-        f"started, from {direct.rank_name}.",
+        fix=f"Do not export RANK before {direct.program}: `unset RANK LOCAL_RANK`; or set it in the command that is "
+        f"started: `{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
         explains=("ENV004",),
     )
+
+
+def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
+    """RANK against the number that srun or mpirun gave. With another WORLD_SIZE, something else numbers the ranks."""
+    rank = launch_number(launch, "RANK")
+    if rank is None or direct.rank in (None, rank) or direct.size in (None, 1):
+        return False
+    return launch_number(launch, "WORLD_SIZE") in (None, direct.size)
 
 
 def _judge_torchrun(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:

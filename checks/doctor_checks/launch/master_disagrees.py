@@ -158,7 +158,7 @@ def _report(looks: list[Look], right: list[Look] | None) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
     elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
     return Finding(
-        f"{ranks_in_words(ranks)} look for the master at {_shown(first)}, {elsewhere}",
+        f"{ranks_in_words(ranks)} {'looks' if len(ranks) == 1 else 'look'} for the master at {_shown(first)}, {elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,
@@ -173,10 +173,10 @@ def _report(looks: list[Look], right: list[Look] | None) -> Finding:
 
 def _fix(odd: Look, right: Look) -> str:
     name, _, port = right.told.rpartition(":")
-    return (
-        f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`, or correct what the name resolves to "
-        f"there (`getent ahosts {name}` must say {right.address})."
-    )
+    export = f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`"
+    if odd.told.rpartition(":")[0] != name or odd.address == right.address:
+        return f"{export}, as everywhere else."
+    return f"{export}, or correct what the name resolves to there: `getent ahosts {name}` must say {right.address}."
 
 
 def _shown(look: Look) -> str:

@@ -20,6 +20,7 @@ from doctor.api import (
     has_value,
     healthy,
     launch_number,
+    merge,
 )
 
 CHOOSERS = ("torchrun", "lightning", "ray", "accelerate", "kubeflow", "sagemaker")
@@ -65,16 +66,23 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     Why it hurts: torch raises, or rank 0 binds a port that nobody else can know, and all others wait.
     Fix: `export MASTER_PORT=29500`, or another free port from 1024 up, the same on every host.
     """
+    findings: list[Finding] = []
     for launch, alike in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
-        if not has_value(launch, "MASTER_PORT"):
-            continue
-        port = launch_number(launch, "MASTER_PORT")
-        wrong = _wrong(launch.get("MASTER_PORT") or "", port)
-        if wrong:
-            yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": launch.get("MASTER_PORT")})
-        elif port is not None and launch.launcher not in CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
-            yield from _judge_low(port, launch, alike)
-            yield from _judge_ephemeral(port, alike)
+        for verdict in _judge(launch, alike) if has_value(launch, "MASTER_PORT") else ():
+            if isinstance(verdict, Finding):
+                findings.append(verdict)
+            else:
+                yield verdict
+    yield from merge(findings)
+
+
+def _judge(launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
+    text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
+    if wrong := _wrong(text, port):
+        yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": text})
+    elif port is not None and launch.launcher not in CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
+        yield from _judge_low(port, launch, alike)
+        yield from _judge_ephemeral(port, alike)
 
 
 def _wrong(text: str, port: int | None) -> str | None:

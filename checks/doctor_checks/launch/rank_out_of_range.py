@@ -45,21 +45,24 @@ def rank_out_of_range(job: Job) -> Iterator[Verdict]:
     Why it hurts: torch refuses the rank, or hosts no store and waits; the others wait for a number that nobody has.
     Fix: count from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each host.
     """
+    yield from _judge(job, "RANK", "WORLD_SIZE", "the job")
+    yield from _judge(job, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "the host")
+
+
+def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]:
+    outside: dict[int | None, list[tuple[int, Alike]]] = {}
     for launch, alike in job.each(LaunchFacts):
-        yield from _judge(launch, alike, "RANK", "WORLD_SIZE", "the job")
-        yield from _judge(launch, alike, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "the host")
-
-
-def _judge(launch: LaunchFacts, alike: Alike, name: str, size_name: str, whole: str) -> Iterator[Finding]:
-    rank, size = launch_number(launch, name), launch_number(launch, size_name)
-    if rank is None or _is_within(name, rank, size):
-        return
-    yield Finding(
-        _summary(name, rank, size_name, size),
-        ranks=alike.ranks,
-        evidence={name: rank, size_name: size, "launcher": launch.launcher},
-        fix=_fix(name, rank, size_name, size, whole),
-    )
+        rank, size = launch_number(launch, name), launch_number(launch, size_name)
+        if rank is not None and not _is_within(name, rank, size):
+            outside.setdefault(size, []).append((rank, alike))
+    for size, found in outside.items():
+        first = found[0][0]
+        yield Finding(
+            _summary(name, first, size_name, size) + (f" (and {len(found) - 1} more such)" if len(found) > 1 else ""),
+            ranks=tuple(number for _, alike in found for number in alike.ranks),
+            evidence={name: [rank for rank, _ in found[:8]], size_name: size},
+            fix=_fix(name, first, size_name, size, whole),
+        )
 
 
 def _is_within(name: str, rank: int, size: int | None) -> bool:
@@ -88,5 +91,5 @@ def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> 
         return f"Set {name} to the number of this process in {whole}, from 0; `unset {name}` if it is not distributed."
     return (
         f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
-        "processes that really run (a WORLD_SIZE that counts nodes or pods is too small for one process a GPU)."
+        "processes that really run" + ("; it must not count nodes or pods." if name == "RANK" else ".")
     )

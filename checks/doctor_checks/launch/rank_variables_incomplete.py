@@ -20,7 +20,7 @@ from doctor.api import (
     healthy,
     inner_launcher,
     launch_number,
-    ranks_in_words,
+    merge,
 )
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -77,10 +77,14 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
     """
+    yield from merge(_judge(job))
+    yield from merge(_judge_local_ranks(job))
+
+
+def _judge(job: Job) -> Iterator[Finding]:
     for launch, alike in job.each(LaunchFacts):
         yield from _judge_numbers(launch, alike)
         yield from _judge_missing(launch, alike)
-    yield from _judge_local_ranks(job)
 
 
 def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
@@ -111,12 +115,12 @@ def _judge_missing(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
         return
     empty = [name for name in missing if launch.get(name) is not None]
     yield Finding(
-        f"{_listed([name for name in NEEDED if name in there])} set, {' and '.join(missing)} "
+        f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, {_joined(missing)} "
         f"{'empty' if empty == missing else 'missing'}",
         ranks=alike.ranks,
         evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
         fix=f"`export {' '.join(BY_HAND[name] for name in missing)}` with this rank's own values, or start the script "
-        f"by torchrun, which sets all four; if nothing should be distributed here: `unset {' '.join(there)}`.",
+        f"by torchrun, which sets all four; if they are left over: `unset RANK WORLD_SIZE LOCAL_RANK`.",
     )
 
 
@@ -140,8 +144,8 @@ def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None]
     )
 
 
-def _listed(names: list[str]) -> str:
-    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
+def _joined(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _judge_local_ranks(job: Job) -> Iterator[Finding]:
@@ -150,10 +154,10 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
         without = tuple(number for number, launch in launches if _lacks_local_rank(launch, len(launches)))
         if without:
             yield Finding(
-                f"LOCAL_RANK is not set on {ranks_in_words(without)} of {local.name}, which has several ranks",
+                "LOCAL_RANK is not set, and there are several ranks a host",
                 ranks=without,
                 severity=Severity.INFO,
-                evidence={"host": local.name, "ranks_here": len(launches)},
+                evidence={"ranks_per_host": len(launches)},
                 effect="A script that picks its GPU by LOCAL_RANK puts all ranks of the host on GPU 0.",
                 fix="`export LOCAL_RANK=<number of the process on this host, from 0>`, or start by torchrun.",
             )

@@ -20,7 +20,6 @@ from doctor.api import (
     Skip,
     SlurmFacts,
     TrainerFacts,
-    Unknown,
     Verdict,
     Well,
     bound_per_task,
@@ -32,11 +31,17 @@ from doctor.api import (
     launch_number,
     on_processor,
     parse_visible_devices,
+    ranks_in_words,
     slurm_step,
     visible_gpus,
 )
 
 OPTIONS = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
+
+MAY_WORK = (
+    "A script that uses cuda:LOCAL_RANK ends with 'invalid device ordinal' or shares a GPU, and Lightning refuses the "
+    "number of devices; one that uses cuda:0 in every task works, without P2P where device cgroups part the GPUs."
+)
 
 
 class Seat(NamedTuple):
@@ -45,6 +50,16 @@ class Seat(NamedTuple):
     number: int
     is_stated: bool
     visible: int | None
+
+
+class Fault(NamedTuple):
+    """What ranks have in common of which one finding speaks. ``devices``: what Lightning is told to use."""
+
+    severity: Severity
+    visible: int | None
+    options: tuple[tuple[str, str], ...]
+    tasks: int
+    devices: int | None = None
 
 
 @check(
@@ -99,7 +114,7 @@ class Seat(NamedTuple):
         ),
         Sick(
             "no driver to ask on this node",
-            healthy(per_host=2, gpus=0).by_srun().launched(SLURM_GPUS_PER_TASK="1").drop(GpuFacts),
+            healthy().by_srun().launched(SLURM_GPUS_PER_TASK="1").drop(GpuFacts),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
@@ -114,33 +129,34 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     `--gpu-bind=none`.
     """
     inside = False
-    sections = (EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)
-    for launch, alike in job.each(LaunchFacts, also=sections):
+    faults: dict[Fault, list[tuple[Seat, Alike]]] = {}
+    for launch, alike in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
         if not has_value(launch, "SLURM_JOB_ID") and slurm_step(launch) is None:
             continue
         inside = True
-        if on_processor(alike) is None:
-            yield from _judge(launch, alike)
+        seat = _seat(launch, alike)
+        if on_processor(alike) is None and (fault := _fault(seat, launch, alike)):
+            faults.setdefault(fault, []).append((seat, alike))
+    for fault, seats in faults.items():
+        yield _report(fault, seats)
     if not inside:
         yield Skip("not inside a SLURM job")
 
 
-def _judge(launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
-    seat, bound = _seat(launch, alike), _bound(launch, alike)
-    asked = devices_asked(alike)
-    several = _shares_node(launch)
+def _fault(seat: Seat, launch: LaunchFacts, alike: Alike) -> Fault | None:
+    """What is wrong with the place of a rank. A task that sees one GPU and has no LOCAL_RANK may well use device 0."""
+    bound, asked, several = _bound(launch, alike), devices_asked(alike.members[0]), _shares_node(launch)
     if seat.visible == 0 or not (several or bound):
-        return
+        return None
+    options = tuple((name, launch.get(name) or "") for name in OPTIONS if has_value(launch, name))
+    tasks = launch.local_world_size or 1
     if bound and asked is not None and asked > (seat.visible or asked) and inner_launcher(launch) is None:
-        yield _report(seat, launch, alike, f"Lightning is told devices={asked}")
-    elif seat.visible is not None and seat.number >= seat.visible and (seat.is_stated or seat.visible > 1):
-        yield _report(seat, launch, alike, f"local rank {seat.number}")
-    elif bound and several and seat.number > 0:
-        yield _report(seat, launch, alike, f"local rank {seat.number}", Severity.WARNING)
-    elif seat.visible is None and not bound:
-        missing = alike.missing(GpuFacts)
-        if missing is not None and missing.is_breakage:
-            yield Unknown(f"how many GPUs a task sees is not known: {missing.reason}", alike.ranks, missing.unhide)
+        return Fault(Severity.ERROR, seat.visible, options, tasks, asked)
+    if seat.visible is not None and seat.number >= seat.visible and (seat.is_stated or seat.visible > 1):
+        return Fault(Severity.ERROR, seat.visible, options, tasks)
+    if bound and several and seat.number > 0:
+        return Fault(Severity.WARNING, seat.visible, options, tasks)
+    return None
 
 
 def _seat(launch: LaunchFacts, alike: Alike) -> Seat:
@@ -171,34 +187,25 @@ def _shares_node(launch: LaunchFacts) -> bool:
     return (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
 
 
-def _report(seat: Seat, launch: LaunchFacts, alike: Alike, what: str, severity: Severity | None = None) -> Finding:
-    options = {name: launch.get(name) for name in OPTIONS if has_value(launch, name)}
-    count = "an unknown number of GPUs" if seat.visible is None else f"{seat.visible} GPU{'s' * (seat.visible != 1)}"
-    cause = f" ({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
-    wrong = (
-        "addresses another one than it was given" if severity is Severity.WARNING and (seat.visible or 1) > 1 else ""
-    )
-    claim = f"{what}, but SLURM shows this task {count}{cause}"
+def _report(fault: Fault, seats: list[tuple[Seat, Alike]]) -> Finding:
+    numbers = sorted({seat.number for seat, _ in seats})
+    what = f"Lightning is told devices={fault.devices}" if fault.devices else _local_ranks(numbers)
+    count = "some" if fault.visible is None else str(fault.visible)
+    cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     return Finding(
-        f"{claim}: it {wrong}" if wrong else claim,
-        ranks=alike.ranks,
-        severity=severity,
-        evidence={"local_rank": seat.number, "visible_gpus": seat.visible, **options},
-        effect="A script that uses cuda:LOCAL_RANK ends with 'invalid device ordinal', and Lightning refuses the number "
-        "of devices; one that uses cuda:0 in every task works, without P2P where cgroups part the GPUs."
-        if severity is Severity.WARNING
-        else "",
-        fix=_fix(launch),
+        f"{what}, but SLURM shows the task {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
+        ranks=tuple(number for _, alike in seats for number in alike.ranks),
+        severity=fault.severity,
+        evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
+        effect=MAY_WORK if fault.severity is Severity.WARNING else "",
+        fix=f"`#SBATCH --gpus-per-node={max(fault.tasks, 1)}` in place of --gpus-per-task, and `srun --gpu-bind=none "
+        "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",
         explains=("GPU002",),
     )
 
 
-def _fix(launch: LaunchFacts) -> str:
-    tasks = launch.local_world_size or 8
-    return (
-        f"`#SBATCH --gpus-per-node={tasks}` in place of --gpus-per-task, and `srun --gpu-bind=none ...`; or let every "
-        "task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning)."
-    )
+def _local_ranks(numbers: list[int]) -> str:
+    return ranks_in_words(tuple(numbers)).replace("rank", "local rank", 1)
 
 
 def _per_task() -> Sketch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from doctor.api import (
     Alike,
@@ -25,6 +26,7 @@ from doctor.api import (
     is_interactive_job,
     is_lightning_slurm,
     launch_number,
+    merge,
     slurm_step,
     starts_tasks_unlaunched,
 )
@@ -120,14 +122,14 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     torchrun, one task for each node (`srun --ntasks-per-node=1 torchrun ...`).
     """
     inside = False
+    findings: list[Finding] = []
     for launch, alike in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
         if not any(has_value(launch, name) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
             continue
         inside = True
         if inner_launcher(launch) is None:
-            found = next(_contradictions(job, launch, alike), None)
-            if found is not None:
-                yield found
+            findings.extend(islice(_contradictions(job, launch, alike), 1))
+    yield from merge(findings)
     if not inside:
         yield Skip("not inside a SLURM job")
 
@@ -166,7 +168,7 @@ def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
                 ranks=alike.ranks,
                 evidence=_slurm_variables(launch),
                 effect="Scripts and Lightning take these for rank and world size: torch refuses the rank, or hangs.",
-                fix=f"`unset {name} {count_name}` and let srun set both: `srun --ntasks={max(count, 1)} python train.py`.",
+                fix=f"`unset {name} {count_name}`; srun sets both: `srun --ntasks={max(count, 1)} python ...`.",
             )
 
 

@@ -21,6 +21,7 @@ from doctor.api import (
     has_value,
     healthy,
     launch_number,
+    merge,
     ranks_in_words,
     split,
 )
@@ -72,8 +73,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
     SLURM_NTASKS or OMPI_COMM_WORLD_SIZE instead of writing it down.
     """
     yield from _judge_each_other(job)
-    for launch, alike in job.each(LaunchFacts):
-        yield from _judge_launcher(launch, alike)
+    yield from merge(found for launch, alike in job.each(LaunchFacts) for found in _judge_launcher(launch, alike))
 
 
 def _judge_each_other(job: Job) -> Iterator[Finding]:
@@ -87,8 +87,8 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
             continue
         along = correlates(job, group.ranks)
         yield Finding(
-            f"{ranks_in_words(group.ranks)} expect a world of {group.value}, "
-            + (f"the others of {common}" if parted.common else f"the job is {describe(parted)}"),
+            f"{ranks_in_words(group.ranks)} expect{'s' if len(group.ranks) == 1 else ''} a world of {group.value}, "
+            + (f"the others of {common}" if parted.common else describe(parted)),
             ranks=group.ranks,
             evidence={
                 "world_size": group.value,

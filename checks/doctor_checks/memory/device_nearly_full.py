@@ -45,6 +45,7 @@ GIB = 1 << 30
         Well(
             "filled by its own rank",
             healthy(per_host=2).gpu(0, memory_used=78 * GIB, processes=(GpuProcess(10_000, 78 * GIB, "python"),)),
+            silent=False,
         ),
         Well(
             "a full GPU that no rank uses",

@@ -37,12 +37,20 @@ _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
     needs=(EnvironmentFacts,),
     cases=lambda: (
         Well("nothing set", healthy(2, 2)),
-        Well("logs of a sound size", healthy().environ(NCCL_DEBUG="WARN", TORCH_DISTRIBUTED_DEBUG="INFO", CUDA_LAUNCH_BLOCKING="0")),
+        Well(
+            "logs of a sound size",
+            healthy().environ(NCCL_DEBUG="WARN", TORCH_DISTRIBUTED_DEBUG="INFO", CUDA_LAUNCH_BLOCKING="0"),
+        ),
         Sick("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
         Sick("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
         Sick("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
         Sick("every kernel launch waits", healthy().environ(ranks=(1,), CUDA_LAUNCH_BLOCKING="1"), ranks=(1,)),
-        Sick("DETAIL on one rank alone", healthy(2, 2).environ(ranks=(2,), TORCH_DISTRIBUTED_DEBUG="DETAIL"), ranks=(2,), severity=Severity.ERROR),
+        Sick(
+            "DETAIL on one rank alone",
+            healthy(2, 2).environ(ranks=(2,), TORCH_DISTRIBUTED_DEBUG="DETAIL"),
+            ranks=(2,),
+            severity=Severity.ERROR,
+        ),
         Sick(
             "DETAIL breaks DDP over Gloo in torch 2.13",
             healthy(1, 2, gpus=0).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213),
@@ -134,14 +142,19 @@ def _detail(job: Job) -> Iterator[Finding]:
         return
     sections = (SoftwareFacts, TrainerFacts)
     for breaks, ranks in group_alike(
-        job, EnvironmentFacts, lambda environment, alike: _breaks(alike.find(SoftwareFacts), nccl=uses_nccl(alike)) if _is_detail(environment) else None, also=sections
+        job,
+        EnvironmentFacts,
+        lambda environment, alike: (
+            _breaks(alike.find(SoftwareFacts), nccl=uses_nccl(alike)) if _is_detail(environment) else None
+        ),
+        also=sections,
     ):
         if breaks is not None:
             yield _detail_finding(ranks, breaks=breaks)
 
 
 def _breaks(software: SoftwareFacts | None, *, nccl: bool) -> bool:
-    """torch 2.13: DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0."""
+    """In torch 2.13 DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0."""
     torch = software.torch if software else None
     return torch is not None and not nccl and within(torch.version, first="2.13", before="2.14")
 

@@ -48,16 +48,22 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         Well("text is read as 0", healthy(1, 8).environ(NCCL_P2P_DISABLE="true")),
         Well(
             "cards without peer-to-peer",
-            healthy(1, 2)
-            .environ(NCCL_P2P_DISABLE="1")
-            .alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
+            healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
         ),
         Well("one GPU", healthy(2, 1).environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")),
         Well("no GPU", healthy(2, 2, gpus=0).environ(NCCL_P2P_DISABLE="1")),
-        Well("P2P over PCIe behind access control", healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(HostFacts, pci_access_control=True).alter(
-            GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)
-        )),
-        Sick("NVLink is there, P2P is off", healthy(2, 8).environ(ranks=range(8, 16), NCCL_P2P_DISABLE="1"), ranks=tuple(range(8, 16))),
+        Well(
+            "P2P over PCIe behind access control",
+            healthy(1, 2)
+            .environ(NCCL_P2P_DISABLE="1")
+            .alter(HostFacts, pci_access_control=True)
+            .alter(GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)),
+        ),
+        Sick(
+            "NVLink is there, P2P is off",
+            healthy(2, 8).environ(ranks=range(8, 16), NCCL_P2P_DISABLE="1"),
+            ranks=tuple(range(8, 16)),
+        ),
         Sick("the nearest level alone", healthy(1, 8).environ(NCCL_P2P_LEVEL="LOC"), ranks=tuple(range(8))),
         Sick(
             "P2P over one PCIe switch is off",
@@ -68,12 +74,15 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         ),
         Sick(
             "SHM is off where cards have nothing else",
-            healthy(1, 2)
-            .environ(NCCL_SHM_DISABLE="1")
-            .alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
+            healthy(1, 2).environ(NCCL_SHM_DISABLE="1").alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
             ranks=(0, 1),
         ),
-        Sick("SHM is off where all is NVLink", healthy(1, 8).environ(NCCL_SHM_DISABLE="1"), ranks=tuple(range(8)), severity=Severity.INFO),
+        Sick(
+            "SHM is off where all is NVLink",
+            healthy(1, 8).environ(NCCL_SHM_DISABLE="1"),
+            ranks=tuple(range(8)),
+            severity=Severity.INFO,
+        ),
         Sick("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
     ),
 )
@@ -147,9 +156,16 @@ def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tupl
     unused = severity is Severity.INFO
     where = f"remove it from {setting.source}" if source_of(setting) else f"unset {setting.name}"
     return Finding(
-        f"{setting.name}={setting.value} turns off {lost}" + (", which NVLink makes dispensable here" if unused else ""),
+        f"{setting.name}={setting.value} turns off {lost}"
+        + (", which NVLink makes dispensable here" if unused else ""),
         ranks=ranks,
-        evidence={"name": setting.name, "value": setting.value, "from": setting.source, "line": setting.line, "lost": lost},
+        evidence={
+            "name": setting.name,
+            "value": setting.value,
+            "from": setting.source,
+            "line": setting.line,
+            "lost": lost,
+        },
         fix=where,
         severity=severity,
         source=source_of(setting),

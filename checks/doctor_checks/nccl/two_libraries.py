@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.api import (
     Finding,
@@ -13,7 +14,6 @@ from doctor.api import (
     Sick,
     Skip,
     SoftwareFacts,
-    TorchBuild,
     Unknown,
     Verdict,
     Well,
@@ -48,16 +48,35 @@ def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, .
             "the system has an older one, which torch does not get",
             healthy().alter(
                 SoftwareFacts,
-                nccl_libraries=lambda old: (*old, NcclLibrary("/usr/lib/x86_64-linux-gnu/libnccl.so.2", "2.18.3", "system")),
+                nccl_libraries=lambda old: (
+                    *old,
+                    NcclLibrary("/usr/lib/x86_64-linux-gnu/libnccl.so.2", "2.18.3", "system"),
+                ),
             ),
         ),
         Well(
             "a newer wheel, installed on purpose",
-            healthy().alter(SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)),
+            healthy().alter(
+                SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)
+            ),
         ),
-        Well("linked into torch", healthy().alter(SoftwareFacts, nccl_libraries=(NcclLibrary("libtorch_cuda.so", "2.27.3", "torch", chosen=True),))),
-        Sick("LD_LIBRARY_PATH leads to an older one", healthy(2, 2).alter(SoftwareFacts, ranks=(2, 3), nccl_libraries=_libraries("2.18.3")), ranks=(2, 3)),
-        Sick("LD_PRELOAD brings a newer one", healthy().alter(SoftwareFacts, nccl_libraries=_libraries("2.30.7", "LD_PRELOAD")), ranks=(0, 1), severity=Severity.WARNING),
+        Well(
+            "linked into torch",
+            healthy().alter(
+                SoftwareFacts, nccl_libraries=(NcclLibrary("libtorch_cuda.so", "2.27.3", "torch", chosen=True),)
+            ),
+        ),
+        Sick(
+            "LD_LIBRARY_PATH leads to an older one",
+            healthy(2, 2).alter(SoftwareFacts, ranks=(2, 3), nccl_libraries=_libraries("2.18.3")),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "LD_PRELOAD brings a newer one",
+            healthy().alter(SoftwareFacts, nccl_libraries=_libraries("2.30.7", "LD_PRELOAD")),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Sick(
             "two wheels share one folder, and the older one is there",
             healthy().alter(SoftwareFacts, packages=_two_wheels("2.21.5")[0], nccl_libraries=_two_wheels("2.21.5")[1]),
@@ -71,7 +90,9 @@ def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, .
         ),
         Sick(
             "an older wheel than torch asks for",
-            healthy().alter(SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.21.5", "wheel nvidia-nccl-cu12", chosen=True),)),
+            healthy().alter(
+                SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.21.5", "wheel nvidia-nccl-cu12", chosen=True),)
+            ),
             ranks=(0, 1),
         ),
     ),
@@ -86,10 +107,73 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL can be found")
         return
-    for verdict, ranks in group_alike(job, SoftwareFacts, lambda software, _: _Case.of(software)):
-        if verdict is not None:
-            yield verdict.judge(ranks)
+    for found, ranks in group_alike(job, SoftwareFacts, lambda software, _: _found(software)):
+        if found is not None:
+            yield from _judge(found, ranks)
 
 
-class _Case(tuple[TorchBuild, NcclLibrary, "tuple[NcclLibrary, ...]", "tuple[str, ...]"]):
-    """placeholder"""
+class _Found(NamedTuple):
+    """What one environment holds: the NCCL that torch asks for and the wheel that brings it, the one it gets, the
+    others, the installed wheels."""
+
+    wanted: str
+    wheel: str
+    chosen: NcclLibrary
+    others: tuple[NcclLibrary, ...]
+    wheels: tuple[str, ...]
+
+
+def _found(software: SoftwareFacts) -> _Found | None:
+    chosen = next((library for library in software.nccl_libraries if library.chosen), None)
+    if chosen is None or software.torch is None or not software.torch.nccl:
+        return None
+    others = tuple(library for library in software.nccl_libraries if library != chosen)
+    wheels = tuple(f"{one.name} {one.version}" for one in software.packages if one.name.startswith("nvidia-nccl-"))
+    wheel = f"nvidia-nccl-cu{(software.torch.cuda or '12').partition('.')[0]}"
+    return _Found(software.torch.nccl, wheel, chosen, others, wheels)
+
+
+def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
+    version = found.chosen.version
+    if version is None:
+        if found.others:
+            yield Unknown(f"the release of {found.chosen.path} could not be read", ranks)
+        return
+    several = bool(found.others) or len(found.wheels) > 1
+    if is_older(version, found.wanted):
+        yield _finding(
+            found, ranks, f"torch gets NCCL {version}, older than the {found.wanted} that it was built with", None
+        )
+    elif several and is_older(found.wanted, version):
+        summary = f"torch gets NCCL {version}, newer than the {found.wanted} that it was built with"
+        yield _finding(found, ranks, summary, Severity.WARNING)
+    elif len(found.wheels) > 1:
+        summary = f"{' and '.join(found.wheels)} are both installed and share one folder"
+        yield _finding(found, ranks, summary, Severity.INFO)
+
+
+def _finding(found: _Found, ranks: tuple[int, ...], summary: str, severity: Severity | None) -> Finding:
+    chosen = found.chosen
+    return Finding(
+        f"{summary} (from {chosen.origin or chosen.path})" if severity is not Severity.INFO else summary,
+        ranks=ranks,
+        evidence={
+            "loaded": f"{chosen.path} {chosen.version}",
+            "built_with": found.wanted,
+            "others": [f"{one.path} {one.version} ({one.origin})" for one in found.others],
+            "wheels": list(found.wheels),
+        },
+        fix=_fix(found),
+        severity=severity,
+    )
+
+
+def _fix(found: _Found) -> str:
+    origin = found.chosen.origin
+    if origin == "LD_PRELOAD":
+        return "unset LD_PRELOAD, or take libnccl out of it"
+    if origin == "LD_LIBRARY_PATH":
+        return f"take {found.chosen.path.rpartition('/')[0]} out of LD_LIBRARY_PATH"
+    install = f"pip install --force-reinstall --no-deps {found.wheel}=={found.wanted.partition('+')[0]}"
+    surplus = [wheel.split()[0] for wheel in found.wheels if wheel.split()[0] != found.wheel]
+    return f"pip uninstall -y {' '.join(surplus)}; {install}" if surplus else install

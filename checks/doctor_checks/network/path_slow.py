@@ -59,6 +59,7 @@ def _measured(hosts: int, slow: Callable[[int, int], bool], bandwidth: float = 1
         Well("all paths alike", _measured(4, lambda one, other: False)),
         Well("a single pair has nothing to be compared with", _measured(2, lambda one, other: True)),
         Sick("one host is slow to all", _measured(6, lambda one, other: 4 in (one, other)), ranks=(4,)),
+        Sick("one host of three is slow", _measured(3, lambda one, other: 2 in (one, other)), ranks=(2,)),
         Sick("one link is slow", _measured(6, lambda one, other: {one, other} == {1, 2}), ranks=(1, 2)),
         Sick(
             "one host is far away",
@@ -74,8 +75,8 @@ def path_slow(
 
     Why it hurts: every collective waits for the slowest path, so one bad cable, card or switch port slows the whole
     job without an error.
-    Fix: slow host: check its link (`ethtool <interface>`, `ibstat`), cable and port, or leave it out (`--exclude=<host>`);
-    slow link or boundary: the switches between; keep the job on one side of it (`--switches=1`).
+    Fix: slow host: check link, cable and port (`ethtool <interface>`, `ibstat`), or `srun --exclude=<host>`; slow link
+    or boundary: the switches between; keep the job on one side with `sbatch --switches=1`.
     """
     groups = _subnets(job)
     bandwidth = _paths(job, lambda sample: sample.bandwidth)
@@ -106,7 +107,7 @@ class _Words:
     def evidence(self, paths: Sequence[MeasuredPath]) -> dict[str, object]:
         """The paths and what is usual, with units."""
         shown = {f"{path.first} -> {path.second}": self.write(path.value) for path in paths[:8]}
-        return {"paths": shown, "slow_paths": len(paths), f"median {self.kind}": self.write(self.typical)}
+        return {"paths": shown, "slow_paths": len(paths), f"usual {self.kind}": self.write(self.typical)}
 
     def worst(self, paths: Sequence[MeasuredPath]) -> str:
         """The worst value among the paths, against the usual one."""

@@ -87,7 +87,7 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
     every = [MeasuredPath(first, second, 0.0) for first, second in outcomes]
     failing = [path for path in every if outcomes[path.first, path.second] != "open"]
     ranks = _ranks_by_host(job)
-    hosts, rest = take_hosts(every, failing, share=0.5 if len(every) > 2 else 2.0)
+    hosts, rest = take_hosts(every, failing, share=0.5)
     for host, paths in hosts:
         evidence = {"pairs": _words(paths, outcomes), "tried": sum(host in path.pair for path in every)}
         yield Finding(

@@ -127,7 +127,8 @@ def _member(interfaces: InterfaceFacts, alike: Alike) -> _Member | None:
 def _judge(members: Sequence[_Member]) -> Iterator[Finding]:
     """One finding for those without any route, and one for those whom the default route of another card leads out."""
     addresses = sorted(int(member.address) for member in members)
-    stranded, rest = [], []
+    stranded: list[_Member] = []
+    rest: list[_Member] = []
     for member in members:
         (stranded if _misses(member, addresses, default=True) else rest).append(member)
     doubtful = [one for one in rest if _leaves_elsewhere(one) and _misses(one, addresses, default=False)]

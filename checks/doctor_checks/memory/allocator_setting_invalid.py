@@ -1,0 +1,188 @@
+"""MEM007: a setting of torch's CUDA memory allocator is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    EnvironmentFacts,
+    Finding,
+    Job,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    TorchBuild,
+    Verdict,
+    Well,
+    allocator_complaints,
+    allocator_options,
+    check,
+    group_alike,
+    healthy,
+    within,
+)
+
+_CUDA = "PYTORCH_CUDA_ALLOC_CONF"
+_GENERAL = "PYTORCH_ALLOC_CONF"
+_SOUND = (
+    "max_split_size_mb:512, garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8],"
+    "expandable_segments:True,pinned_use_background_threads:False"
+)
+_NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
+
+
+@check(
+    id="MEM007",
+    severity=Severity.ERROR,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("nothing set", healthy()),
+        Well("sound options", healthy().environ(PYTORCH_CUDA_ALLOC_CONF=_SOUND)),
+        Well("empty", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="")),
+        Well(
+            "both names alike",
+            healthy()
+            .alter(SoftwareFacts, torch=_NEW_TORCH)
+            .environ(
+                PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,", PYTORCH_ALLOC_CONF="expandable_segments: True"
+            ),
+        ),
+        Well("the other backend alone", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")),
+        Sick(
+            "an unknown option",
+            healthy(2, 2).environ(ranks=(1,), PYTORCH_CUDA_ALLOC_CONF="max_split_size:512"),
+            ranks=(1,),
+        ),
+        Sick(
+            "true in small letters", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:true"), ranks=(0, 1)
+        ),
+        Sick("an equals sign", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb=512"), ranks=(0, 1)),
+        Sick("below the least size", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:10"), ranks=(0, 1)),
+        Sick(
+            "a threshold of 1",
+            healthy()
+            .alter(SoftwareFacts, torch=_NEW_TORCH)
+            .environ(PYTORCH_ALLOC_CONF="garbage_collection_threshold:1.0"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "divisions by three",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[256:1,512:3]"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "an option newer than this torch",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "the two names say different things",
+            healthy()
+            .alter(SoftwareFacts, torch=_NEW_TORCH)
+            .environ(
+                PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", PYTORCH_ALLOC_CONF="expandable_segments:False"
+            ),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "a backend that has no segments to expand",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,expandable_segments:True"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "a backend that ignores the size",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,max_split_size_mb:512"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "a name that torch 2.8 does not read",
+            healthy().environ(PYTORCH_ALLOC_CONF="expandable_segments:True"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "wrong without a known torch",
+            healthy(gpus=0).alter(SoftwareFacts, torch=None).environ(PYTORCH_CUDA_ALLOC_CONF="foo:1"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
+    """Ask whether PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF hold options and values that this torch takes.
+
+    Why it hurts: torch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA, on every
+    rank; or it reads one of two names that contradict each other.
+    Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (option:value, commas between, True or False).
+    """
+    for values, ranks in group_alike(
+        job, EnvironmentFacts, lambda own, alike: _values(own, alike.find(SoftwareFacts)), also=(SoftwareFacts,)
+    ):
+        yield from _judge(values, ranks)
+
+
+class _Values(NamedTuple):
+    cuda: str | None
+    general: str | None
+    torch: str | None
+
+
+def _values(environment: EnvironmentFacts, software: SoftwareFacts | None) -> _Values:
+    torch = software.torch.version if software and software.torch else None
+    return _Values(environment.get(_CUDA), environment.get(_GENERAL), torch)
+
+
+def _judge(values: _Values, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    if values.cuda is not None:
+        yield from _complaints(_CUDA, values.cuda, values.torch, ranks)
+    if values.general is None:
+        return
+    if values.torch is not None and within(values.torch, before="2.9"):
+        if values.cuda is None:
+            yield _unread(values, ranks)
+        return
+    yield from _complaints(_GENERAL, values.general, values.torch, ranks)
+    if values.cuda is not None:
+        yield from _contradictions(values.cuda, values.general, ranks)
+
+
+def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    for complaint in allocator_complaints(text, torch):
+        yield Finding(
+            f"{name} {complaint.text}",
+            ranks=ranks,
+            evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
+            fix=f"write {complaint.fix} in {name}"
+            if complaint.fix
+            else f"mend or remove {complaint.option or 'it'} in {name}",
+            severity=Severity.WARNING if complaint.harmless else None,
+        )
+
+
+def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
+    """From torch 2.9 on both names are read, by different parts of the allocator (c10/core and c10/cuda)."""
+    first, second = dict(allocator_options(cuda)[0]), dict(allocator_options(general)[0])
+    if first == second:
+        return
+    clashing = [key for key in first if key in second and first[key] != second[key]]
+    shown = ", ".join(f"{key} is {first[key]} and {second[key]}" for key in clashing) or "they hold different options"
+    yield Finding(
+        f"{_CUDA} and {_GENERAL} are both set and differ: {shown}",
+        ranks=ranks,
+        evidence={_CUDA: cuda, _GENERAL: general},
+        effect="Which of the two holds depends on the option and on the release of torch.",
+        fix=f"unset {_GENERAL}, and keep all options in {_CUDA}",
+        severity=None if clashing else Severity.WARNING,
+    )
+
+
+def _unread(values: _Values, ranks: tuple[int, ...]) -> Finding:
+    return Finding(
+        f"{_GENERAL} is not read by torch {values.torch}: it is from 2.9 on",
+        ranks=ranks,
+        evidence={"value": values.general, "torch": values.torch},
+        effect="The allocator runs with its defaults.",
+        fix=f"export {_CUDA}={values.general}",
+        severity=Severity.INFO,
+    )

@@ -1,0 +1,212 @@
+"""NCCL011: a hang would leave no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Directory,
+    EnvironmentFacts,
+    Finding,
+    Job,
+    LaunchFacts,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    StorageFacts,
+    TorchBuild,
+    Verdict,
+    Well,
+    check,
+    effective_value,
+    healthy,
+    merge,
+    uses_nccl,
+    within,
+)
+
+_NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
+_RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+_AS_TORCHRUN_SETS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+
+
+def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFacts:
+    variable = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    folder = Directory("/shared/dumps", "flight-recorder", variable, exists=exists, writable=writable)
+    return StorageFacts(directories=(folder,))
+
+
+@check(
+    id="NCCL011",
+    severity=Severity.WARNING,
+    needs=(EnvironmentFacts,),
+    cases=lambda: (
+        Well("no GPU and nothing set", healthy(1, 1, gpus=0)),
+        Well("several processes without NCCL", healthy(2, 2, gpus=0)),
+        Well("torch records by itself", healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH)),
+        Well(
+            "recorded and dumped to a folder that can be written",
+            healthy(2, 2).environ(ranks=None, **_RECORDED).put(_dumps_to()),
+        ),
+        Well("old defaults are no fault of the user", healthy(2, 2), silent=False),
+        Well(
+            "the mode that torchrun sets",
+            healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH).environ(ranks=None, **_AS_TORCHRUN_SETS),
+            silent=False,
+        ),
+        Sick("no recorder before torch 2.11", healthy(2, 2), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Sick(
+            "the mode that torchrun sets, before torch 2.7",
+            healthy(2, 2)
+            .alter(SoftwareFacts, torch=TorchBuild("2.6.0", cuda="12.4"))
+            .environ(ranks=None, **_RECORDED, **_AS_TORCHRUN_SETS),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "the same mode set by hand",
+            healthy(1, 1, gpus=0)
+            .alter(SoftwareFacts, torch=TorchBuild("2.6.0", cuda="12.4"))
+            .environ(ranks=None, **_RECORDED, **_AS_TORCHRUN_SETS),
+            ranks=(0,),
+        ),
+        Sick(
+            "the recorder is turned off",
+            healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH).environ(ranks=(1,), TORCH_FR_BUFFER_SIZE="0"),
+            ranks=(1,),
+        ),
+        Sick(
+            "no dump on time-out",
+            healthy(2, 2).environ(TORCH_NCCL_TRACE_BUFFER_SIZE="2000", TORCH_NCCL_DUMP_ON_TIMEOUT="0"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
+        Sick("wait() blocks, in the old spelling", healthy(1, 1, gpus=0).environ(NCCL_BLOCKING_WAIT="1"), ranks=(0,)),
+        Sick(
+            "the folder is missing on one host",
+            healthy(2, 2)
+            .environ(ranks=None, **_RECORDED)
+            .put(_dumps_to())
+            .put(_dumps_to(exists=False, writable=None), hosts=("node1",)),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "the folder can't be written",
+            healthy(2, 2).environ(ranks=None, **_RECORDED).put(_dumps_to(writable=False)),
+            ranks=(0, 1, 2, 3),
+        ),
+    ),
+)
+def hang_undebuggable(job: Job) -> Iterator[Verdict]:
+    """Ask whether a hang would leave evidence behind: a flight-recorder dump of every rank.
+
+    Why it hurts: the run ends at the time-out, or never, and nothing tells which rank was missing from which
+    collective.
+    Fix: export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/folder/trace_rank_, and unset what turns them off.
+    """
+    yield from merge(_findings(job))
+
+
+class _Gap(NamedTuple):
+    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: this release is known to do so."""
+
+    why: str
+    fix: str
+    is_default: bool = False
+    is_likely: bool = True
+
+
+def _findings(job: Job) -> Iterator[Finding]:
+    sections = (SoftwareFacts, StorageFacts, LaunchFacts)
+    for environment, alike in job.each(EnvironmentFacts, also=sections):
+        software, storage, launch = alike.find(SoftwareFacts), alike.find(StorageFacts), alike.find(LaunchFacts)
+        torch = software.torch if software else None
+        version = torch.version if torch else None
+        together = bool(launch and launch.running_together and (launch.world_size or 1) > 1)
+        talks = together and torch is not None and bool(torch.cuda) and uses_nccl(alike)
+        for gap in (*_gaps(environment, version, launch), *_folders(storage)):
+            if talks or not gap.is_default:
+                yield _finding(gap, alike.ranks, version)
+
+
+def _value(environment: EnvironmentFacts, *names: str) -> tuple[str, str] | None:
+    """The first of ``names`` that is set, and its value as torch takes it."""
+    for name in names:
+        value = environment.get(name)
+        if value is not None:
+            return name, effective_value(name, value) or value
+    return None
+
+
+def _gaps(environment: EnvironmentFacts, torch: str | None, launch: LaunchFacts | None) -> Iterator[_Gap]:
+    yield from _recorder(environment, torch)
+    yield from _dump(environment, torch)
+    blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+    if blocking and blocking[1] == "1":
+        yield _Gap(f"{blocking[0]}=1: wait() raises at the time-out and no rank writes a dump", f"unset {blocking[0]}")
+    yield from _error_handling(environment, torch, launch)
+
+
+def _recorder(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
+    """FlightRecorder.hpp: 2,000 entries by default from torch 2.11 on, none before."""
+    size = _value(environment, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    off_by_default = within(torch or "", before="2.11")
+    fix = "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
+    if size is not None and size[1].strip() == "0":
+        yield _Gap(f"{size[0]}=0 turns the flight recorder off", fix, is_default=off_by_default)
+    elif size is None and off_by_default:
+        yield _Gap(f"the flight recorder is off by default in torch {torch}", fix, is_default=True)
+
+
+def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
+    """ProcessGroupNCCL.hpp: on by default from torch 2.7 on."""
+    dump = _value(environment, "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+    off_by_default = within(torch or "", before="2.7")
+    fix = "export TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    if dump is not None and dump[1] == "0":
+        yield _Gap(f"{dump[0]}=0: no dump is written at the time-out", fix, is_default=off_by_default)
+    elif dump is None and off_by_default:
+        yield _Gap(f"torch {torch} writes no dump at the time-out by default", fix, is_default=True)
+
+
+def _error_handling(environment: EnvironmentFacts, torch: str | None, launch: LaunchFacts | None) -> Iterator[_Gap]:
+    """The library's own mode is 3. The launchers torchrun and Ray export 1 to their workers, which aborts first; from
+    torch 2.7 on the dump is meant to come before that."""
+    mode = _value(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+    if mode is None:
+        return
+    name, value = mode[0], mode[1].strip()
+    if value == "0":
+        yield _Gap(f"{name}=0: a failed collective is never noticed, and the run hangs for ever", f"export {name}=3")
+    elif value in ("1", "2"):
+        by_launcher = value == "1" and launch is not None and launch.launcher in ("torchrun", "ray", "accelerate")
+        why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
+        yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=not within(torch or "", first="2.7"))
+
+
+def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
+    for folder in storage.directories if storage else ():
+        if folder.role != "flight-recorder":
+            continue
+        if folder.exists is False:
+            yield _Gap(
+                f"{folder.path} ({folder.source}) does not exist: no dump can be written", f"mkdir -p {folder.path}"
+            )
+        elif folder.writable is False:
+            yield _Gap(
+                f"{folder.path} ({folder.source}) can't be written: no dump is left",
+                f"chmod u+w {folder.path}, or name another folder in {folder.source}",
+            )
+
+
+def _finding(gap: _Gap, ranks: tuple[int, ...], torch: str | None) -> Finding:
+    return Finding(
+        gap.why[:1].upper() + gap.why[1:] if gap.why.startswith("the ") else gap.why,
+        ranks=ranks,
+        evidence={"torch": torch},
+        fix=gap.fix,
+        severity=Severity.INFO if gap.is_default or not gap.is_likely else None,
+        confidence=1.0 if gap.is_likely else 0.5,
+    )

@@ -1,0 +1,109 @@
+"""NCCL012: the process group's time-out does not fit the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    Job,
+    LaunchFacts,
+    Severity,
+    Sick,
+    SlurmFacts,
+    SoftwareFacts,
+    TrainerFacts,
+    Variable,
+    Verdict,
+    Well,
+    check,
+    group_alike,
+    healthy,
+    uses_nccl,
+    within,
+)
+
+
+def _hours(limit: float | None) -> SlurmFacts:
+    return SlurmFacts(job_id="4711", state="RUNNING", time_limit=None if limit is None else int(limit * 3600))
+
+
+def _trainer(timeout: str) -> TrainerFacts:
+    return TrainerFacts(source="LT_*", arguments=(Variable("timeout", timeout),))
+
+
+@check(
+    id="NCCL012",
+    severity=Severity.INFO,
+    needs=(SlurmFacts,),
+    cases=lambda: (
+        Well("outside SLURM", healthy(2, 2)),
+        Well("a day", healthy(2, 2).put(_hours(24))),
+        Well("no limit", healthy(2, 2).put(_hours(None))),
+        Well("one process", healthy(1, 1).put(_hours(0.1))),
+        Well("a long time-out in a longer job", healthy(2, 2).put(_hours(4)).put(_trainer("7200"))),
+        Sick("ten minutes of time-out in a job of five", healthy(2, 2).put(_hours(5 / 60)), ranks=(0, 1, 2, 3)),
+        Sick("half an hour over Gloo in a job of a quarter", healthy(2, 1, gpus=0).put(_hours(0.25)), ranks=(0, 1)),
+        Sick(
+            "a time-out of two hours in a job of one",
+            healthy(2, 2).put(_hours(1)).put(_trainer("02:00:00")),
+            ranks=(0, 1, 2, 3),
+        ),
+    ),
+)
+def timeout_unfit(job: Job) -> Iterator[Verdict]:
+    """Ask whether a hang would be noticed before the job's time is up.
+
+    Why it hurts: the scheduler ends the job before the process group's time-out does, so a hang looks like a job that
+    was too long, and no dump says where it stood.
+    Fix: pass a shorter time-out: init_process_group(timeout=timedelta(minutes=5)), or DDPStrategy(timeout=…).
+    """
+    key = group_alike(
+        job,
+        SlurmFacts,
+        lambda slurm, alike: (
+            slurm.time_limit,
+            _together(alike.find(LaunchFacts)),
+            *_timeout(alike.find(TrainerFacts), alike.find(SoftwareFacts), nccl=uses_nccl(alike)),
+        ),
+        also=(LaunchFacts, TrainerFacts, SoftwareFacts),
+    )
+    for (limit, together, timeout, origin), ranks in key:
+        if limit is not None and together and timeout > limit > 0:
+            yield Finding(
+                f"the process group waits {timeout} s ({origin}), longer than the job's time limit of {limit} s",
+                ranks=ranks,
+                evidence={"timeout_seconds": timeout, "timeout_from": origin, "time_limit_seconds": limit},
+            )
+
+
+def _together(launch: LaunchFacts | None) -> bool:
+    return bool(launch and launch.running_together and (launch.world_size or 1) > 1)
+
+
+def _timeout(trainer: TrainerFacts | None, software: SoftwareFacts | None, *, nccl: bool) -> tuple[int, str]:
+    """Seconds, and where they come from. torch/distributed/constants.py: 1,800 s by default; for NCCL 600 s from torch
+    2.2 on."""
+    stated = (
+        next((argument.value for argument in trainer.arguments if argument.name == "timeout"), None)
+        if trainer
+        else None
+    )
+    seconds = _seconds(stated or "")
+    if seconds is not None:
+        return seconds, "the Trainer's argument"
+    torch = software.torch.version if software and software.torch else ""
+    short = nccl and not within(torch, before="2.2")
+    return (600, "torch's default for NCCL") if short else (1800, "torch's default")
+
+
+def _seconds(text: str) -> int | None:
+    """``7200``, ``7200.0``, ``02:00:00`` or ``1 day, 0:00:00`` in seconds."""
+    if re.fullmatch(r"\d+(\.\d*)?", text):
+        return int(float(text))
+    match = re.fullmatch(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?", text)
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

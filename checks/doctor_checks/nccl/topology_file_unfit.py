@@ -1,0 +1,109 @@
+"""NCCL014: a topology or graph file is missing, unreadable or of another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    GpuFacts,
+    Job,
+    NcclFacts,
+    ReferencedFile,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    bus_key,
+    check,
+    healthy,
+    merge,
+    source_of,
+)
+
+_PATH = "/opt/topology/ndv5.xml"
+_OWN = ("0000:10:00.0", "0000:11:00.0")
+_FOREIGN = ("0000:a1:00.0", "0000:b1:00.0")
+
+
+def _file(**changes: object) -> tuple[ReferencedFile, ...]:
+    values: dict[str, object] = {"exists": True, "readable": True, "gpus": _OWN, **changes}
+    return (ReferencedFile("NCCL_TOPO_FILE", _PATH, **values),)  # type: ignore[arg-type]
+
+
+_SET = healthy(2, 2).environ(NCCL_TOPO_FILE=_PATH)
+
+
+@check(
+    id="NCCL014",
+    severity=Severity.WARNING,
+    when="PM",
+    needs=(NcclFacts,),
+    cases=lambda: (
+        Well("not set", healthy(2, 2)),
+        Well("a file of this machine", _SET.alter(NcclFacts, references=_file())),
+        Well("a file without GPUs", _SET.alter(NcclFacts, references=_file(gpus=()))),
+        Well("no GPU to compare with", healthy(2, 2, gpus=0).alter(NcclFacts, references=_file(gpus=_FOREIGN))),
+        Well("a part of the machine", _SET.alter(NcclFacts, references=_file(gpus=_OWN[:1]))),
+        Sick(
+            "missing on one host",
+            _SET.alter(NcclFacts, references=_file()).alter(
+                NcclFacts, ranks=(2, 3), references=_file(exists=False, readable=False, gpus=())
+            ),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "not readable",
+            _SET.alter(NcclFacts, references=_file(readable=False, error="Permission denied", gpus=())),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
+        Sick("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
+    ),
+)
+def topology_file_unfit(job: Job) -> Iterator[Verdict]:
+    """Ask whether the files that NCCL_TOPO_FILE and NCCL_GRAPH_FILE name are there and describe this machine.
+
+    Why it hurts: without the file NCCL sees the virtual machine's flat PCI tree and picks slow paths; with one of
+    another machine it picks wrong ones, or fails to start.
+    Fix: unset the variable, or name the file that the cloud provides for this type of machine.
+    """
+    yield from merge(_findings(job))
+    for nccl, alike in job.each(NcclFacts):
+        for file in _files(nccl):
+            if file.exists is None:
+                yield Unknown(f"{file.path} ({file.variable}) could not be looked at", alike.ranks)
+
+
+def _files(nccl: NcclFacts) -> Iterator[ReferencedFile]:
+    return (file for file in nccl.references if file.variable in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"))
+
+
+def _findings(job: Job) -> Iterator[Finding]:
+    for nccl, alike in job.each(NcclFacts, also=(GpuFacts,)):
+        for file in _files(nccl):
+            wrong = _wrong(file, alike.find(GpuFacts))
+            if wrong:
+                setting = nccl.setting(file.variable)
+                yield Finding(
+                    f"{file.variable}={file.path} {wrong}",
+                    ranks=alike.ranks,
+                    evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
+                    fix=f"unset {file.variable}, or name this machine's own file",
+                    source=source_of(setting),
+                )
+
+
+def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
+    if file.exists is False:
+        return "does not exist"
+    if file.readable is False:
+        return "can't be read" + (f" ({file.error})" if file.error else "")
+    if file.error:
+        return f"can't be understood: {file.error}"
+    here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
+    named = {bus_key(bus_id) for bus_id in file.gpus}
+    if here and named and not here & named:
+        return f"is of another machine: none of its {len(named)} GPUs is among the {len(here)} of this host"
+    return None

@@ -1,0 +1,179 @@
+"""NCCL009: the NCCL release is too old for the GPU, the driver or the fabric, or known to be faulty there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Fabric,
+    Finding,
+    Gpu,
+    GpuFacts,
+    Job,
+    NcclFacts,
+    NcclLibrary,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Severity,
+    Sick,
+    Skip,
+    SoftwareFacts,
+    TorchBuild,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    merge,
+    minimum_nccl,
+    on_processor,
+    within,
+)
+
+
+def _nccl(version: str) -> tuple[NcclLibrary, ...]:
+    return (NcclLibrary("/opt/env/nvidia/nccl/lib/libnccl.so.2", version, "wheel nvidia-nccl-cu12", chosen=True),)
+
+
+def _blackwell(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(Gpu(gpu.index, gpu.uuid, "NVIDIA B200", gpu.bus_id, compute_capability="10.0") for gpu in gpus)
+
+
+def _many_hosts_fabric(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    fabric = Fabric("completed", 0, clique=1, cluster="6c7d8f0a-0000-0000-0000-1234567890ab")
+    return tuple(
+        Gpu(gpu.index, gpu.uuid, gpu.name, gpu.bus_id, compute_capability="9.0", fabric=fabric) for gpu in gpus
+    )
+
+
+_ROCE = RdmaFacts(devices=(RdmaDevice("mlx5_0", (RdmaPort(link_layer="Ethernet", rate=200.0),)),))
+
+
+@check(
+    id="NCCL009",
+    severity=Severity.WARNING,
+    when="PM",
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Well("new enough", healthy(2, 8, rdma=8)),
+        Well("no NCCL", healthy(gpus=0)),
+        Well(
+            "an old release on an old GPU",
+            healthy()
+            .gpu(0, compute_capability="8.0")
+            .gpu(1, compute_capability="8.0")
+            .alter(SoftwareFacts, nccl_libraries=_nccl("2.18.3")),
+        ),
+        Well(
+            "RoCE with the index set",
+            healthy(2, 1)
+            .put(_ROCE)
+            .environ(NCCL_IB_GID_INDEX="3")
+            .alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5")),
+        ),
+        Well("one host with RoCE", healthy(1, 2).put(_ROCE).alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5"))),
+        Sick(
+            "Blackwell with NCCL 2.21",
+            healthy(2, 2)
+            .alter(SoftwareFacts, nccl_libraries=_nccl("2.21.5"))
+            .alter(GpuFacts, hosts=("node1",), gpus=_blackwell),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "the first release for Hopper hangs",
+            healthy(1, 2).alter(SoftwareFacts, nccl_libraries=_nccl("2.15.1")),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "NVLink across hosts before 2.21",
+            healthy(2, 2).alter(GpuFacts, gpus=_many_hosts_fabric).alter(SoftwareFacts, nccl_libraries=_nccl("2.19.3")),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "RoCE before the GID was found by itself",
+            healthy(2, 1).put(_ROCE).alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5")),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "torch 2.7.0 with NCCL 2.26.2",
+            healthy().alter(
+                SoftwareFacts,
+                torch=TorchBuild("2.7.0+cu126", cuda="12.6", nccl="2.26.2"),
+                nccl_libraries=_nccl("2.26.2"),
+            ),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def version_too_old(job: Job) -> Iterator[Verdict]:
+    """Ask whether the NCCL release knows the GPU and the fabric, and works there.
+
+    Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or crawls; one that does not
+    know the fabric leaves the fast path unused.
+    Fix: install a torch whose NCCL is new enough, or `pip install -U nvidia-nccl-cu12` (cu13 for a torch of CUDA 13).
+    """
+    if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
+        yield Skip("no NCCL can be found")
+        return
+    yield from merge(_findings(job))
+    for software, alike in job.each(SoftwareFacts):
+        if software.nccl_libraries and software.nccl is None:
+            yield Unknown("the release of the NCCL that would be loaded could not be read", alike.ranks)
+
+
+def _findings(job: Job) -> Iterator[Finding]:
+    for software, alike in job.each(SoftwareFacts, also=(GpuFacts, RdmaFacts, NcclFacts)):
+        version = software.nccl
+        if version is None or on_processor(alike):
+            continue
+        gpus, nccl = alike.find(GpuFacts), alike.find(NcclFacts)
+        faults = [*_for_torch(software, version), *(_for_gpus(gpus, version) if gpus else ())]
+        if job.is_multi_host:
+            faults += _for_roce(alike.find(RdmaFacts), nccl, version)
+        for needed, why in faults:
+            yield Finding(
+                f"NCCL {version} {why}: {needed} or later is needed",
+                ranks=alike.ranks,
+                evidence={
+                    "nccl": version,
+                    "needed": needed,
+                    "torch": software.torch.version if software.torch else None,
+                },
+            )
+
+
+def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:
+    known = {gpu.compute_capability: gpu.name for gpu in gpus.gpus if gpu.compute_capability}
+    for capability, name in sorted(known.items()):
+        needed = minimum_nccl(capability)
+        if needed and within(version, before=needed):
+            yield needed, f"has no code for {name} (compute capability {capability})"
+    # NCCL 2.15.5 works around a hang of Ring with LL128 on H100.
+    if any(capability.startswith("9.") for capability in known) and within(version, first="2.15.1", before="2.15.5"):
+        yield "2.15.5", "may hang on Hopper with two GPUs"
+    if any(_spans_hosts(gpu) for gpu in gpus.gpus) and within(version, before="2.21.5"):
+        yield "2.21.5", "does not use NVLink between hosts"
+
+
+def _spans_hosts(gpu: Gpu) -> bool:
+    """Whether the GPU belongs to an NVLink domain of several hosts: its cluster has an identity that is not all zero."""
+    cluster = gpu.fabric.cluster if gpu.fabric else None
+    return bool(cluster and cluster.strip("0-"))
+
+
+def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None, version: str) -> Iterator[tuple[str, str]]:
+    """Before 2.21 the GID index is 0 unless NCCL_IB_GID_INDEX says otherwise (NCCL src/transport/net_ib.cc)."""
+    ports = [port for device in rdma.devices for port in device.ports] if rdma else []
+    active = any(port.state == "ACTIVE" and port.link_layer == "Ethernet" for port in ports)
+    settled = nccl is not None and any(nccl.get(name) for name in ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET"))
+    if active and not settled and within(version, before="2.21.5"):
+        yield "2.21.5", "takes GID index 0 on RoCE, which is no routable RoCE v2 address (or export NCCL_IB_GID_INDEX)"
+
+
+def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str]]:
+    """With 2.26.2, torch 2.7.0 may hang: it uses NCCL's non-blocking mode where init_process_group gets a device_id.
+    2.7.1 turned that off again."""
+    is_affected = software.torch is not None and within(software.torch.version, first="2.7.0", before="2.7.1")
+    if is_affected and within(version, first="2.26.2", before="2.26.3"):
+        yield "torch 2.7.1", "may hang under torch 2.7.0 when init_process_group gets a device_id"

@@ -1,0 +1,107 @@
+"""NET017: the training interface is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    CARRIES_NOTHING,
+    CHOICE_SECTIONS,
+    Address,
+    Alike,
+    Finding,
+    Interface,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Sick,
+    Skip,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    choice_of,
+    data_goes_by_sockets,
+    export_line,
+    good_interfaces,
+    healthy,
+    merge,
+)
+
+_GIGABIT = Interface("eth0", mtu=1500, speed=1_000, addresses=(Address("inet", "10.0.0.2", 16),))
+_FAST = Interface("ens5", mtu=9000, speed=100_000, addresses=(Address("inet", "10.1.0.2", 16),))
+_TEN = Interface("eth0", mtu=1500, speed=10_000, addresses=(Address("inet", "10.0.0.2", 16),))
+_SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16),))
+
+
+@check(
+    id="NET017",
+    severity=Severity.INFO,
+    scope=Scope.HOST,
+    needs=(InterfaceFacts, NcclFacts),
+    cases=lambda: (
+        Well("100 Gb/s", healthy(hosts=2, per_host=1)),
+        Well("one host needs no network", healthy(1, 2).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
+        Well("the slow one only starts RDMA", healthy(2, 1, rdma=1).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
+        Well("a cloud interface that tells no speed", healthy(2, 1).alter(InterfaceFacts, interfaces=(_SILENT,))),
+        Sick(
+            "one host trains over gigabit Ethernet",
+            healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_GIGABIT,)),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "the fast card is idle",
+            healthy(2, 1).alter(InterfaceFacts, interfaces=(_TEN, _FAST)).environ(NCCL_SOCKET_IFNAME="eth0"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float = 4) -> Iterator[Verdict]:
+    """Ask whether the hosts train over a fast interface, where the data goes by TCP.
+
+    Why it hurts: gradients wait for the wire: 1 Gb/s moves the gradients of a model of a billion parameters in half a
+    minute a step.
+    Fix: select the faster interface on every host: `export NCCL_SOCKET_IFNAME='=<interface>'`; `ethtool <interface>`
+    shows the speed that was negotiated.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host")
+        return
+    found = []
+    for interfaces, nccl, alike in job.each(InterfaceFacts, NcclFacts, also=(*CHOICE_SECTIONS, RdmaFacts)):
+        choice = choice_of(alike)
+        if choice is None or choice.first is None or choice.first.interface.kind in CARRIES_NOTHING:
+            continue
+        if choice.library == "NCCL" and not data_goes_by_sockets(nccl, alike.find(RdmaFacts)):
+            continue
+        interface = choice.first.interface
+        if interface.speed is None:
+            yield Unknown(f"{interface.name} does not tell its speed", alike.ranks, f"ethtool {interface.name}")
+            continue
+        taken = {endpoint.interface.name for endpoint in choice.endpoints}
+        faster = _faster(interface.speed * times_faster, interfaces, taken)
+        if faster is not None or interface.speed < least_speed:
+            found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, alike))
+    yield from merge(found)
+
+
+def _faster(least: float, interfaces: InterfaceFacts, taken: set[str]) -> Interface | None:
+    """The fastest interface that is up, has an address and is not in use."""
+    idle = [one for one in good_interfaces(interfaces) if one.name not in taken and (one.speed or 0) >= least]
+    return max(idle, key=lambda one: one.speed or 0, default=None)
+
+
+def _finding(
+    interface: Interface, speed: int, faster: Interface | None, variable: str, interfaces: InterfaceFacts, alike: Alike
+) -> Finding:
+    beside = f", and {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
+    exact = "'=" + faster.name + "'" if faster and variable.startswith("NCCL_") else faster.name if faster else ""
+    return Finding(
+        f"training goes over {interface.name} with {speed / 1000:g} Gb/s{beside}",
+        ranks=alike.ranks,
+        evidence={"interface": interface.name, "speed_mbit_per_s": speed, "idle": faster.name if faster else None},
+        fix=f"`export {variable}={exact}` on every host" if faster else export_line(variable, interfaces),
+    )

@@ -1,0 +1,108 @@
+"""NET018: NCCL_IB_HCA selects no active port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    Job,
+    NcclFacts,
+    NcclList,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Setting,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    active_rdma_ports,
+    check,
+    healthy,
+    merge,
+    nccl_device_list,
+    nccl_rdma_ports,
+    setting_text,
+    source_of,
+    what_forces_sockets,
+)
+
+_HALF_DOWN = (
+    RdmaDevice("mlx5_0", (RdmaPort(1, "DOWN", "Polling", link_layer="InfiniBand"),), has_uverbs=True),
+    RdmaDevice("mlx5_1", (RdmaPort(1, "ACTIVE", "LinkUp", 400.0, "InfiniBand"),), has_uverbs=True),
+)
+
+
+@check(
+    id="NET018",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(NcclFacts, RdmaFacts),
+    cases=lambda: (
+        Well("not set", healthy(hosts=2, per_host=2, rdma=2)),
+        Well("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),
+        Well("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
+        Well("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
+        Well("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
+        Sick("devices of another machine", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_bond_0"), ranks=(0, 1, 2, 3)),
+        Sick("a prefix where whole names are asked for", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5"), ranks=(0, 1)),
+        Sick("a port that the devices do not have", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="mlx5_0:2"), ranks=(0, 1)),
+        Sick("a misspelt device", healthy(2, 1, rdma=2).environ(ranks=(1,), NCCL_IB_HCA="mlxl5_0"), ranks=(1,)),
+        Sick("everything is excluded", healthy(2, 1, rdma=2).environ(NCCL_IB_HCA="^mlx5"), ranks=(0, 1)),
+        Sick(
+            "the selected port is down",
+            healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
+            ranks=(1,),
+        ),
+    ),
+)
+def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
+    """Ask whether NCCL_IB_HCA selects a port that is active.
+
+    Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, ten to fifty times slower; beside
+    hosts that use RDMA the job hangs when it starts.
+    Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0,mlx5_1'`
+    (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
+    """
+    found = []
+    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts):
+        setting = nccl.setting("NCCL_IB_HCA")
+        if setting is None or not setting.value or what_forces_sockets(nccl) is not None:
+            continue
+        active = active_rdma_ports(rdma)
+        named = _named(nccl_device_list(setting.value), rdma)
+        if nccl_rdma_ports(nccl, rdma) or (named and not active):
+            continue
+        found.append(_finding(setting, named, [one.name for one in active], alike))
+    yield from merge(found)
+
+
+def _named(wanted: NcclList, rdma: RdmaFacts) -> list[str]:
+    """The ports that the list stands for, whatever their state."""
+    return [
+        f"{device.name}:{port.number} is {port.state}"
+        for device in rdma.devices
+        for port in device.ports
+        if wanted.selects(device.name, port.number)
+    ]
+
+
+def _finding(setting: Setting, named: list[str], active: list[str], alike: Alike) -> Finding:
+    wanted = nccl_device_list(setting.value)
+    if named:
+        claim = f"selects no active port: {', '.join(named[:4])}"
+    elif wanted.exclude:
+        claim = "excludes every RDMA device of this host"
+    else:
+        claim = "names no RDMA device of this host"
+    devices = ",".join(dict.fromkeys(name.partition(":")[0] for name in active))
+    return Finding(
+        f"{setting_text(setting)} {claim}",
+        ranks=alike.ranks,
+        evidence={"value": setting.value, "selected": named, "active_ports": active},
+        fix=f"`unset NCCL_IB_HCA`, or `export NCCL_IB_HCA='={devices}'`" if active else "",
+        source=source_of(setting),
+        explains=("NET022",),
+    )

@@ -1,0 +1,150 @@
+"""NET020: an RDMA port is down, slow or counts errors."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+from doctor.api import (
+    Counter,
+    Finding,
+    Host,
+    Job,
+    NcclFacts,
+    PathFacts,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    nccl_device_list,
+)
+
+ERRORS = frozenset(
+    {
+        "symbol_error",
+        "link_error_recovery",
+        "local_link_integrity_errors",
+        "excessive_buffer_overrun_errors",
+        "port_rcv_errors",
+        "packet_seq_err",
+        "local_ack_timeout_err",
+    }
+)
+"""Counters that stand still on a healthy link. Not link_downed: every reboot of a switch counts there."""
+
+
+def _port(sketch: Sketch, host: str, device: str, **changes: object) -> Sketch:
+    """The same job with one port of ``host`` changed."""
+
+    def change(devices: tuple[RdmaDevice, ...]) -> tuple[RdmaDevice, ...]:
+        return tuple(_changed(one, changes) if one.name == device else one for one in devices)
+
+    return sketch.alter(RdmaFacts, hosts=(host,), devices=change)
+
+
+def _changed(device: RdmaDevice, changes: dict[str, object]) -> RdmaDevice:
+    (port,) = device.ports
+    values = {name: getattr(port, name) for name in port.__struct_fields__} | changes
+    return RdmaDevice(device.name, (RdmaPort(**values),), device.board, has_uverbs=device.has_uverbs)
+
+
+class _Seen(NamedTuple):
+    host: Host
+    ranks: tuple[int, ...]
+    device: RdmaDevice
+    port: RdmaPort
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What the same port of other hosts is known by."""
+        return (self.device.name, self.port.number)
+
+    @property
+    def name(self) -> str:
+        return f"{self.device.name}:{self.port.number} on {self.host.name}"
+
+
+@check(
+    id="NET020",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    when="PM",
+    needs=(RdmaFacts,),
+    cases=lambda: (
+        Well("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
+        Well("links that went down before", _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("link_downed", 3),))),
+        Well(
+            "a port that is down on every host",
+            _port(_port(healthy(2, 1, rdma=2), "node0", "mlx5_1", state="DOWN"), "node1", "mlx5_1", state="DOWN"),
+        ),
+        Well("errors since a boot long ago", _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("symbol_error", 12),))),
+        Sick(
+            "a port is down on one host",
+            _port(healthy(3, 2, rdma=4), "node1", "mlx5_2", state="DOWN", physical_state="Polling"),
+            ranks=(2, 3),
+        ),
+        Sick("a port waits for the subnet manager", _port(healthy(3, 1, rdma=2), "node2", "mlx5_0", state="INIT"), ranks=(2,)),
+        Sick("a link came up at half its rate", _port(healthy(3, 1, rdma=2), "node0", "mlx5_1", rate=200.0), ranks=(0,)),
+        Sick("one of eight ports of a lone host is slower", _port(healthy(1, 2, rdma=8), "node0", "mlx5_6", rate=100.0), ranks=(0, 1)),
+        Sick(
+            "the selected port of a lone host is down",
+            _port(healthy(1, 2, rdma=2), "node0", "mlx5_0", state="DOWN").environ(NCCL_IB_HCA="=mlx5_0,mlx5_1"),
+            ranks=(0, 1),
+        ),
+        Sick("errors while paths were measured", healthy(2, 1, rdma=2).put(PathFacts(rdma_errors=4000), hosts=("node1",)), ranks=(1,)),
+    ),
+)
+def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: float = 10_000) -> Iterator[Verdict]:
+    """Ask whether the RDMA ports are up, at full rate and without errors.
+
+    Why it hurts: NCCL leaves the port out or waits for the slow one: half the bandwidth, `Detected mixed local Net
+    device counts`, or `Got completion from peer ... with status=12` in the middle of the run.
+    Fix: `ibstat <device>`, `mlxlink -d <device>`; reseat or change the cable, reset the switch port; InfiniBand in state
+    INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
+    """
+    seen = list(_ports(job))
+    yield from _down(seen)
+    yield from _slow(seen)
+    yield from _failing(job, seen, outlier_times, least_errors)
+
+
+def _ports(job: Job) -> Iterator[_Seen]:
+    for local in job.by_host():
+        rdma = local.find(RdmaFacts)
+        for device in rdma.devices if rdma else ():
+            for port in device.ports:
+                yield _Seen(local.hosts[0], local.ranks, device, port)
+
+
+def _down(seen: list[_Seen]) -> Iterator[Finding]:
+    """Ports that are not active and should be: most other hosts have the same one active, or a setting names it."""
+    active = Tally(one.key for one in seen if one.port.state == "ACTIVE")
+    total = Tally(one.key for one in seen)
+    for one in seen:
+        if one.port.state == "ACTIVE":
+            continue
+        by_peers = 2 * active[one.key] > total[one.key] or (active[one.key] and total[one.key] == 2)
+        if by_peers or _is_selected(one):
+            yield Finding(
+                f"{one.name} is {one.port.state}" + (f" ({one.port.physical_state})" if one.port.physical_state else ""),
+                ranks=one.ranks,
+                evidence={
+                    "state": one.port.state,
+                    "physical_state": one.port.physical_state,
+                    "hosts_with_it_active": active[one.key],
+                },
+                explains=("NET022",),
+            )
+
+
+def _is_selected(one: _Seen) -> bool:
+    raise NotImplementedError

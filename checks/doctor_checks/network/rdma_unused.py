@@ -1,0 +1,114 @@
+"""NET019: RDMA is there and NCCL would use sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    GpuFacts,
+    Job,
+    NcclFacts,
+    NcclPlugin,
+    RdmaFacts,
+    Setting,
+    Severity,
+    Sick,
+    Skip,
+    SoftwareFacts,
+    TrainerFacts,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    loaded_net_plugin,
+    merge,
+    nccl_matters,
+    setting_text,
+    source_of,
+    what_forces_sockets,
+)
+
+_OFI = (NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", symbols=("ncclNetPlugin_v10",)),)
+_FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
+
+
+@check(
+    id="NET019",
+    severity=Severity.WARNING,
+    when="PM",
+    needs=(NcclFacts, RdmaFacts),
+    cases=lambda: (
+        Well("RDMA is used", healthy(hosts=2, per_host=2, rdma=2)),
+        Well("no RDMA", healthy(2, 2).environ(NCCL_IB_DISABLE="1")),
+        Well("one host needs no network", healthy(1, 2, rdma=2).environ(NCCL_IB_DISABLE="1")),
+        Well("the text true disables nothing", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="true")),
+        Well(
+            "another plug-in takes its place",
+            healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1").alter(NcclFacts, plugins=_OFI),
+        ),
+        Well("CPU training", healthy(2, 2, gpus=0, rdma=2).environ(NCCL_IB_DISABLE="1")),
+        Well(
+            "one host has no RDMA, so sockets are right",
+            healthy(2, 2, rdma=2).drop(RdmaFacts, hosts=("node1",)).environ(NCCL_IB_DISABLE="1"),
+        ),
+        Sick("NCCL_IB_DISABLE=1 was left behind", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1"), ranks=(0, 1, 2, 3)),
+        Sick("sockets are asked for", healthy(2, 1, rdma=2).environ(NCCL_NET="Socket"), ranks=(0, 1)),
+        Sick("a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)),
+        Sick("the image lacks libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
+    ),
+)
+def rdma_unused(job: Job) -> Iterator[Verdict]:
+    """Ask whether NCCL would use the RDMA ports that the hosts have.
+
+    Why it hurts: traffic between hosts goes by TCP over the CPU, ten to fifty times slower; the log says only
+    `NCCL INFO Using network Socket`.
+    Fix: `unset NCCL_IB_DISABLE NCCL_NET`, remove the line from nccl.conf, install libibverbs (rdma-core) in the image
+    and pass `--device=/dev/infiniband` to the container.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host")
+        return
+    if not all(_has_active_ports(rank.find(RdmaFacts)) for local in job.by_host() for rank in local.members[:1]):
+        return
+    found = []
+    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, GpuFacts, TrainerFacts)):
+        if nccl_matters(alike):
+            found += [one for one in (_by_setting(nccl, rdma, alike), _by_system(nccl, rdma, alike)) if one][:1]
+    yield from merge(found)
+
+
+def _has_active_ports(rdma: RdmaFacts | None) -> bool:
+    return rdma is not None and _active(rdma) > 0
+
+
+def _active(rdma: RdmaFacts) -> int:
+    return sum(port.state == "ACTIVE" for device in rdma.devices for port in device.ports)
+
+
+def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Finding | None:
+    setting = what_forces_sockets(nccl)
+    if setting is None:
+        return None
+    return Finding(
+        f"{setting_text(setting)} makes NCCL use sockets beside {_active(rdma)} active RDMA ports",
+        ranks=alike.ranks,
+        evidence={"setting": setting_text(setting), "active_ports": _active(rdma)},
+        fix=f"`unset {setting.name}`" if setting.layer == "environment" else f"remove the line from {setting.source}",
+        source=source_of(setting),
+    )
+
+
+def _by_system(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Finding | None:
+    """NCCL opens libibverbs.so and /dev/infiniband/uverbs*; without either it goes on with sockets."""
+    openable = any(device.has_uverbs is not False for device in rdma.devices)
+    if loaded_net_plugin(nccl) is not None or (rdma.verbs_library is not False and openable):
+        return None
+    why = "libibverbs is not installed" if openable else "/dev/infiniband/uverbs* cannot be opened"
+    return Finding(
+        f"{why}, so NCCL uses sockets beside {_active(rdma)} active RDMA ports",
+        ranks=alike.ranks,
+        evidence={"verbs_library": rdma.verbs_library, "active_ports": _active(rdma)},
+        fix="`apt-get install libibverbs1` in the image" if openable else "`docker run --device=/dev/infiniband …`",
+    )

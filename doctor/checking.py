@@ -1,0 +1,118 @@
+"""What a check is: a judgement over a job, with its metadata in one typed call."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from doctor.cases import Case
+from doctor.facts import Section
+from doctor.finding import Scope, Severity, Verdict
+
+FAMILIES = {
+    "ENV": "launch",
+    "NET": "network",
+    "NCCL": "nccl",
+    "GPU": "devices",
+    "MEM": "memory",
+    "DATA": "data",
+    "RUN": "progress",
+    "HOST": "host",
+    "VER": "software",
+}
+"""Prefix of an id -> word of its family, in the order of reports."""
+
+_ID = re.compile(r"[A-Z]{2,12}\d{3}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One illness and how to recognise it. Made by :func:`check`.
+
+    ``peers``: the judgement compares ranks, so with ranks missing a clean result is unknown, and with one rank there
+    is nothing to compare. ``limits``: its thresholds by name. ``origin``: ``built-in``, a distribution or a file.
+    """
+
+    id: str
+    name: str
+    severity: Severity
+    scope: Scope
+    when: str
+    needs: tuple[type[Section], ...]
+    peers: bool
+    judge: Callable[..., Iterable[Verdict]]
+    cases: Callable[[], Iterable[Case]]
+    question: str
+    effect: str
+    fix: str
+    limits: Mapping[str, float] = field(default_factory=dict)
+    origin: str = "built-in"
+
+    @property
+    def family(self) -> str:
+        """The word of its family, from the letters of its id."""
+        prefix = self.id.rstrip("0123456789")
+        return FAMILIES.get(prefix, prefix.lower())
+
+
+def check(
+    *,
+    id: str,  # noqa: A002 - the field's word
+    severity: Severity,
+    scope: Scope = Scope.RANK,
+    when: str = "P",
+    needs: tuple[type[Section], ...] = (),
+    peers: bool | None = None,
+    cases: Callable[[], Iterable[Case]] = tuple,
+) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
+    """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check, named after the function.
+
+    Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a finding's effect and fix.
+    ``needs``: sections without which a rank can't be judged. ``when``: the doors that can feed it, of P, R and M.
+    ``peers`` is true by default where the scope is the job. ``cases`` is called by tests alone.
+    ``ValueError`` for an id or name out of form.
+    """
+    if not _ID.fullmatch(id):
+        raise ValueError(f"{id!r} is no id: capital letters and three digits, such as NET007")
+
+    def make(function: Callable[..., Iterable[Verdict]]) -> Check:
+        question, effect, fix = _read_docstring(inspect.getdoc(function) or "")
+        return Check(
+            id=id,
+            name=function.__name__.replace("_", "-"),
+            severity=severity,
+            scope=scope,
+            when=when,
+            needs=needs,
+            peers=scope is Scope.JOB if peers is None else peers,
+            judge=function,
+            cases=cases,
+            question=question,
+            effect=effect,
+            fix=fix,
+            limits=_read_limits(function),
+        )
+
+    return make
+
+
+def _read_docstring(text: str) -> tuple[str, str, str]:
+    """The question, the effect and the fix in a check's docstring; missing parts are empty."""
+    parts = re.split(r"^(Why it hurts|Fix):\s*", text, flags=re.MULTILINE)
+    named = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return _fold(parts[0]), _fold(named.get("Why it hurts", "")), _fold(named.get("Fix", ""))
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _read_limits(function: Callable[..., object]) -> dict[str, float]:
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and isinstance(parameter.default, (int, float))
+    }

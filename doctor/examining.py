@@ -1,0 +1,285 @@
+"""Runs checks over a job. The one place that forgives a check its exceptions: it ends as ``crash``."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from doctor.catalog import Broken, Catalog
+from doctor.checking import Check
+from doctor.facts import Lack, Missing, Section
+from doctor.finding import Finding, Scope, Severity, Skip, Status, Unknown
+from doctor.job import Job, Rank
+from doctor.result import CheckResult, Ignored, ReportFinding
+
+GUEST_DEADLINE = 10.0
+"""Seconds that a check of somebody else may take. Built-in ones are pure functions with a benchmark of their own."""
+
+Ignore = Callable[[Check, Finding, tuple[str, ...]], "Ignored | None"]
+
+
+@dataclass
+class _Yield:
+    """What one run of a check brought."""
+
+    findings: list[Finding] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    unknowns: list[Unknown] = field(default_factory=list)
+    crash: str | None = None
+
+
+def examine_job(
+    job: Job,
+    catalog: Catalog,
+    *,
+    limits: Mapping[str, float] | None = None,
+    ignore: Ignore | None = None,
+) -> tuple[CheckResult, ...]:
+    """Judge ``job`` by all checks of ``catalog``. ``limits``: thresholds as ``{"MEM003.used_share": 0.9}``;
+    ``ignore`` tells of a finding whether and why it does not count. A guest that failed to load is a crash."""
+    censuses = _Censuses(job)
+    results: list[CheckResult] = []
+    explained: dict[str, list[tuple[str, frozenset[int]]]] = {}
+    for check in catalog.checks:
+        result, findings = _examine_one(job, check, censuses.of(check), limits or {}, ignore)
+        results.append(result)
+        for finding, shown in zip(findings, result.findings, strict=True):
+            for consequence in finding.explains if shown.stands else ():
+                explained.setdefault(consequence, []).append((check.id, frozenset(finding.ranks)))
+    return (*(_explained(result, explained) for result in results), *map(_crash_at_load, catalog.broken))
+
+
+@dataclass(frozen=True)
+class _Census:
+    """Who has what a check needs. ``missing``: reasons of those that should have it and do not; a host or rank that
+    has no use for it (no GPU) is not expected, and ``absent`` keeps one such reason."""
+
+    seen: int
+    expected: int
+    missing: tuple[Missing, ...]
+    absent: Missing | None
+
+
+class _Censuses:
+    """Counts once for all checks that need the same."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._done: dict[tuple[bool, tuple[type[Section], ...]], _Census] = {}
+
+    def of(self, check: Check) -> _Census:
+        key = (check.scope is Scope.HOST, check.needs)
+        if key not in self._done:
+            self._done[key] = self._count(*key)
+        return self._done[key]
+
+    def _count(self, by_host: bool, needs: tuple[type[Section], ...]) -> _Census:
+        if by_host:
+            lacks = [
+                _first_lack(lack for rank in local.members for lack in _lacks(rank, needs))
+                for local in self._job.by_host()
+            ]
+        else:
+            lacks = [_first_lack(_lacks(rank, needs)) for rank in self._job.ranks]
+        missing = tuple(lack for lack in lacks if lack is not None and lack.lack is not Lack.ABSENT)
+        absent = next((lack for lack in lacks if lack is not None and lack.lack is Lack.ABSENT), None)
+        seen = sum(lack is None for lack in lacks)
+        never_came = 0 if by_host else len(self._job.absent)
+        return _Census(seen, seen + len(missing) + never_came, missing, absent)
+
+
+def _lacks(rank: Rank, needs: tuple[type[Section], ...]) -> Iterable[Missing]:
+    return (lack for section in needs if (lack := rank.missing(section)) is not None)
+
+
+def _first_lack(lacks: Iterable[Missing]) -> Missing | None:
+    """The reason that weighs most: something that is hidden or broke before something that is not there."""
+    ordered = sorted(lacks, key=lambda lack: lack.lack is Lack.ABSENT)
+    return ordered[0] if ordered else None
+
+
+def _examine_one(
+    job: Job, check: Check, census: _Census, limits: Mapping[str, float], ignore: Ignore | None
+) -> tuple[CheckResult, list[Finding]]:
+    started = time.perf_counter()
+    outcome = _run(job, check, limits) if census.seen or not check.needs else _Yield()
+    findings = tuple(_stamp(job, check, finding, ignore) for finding in outcome.findings)
+    status, reason = _status(job, check, outcome, findings, census)
+    result = CheckResult(
+        id=check.id,
+        name=check.name,
+        family=check.family,
+        status=status,
+        severity=_worst(findings) or check.severity,
+        seen=census.seen,
+        expected=census.expected,
+        reason=reason,
+        seconds=round(time.perf_counter() - started, 6),
+        findings=findings,
+    )
+    return result, outcome.findings
+
+
+def _run(job: Job, check: Check, limits: Mapping[str, float]) -> _Yield:
+    outcome = _Yield()
+    if check.origin == "built-in":
+        _judge(job, check, limits, outcome)
+        return outcome
+    thread = threading.Thread(target=_judge, args=(job, check, limits, outcome), daemon=True)
+    thread.start()
+    thread.join(GUEST_DEADLINE)
+    if thread.is_alive():
+        return _Yield(crash=f"it did not end within {GUEST_DEADLINE:g} s")
+    return outcome
+
+
+def _judge(job: Job, check: Check, limits: Mapping[str, float], outcome: _Yield) -> None:
+    own = {name: limits[f"{check.id}.{name}"] for name in check.limits if f"{check.id}.{name}" in limits}
+    try:
+        for verdict in check.judge(job, **own):
+            _sort(verdict, outcome)
+    except Exception as error:
+        outcome.crash = f"{type(error).__name__}: {error} ({_innermost(error)})"
+
+
+def _sort(verdict: object, outcome: _Yield) -> None:
+    if isinstance(verdict, Finding):
+        outcome.findings.append(verdict)
+    elif isinstance(verdict, Unknown):
+        outcome.unknowns.append(verdict)
+    elif isinstance(verdict, Skip):
+        outcome.skips.append(verdict)
+    else:
+        raise TypeError(f"a check yields Finding, Skip or Unknown, not {type(verdict).__name__}")
+
+
+def _innermost(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no frame"
+
+
+def _stamp(job: Job, check: Check, finding: Finding, ignore: Ignore | None) -> ReportFinding:
+    hosts = finding.hosts or job.hosts_of(finding.ranks)
+    return ReportFinding(
+        summary=finding.summary,
+        severity=finding.severity or check.severity,
+        ignored=ignore(check, finding, hosts) if ignore else None,
+        ranks=tuple(sorted(set(finding.ranks))),
+        hosts=hosts,
+        evidence=finding.evidence,
+        effect=finding.effect or check.effect,
+        fix=finding.fix or check.fix,
+        confidence=finding.confidence,
+        source=finding.source,
+    )
+
+
+def _worst(findings: Iterable[ReportFinding]) -> Severity | None:
+    return max((finding.severity for finding in findings), key=lambda severity: severity.weight, default=None)
+
+
+def _status(
+    job: Job, check: Check, outcome: _Yield, findings: tuple[ReportFinding, ...], census: _Census
+) -> tuple[Status, str | None]:
+    """The status and, unless it is ok or sick, the reason."""
+    if any(finding.stands for finding in findings):
+        return Status.SICK, None
+    if outcome.crash is not None:
+        return Status.CRASH, outcome.crash
+    if not census.seen and check.needs:
+        return _nothing_seen(census)
+    if outcome.unknowns:
+        return Status.UNKNOWN, _why_unknown(outcome.unknowns)
+    if outcome.skips:
+        return Status.SKIP, outcome.skips[0].reason
+    if census.missing:
+        return Status.UNKNOWN, _reason(census.missing[0], len(census.missing), census.expected)
+    return _lonely(job, check, census)
+
+
+def _nothing_seen(census: _Census) -> tuple[Status, str]:
+    serious = [lack for lack in census.missing if lack.lack is not Lack.UNMEASURED]
+    if serious:
+        return Status.UNKNOWN, _reason(serious[0], 0, 0)
+    if census.missing:
+        return Status.SKIP, census.missing[0].reason
+    return Status.SKIP, census.absent.reason if census.absent else "nothing to judge"
+
+
+def _lonely(job: Job, check: Check, census: _Census) -> tuple[Status, str | None]:
+    """A clean result: green only if nobody was left out whom the check speaks of."""
+    if census.seen < census.expected:
+        return Status.UNKNOWN, f"{census.expected - census.seen} ranks never came"
+    if check.peers and (job.ungathered or job.absent):
+        return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks never came"
+    if check.peers and len(job.ranks) == 1:
+        return Status.SKIP, "one process: nothing to compare it with"
+    return Status.OK, None
+
+
+def _why_unknown(unknowns: list[Unknown]) -> str:
+    first = unknowns[0]
+    more = f" (and {len(unknowns) - 1} more)" if len(unknowns) > 1 else ""
+    return _with_way_out(first.reason, first.unhide) + more
+
+
+def _reason(lack: Missing, count: int, expected: int) -> str:
+    share = f"{count} of {expected}: " if 0 < count < expected else ""
+    return _with_way_out(share + lack.reason, lack.unhide)
+
+
+def _with_way_out(reason: str, unhide: str) -> str:
+    return f"{reason}; to see it: {unhide}" if unhide else reason
+
+
+def _explained(result: CheckResult, explained: Mapping[str, list[tuple[str, frozenset[int]]]]) -> CheckResult:
+    """The result with each consequence pointing at its cause: a finding that names its id and shares a rank."""
+    causes = explained.get(result.id)
+    if not causes:
+        return result
+
+    def mark(finding: ReportFinding) -> ReportFinding:
+        for cause, ranks in causes:
+            if cause != result.id and (not ranks or not finding.ranks or ranks.intersection(finding.ranks)):
+                return msgspec.structs.replace(finding, explained_by=cause)
+        return finding
+
+    return msgspec.structs.replace(result, findings=tuple(map(mark, result.findings)))
+
+
+def _crash_at_load(broken: Broken) -> CheckResult:
+    return CheckResult(
+        id=broken.name,
+        name=broken.name,
+        family="not loaded",
+        status=Status.CRASH,
+        severity=Severity.ERROR,
+        seen=0,
+        expected=0,
+        reason=f"{broken.name} ({broken.origin}) failed to load: {broken.reason}",
+        seconds=0.0,
+        findings=(),
+    )
+
+
+def primary_of(results: Iterable[CheckResult]) -> str | None:
+    """The id of the finding that explains the others: never info, never itself explained. Among several causes the
+    one that explains most; then errors before warnings, then the order in which a job meets them."""
+    results = list(results)
+    standing = [(result.id, finding) for result in results for finding in result.findings if finding.stands]
+    explains: dict[str, int] = {}
+    for _, finding in standing:
+        if finding.explained_by:
+            explains[finding.explained_by] = explains.get(finding.explained_by, 0) + 1
+    roots = [(i, f) for i, f in standing if f.severity is not Severity.INFO and f.explained_by is None]
+    if not roots:
+        return None
+    order = {result.id: position for position, result in enumerate(results)}
+    best = max(roots, key=lambda root: (explains.get(root[0], 0), root[1].severity.weight, -order[root[0]]))
+    return best[0]
