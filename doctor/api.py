@@ -6,7 +6,7 @@ from doctor.cases import Sick, Sketch, Well, healthy
 from doctor.checking import Check, check
 from doctor.facts import *  # noqa: F403
 from doctor.facts import __all__ as _facts
-from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of, unite
+from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
 from doctor.job import Alike, Facts, Group, Host, Job, LocalRanks, Rank
 from doctor.knowledge.allocator import complaints as allocator_complaints
 from doctor.knowledge.allocator import split_options as allocator_options
@@ -41,6 +41,7 @@ from doctor.reasoning.devices import (
     bound_per_task,
     bus_key,
     device_of,
+    devices_of,
     gpu_of,
     is_data_centre,
     is_foreign,
@@ -52,11 +53,14 @@ from doctor.reasoning.devices import (
     processor_asked,
     sees_host_processes,
     shares,
+    shares_by_host,
+    shares_by_machine,
     uses_nccl,
     visible_gpus,
 )
 from doctor.reasoning.launch import (
     LOCAL_RANK_NAMES,
+    DirectLaunch,
     absent_by_host,
     devices_asked,
     direct_launch,
@@ -87,6 +91,7 @@ from doctor.reasoning.network import (
     gloo_endpoints,
     gloo_interface,
     good_interfaces,
+    hosts_text,
     is_loopback,
     is_routable_gid,
     is_usable,
@@ -120,6 +125,7 @@ __all__ = [
     "CHOICE_SECTIONS",
     "Check",
     "Device",
+    "DirectLaunch",
     "Endpoint",
     "Facts",
     "Finding",
@@ -165,6 +171,7 @@ __all__ = [
     "describe",
     "device_of",
     "devices_asked",
+    "devices_of",
     "direct_launch",
     "effective_value",
     "export_line",
@@ -179,6 +186,7 @@ __all__ = [
     "group_alike",
     "has_value",
     "healthy",
+    "hosts_text",
     "inner_launcher",
     "is_data_centre",
     "is_foreign",
@@ -228,6 +236,8 @@ __all__ = [
     "sees_host_processes",
     "setting_text",
     "shares",
+    "shares_by_host",
+    "shares_by_machine",
     "slow_paths",
     "slurm_step",
     "source_of",

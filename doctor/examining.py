@@ -80,16 +80,13 @@ class _Censuses:
         return self._done[key]
 
     def _count(self, by_host: bool, needs: tuple[type[Section], ...]) -> _Census:
-        if by_host:
-            lacks = [
-                _first_lack(lack for rank in local.members for lack in _lacks(rank, needs))
-                for local in self._job.by_host()
-            ]
-        else:
-            lacks = [_first_lack(_lacks(rank, needs)) for rank in self._job.ranks]
-        missing = tuple(lack for lack in lacks if lack is not None and lack.lack is not Lack.ABSENT)
-        absent = next((lack for lack in lacks if lack is not None and lack.lack is Lack.ABSENT), None)
-        seen = sum(lack is None for lack in lacks)
+        lacking: dict[int, list[Missing]] = {}
+        for rank in self._job.lacking(needs):
+            lacking.setdefault(rank.host.index if by_host else id(rank), []).extend(_lacks(rank, needs))
+        lacks = [_gravest(reasons) for reasons in lacking.values()]
+        missing = tuple(lack for lack in lacks if lack.lack is not Lack.ABSENT)
+        absent = next((lack for lack in lacks if lack.lack is Lack.ABSENT), None)
+        seen = len(self._job.hosts if by_host else self._job.ranks) - len(lacks)
         never_came = 0 if by_host else len(self._job.absent)
         return _Census(seen, seen + len(missing) + never_came, missing, absent)
 
@@ -98,10 +95,9 @@ def _lacks(rank: Rank, needs: tuple[type[Section], ...]) -> Iterable[Missing]:
     return (lack for section in needs if (lack := rank.missing(section)) is not None)
 
 
-def _first_lack(lacks: Iterable[Missing]) -> Missing | None:
+def _gravest(lacks: list[Missing]) -> Missing:
     """The reason that weighs most: something that is hidden or broke before something that is not there."""
-    ordered = sorted(lacks, key=lambda lack: lack.lack is Lack.ABSENT)
-    return ordered[0] if ordered else None
+    return min(lacks, key=lambda lack: lack.lack is Lack.ABSENT)
 
 
 def _examine_one(

@@ -197,7 +197,9 @@ class Job:
         self.launcher = launcher
         self.absent = absent
         self._alike: dict[tuple[str, ...], list[Alike]] = {}
+        self._columns: dict[str, list[int]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
+        self._multi_host: bool | None = None
 
     @property
     def ungathered(self) -> int:
@@ -207,7 +209,9 @@ class Job:
     @property
     def is_multi_host(self) -> bool:
         """Whether the job spans several machines, as far as facts, launcher and world size tell."""
-        return len({host.machine for host in self.hosts}) > 1 or self._stated_hosts() > 1
+        if self._multi_host is None:
+            self._multi_host = len({host.machine for host in self.hosts}) > 1 or self._stated_hosts() > 1
+        return self._multi_host
 
     def _stated_hosts(self) -> int:
         stated = 1
@@ -247,13 +251,25 @@ class Job:
         key = (str(needed), *(section.key for section in sections))
         if key not in self._alike:
             groups: dict[tuple[int, ...], list[Rank]] = {}
-            for rank in self.ranks:
-                found = [rank.find(section) for section in sections]
-                if any(value is None for value in found[:needed]):
-                    continue
-                groups.setdefault(tuple(map(id, found)), []).append(rank)
+            absent = id(None)
+            for rank, *identities in zip(self.ranks, *map(self._column, sections), strict=True):
+                if absent not in identities[:needed]:
+                    groups.setdefault(tuple(identities), []).append(rank)
             self._alike[key] = [Alike(tuple(members)) for members in groups.values()]
         return self._alike[key]
+
+    def _column(self, section: type[Section]) -> list[int]:
+        """The identity of every rank's section, that of ``None`` where it is missing."""
+        if section.key not in self._columns:
+            self._columns[section.key] = [id(rank.find(section)) for rank in self.ranks]
+        return self._columns[section.key]
+
+    def lacking(self, sections: Iterable[type[Section]]) -> list[Rank]:
+        """The ranks that lack one of ``sections``."""
+        columns = [self._column(section) for section in sections]
+        absent = id(None)
+        short = [rank for rank, *identities in zip(self.ranks, *columns, strict=True) if absent in identities]
+        return short if columns else []
 
     def by_host(self) -> tuple[LocalRanks, ...]:
         """The hosts, each with its ranks."""
@@ -292,7 +308,8 @@ def build_job(
     members: Iterable[Member], *, world_size: int | None = None, launcher: str | None = None, absent: Iterable[int] = ()
 ) -> Job:
     """A job from its processes. Equal sections become one object; host sections are kept once a host (the first
-    process of a host brings them, later ones fill its gaps). ``world_size`` and ``launcher`` default to what the ranks say most often."""
+    process of a host brings them, later ones fill its gaps). ``world_size`` and ``launcher`` default to what the ranks
+    say most often."""
     from doctor.facts import SECTIONS
 
     pool = _Pool()

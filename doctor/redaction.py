@@ -417,16 +417,18 @@ class _Scribe:
         name = self._names.get(token[start:end])
         if name is None or typed or name.is_distinct:
             return name is not None
-        alone = token[start - 1 : start] not in ("-", "_") and token[end : end + 1] not in ("-", "_")
+        around = (token[max(0, start - 1) : start], token[end : end + 1])
+        alone = name.may_be_joined or not {"-", "_"}.intersection(around)
         return not name.is_common and alone and token[start:end] != whole
 
 
 class _Name:
     """A name and its stand-in. ``is_distinct``: it has a digit or a dot and means nothing else; ``is_common``: it is
-    a word of its own."""
+    a word of its own; ``may_be_joined``: it is looked for in ``triton_grace`` too, as programs name users' folders."""
 
-    def __init__(self, name: str, standin: str) -> None:
+    def __init__(self, name: str, standin: str, *, may_be_joined: bool = False) -> None:
         self.standin = standin
+        self.may_be_joined = may_be_joined
         short = len(name) < (3 if re.search(r"[0-9]", name) else 4)
         self.is_common = short or name.lower() in COMMON or bool(_DEVICE_LIKE.fullmatch(name))
         self.is_distinct = not self.is_common and bool(re.search(r"[0-9.]", name))
@@ -436,7 +438,7 @@ def _standins(people: _People) -> Iterator[tuple[str, _Name]]:
     for domain in (name for name in people.domains.names() if "." in name):
         yield domain, _Name(domain, f"domain-{people.domains.of(domain)}")
     for user in people.users.names():
-        yield user, _Name(user, f"user-{people.users.of(user)}")
+        yield user, _Name(user, f"user-{people.users.of(user)}", may_be_joined=True)
     for host in people.hosts.names():
         yield host, _Name(host, f"host-{people.hosts.of(host)}")
     for name, (short, domain) in people.full_names.items():

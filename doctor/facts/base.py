@@ -4,6 +4,9 @@ A section is one frozen, hashable record of what a process (level ``rank``) or a
 one subject. Sections hold tuples, never lists or dicts, so that equal sections of thousands of ranks can be one
 object. A value that could not be had is ``None`` and has an entry in ``hidden``; a section that could not be had at
 all is a :class:`Missing` in its place.
+
+Facts hold no cycles, so they are kept out of the garbage collector's sight (``gc=False``): walking the facts of
+16,384 ranks again and again took half of the time of judging them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ Level = Literal["rank", "host"]
 Origin = Literal["collected", "measured"]
 
 
-class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
+class Hidden(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One value of a section that could not be observed: ``field`` of that section, why, and how to make it visible."""
 
     field: str
@@ -39,7 +42,7 @@ class Lack(str, Enum):
     UNMEASURED = "unmeasured"
 
 
-class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
+class Missing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Stands where a section of facts should be."""
 
     lack: Lack
@@ -52,7 +55,7 @@ class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.lack in (Lack.FAILED, Lack.TIMEOUT)
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Section(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Base of all sections. ``key`` is the name in a capture."""
 
     key: ClassVar[str] = ""
@@ -66,7 +69,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((note for note in self.hidden if note.field == field), None)
 
 
-class Variable(msgspec.Struct, frozen=True):
+class Variable(msgspec.Struct, frozen=True, gc=False):
     """An environment variable as the process sees it; a value that looks like a secret is already replaced."""
 
     name: str

@@ -9,7 +9,7 @@ import msgspec
 from doctor.facts.base import Level, Section
 
 
-class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A process that holds memory of a GPU: ``memory`` bytes, ``None`` where NVML will not say (MIG, containers).
 
     ``pid`` is the number in the host's PID namespace; ``name`` and ``user_id`` are ``None`` where they are hidden.
@@ -22,7 +22,7 @@ class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = "compute"
 
 
-class MigDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+class MigDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A MIG slice; ``memory`` in bytes."""
 
     uuid: str
@@ -31,7 +31,7 @@ class MigDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
 
 
-class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
+class NvLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One NVLink of a GPU. ``errors``: sum of replay, recovery and CRC counters; ``fatal``: recovery errors alone."""
 
     index: int
@@ -41,7 +41,7 @@ class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
     fatal: int | None = None
 
 
-class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
+class Fabric(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """NVSwitch fabric state: ``not-supported``, ``not-started``, ``in-progress`` or ``completed``; ``status`` is an
     NVML code, 0 for success; ``clique`` and ``cluster`` identify the multi-node NVLink domain."""
 
@@ -52,7 +52,7 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
     health: int | None = None
 
 
-class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
+class Gpu(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One GPU. Memory in bytes, power in milliwatts, clocks in MHz, temperature in Celsius. ``None``: not reported.
 
     ``clock_reasons``: names of the active throttle reasons (gpu-idle, application-clocks, software-power-cap,
@@ -107,7 +107,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-class PeerLink(msgspec.Struct, frozen=True, omit_defaults=True):
+class PeerLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The path between two GPUs, by index. ``path``: nvlink, internal, single-switch, multiple-switches, host-bridge,
     numa-node or system. ``read`` and ``write``: what NVML says of peer access: ok, or why not."""
 
@@ -134,7 +134,7 @@ class GpuFacts(Section, frozen=True, kw_only=True):
     links: tuple[PeerLink, ...] = ()
 
 
-class Service(msgspec.Struct, frozen=True, omit_defaults=True):
+class Service(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A daemon of the driver: ``fabric-manager``, ``imex``, ``persistenced``. ``running`` is ``None`` where the
     process list is a container's own; ``version`` by its package or its binary."""
 

@@ -9,7 +9,7 @@ import msgspec
 from doctor.facts.base import Level, Section
 
 
-class NameLookup(msgspec.Struct, frozen=True, omit_defaults=True):
+class NameLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a name resolves to here, in the resolver's order. ``role``: ``hostname`` or ``fqdn``."""
 
     name: str
@@ -19,7 +19,7 @@ class NameLookup(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float | None = None
 
 
-class ReverseLookup(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReverseLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one of the host's own addresses resolves back to."""
 
     address: str
@@ -28,7 +28,7 @@ class ReverseLookup(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float | None = None
 
 
-class Filesystem(msgspec.Struct, frozen=True, omit_defaults=True):
+class Filesystem(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Sizes of a mounted file system, bytes."""
 
     path: str
@@ -86,7 +86,7 @@ class HostFacts(Section, frozen=True, kw_only=True):
     uptime: float | None = None
 
 
-class Directory(msgspec.Struct, frozen=True, omit_defaults=True):
+class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A directory that the job will write to. ``role``: ``flight-recorder``, ``nccl-debug``, ``checkpoint``, ``cache``
     or ``temporary``; ``source``: the variable or setting that names it. ``free`` in bytes, as this user may use it."""
 
@@ -103,7 +103,7 @@ class Directory(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-class BuildLock(msgspec.Struct, frozen=True, omit_defaults=True):
+class BuildLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A lock file in an extension, Triton or model cache. ``held``: some process has it open or locked, ``None`` where
     that could not be seen. ``age`` in seconds. ``blocking``: waiters spin on its mere existence."""
 
@@ -124,7 +124,7 @@ class StorageFacts(Section, frozen=True, kw_only=True):
     locks: tuple[BuildLock, ...] = ()
 
 
-class KernelEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class KernelEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A line of the kernel log that matters. ``kind``: ``xid``, ``sxid``, ``oom``, ``pcie``; ``code`` is the Xid;
     ``time`` seconds since boot; ``device`` a PCI bus id; ``pid`` the process named in the line."""
 

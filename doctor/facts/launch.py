@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
 from typing import ClassVar
 
 import msgspec
@@ -14,7 +12,7 @@ UNLIMITED = -1
 """A resource limit that is not set."""
 
 
-class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one source (``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
     ``sagemaker``, ``lightning``, ``accelerate``, ``llamafactory``) says of this process. Sizes are counts of processes,
     ``node_count`` of hosts; a value that is no number is ``None`` and stands in ``LaunchFacts.variables``."""
@@ -28,11 +26,15 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     node_count: int | None = None
 
 
-def _first_of_each(variables: tuple[Variable, ...]) -> Mapping[str, str]:
-    return {variable.name: variable.value for variable in reversed(variables)}
+def value_of(variables: tuple[Variable, ...], name: str) -> str | None:
+    """The value of the variable ``name``, or ``None``. A plain loop: checks ask 16,000 ranks for dozens of names."""
+    for variable in variables:
+        if variable.name == name:
+            return variable.value
+    return None
 
 
-class LaunchFacts(Section, frozen=True, kw_only=True, dict=True):
+class LaunchFacts(Section, frozen=True, kw_only=True, dict=True, gc=True):
     """The launcher and its variables, which differ from rank to rank.
 
     ``rank`` and ``world_size`` are what this process would tell torch (RANK and WORLD_SIZE, else the launcher's own);
@@ -55,19 +57,14 @@ class LaunchFacts(Section, frozen=True, kw_only=True, dict=True):
 
     def get(self, name: str) -> str | None:
         """The value of the launch variable ``name``, or ``None`` where it is not set."""
-        return self._by_name.get(name)
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, str]:
-        """The variables once more, since checks ask 16,000 ranks for dozens of names."""
-        return _first_of_each(self.variables)
+        return value_of(self.variables, name)
 
     def claim(self, source: str) -> Claim | None:
         """What ``source`` says, or ``None`` where it says nothing."""
         return next((claim for claim in self.claims if claim.source == source), None)
 
 
-class EnvironmentFacts(Section, frozen=True, kw_only=True, dict=True):
+class EnvironmentFacts(Section, frozen=True, kw_only=True, dict=True, gc=True):
     """The other variables that steer training: NCCL, torch, Gloo, CUDA, allocator, threads, network libraries."""
 
     key: ClassVar[str] = "environment"
@@ -76,14 +73,10 @@ class EnvironmentFacts(Section, frozen=True, kw_only=True, dict=True):
 
     def get(self, name: str) -> str | None:
         """The value of ``name``, or ``None`` where it is not set."""
-        return self._by_name.get(name)
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, str]:
-        return _first_of_each(self.variables)
+        return value_of(self.variables, name)
 
 
-class Listener(msgspec.Struct, frozen=True, omit_defaults=True):
+class Listener(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Who listens on a TCP port of this host. ``pid`` and ``process`` are ``None`` where they may not be seen.
 
     ``is_ancestor``: it is this process or one of its parents. ``same_launcher``: it and this process come from one
@@ -120,7 +113,7 @@ class MasterFacts(Section, frozen=True, kw_only=True):
     listener: Listener | None = None
 
 
-class Limit(msgspec.Struct, frozen=True):
+class Limit(msgspec.Struct, frozen=True, gc=False):
     """A resource limit: bytes for ``locked_memory`` and ``stack``, counts for the others; :data:`UNLIMITED` is -1."""
 
     name: str
@@ -128,7 +121,7 @@ class Limit(msgspec.Struct, frozen=True):
     hard: int
 
 
-class Namespace(msgspec.Struct, frozen=True):
+class Namespace(msgspec.Struct, frozen=True, gc=False):
     """A Linux namespace of the process: ``net``, ``ipc``, ``pid``, ``mnt``, ``uts``, ``user``, ``cgroup``."""
 
     kind: str

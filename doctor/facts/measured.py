@@ -9,7 +9,7 @@ import msgspec
 from doctor.facts.base import Level, Origin, Section
 
 
-class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
+class Reach(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One attempt to open a TCP connection. ``outcome``: open, refused, silent (no answer), unroutable or unresolved.
     ``peer`` is the other host's name; ``purpose``: ``master`` or ``peer``. Times in seconds."""
 
@@ -32,7 +32,7 @@ class ReachFacts(Section, frozen=True, kw_only=True):
     attempts: tuple[Reach, ...] = ()
 
 
-class PathSample(msgspec.Struct, frozen=True, omit_defaults=True):
+class PathSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One host's path to ``peer`` (a host name). ``bandwidth`` bytes per second, ``round_trip`` and look-up times in
     seconds. ``full_size_arrived``: packets as large as the interface's MTU came through unfragmented."""
 
@@ -71,7 +71,7 @@ class ClockFacts(Section, frozen=True, kw_only=True):
     uncertainty: float = 0.0
 
 
-class CollectiveResult(msgspec.Struct, frozen=True, omit_defaults=True):
+class CollectiveResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A collective of known values: what came back, and what had to."""
 
     operation: str

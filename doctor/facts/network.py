@@ -11,7 +11,7 @@ from doctor.facts.base import Level, Section
 Family = Literal["inet", "inet6"]
 
 
-class Address(msgspec.Struct, frozen=True, omit_defaults=True):
+class Address(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An address of an interface; IPv6 without its zone."""
 
     family: Family
@@ -19,7 +19,7 @@ class Address(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix_length: int | None = None
 
 
-class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
+class Interface(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A network interface.
 
     ``kind``: loopback, ethernet, infiniband (IPoIB), bond, vlan, bridge, container-bridge (docker0, br-…, cni0),
@@ -47,7 +47,7 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     carrier_changes: int | None = None
 
 
-class Route(msgspec.Struct, frozen=True, omit_defaults=True):
+class Route(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A route of the main table: ``destination`` in CIDR form (0.0.0.0/0 is the default)."""
 
     destination: str
@@ -75,7 +75,7 @@ class InterfaceFacts(Section, frozen=True, kw_only=True):
         return next((interface for interface in self.interfaces if interface.name == name), None)
 
 
-class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
+class Gid(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One entry of a port's GID table. ``kind``: ``IB``, ``RoCE v1`` or ``RoCE v2``."""
 
     index: int
@@ -84,14 +84,14 @@ class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
     interface: str | None = None
 
 
-class Counter(msgspec.Struct, frozen=True):
+class Counter(msgspec.Struct, frozen=True, gc=False):
     """A counter of a port, by its name in sysfs."""
 
     name: str
     value: int
 
 
-class RdmaPort(msgspec.Struct, frozen=True, omit_defaults=True):
+class RdmaPort(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A port. ``state``: ACTIVE, INIT, ARMED, DOWN; ``rate`` in Gb/s; ``link_layer``: InfiniBand or Ethernet."""
 
     number: int = 1
@@ -104,7 +104,7 @@ class RdmaPort(msgspec.Struct, frozen=True, omit_defaults=True):
     counters: tuple[Counter, ...] = ()
 
 
-class RdmaDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+class RdmaDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An RDMA device as /sys/class/infiniband shows it. ``has_uverbs``: its character device is there to be opened."""
 
     name: str

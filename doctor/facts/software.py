@@ -9,14 +9,14 @@ import msgspec
 from doctor.facts.base import Section
 
 
-class Package(msgspec.Struct, frozen=True):
+class Package(msgspec.Struct, frozen=True, gc=False):
     """An installed distribution, by its normalised name."""
 
     name: str
     version: str
 
 
-class Requirement(msgspec.Struct, frozen=True):
+class Requirement(msgspec.Struct, frozen=True, gc=False):
     """What an installed distribution requires of another: ``lightning`` requires ``torch`` ``>=2.1.0,<4.0``."""
 
     package: str
@@ -24,7 +24,7 @@ class Requirement(msgspec.Struct, frozen=True):
     specifier: str
 
 
-class TorchBuild(msgspec.Struct, frozen=True, omit_defaults=True):
+class TorchBuild(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """torch, read from its files without importing it. ``cuda``: the CUDA release it was built with, ``None`` in a
     build without CUDA; ``nccl``: the NCCL that it was built with or asks for; ``backends``: of torch.distributed, as
     far as the libraries beside it show. ``architectures``: sm numbers, ``None`` where the files do not tell."""
@@ -37,7 +37,7 @@ class TorchBuild(msgspec.Struct, frozen=True, omit_defaults=True):
     architectures: tuple[str, ...] | None = None
 
 
-class NcclLibrary(msgspec.Struct, frozen=True, omit_defaults=True):
+class NcclLibrary(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A libnccl.so.2 that this process could load. ``origin``: ``LD_PRELOAD``, ``LD_LIBRARY_PATH``, ``wheel <name>``,
     ``torch`` (bundled), ``system`` or ``TORCH_NCCL``; ``chosen``: the one that torch would get."""
 
@@ -74,7 +74,7 @@ class SoftwareFacts(Section, frozen=True, kw_only=True):
 Layer = Literal["environment", "user file", "system file"]
 
 
-class Setting(msgspec.Struct, frozen=True, omit_defaults=True):
+class Setting(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An effective setting: its value and where it comes from. ``source`` is ``environment`` or a file's path;
     ``line`` counts from 1. ``overrides``: the same name in weaker layers, as ``path:line=value``."""
 
@@ -86,7 +86,7 @@ class Setting(msgspec.Struct, frozen=True, omit_defaults=True):
     overrides: tuple[str, ...] = ()
 
 
-class SettingsFile(msgspec.Struct, frozen=True, omit_defaults=True):
+class SettingsFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A configuration file that NCCL would read, with the number of settings in it."""
 
     path: str
@@ -96,7 +96,7 @@ class SettingsFile(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-class ReferencedFile(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReferencedFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A file that a setting names (NCCL_TOPO_FILE, NCCL_GRAPH_FILE …). ``gpus`` and ``devices``: PCI bus ids of GPUs
     and names of network devices in a topology file."""
 
@@ -109,7 +109,7 @@ class ReferencedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: tuple[str, ...] = ()
 
 
-class NcclPlugin(msgspec.Struct, frozen=True, omit_defaults=True):
+class NcclPlugin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A plug-in library: ``kind`` net, tuner, profiler or env; ``requested`` what the setting says, empty where it is
     only the default name; ``path`` where the loader would find it; ``symbols``: exported interface versions."""
 

@@ -150,8 +150,11 @@ def _unknown(option: Option, torch: str | None) -> Iterator[Complaint]:
 
 
 def nearest_option(key: str) -> str | None:
-    """The option that ``key`` may be meant to be: within a few slips of the pen, or without its ending (``_mb``)."""
+    """The option that ``key`` may be meant to be: within a few slips of the pen, or but for its end (``_mb``)."""
     wanted = key.lower().replace("-", "_")
+    longer = [known for known in _options() if known.startswith(f"{wanted}_")]
+    if len(longer) == 1:
+        return longer[0]
     limit = max(1, len(wanted) // LETTERS_PER_SLIP)
     distance, best = min((slips(wanted, known, limit), known) for known in _options())
     return best if distance <= limit else None

@@ -99,7 +99,8 @@ def _range(info: VariableInfo) -> str:
 def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:
     if not is_number(value):
         number = parse_nccl_integer(value, 0)
-        return Fault(f"is no number: NCCL reads it as {number}, which means {'on' if number else 'off'}", "0 or 1")
+        effect = "turns it on" if number else "disables nothing" if "DISABLE" in name else "leaves it off"
+        return Fault(f"is no number: NCCL reads it as {number} and {effect}", "0 or 1")
     number = parse_nccl_integer(value, 0)
     if number in (-2, -1, 0, 1):
         return None

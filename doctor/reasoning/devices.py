@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from doctor.facts import (
     EnvironmentFacts,
@@ -23,7 +24,7 @@ from doctor.facts import (
     SoftwareFacts,
     TrainerFacts,
 )
-from doctor.job import Alike, LocalRanks, Rank
+from doctor.job import Alike, Job, LocalRanks, Rank
 
 HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 """Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task
@@ -401,3 +402,34 @@ def mebibytes(size: int | None) -> str:
     if size is None:
         return "an unknown size"
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
+
+
+Shares = tuple[tuple[LocalRanks, tuple[Share, ...]], ...]
+"""Hosts or machines, each with its GPUs."""
+
+_BY_HOST: WeakKeyDictionary[Job, Shares] = WeakKeyDictionary()
+_BY_MACHINE: WeakKeyDictionary[Job, Shares] = WeakKeyDictionary()
+_DEVICES: WeakKeyDictionary[Job, Mapping[Rank, Device | None]] = WeakKeyDictionary()
+
+
+def shares_by_host(job: Job) -> Shares:
+    """:func:`shares` of every host, worked out once a job."""
+    if job not in _BY_HOST:
+        _BY_HOST[job] = tuple((local, tuple(shares(local))) for local in job.by_host())
+    return _BY_HOST[job]
+
+
+def shares_by_machine(job: Job) -> Shares:
+    """:func:`shares` of every machine, worked out once a job: containers of one machine show the same GPUs."""
+    if job not in _BY_MACHINE:
+        alone = len({host.machine for host in job.hosts}) == len(job.hosts)
+        found = shares_by_host(job) if alone else tuple((local, tuple(shares(local))) for local in job.by_machine())
+        _BY_MACHINE[job] = found
+    return _BY_MACHINE[job]
+
+
+def devices_of(job: Job) -> Mapping[Rank, Device | None]:
+    """:func:`device_of` of every rank, worked out once a job."""
+    if job not in _DEVICES:
+        _DEVICES[job] = {rank: device_of(rank) for rank in job.ranks}
+    return _DEVICES[job]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -81,29 +82,22 @@ def slurm_step(launch: LaunchFacts) -> Step | None:
     size = launch_number(launch, "SLURM_STEP_NUM_TASKS")
     size = launch_number(launch, "SLURM_NTASKS") if size is None else size
     nodes = launch_number(launch, "SLURM_STEP_NUM_NODES")
-    per_node = tasks_per_node(launch.get("SLURM_STEP_TASKS_PER_NODE"))
-    most = _most_per_node(launch, per_node, size, nodes)
-    return Step(number, launch_number(launch, "SLURM_PROCID"), size, nodes, most)
+    most = most_tasks(launch.get("SLURM_STEP_TASKS_PER_NODE") or "")
+    return Step(number, launch_number(launch, "SLURM_PROCID"), size, nodes, most or _most_by_size(launch, size, nodes))
 
 
-def _most_per_node(launch: LaunchFacts, per_node: tuple[int, ...], size: int | None, nodes: int | None) -> int | None:
-    if per_node:
-        return max(per_node)
+def _most_by_size(launch: LaunchFacts, size: int | None, nodes: int | None) -> int | None:
     if size is not None and nodes:
         return -(-size // nodes)
     local = launch_number(launch, "SLURM_LOCALID")
     return local + 1 if local else None
 
 
-def tasks_per_node(text: str | None) -> tuple[int, ...]:
-    """SLURM's ``8(x2),4`` as (8, 8, 4): the tasks of each node. Empty where it is missing or damaged."""
-    counts: list[int] = []
-    for part in (text or "").split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\(x(\d{1,6})\))?\s*", part)
-        if match is None or len(counts) + int(match[2] or 1) > MAX_HOSTS:
-            return ()
-        counts.extend([int(match[1])] * int(match[2] or 1))
-    return tuple(counts)
+@lru_cache(maxsize=64)
+def most_tasks(text: str) -> int | None:
+    """The most tasks that one node runs by SLURM's ``8(x2),4``. ``None`` where it is missing or damaged."""
+    counts = [re.fullmatch(r"\s*(\d{1,6})(?:\(x\d{1,6}\))?\s*", part, re.ASCII) for part in text.split(",")]
+    return max((int(match[1]) for match in counts if match), default=None) if all(counts) else None
 
 
 def is_interactive_job(launch: LaunchFacts) -> bool:

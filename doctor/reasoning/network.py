@@ -449,3 +449,9 @@ def setting_text(setting: Setting) -> str:
     """A setting as a report names it: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
     line = f":{setting.line}" if setting.line is not None else ""
     return f"{setting.name}={setting.value} ({setting.source}{line})"
+
+
+def hosts_text(names: Iterable[str]) -> str:
+    """``node1``, or ``node1 and 3 more hosts``."""
+    first, *others = dict.fromkeys(names)
+    return f"{first} and {len(others)} more host{'s' if len(others) > 1 else ''}" if others else first

@@ -19,7 +19,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    shares,
+    shares_by_host,
 )
 
 HELD_BACK = {
@@ -72,7 +72,7 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
     Fix: look at `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`; have the host's cooling, dust, power supplies and
     power limit checked; leave the host out until then.
     """
-    used = [(local, share) for local in job.by_host() for share in shares(local) if share.ranks]
+    used = [(local, share) for local, found in shares_by_host(job) for share in found if share.ranks]
     slow = _slow_by_cap([share.gpu for _, share in used], capped_share, clock_share)
     for local, share in used:
         reasons = [HELD_BACK[name] for name in share.gpu.clock_reasons or () if name in HELD_BACK]

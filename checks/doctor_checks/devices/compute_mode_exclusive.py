@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.api import (
+    Device,
     EnvironmentFacts,
     Finding,
     Gpu,
@@ -19,13 +20,15 @@ from doctor.api import (
     Verdict,
     Well,
     check,
-    device_of,
+    devices_of,
     healthy,
     is_foreign,
     process_ids,
     sees_host_processes,
-    shares,
+    shares_by_machine,
 )
+
+LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 
 
 @check(
@@ -67,10 +70,12 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
     devices are busy or unavailable".
     Fix: `sudo nvidia-smi -i <gpu> --compute-mode=DEFAULT`, or one process a GPU, or MPS.
     """
-    for machine in job.by_machine():
-        sharing = _sharing(machine)
-        for share in shares(machine):
-            reason = _forbidden(machine, share.gpu, sharing.get(share.gpu.uuid, 1)) if share.ranks else None
+    devices = devices_of(job)
+    for machine, found in shares_by_machine(job):
+        limited = [share for share in found if share.ranks and share.gpu.compute_mode in LIMITED]
+        sharing = _sharing(machine, devices) if limited else {}
+        for share in limited:
+            reason = _forbidden(machine, share.gpu, sharing.get(share.gpu.uuid, 1))
             if reason:
                 yield Finding(
                     f"GPU {share.gpu.index} of {machine.name} is in mode {share.gpu.compute_mode}, and {reason}",
@@ -84,11 +89,11 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
                 )
 
 
-def _sharing(machine: LocalRanks) -> dict[str, int]:
+def _sharing(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> dict[str, int]:
     """How many ranks will open each GPU, by UUID; MPS makes one client of them."""
     clients: dict[str, int] = {}
     for rank in machine.members:
-        device = device_of(rank)
+        device = devices[rank]
         if device and not _by_mps(rank):
             clients[device.gpu.uuid] = clients.get(device.gpu.uuid, 0) + 1
     return clients
@@ -102,8 +107,6 @@ def _by_mps(rank: Rank) -> bool:
 def _forbidden(machine: LocalRanks, gpu: Gpu, clients: int) -> str | None:
     if gpu.compute_mode == "prohibited":
         return "no process may open it"
-    if gpu.compute_mode not in ("exclusive-process", "exclusive-thread"):
-        return None
     if clients > 1:
         return f"{clients} ranks have to share it"
     own, host_ids = process_ids(machine), sees_host_processes(machine)

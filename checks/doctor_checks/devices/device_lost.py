@@ -27,7 +27,7 @@ from doctor.api import (
     check,
     healthy,
     is_data_centre,
-    shares,
+    shares_by_host,
     xids_of,
 )
 
@@ -87,8 +87,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
     program starts on the whole host.
     Fix: drain the host and reboot it; if it comes back, have the card, its seat, riser and power checked.
     """
-    for local in job.by_host():
-        found = shares(local)
+    for local, found in shares_by_host(job):
         told = set()
         for share in found:
             words = _words(share.gpu)
@@ -134,7 +133,7 @@ def _finding(local: LocalRanks, share: Share, words: str) -> Finding:
     )
 
 
-def _absent_from_driver(local: LocalRanks, found: list[Share]) -> Iterator[Verdict]:
+def _absent_from_driver(local: LocalRanks, found: tuple[Share, ...]) -> Iterator[Verdict]:
     """GPUs of the PCI bus that NVML does not count. Containers and device cgroups hide GPUs from NVML and not from
     sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)

@@ -26,7 +26,7 @@ from doctor.api import (
     mebibytes,
     process_ids,
     sees_host_processes,
-    shares,
+    shares_by_machine,
 )
 
 GIB = 1 << 30
@@ -88,9 +88,9 @@ def device_occupied(
     Fix: find out whose it is (`nvidia-smi`, `ps -o user,lstart,cmd -p <pid>`), end it or ask its owner, or choose other
     GPUs with CUDA_VISIBLE_DEVICES.
     """
-    for machine in job.by_machine():
+    for machine, found in shares_by_machine(job):
         own, host_ids = process_ids(machine), sees_host_processes(machine)
-        for share in shares(machine):
+        for share in found:
             if not share.ranks:
                 continue
             if share.gpu.processes is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.api import (
     Device,
@@ -22,7 +22,7 @@ from doctor.api import (
     Well,
     bound_per_task,
     check,
-    device_of,
+    devices_of,
     healthy,
     parse_visible_devices,
     uses_nccl,
@@ -81,8 +81,9 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     Fix: start one process a GPU (`torchrun --nproc-per-node=<number of GPUs>`), and bind each to its own before any
     CUDA call: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`.
     """
+    devices = devices_of(job)
     for machine in job.by_machine():
-        for device, ranks in _together(machine):
+        for device, ranks in _together(machine, devices):
             if all(map(_is_behind_cgroup, ranks)) and len({rank.host.index for rank in ranks}) == 1:
                 reason = "SLURM gives each task GPUs of its own, so equal device numbers may be different GPUs"
                 if len({rank.local_rank for rank in ranks}) > 1:
@@ -91,11 +92,11 @@ def device_shared(job: Job) -> Iterator[Verdict]:
             yield _finding(machine, device, ranks)
 
 
-def _together(machine: LocalRanks) -> Iterator[tuple[Device, list[Rank]]]:
+def _together(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> Iterator[tuple[Device, list[Rank]]]:
     """Devices with more than one rank."""
     by_device: dict[str, tuple[Device, list[Rank]]] = {}
     for rank in machine.members:
-        device = device_of(rank)
+        device = devices[rank]
         if device and device.uuid:
             by_device.setdefault(device.uuid, (device, []))[1].append(rank)
     return (entry for entry in by_device.values() if len(entry[1]) > 1)

@@ -20,7 +20,7 @@ from doctor.api import (
     correlates,
     healthy,
     mebibytes,
-    shares,
+    shares_by_host,
 )
 
 GIB = 1 << 30
@@ -119,7 +119,7 @@ def _lone(job: Job) -> Iterator[Verdict]:
 
 
 def _used(job: Job) -> Iterator[tuple[Gpu, tuple[int, ...]]]:
-    return ((share.gpu, share.ranks) for local in job.by_host() for share in shares(local) if share.ranks)
+    return ((share.gpu, share.ranks) for _, found in shares_by_host(job) for share in found if share.ranks)
 
 
 def _memory_steps(sizes: set[int], share: float) -> dict[int, str]:

@@ -23,7 +23,6 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    shares,
 )
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
@@ -47,6 +46,10 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
         Well(
             "a container with a completed fabric",
             healthy(per_host=8).alter(DriverFacts, services=(Service("fabric-manager", None),)),
+        ),
+        Well(
+            "a rack whose switches are managed elsewhere",
+            healthy(per_host=4).alter(DriverFacts, nvswitches=0, services=(Service("fabric-manager", False),)),
         ),
         Sick(
             "stopped on one host",
@@ -85,16 +88,16 @@ def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
         yield from _judge(local)
 
 
-def _gpus(local: LocalRanks) -> list[Gpu]:
-    return [share.gpu for share in shares(local) if not share.gpu.lost]
-
-
 def _has_switches(local: LocalRanks) -> bool:
-    drivers = local.find(DriverFacts)
+    """Its own NVSwitches, or links to those of the rack (GB200 and the like), whose manager runs elsewhere."""
+    drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers and drivers.nvswitches:
         return True
-    return any(link.remote == "switch" for gpu in _gpus(local)[:1] for link in gpu.nvlinks or ()) and any(
-        gpu.fabric and gpu.fabric.state != "not-supported" for gpu in _gpus(local)
+    return gpus is not None and any(
+        gpu.fabric
+        and gpu.fabric.state != "not-supported"
+        and any(link.remote == "switch" for link in gpu.nvlinks or ())
+        for gpu in gpus.gpus
     )
 
 
@@ -102,8 +105,12 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers is None or gpus is None:
         return
+    faults = list(_fabric_faults([gpu for gpu in gpus.gpus if not gpu.lost]))
+    if not drivers.nvswitches:
+        if faults:
+            yield _finding(local, faults, drivers, gpus)
+        return
     manager = drivers.service("fabric-manager")
-    faults = list(_fabric_faults(_gpus(local)))
     if manager and manager.running is False:
         faults.insert(0, "the fabric manager is not running")
     elif manager and manager.running and _differs(manager.version, gpus.driver_version):

@@ -21,7 +21,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    shares,
+    shares_by_host,
     xids_of,
 )
 
@@ -84,9 +84,9 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
     Fix: end all processes on the GPU and reset it (`sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot); where the remap
     failed or a return limit is passed, drain the host and have the card replaced.
     """
-    for local in job.by_host():
+    for local, found in shares_by_host(job):
         sick = set()
-        for share in shares(local):
+        for share in found:
             faults = _faults(share.gpu, remapped_rows, retired_pages)
             if faults:
                 sick.add(share.gpu.uuid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Device,
     EnvironmentFacts,
     Finding,
     GpuFacts,
@@ -17,7 +18,7 @@ from doctor.api import (
     Verdict,
     Well,
     check,
-    device_of,
+    devices_of,
     healthy,
     on_processor,
     uses_nccl,
@@ -64,8 +65,9 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
     if job.world_size == 1:
         yield Skip("one process: no peer access needed")
         return
+    devices = devices_of(job)
     for local in job.by_host():
-        ranks = tuple(rank.number for rank in local.members if uses_nccl(rank) and _is_sliced(rank))
+        ranks = tuple(rank.number for rank in local.members if uses_nccl(rank) and _is_sliced(rank, devices[rank]))
         gpus = local.find(GpuFacts)
         if ranks and gpus:
             yield Finding(
@@ -82,8 +84,8 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
             )
 
 
-def _is_sliced(rank: Rank) -> bool:
-    device, gpus = device_of(rank), rank.find(GpuFacts)
+def _is_sliced(rank: Rank, device: Device | None) -> bool:
+    gpus = rank.find(GpuFacts)
     if device or gpus is None or on_processor(rank):
         return device is not None and device.slice is not None
     seen = visible_gpus(rank.find(EnvironmentFacts), gpus)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Finding,
+    Gpu,
     GpuFacts,
     Job,
     LocalRanks,
@@ -14,14 +15,13 @@ from doctor.api import (
     RdmaFacts,
     Scope,
     Severity,
-    Share,
     Sick,
     Sketch,
     Verdict,
     Well,
     check,
+    devices_of,
     healthy,
-    shares,
 )
 
 LOW = tuple(range(48))
@@ -63,12 +63,13 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
     Fix: bind ranks by their GPU: `srun --gpu-bind=closest --cpu-bind=...`, `numactl --cpunodebind=<node>` (nodes are in
     `nvidia-smi topo -m`), or no binding at all.
     """
+    devices = devices_of(job)
     for local in job.by_host():
-        by_number = {rank.number: rank for rank in local.members}
         nodes = _processors_of_nodes(local)
-        for share in shares(local):
-            for rank in [by_number[number] for number in share.ranks if len(share.ranks) == 1]:
-                yield from _judge(local, share, rank, nodes)
+        for rank in local.members:
+            device = devices[rank]
+            if device:
+                yield from _judge(local, device.gpu, rank, nodes)
 
 
 def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
@@ -77,14 +78,14 @@ def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
     return {node: frozenset(cpus) for node, cpus in known if node is not None and cpus}
 
 
-def _judge(local: LocalRanks, share: Share, rank: Rank, nodes: dict[int, frozenset[int]]) -> Iterator[Verdict]:
+def _judge(local: LocalRanks, gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> Iterator[Verdict]:
     process = rank.find(ProcessFacts)
     allowed = set(process.cpus_allowed) if process else set()
     if not allowed:
         return
     far = []
-    if share.gpu.cpus and allowed.isdisjoint(share.gpu.cpus):
-        far.append(f"GPU {share.gpu.index}")
+    if gpu.cpus and allowed.isdisjoint(gpu.cpus):
+        far.append(f"GPU {gpu.index}")
     if _is_far_from_network(rank, allowed, nodes):
         far.append("every RDMA device")
     if far:
@@ -93,8 +94,8 @@ def _judge(local: LocalRanks, share: Share, rank: Rank, nodes: dict[int, frozens
             ranks=(rank.number,),
             evidence={
                 "processors_allowed": sorted(allowed),
-                "processors_of_gpu": list(share.gpu.cpus or ()),
-                "numa_node_of_gpu": share.gpu.numa_node,
+                "processors_of_gpu": list(gpu.cpus or ()),
+                "numa_node_of_gpu": gpu.numa_node,
             },
         )
 

@@ -23,7 +23,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    shares,
+    shares_by_host,
     xids_of,
 )
 
@@ -82,8 +82,8 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
     Fix: look at `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`; reset the GPUs or reboot the
     host; if it comes back, have bridges, board or switch checked.
     """
-    for local in job.by_host():
-        used = [share for share in shares(local) if share.ranks and not share.gpu.lost]
+    for local, found in shares_by_host(job):
+        used = [share for share in found if share.ranks and not share.gpu.lost]
         most: dict[str, int] = {}
         for share in used:
             most[share.gpu.name] = max(most.get(share.gpu.name, 0), _active(share.gpu))

@@ -18,7 +18,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    shares,
+    shares_by_host,
 )
 
 
@@ -57,8 +57,8 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
     pcie.link.width.current,pcie.link.width.max --format=csv` and at `sudo dmesg | grep -i aer`; have the card reseated,
     riser and BIOS setting checked.
     """
-    for local in job.by_host():
-        used = [share for share in shares(local) if share.ranks and not share.gpu.lost]
+    for local, found in shares_by_host(job):
+        used = [share for share in found if share.ranks and not share.gpu.lost]
         wide = {share.gpu.name for share in used if _lacks(share.gpu.pcie_width, share.gpu.pcie_width_max) is False}
         for share in used:
             yield from _judge(local, share, share.gpu.name in wide, loaded_percent)

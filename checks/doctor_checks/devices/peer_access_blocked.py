@@ -15,6 +15,7 @@ from doctor.api import (
     PeerLink,
     Scope,
     Severity,
+    Share,
     Sick,
     Skip,
     Verdict,
@@ -22,11 +23,15 @@ from doctor.api import (
     check,
     healthy,
     is_data_centre,
-    shares,
+    shares_by_host,
 )
 
 NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
 """Paths over which NCCL uses peer access by default (NCCL src/graph/paths.cc, PATH_PXB)."""
+
+
+Users = dict[int, tuple[Gpu, tuple[int, ...]]]
+"""GPUs by index, with the ranks that use them."""
 
 
 def _pair(path: str, status: str) -> tuple[PeerLink, ...]:
@@ -87,20 +92,20 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
     Fix: for NVLink, see that the fabric manager runs and reset the GPUs; for PCIe, switch off ACS in the BIOS or by
     `setpci`, and the IOMMU or set `iommu=pt`; until then NCCL_P2P_DISABLE=1 lets the job run, slower.
     """
-    judged = [local for local in job.by_host() if len(_users(local)) > 1]
+    judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]
     if not judged:
         yield Skip("no host with ranks on several GPUs")
-    for local in judged:
-        yield from _judge(local)
+    for local, users in judged:
+        yield from _judge(local, users)
 
 
-def _users(local: LocalRanks) -> dict[int, tuple[Gpu, tuple[int, ...]]]:
+def _users(found: tuple[Share, ...]) -> Users:
     """GPUs that ranks use, by index."""
-    return {share.gpu.index: (share.gpu, share.ranks) for share in shares(local) if share.ranks and not share.gpu.lost}
+    return {share.gpu.index: (share.gpu, share.ranks) for share in found if share.ranks and not share.gpu.lost}
 
 
-def _judge(local: LocalRanks) -> Iterator[Verdict]:
-    facts, users = local.find(GpuFacts), _users(local)
+def _judge(local: LocalRanks, users: Users) -> Iterator[Verdict]:
+    facts = local.find(GpuFacts)
     links = [link for link in facts.links if link.first in users and link.second in users] if facts else []
     blocked = [link for link in links if _is_blocked(link, users[link.first][0])]
     if blocked:
@@ -134,7 +139,7 @@ def _words(blocked: list[PeerLink]) -> str:
 def _finding(
     local: LocalRanks,
     links: list[PeerLink],
-    users: dict[int, tuple[Gpu, tuple[int, ...]]],
+    users: Users,
     words: str,
     severity: Severity,
 ) -> Finding:

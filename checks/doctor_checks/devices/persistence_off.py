@@ -16,7 +16,7 @@ from doctor.api import (
     check,
     healthy,
     is_data_centre,
-    shares,
+    shares_by_host,
 )
 
 
@@ -47,12 +47,8 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
     Fix: enable the daemon, `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next
     boot.
     """
-    for local in job.by_host():
-        off = [
-            share
-            for share in shares(local)
-            if share.ranks and share.gpu.persistence is False and is_data_centre(share.gpu)
-        ]
+    for local, found in shares_by_host(job):
+        off = [share for share in found if share.ranks and share.gpu.persistence is False and is_data_centre(share.gpu)]
         if off:
             yield Finding(
                 f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.api import (
     Device,
@@ -18,7 +18,7 @@ from doctor.api import (
     Verdict,
     Well,
     check,
-    device_of,
+    devices_of,
     healthy,
     mebibytes,
 )
@@ -59,7 +59,7 @@ def shared_device_oversubscribed(job: Job) -> Iterator[Verdict]:
     Fix: one rank a GPU with a larger batch; or a smaller batch, so that their estimated peaks together stay below the
     GPU's memory.
     """
-    shared = [entry for machine in job.by_machine() for entry in _together(machine.members)]
+    shared = [entry for machine in job.by_machine() for entry in _together(machine.members, devices_of(job))]
     if not shared:
         yield Skip("no two ranks share a GPU")
     for device, ranks in shared:
@@ -74,10 +74,10 @@ def shared_device_oversubscribed(job: Job) -> Iterator[Verdict]:
             )
 
 
-def _together(members: tuple[Rank, ...]) -> list[tuple[Device, list[Rank]]]:
+def _together(members: tuple[Rank, ...], devices: Mapping[Rank, Device | None]) -> list[tuple[Device, list[Rank]]]:
     by_device: dict[str, tuple[Device, list[Rank]]] = {}
     for rank in members:
-        device = device_of(rank)
+        device = devices[rank]
         if device and device.uuid:
             by_device.setdefault(device.uuid, (device, []))[1].append(rank)
     return [entry for entry in by_device.values() if len(entry[1]) > 1]

@@ -101,7 +101,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     odd = [
         (launch, direct, alike)
         for launch, alike in job.each(LaunchFacts)
-        if (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
+        if has_value(launch, "RANK") and (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
     ]
     if not odd:
         return

@@ -157,8 +157,9 @@ def _meet_somewhere(places: dict[Place, list[Look]]) -> bool:
 def _report(looks: list[Look], right: list[Look] | None) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
     elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
+    verb = "looks" if len(ranks) == 1 else "look"
     return Finding(
-        f"{ranks_in_words(ranks)} {'looks' if len(ranks) == 1 else 'look'} for the master at {_shown(first)}, {elsewhere}",
+        f"{ranks_in_words(ranks)} {verb} for the master at {_shown(first)}, {elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,

@@ -130,12 +130,16 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     """
     inside = False
     faults: dict[Fault, list[tuple[Seat, Alike]]] = {}
+    visible: dict[tuple[int, int], int | None] = {}
     for launch, alike in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
         if not has_value(launch, "SLURM_JOB_ID") and slurm_step(launch) is None:
             continue
         inside = True
-        seat = _seat(launch, alike)
-        if on_processor(alike) is None and (fault := _fault(seat, launch, alike)):
+        key = (id(alike.find(EnvironmentFacts)), id(alike.find(GpuFacts)))
+        if key not in visible:
+            visible[key] = _visible(alike)
+        seat = _seat(launch, visible[key])
+        if (fault := _fault(seat, launch, alike)) and on_processor(alike) is None:
             faults.setdefault(fault, []).append((seat, alike))
     for fault, seats in faults.items():
         yield _report(fault, seats)
@@ -159,10 +163,10 @@ def _fault(seat: Seat, launch: LaunchFacts, alike: Alike) -> Fault | None:
     return None
 
 
-def _seat(launch: LaunchFacts, alike: Alike) -> Seat:
+def _seat(launch: LaunchFacts, visible: int | None) -> Seat:
     stated = launch_number(launch, "LOCAL_RANK")
     number = stated if stated is not None else launch_number(launch, "SLURM_LOCALID")
-    return Seat(number or 0, stated is not None, _visible(alike))
+    return Seat(number or 0, stated is not None, visible)
 
 
 def _visible(alike: Alike) -> int | None:

@@ -25,7 +25,7 @@ from doctor.api import (
     mebibytes,
     process_ids,
     sees_host_processes,
-    shares,
+    shares_by_machine,
 )
 
 GIB = 1 << 30
@@ -72,8 +72,8 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
     Fix: see who holds it (`nvidia-smi`, `sudo fuser -v /dev/nvidia<n>`) and end what is left of earlier runs; or choose
     other GPUs with CUDA_VISIBLE_DEVICES.
     """
-    for machine in job.by_machine():
-        for share in shares(machine):
+    for machine, found in shares_by_machine(job):
+        for share in found:
             if share.ranks and _share_used(share.gpu) > used_share:
                 yield _judge(machine, share)
 

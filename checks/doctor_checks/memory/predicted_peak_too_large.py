@@ -18,7 +18,7 @@ from doctor.api import (
     Verdict,
     Well,
     check,
-    device_of,
+    devices_of,
     healthy,
     mebibytes,
     on_processor,
@@ -66,8 +66,8 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
     """
     groups: dict[tuple[int, int], list[tuple[Rank, Device]]] = {}
     unclear: list[int] = []
-    for rank in job.ranks:
-        estimate, device = rank.find(EstimateFacts), device_of(rank)
+    for rank, device in devices_of(job).items():
+        estimate = rank.find(EstimateFacts)
         if estimate is None or estimate.device_peak is None or rank.find(GpuFacts) is None or on_processor(rank):
             continue
         free = _free(device) if device else None

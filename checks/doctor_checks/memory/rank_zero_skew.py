@@ -21,7 +21,7 @@ from doctor.api import (
     Verdict,
     Well,
     check,
-    gpu_of,
+    devices_of,
     healthy,
     mebibytes,
     process_ids,
@@ -83,8 +83,9 @@ def rank_zero_skew(job: Job, *, context_mebibytes: float = 800) -> Iterator[Verd
     judged = [local for local in job.by_host() if len(local.members) > 1]
     if not judged:
         yield Skip("one rank a host")
+    devices = devices_of(job)
     for local in judged:
-        homes = {rank.number: gpu for rank in local.members if (gpu := gpu_of(rank)) is not None}
+        homes = {rank.number: device.gpu for rank in local.members if (device := devices[rank])}
         if homes:
             first = min(homes.values(), key=lambda gpu: gpu.index)
             yield from _judge(local, first, homes, context_mebibytes)

@@ -129,6 +129,8 @@ def _is_detail(environment: EnvironmentFacts) -> bool:
 
 
 def _detail(job: Job) -> Iterator[Finding]:
+    if not any(stated.setting.name == "TORCH_DISTRIBUTED_DEBUG" for stated in stated_settings(job)):
+        return
     found = split(job, EnvironmentFacts, _is_detail)
     if found.minorities:
         yield Finding(

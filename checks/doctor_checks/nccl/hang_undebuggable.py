@@ -110,7 +110,7 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
 
 
 class _Gap(NamedTuple):
-    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: this release is known to do so."""
+    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: this release may do so."""
 
     why: str
     fix: str

@@ -13,6 +13,7 @@ from doctor.api import (
     Severity,
     Sick,
     Source,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -61,6 +62,9 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
     for group in group_alike(job, NcclFacts, lambda nccl, _: _from_files(nccl)):
         if group.value:
             yield _finding(group.value, group.ranks)
+    for hidden, ranks in group_alike(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
+        if hidden is not None:
+            yield Unknown(hidden.reason, ranks, hidden.unhide)
 
 
 def _from_files(nccl: NcclFacts) -> tuple[Setting, ...]:

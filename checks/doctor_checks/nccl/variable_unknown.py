@@ -75,12 +75,13 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
 
 def _finding(stated: Stated, near: str | None) -> Finding:
     setting = stated.setting
+    shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
     hint = f"; {near} was probably meant" if near else ""
     fix = f"unset {setting.name}; export {near}={setting.value}" if near else f"unset {setting.name}"
     if source_of(setting):
         fix = f"in {stated.origin}, write {near}={setting.value.strip()}" if near else f"remove it from {stated.origin}"
     return Finding(
-        f"{setting.name.strip() or setting.name!r} is no variable that NCCL, torch or a known plug-in reads{hint}",
+        f"{shown} is no variable that NCCL, torch or a known plug-in reads{hint}",
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
         fix=fix,

@@ -123,13 +123,14 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
 
 
 def _findings(job: Job) -> Iterator[Finding]:
+    is_multi_host = job.is_multi_host
     for software, alike in job.each(SoftwareFacts, also=(GpuFacts, RdmaFacts, NcclFacts)):
         version = software.nccl
         if version is None or on_processor(alike):
             continue
         gpus, nccl = alike.find(GpuFacts), alike.find(NcclFacts)
         faults = [*_for_torch(software, version), *(_for_gpus(gpus, version) if gpus else ())]
-        if job.is_multi_host:
+        if is_multi_host:
             faults += _for_roce(alike.find(RdmaFacts), nccl, version)
         for needed, why in faults:
             yield Finding(
@@ -157,7 +158,7 @@ def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:
 
 
 def _spans_hosts(gpu: Gpu) -> bool:
-    """Whether the GPU belongs to an NVLink domain of several hosts: its cluster has an identity that is not all zero."""
+    """Whether the GPU belongs to an NVLink domain of several hosts: its cluster's identity is not all zero."""
     cluster = gpu.fabric.cluster if gpu.fabric else None
     return bool(cluster and cluster.strip("0-"))
 
@@ -166,7 +167,8 @@ def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None, version: str) -> I
     """Before 2.21 the GID index is 0 unless NCCL_IB_GID_INDEX says otherwise (NCCL src/transport/net_ib.cc)."""
     ports = [port for device in rdma.devices for port in device.ports] if rdma else []
     active = any(port.state == "ACTIVE" and port.link_layer == "Ethernet" for port in ports)
-    settled = nccl is not None and any(nccl.get(name) for name in ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET"))
+    names = ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
+    settled = nccl is not None and any(nccl.get(name) for name in names)
     if active and not settled and within(version, before="2.21.5"):
         yield "2.21.5", "takes GID index 0 on RoCE, which is no routable RoCE v2 address (or export NCCL_IB_GID_INDEX)"
 

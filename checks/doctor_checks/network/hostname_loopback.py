@@ -21,6 +21,7 @@ from doctor.api import (
     gloo_names,
     good_interfaces,
     healthy,
+    hosts_text,
     is_loopback,
 )
 
@@ -78,13 +79,20 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         if (name := _own_name(host)) is not None and name.addresses and all(map(is_loopback, name.addresses))
     ]
     advertised = {host for name, alike in sick if _goes_by_name(alike) for host in _machines(alike)}
+    groups: dict[Severity, list[tuple[NameLookup, Alike]]] = {}
     for name, alike in sick:
+        severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(alike))
+        groups.setdefault(severity, []).append((name, alike))
+    for severity, hosts in groups.items():
+        first, members = hosts[0]
+        names = [name.name for name, _ in hosts]
         yield Finding(
-            f"{name.name} resolves to {name.addresses[0]} on itself: a loopback address",
-            ranks=alike.ranks,
-            severity=_severity(job.is_multi_host, len(advertised), _goes_by_name(alike)),
-            evidence={"name": name.name, "addresses": list(name.addresses), "hosts_alike": len(advertised)},
-            fix=_fix(name.name, alike.find(InterfaceFacts)),
+            f"{hosts_text(names)} resolve{'s its own name' if len(names) == 1 else ' their own names'} to "
+            f"{first.addresses[0]}: a loopback address",
+            ranks=tuple(sorted(rank for _, alike in hosts for rank in alike.ranks)),
+            severity=severity,
+            evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
+            fix=_fix(first.name, members.find(InterfaceFacts)) if len(names) == 1 else "",
         )
 
 

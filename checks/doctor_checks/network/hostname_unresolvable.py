@@ -17,7 +17,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
-    merge,
+    hosts_text,
 )
 
 _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not known", seconds=0.01),)
@@ -60,16 +60,21 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
     `getent ahosts "$(hostname)"` must print an address.
     """
     severity = Severity.ERROR if job.is_multi_host else Severity.INFO
-    found = []
+    failed: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for host, alike in job.each(HostFacts):
         own = next((name for name in host.names if name.role == "hostname"), None)
         if own is None or (not own.addresses and (own.error or "").startswith("no answer")):
             yield _unknown(host, own, alike.ranks)
         elif not own.addresses:
-            summary = f"{own.name} cannot resolve its own name: {own.error or 'no address'}"
-            evidence = {"name": own.name, "error": own.error, "seconds": own.seconds}
-            found.append(Finding(summary, ranks=alike.ranks, severity=severity, evidence=evidence))
-    yield from merge(found)
+            failed.setdefault(own.error or "no address", []).append((own.name, alike.ranks))
+    for error, hosts in failed.items():
+        names = [name for name, _ in hosts]
+        yield Finding(
+            f"{hosts_text(names)} cannot resolve {'its own name' if len(names) == 1 else 'their own names'}: {error}",
+            ranks=tuple(sorted(rank for _, ranks in hosts for rank in ranks)),
+            severity=severity,
+            evidence={"names": names[:16], "error": error},
+        )
 
 
 def _unknown(host: HostFacts, own: NameLookup | None, ranks: tuple[int, ...]) -> Unknown:

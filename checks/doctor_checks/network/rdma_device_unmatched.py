@@ -46,9 +46,15 @@ _HALF_DOWN = (
         Well("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
         Well("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
         Well("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
-        Sick("devices of another machine", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_bond_0"), ranks=(0, 1, 2, 3)),
-        Sick("a prefix where whole names are asked for", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5"), ranks=(0, 1)),
-        Sick("a port that the devices do not have", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="mlx5_0:2"), ranks=(0, 1)),
+        Sick(
+            "devices of another machine", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_bond_0"), ranks=(0, 1, 2, 3)
+        ),
+        Sick(
+            "a prefix where whole names are asked for", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5"), ranks=(0, 1)
+        ),
+        Sick(
+            "a port that the devices do not have", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="mlx5_0:2"), ranks=(0, 1)
+        ),
         Sick("a misspelt device", healthy(2, 1, rdma=2).environ(ranks=(1,), NCCL_IB_HCA="mlxl5_0"), ranks=(1,)),
         Sick("everything is excluded", healthy(2, 1, rdma=2).environ(NCCL_IB_HCA="^mlx5"), ranks=(0, 1)),
         Sick(
@@ -63,7 +69,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, ten to fifty times slower; beside
     hosts that use RDMA the job hangs when it starts.
-    Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0,mlx5_1'`
+    Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0'`
     (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
     """
     found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from doctor.api import (
     Finding,
     Host,
     Job,
+    LocalRanks,
     NcclFacts,
     PathFacts,
     RdmaDevice,
@@ -62,6 +63,7 @@ class _Seen(NamedTuple):
     ranks: tuple[int, ...]
     device: RdmaDevice
     port: RdmaPort
+    named: bool
 
     @property
     def key(self) -> tuple[str, int]:
@@ -81,26 +83,52 @@ class _Seen(NamedTuple):
     needs=(RdmaFacts,),
     cases=lambda: (
         Well("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
-        Well("links that went down before", _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("link_downed", 3),))),
+        Well(
+            "links that went down before",
+            _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("link_downed", 3),)),
+        ),
         Well(
             "a port that is down on every host",
             _port(_port(healthy(2, 1, rdma=2), "node0", "mlx5_1", state="DOWN"), "node1", "mlx5_1", state="DOWN"),
         ),
-        Well("errors since a boot long ago", _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("symbol_error", 12),))),
+        Well(
+            "errors since a boot long ago",
+            _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("symbol_error", 12),)),
+        ),
         Sick(
             "a port is down on one host",
             _port(healthy(3, 2, rdma=4), "node1", "mlx5_2", state="DOWN", physical_state="Polling"),
             ranks=(2, 3),
         ),
-        Sick("a port waits for the subnet manager", _port(healthy(3, 1, rdma=2), "node2", "mlx5_0", state="INIT"), ranks=(2,)),
-        Sick("a link came up at half its rate", _port(healthy(3, 1, rdma=2), "node0", "mlx5_1", rate=200.0), ranks=(0,)),
-        Sick("one of eight ports of a lone host is slower", _port(healthy(1, 2, rdma=8), "node0", "mlx5_6", rate=100.0), ranks=(0, 1)),
+        Sick(
+            "a port waits for the subnet manager",
+            _port(healthy(3, 1, rdma=2), "node2", "mlx5_0", state="INIT"),
+            ranks=(2,),
+        ),
+        Sick(
+            "a link came up at half its rate", _port(healthy(3, 1, rdma=2), "node0", "mlx5_1", rate=200.0), ranks=(0,)
+        ),
+        Sick(
+            "one of eight ports of a lone host is slower",
+            _port(healthy(1, 2, rdma=8), "node0", "mlx5_6", rate=100.0),
+            ranks=(0, 1),
+        ),
         Sick(
             "the selected port of a lone host is down",
             _port(healthy(1, 2, rdma=2), "node0", "mlx5_0", state="DOWN").environ(NCCL_IB_HCA="=mlx5_0,mlx5_1"),
             ranks=(0, 1),
         ),
-        Sick("errors while paths were measured", healthy(2, 1, rdma=2).put(PathFacts(rdma_errors=4000), hosts=("node1",)), ranks=(1,)),
+        Sick(
+            "far more symbol errors than all other ports",
+            _port(healthy(4, 1, rdma=2), "node2", "mlx5_1", counters=(Counter("symbol_error", 900_000),)),
+            ranks=(2,),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "errors while paths were measured",
+            healthy(2, 1, rdma=2).put(PathFacts(rdma_errors=4000), hosts=("node1",)),
+            ranks=(1,),
+        ),
     ),
 )
 def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: float = 10_000) -> Iterator[Verdict]:
@@ -108,13 +136,14 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
 
     Why it hurts: NCCL leaves the port out or waits for the slow one: half the bandwidth, `Detected mixed local Net
     device counts`, or `Got completion from peer ... with status=12` in the middle of the run.
-    Fix: `ibstat <device>`, `mlxlink -d <device>`; reseat or change the cable, reset the switch port; InfiniBand in state
-    INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
+    Fix: `ibstat <device>`, `mlxlink -d <device>`; reseat or change the cable, reset the switch port; InfiniBand in
+    state INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
     """
     seen = list(_ports(job))
     yield from _down(seen)
     yield from _slow(seen)
-    yield from _failing(job, seen, outlier_times, least_errors)
+    yield from _failing(job)
+    yield from _outliers(seen, outlier_times, least_errors)
 
 
 def _ports(job: Job) -> Iterator[_Seen]:
@@ -122,7 +151,14 @@ def _ports(job: Job) -> Iterator[_Seen]:
         rdma = local.find(RdmaFacts)
         for device in rdma.devices if rdma else ():
             for port in device.ports:
-                yield _Seen(local.hosts[0], local.ranks, device, port)
+                yield _Seen(local.hosts[0], local.ranks, device, port, _is_named(local, device))
+
+
+def _is_named(local: LocalRanks, device: RdmaDevice) -> bool:
+    """Whether NCCL_IB_HCA asks for this device by its whole name on the first rank of the host."""
+    nccl = local.members[0].find(NcclFacts)
+    wanted = nccl_device_list(nccl.get("NCCL_IB_HCA") if nccl else None)
+    return not wanted.exclude and any(entry == device.name for entry, _ in wanted.entries)
 
 
 def _down(seen: list[_Seen]) -> Iterator[Finding]:
@@ -132,19 +168,77 @@ def _down(seen: list[_Seen]) -> Iterator[Finding]:
     for one in seen:
         if one.port.state == "ACTIVE":
             continue
-        by_peers = 2 * active[one.key] > total[one.key] or (active[one.key] and total[one.key] == 2)
-        if by_peers or _is_selected(one):
+        up = active[one.key]
+        if one.named or 2 * up > total[one.key] or (up and total[one.key] == 2):
             yield Finding(
-                f"{one.name} is {one.port.state}" + (f" ({one.port.physical_state})" if one.port.physical_state else ""),
+                f"{one.name} is {one.port.state}"
+                + (f" ({one.port.physical_state})" if one.port.physical_state else ""),
                 ranks=one.ranks,
                 evidence={
                     "state": one.port.state,
                     "physical_state": one.port.physical_state,
-                    "hosts_with_it_active": active[one.key],
+                    "hosts_with_it_active": up,
                 },
                 explains=("NET022",),
             )
 
 
-def _is_selected(one: _Seen) -> bool:
-    raise NotImplementedError
+def _slow(seen: list[_Seen]) -> Iterator[Finding]:
+    """Active ports below the rate of the same port of most hosts, or of most ports of that board on the host."""
+    by_peer: dict[tuple[Hashable, ...], list[_Seen]] = {}
+    for one in seen:
+        if one.port.state == "ACTIVE" and one.port.rate:
+            by_peer.setdefault(one.key, []).append(one)
+            if one.device.board:
+                by_peer.setdefault((one.host.index, one.device.board, one.port.link_layer), []).append(one)
+    reported = set()
+    for key, group in by_peer.items():
+        usual = _usual(group, beside_peers=len(key) == 2)
+        for one in group:
+            if usual and (one.port.rate or 0) < usual and one.name not in reported:
+                reported.add(one.name)
+                yield Finding(
+                    f"{one.name} runs at {one.port.rate:g} Gb/s, its peers at {usual:g}",
+                    ranks=one.ranks,
+                    evidence={"rate_gbit_per_s": one.port.rate, "peers_gbit_per_s": usual},
+                    explains=("NET022",),
+                )
+
+
+def _usual(group: list[_Seen], *, beside_peers: bool) -> float | None:
+    """The rate of more than half of the ports; among the same port of two hosts the higher one."""
+    rates = Tally(one.port.rate or 0.0 for one in group)
+    rate, count = rates.most_common(1)[0]
+    if 2 * count > len(group) and len(group) > 2:
+        return rate
+    return max(rates) if beside_peers and len(group) == 2 else None
+
+
+def _failing(job: Job) -> Iterator[Finding]:
+    for paths, alike in job.each(PathFacts):
+        if paths.rdma_errors:
+            yield Finding(
+                f"the RDMA ports of {', '.join(alike.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
+                ranks=alike.ranks,
+                evidence={"rdma_errors": paths.rdma_errors},
+            )
+
+
+def _outliers(seen: list[_Seen], times: float, least: float) -> Iterator[Finding]:
+    """Counters since boot that are far above those of the job's other ports: a hint, since nobody saw them rise."""
+    values: dict[str, list[tuple[int, _Seen]]] = {}
+    for one in seen:
+        for counter in one.port.counters:
+            if counter.name in ERRORS:
+                values.setdefault(counter.name, []).append((counter.value, one))
+    for name, counted in values.items():
+        usual = median(value for value, _ in counted)
+        for value, one in counted if len(counted) >= 8 else ():
+            if value > max(least, times * (usual + 1)):
+                yield Finding(
+                    f"{one.name} counted {value:,} {name} since boot, the other ports {usual:g}",
+                    ranks=one.ranks,
+                    severity=Severity.INFO,
+                    confidence=0.5,
+                    evidence={name: value, "median": usual, "ports": len(counted)},
+                )

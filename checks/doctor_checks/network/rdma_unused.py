@@ -30,7 +30,9 @@ from doctor.api import (
     what_forces_sockets,
 )
 
-_OFI = (NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", symbols=("ncclNetPlugin_v10",)),)
+_OFI = (
+    NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", symbols=("ncclNetPlugin_v10",)),
+)
 _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 
@@ -53,9 +55,13 @@ _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
             "one host has no RDMA, so sockets are right",
             healthy(2, 2, rdma=2).drop(RdmaFacts, hosts=("node1",)).environ(NCCL_IB_DISABLE="1"),
         ),
-        Sick("NCCL_IB_DISABLE=1 was left behind", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1"), ranks=(0, 1, 2, 3)),
+        Sick(
+            "NCCL_IB_DISABLE=1 was left behind", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1"), ranks=(0, 1, 2, 3)
+        ),
         Sick("sockets are asked for", healthy(2, 1, rdma=2).environ(NCCL_NET="Socket"), ranks=(0, 1)),
-        Sick("a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)),
+        Sick(
+            "a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)
+        ),
         Sick("the image lacks libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
     ),
 )

@@ -42,7 +42,7 @@ def _drivers(driver: str, supports: str | None, torch_cuda: str | None = "12.8",
     severity=Severity.ERROR,
     scope=Scope.RANK,
     when="PM",
-    needs=(SoftwareFacts, DriverFacts),
+    needs=(SoftwareFacts, GpuFacts),
     cases=lambda: (
         Well("newer than needed", healthy(hosts=2)),
         Well("older within the same major release", _drivers("525.60.13", "12.0")),
@@ -72,10 +72,10 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         yield Skip("torch is built without CUDA" if built else "torch is not installed")
         return
     old: dict[_Need, list[int]] = {}
-    for software, drivers, alike in job.each(SoftwareFacts, DriverFacts, also=(GpuFacts,)):
+    for software, gpus, alike in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
         if software.torch is None or software.torch.cuda is None:
             continue
-        need = _need(software.torch.cuda, drivers, alike.find(GpuFacts))
+        need = _need(software.torch.cuda, gpus, alike.find(DriverFacts))
         if need.driver is None:
             yield Unknown("the driver's version could not be read", alike.ranks, "cat /proc/driver/nvidia/version")
         elif need.minimum is None:
@@ -96,10 +96,10 @@ class _Need(NamedTuple):
     compatibility: str | None
 
 
-def _need(cuda: str, drivers: DriverFacts, gpus: GpuFacts | None) -> _Need:
-    driver = (gpus.driver_version if gpus else None) or drivers.kernel_driver
-    supports = gpus.cuda_version if gpus else None
-    return _Need(cuda, minimum_driver(cuda), driver, supports, drivers.forward_compatibility)
+def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _Need:
+    driver = gpus.driver_version or (drivers.kernel_driver if drivers else None)
+    compatibility = drivers.forward_compatibility if drivers else None
+    return _Need(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
 
 
 def _is_too_old(need: _Need) -> bool:

@@ -1,0 +1,87 @@
+"""NET023: network cards can't reach GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import (
+    Finding,
+    GpuFacts,
+    Job,
+    NcclFacts,
+    RdmaFacts,
+    Scope,
+    Severity,
+    Sick,
+    Unknown,
+    Verdict,
+    Well,
+    active_rdma_ports,
+    check,
+    healthy,
+    merge,
+    parse_nccl_integer,
+)
+
+
+@check(
+    id="NET023",
+    severity=Severity.INFO,
+    scope=Scope.HOST,
+    needs=(RdmaFacts, GpuFacts),
+    cases=lambda: (
+        Well("nvidia_peermem is loaded", healthy(hosts=2, per_host=2, rdma=2)),
+        Well("dma-buf is enough", healthy(2, 2, rdma=2).alter(RdmaFacts, peer_memory=())),
+        Well("no GPU", healthy(2, 2, gpus=0, rdma=2).alter(RdmaFacts, peer_memory=(), dma_buf=False)),
+        Well("no RDMA", healthy(hosts=2, per_host=2)),
+        Sick(
+            "an old kernel without the module on one host",
+            healthy(2, 2, rdma=2).alter(RdmaFacts, hosts=("node1",), peer_memory=(), dma_buf=False),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "dma-buf is switched off and the module is missing",
+            healthy(2, 1, rdma=2).alter(RdmaFacts, peer_memory=()).environ(NCCL_DMABUF_ENABLE="0"),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
+    """Ask whether the network cards can read and write GPU memory.
+
+    Why it hurts: each message is copied through host memory: less bandwidth between hosts, no error. NCCL's log says
+    `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
+    Fix: `sudo modprobe nvidia-peermem` (and `echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`),
+    or a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
+    """
+    found = []
+    for rdma, gpus, alike in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
+        if rdma.peer_memory or not gpus.gpus or not active_rdma_ports(rdma) or _is_elastic_fabric(rdma):
+            continue
+        nccl = alike.find(NcclFacts)
+        switched_off = nccl is not None and parse_nccl_integer(nccl.get("NCCL_DMABUF_ENABLE"), 1) == 0
+        if rdma.dma_buf and not switched_off:
+            continue
+        note = rdma.why_hidden("peer_memory")
+        if note is not None or (rdma.dma_buf is None and not switched_off):
+            reason = note.reason if note else "whether the kernel can export dma-buf"
+            yield Unknown(reason, alike.ranks, note.unhide if note else "uname -r")
+            continue
+        why = "NCCL_DMABUF_ENABLE=0" if switched_off else "the kernel is older than 5.12"
+        found.append(
+            Finding(
+                f"no path from the network cards to GPU memory: nvidia_peermem is not loaded, and {why}",
+                ranks=alike.ranks,
+                evidence={
+                    "peer_memory_modules": list(rdma.peer_memory),
+                    "dma_buf": rdma.dma_buf,
+                    "gpus": len(gpus.gpus),
+                },
+            )
+        )
+    yield from merge(found)
+
+
+def _is_elastic_fabric(rdma: RdmaFacts) -> bool:
+    """EFA reaches GPU memory by its own driver."""
+    return all(device.driver == "efa" for device in rdma.devices)

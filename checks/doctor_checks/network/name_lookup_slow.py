@@ -1,0 +1,115 @@
+"""NET024: name look-ups take seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Alike,
+    Finding,
+    HostFacts,
+    Job,
+    MasterFacts,
+    NameLookup,
+    PathFacts,
+    PathSample,
+    ReverseLookup,
+    Scope,
+    Severity,
+    Sick,
+    Verdict,
+    Well,
+    check,
+    healthy,
+    hosts_text,
+)
+
+_SILENT = (ReverseLookup("10.0.0.2", error="no answer within 2.5 s", seconds=2.5),)
+_SLOW = (NameLookup("node1", "hostname", ("10.0.0.2",), seconds=5.01),)
+_PEER = PathFacts(samples=(PathSample("node0", "10.0.0.1", forward_lookup=0.001, reverse_lookup=10.0),))
+
+
+class _Lookup(NamedTuple):
+    what: str
+    seconds: float
+    error: str | None
+
+
+@check(
+    id="NET024",
+    severity=Severity.WARNING,
+    scope=Scope.HOST,
+    needs=(HostFacts,),
+    cases=lambda: (
+        Well("answers in a millisecond", healthy(hosts=2, per_host=2)),
+        Well(
+            "an address without a name, answered at once",
+            healthy(2, 1).alter(HostFacts, reverse=(ReverseLookup("10.0.0.1", error="Unknown host", seconds=0.02),)),
+        ),
+        Well("a laptop off line", healthy(per_host=1, gpus=0).alter(HostFacts, reverse=_SILENT), silent=False),
+        Sick(
+            "a name server that drops packets",
+            healthy(2, 2).alter(HostFacts, hosts=("node1",), reverse=_SILENT),
+            ranks=(2, 3),
+        ),
+        Sick(
+            "the first name server is dead", healthy(2, 1).alter(HostFacts, hosts=("node1",), names=_SLOW), ranks=(1,)
+        ),
+        Sick("the peers' addresses are looked up slowly", healthy(2, 1).put(_PEER, hosts=("node1",)), ranks=(1,)),
+        Sick(
+            "the master's name takes seconds",
+            healthy(2, 1).alter(MasterFacts, ranks=(1,), seconds=5.0),
+            ranks=(1,),
+        ),
+        Sick(
+            "one host alone only needs to know it",
+            healthy(1, 2).alter(HostFacts, reverse=_SILENT),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+    ),
+)
+def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
+    """Ask whether names and addresses of the hosts are looked up quickly.
+
+    Why it hurts: torch looks up the address of every client of its store: a name server that drops packets adds ten
+    seconds to each connection, so a job of many ranks seems to hang in init_process_group.
+    Fix: list all hosts with their addresses in /etc/hosts, and remove the dead server from /etc/resolv.conf;
+    `time getent hosts <address>` must return at once.
+    """
+    severity = Severity.WARNING if job.is_multi_host else Severity.INFO
+    found: dict[str, list[tuple[str, list[_Lookup], Alike]]] = {}
+    for host, alike in job.each(HostFacts, also=(PathFacts, MasterFacts)):
+        slow = [one for one in _lookups(host, alike) if one.seconds >= seconds]
+        if slow:
+            kind = "reverse look-ups" if all(one.what.startswith("reverse") for one in slow) else "look-ups"
+            found.setdefault(kind, []).append((host.hostname, slow, alike))
+    for kind, hosts in found.items():
+        every = [one for _, slow, _ in hosts for one in slow]
+        worst = max(every, key=lambda one: one.seconds)
+        least = "at least " if (worst.error or "").startswith("no answer") else ""
+        yield Finding(
+            f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({worst.what})",
+            ranks=tuple(sorted({rank for _, _, alike in hosts for rank in alike.ranks})),
+            severity=severity,
+            evidence={one.what: f"{one.seconds:.3f} s" + (f", {one.error}" if one.error else "") for one in every[:8]},
+        )
+
+
+def _lookups(host: HostFacts, alike: Alike) -> Iterator[_Lookup]:
+    for name in host.names:
+        if name.seconds is not None:
+            yield _Lookup(f"look-up of {name.name}", name.seconds, name.error)
+    for reverse in host.reverse:
+        if reverse.seconds is not None:
+            yield _Lookup(f"reverse look-up of {reverse.address}", reverse.seconds, reverse.error)
+    master = alike.find(MasterFacts)
+    if master is not None and master.seconds is not None:
+        yield _Lookup(f"look-up of MASTER_ADDR={master.address}", master.seconds, master.error)
+    paths = alike.find(PathFacts)
+    for sample in paths.samples if paths else ():
+        if sample.forward_lookup is not None:
+            yield _Lookup(f"look-up of {sample.peer}", sample.forward_lookup, None)
+        if sample.reverse_lookup is not None:
+            yield _Lookup(f"reverse look-up of {sample.address or sample.peer}", sample.reverse_lookup, None)

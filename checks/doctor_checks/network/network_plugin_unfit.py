@@ -1,0 +1,179 @@
+"""NET026: NCCL's network or tuner plug-in can't be used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.api import (
+    Alike,
+    Finding,
+    GpuFacts,
+    Job,
+    NcclFacts,
+    NcclPlugin,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Severity,
+    Sick,
+    SoftwareFacts,
+    TrainerFacts,
+    Verdict,
+    Well,
+    active_rdma_ports,
+    check,
+    healthy,
+    loaded_net_plugin,
+    merge,
+    nccl_matters,
+    nccl_release,
+    parse_nccl_integer,
+    readable_interfaces,
+    release_of,
+    setting_text,
+    source_of,
+)
+
+VARIABLES = {"net": "NCCL_NET_PLUGIN", "tuner": "NCCL_TUNER_PLUGIN"}
+_SYMBOLS = {"net": re.compile(r"ncclNetPlugin_v(\d+)$"), "tuner": re.compile(r"ncclTunerPlugin_v(\d+)$")}
+
+_PATH = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
+_GOOD = (NcclPlugin("net", "libnccl-net.so", path=_PATH, symbols=("ncclNetPlugin_v8", "ncclNetPlugin_v9")),)
+_STALE = (NcclPlugin("net", "libnccl-net.so", path="/opt/old/libnccl-net.so", symbols=("ncclNetPlugin_v4",)),)
+_GONE = (NcclPlugin("net", "libnccl-net-ofi.so", "ofi", error="not found by the loader: ofi, libnccl-net-ofi.so"),)
+_TUNER = (NcclPlugin("tuner", "libnccl-tuner-x.so", "x", error="not found by the loader: x, libnccl-tuner-x.so"),)
+_EFA = RdmaFacts(
+    devices=(
+        RdmaDevice("rdmap0s6", (RdmaPort(1, "ACTIVE", "LinkUp", 100.0, "Unspecified"),), driver="efa", has_uverbs=True),
+    )
+)
+
+
+@check(
+    id="NET026",
+    severity=Severity.ERROR,
+    when="PM",
+    needs=(NcclFacts,),
+    cases=lambda: (
+        Well("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
+        Well("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),
+        Well("no plug-in is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
+        Well("RDMA is asked for and there", healthy(2, 2, rdma=2).environ(NCCL_NET="IB")),
+        Well("EFA with its plug-in", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
+        Sick("the plug-in's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
+        Sick(
+            "a network of a plug-in that is not installed",
+            healthy(2, 1).environ(ranks=(1,), NCCL_NET="AWS Libfabric"),
+            ranks=(1,),
+        ),
+        Sick("RDMA is asked for and not there", healthy(2, 1).environ(NCCL_NET="IB"), ranks=(0, 1)),
+        Sick("a stale plug-in is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
+        Sick("the tuner is missing", healthy(2, 1).alter(NcclFacts, ranks=(0,), plugins=_TUNER), ranks=(0,)),
+        Sick("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
+        Sick("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
+    ),
+)
+def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
+    """Ask whether the network and tuner plug-ins that NCCL is told to use can be loaded.
+
+    Why it hurts: with NCCL_NET NCCL ends with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
+    library or EFA without its plug-in it silently uses TCP sockets, ten to fifty times slower.
+    Fix: `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or put the directory of the right library first:
+    `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
+    """
+    found: list[Finding] = []
+    for nccl, alike in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
+        found += [*_missing(nccl, alike), *_stale(nccl, alike), *_network(nccl, alike)]
+        found += _elastic_fabric(nccl, alike, job.is_multi_host)
+    yield from merge(found)
+
+
+def _missing(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+    for plugin in nccl.plugins:
+        variable = VARIABLES.get(plugin.kind)
+        if variable and plugin.error and (plugin.requested or plugin.path):
+            setting = nccl.setting(variable)
+            name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
+            yield Finding(
+                f"{name} can't be loaded: {plugin.error}",
+                ranks=alike.ranks,
+                evidence={
+                    "kind": plugin.kind,
+                    "requested": plugin.requested,
+                    "path": plugin.path,
+                    "error": plugin.error,
+                },
+                fix=f"`unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH",
+                source=source_of(setting),
+            )
+
+
+def _stale(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+    """Libraries whose interfaces this NCCL no longer reads, or does not read yet."""
+    release = nccl_release(alike)
+    for plugin in nccl.plugins:
+        span = readable_interfaces(plugin.kind, release_of(release))
+        if plugin.path is None or plugin.error or span is None or not plugin.symbols:
+            continue
+        offered = _interfaces(plugin)
+        if not any(span[0] <= version <= span[1] for version in offered):
+            has = ", ".join(f"v{version}" for version in offered) or "no such interface"
+            yield Finding(
+                f"{plugin.path} has {has}, and NCCL {release} reads v{span[0]} to v{span[1]}",
+                ranks=alike.ranks,
+                evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
+                fix=f"install a plug-in for NCCL {release}, or `export {VARIABLES[plugin.kind]}=none`",
+            )
+
+
+def _interfaces(plugin: NcclPlugin) -> list[int]:
+    pattern = _SYMBOLS[plugin.kind]
+    return sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
+
+
+def _network(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+    """NCCL_NET has to be the name of a network that comes up: IB, Socket or that of a plug-in (its name is inside)."""
+    setting = nccl.setting("NCCL_NET")
+    name = setting.value.lower() if setting else ""
+    if setting is None or name == "socket" or loaded_net_plugin(nccl) is not None:
+        return
+    why = _why_no_rdma(nccl, alike) if name == "ib" else "no network plug-in is found"
+    if why is not None:
+        yield Finding(
+            f"{setting_text(setting)} can't come up: {why}",
+            ranks=alike.ranks,
+            evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
+            fix="`unset NCCL_NET`",
+            source=source_of(setting),
+        )
+
+
+def _why_no_rdma(nccl: NcclFacts, alike: Alike) -> str | None:
+    if parse_nccl_integer(nccl.get("NCCL_IB_DISABLE"), 0) != 0:
+        return "NCCL_IB_DISABLE switches it off"
+    missing, rdma = alike.missing(RdmaFacts), alike.find(RdmaFacts)
+    if missing is not None:
+        return "the host has no RDMA device" if missing.lack.value == "absent" else None
+    if rdma is not None and rdma.verbs_library is False:
+        return "libibverbs is not installed"
+    return None if rdma is None or active_rdma_ports(rdma) else "no RDMA port is active"
+
+
+def _elastic_fabric(nccl: NcclFacts, alike: Alike, multi_host: bool) -> list[Finding]:
+    """EFA devices speak libfabric, which NCCL reaches by the plug-in aws-ofi-nccl alone."""
+    rdma = alike.find(RdmaFacts)
+    devices = [device.name for device in rdma.devices if device.driver == "efa"] if rdma else []
+    if not devices or not nccl_matters(alike) or loaded_net_plugin(nccl) is not None:
+        return []
+    if (nccl.get("NCCL_NET") or "").lower() == "socket" or any(plugin.requested for plugin in nccl.plugins):
+        return []
+    return [
+        Finding(
+            f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''} and no network plug-in: NCCL uses sockets",
+            ranks=alike.ranks,
+            severity=Severity.ERROR if multi_host else Severity.INFO,
+            evidence={"devices": devices[:8]},
+            fix="install aws-ofi-nccl and `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`",
+        )
+    ]

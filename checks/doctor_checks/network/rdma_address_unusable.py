@@ -1,0 +1,238 @@
+"""NET021: the RoCE GID in use can't reach the peers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import (
+    Address,
+    Alike,
+    Finding,
+    Gid,
+    Interface,
+    InterfaceFacts,
+    Job,
+    NcclFacts,
+    RdmaChoice,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Scope,
+    Severity,
+    Sick,
+    Sketch,
+    Skip,
+    SoftwareFacts,
+    Unknown,
+    Verdict,
+    Well,
+    check,
+    data_goes_by_sockets,
+    gid_address,
+    gid_index,
+    healthy,
+    is_routable_gid,
+    loaded_net_plugin,
+    merge,
+    nccl_rdma_ports,
+    nccl_release,
+    network_of,
+    parse_nccl_integer,
+)
+
+
+def _roce(host: int, *, gids: int = 4, rail: int = 0) -> RdmaFacts:
+    """A RoCE card with the usual table: link-local v1 and v2, IPv4 v1 and v2."""
+    local = f"fe80:0000:0000:0000:0000:00ff:fe00:{host:04x}"
+    mapped = f"0000:0000:0000:0000:0000:ffff:0a{rail:02x}:{host + 1:04x}"
+    table = (
+        Gid(0, local, "RoCE v1", "ens1"),
+        Gid(1, local, "RoCE v2", "ens1"),
+        Gid(2, mapped, "RoCE v1", "ens1"),
+        Gid(3, mapped, "RoCE v2", "ens1"),
+    )
+    port = RdmaPort(1, "ACTIVE", "LinkUp", 200.0, "Ethernet", gids=table[:gids])
+    return RdmaFacts(devices=(RdmaDevice("mlx5_0", (port,), has_uverbs=True),), verbs_library=True)
+
+
+def _job(hosts: int, index: str | None = None) -> Sketch:
+    sketch = healthy(hosts, 1)
+    for host in range(hosts):
+        sketch = sketch.put(_roce(host), hosts=(f"node{host}",))
+    return sketch if index is None else sketch.environ(NCCL_IB_GID_INDEX=index)
+
+
+def _rails(host: int, first: int, second: int) -> RdmaFacts:
+    """Two RoCE cards on the rails 10.<first>.x and 10.<second>.x."""
+    one, other = _roce(host, rail=first).devices[0], _roce(host, rail=second).devices[0]
+    return RdmaFacts(devices=(one, RdmaDevice("mlx5_1", other.ports, has_uverbs=True)), verbs_library=True)
+
+
+def _crossed() -> Sketch:
+    """Three hosts with two rails; on the last one the cards are swapped."""
+    sketch = healthy(3, 1)
+    for host, (first, second) in enumerate(((1, 2), (1, 2), (2, 1))):
+        cards = tuple(
+            Interface(f"ens{rail}", addresses=(Address("inet", f"10.{rail}.0.{host + 1}", 16),)) for rail in (1, 2)
+        )
+        name = (f"node{host}",)
+        sketch = sketch.put(_rails(host, first, second), hosts=name)
+        sketch = sketch.alter(InterfaceFacts, hosts=name, interfaces=lambda old, cards=cards: (*old, *cards))
+    return sketch
+
+
+class _Used(NamedTuple):
+    choice: RdmaChoice
+    entry: int
+    gid: Gid | None
+    alike: Alike
+    fixed: bool
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """What the peers' GID has to have in common: RoCE version, and whether it can be routed."""
+        return (self.gid.kind or "" if self.gid else "", self.gid is not None and is_routable_gid(self.gid))
+
+
+@check(
+    id="NET021",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="PM",
+    needs=(NcclFacts, RdmaFacts),
+    cases=lambda: (
+        Well("NCCL chooses the index", _job(2)),
+        Well("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),
+        Well("the right index by hand", _job(2, "3")),
+        Well("RoCE v1 on one segment, by hand on all", _job(2, "0")),
+        Well("one host", healthy(1, 2).put(_roce(0)).environ(NCCL_IB_GID_INDEX="9")),
+        Sick(
+            "the container has half of the table",
+            _job(2, "3").put(_roce(1, gids=2), hosts=("node1",)),
+            ranks=(1,),
+        ),
+        Sick(
+            "one rank uses another RoCE version",
+            _job(3, "3").environ(ranks=(2,), NCCL_IB_GID_INDEX="2"),
+            ranks=(2,),
+        ),
+        Sick(
+            "NCCL finds only link-local addresses on one host",
+            _job(3).put(_roce(1, gids=2), hosts=("node1",)),
+            ranks=(1,),
+        ),
+        Sick("two cards of one host are swapped", _crossed(), ranks=(2,)),
+        Sick(
+            "a left-over index of a link-local address",
+            _job(2, "1"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+    ),
+)
+def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
+    """Ask whether the RoCE address that NCCL would use can reach the peers.
+
+    Why it hurts: the connection is set up over TCP and fails on the first RDMA message: `Call to ibv_modify_qp failed
+    with error Connection timed out`, `Network is unreachable`, or `Got completion ... status=12`.
+    Fix: `unset NCCL_IB_GID_INDEX` (NCCL chooses it since 2.21), or take the index that `show_gids` lists with RoCE v2
+    and the host's IPv4 address on every host: `export NCCL_IB_GID_INDEX=3`; containers: `--network host`.
+    """
+    if not job.is_multi_host:
+        yield Skip("one host")
+        return
+    used: list[_Used] = []
+    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
+        if data_goes_by_sockets(nccl, rdma) or loaded_net_plugin(nccl) is not None:
+            continue
+        for one in _used(nccl, rdma, alike):
+            if one.choice.port.gids:
+                used.append(one)
+            else:
+                yield Unknown(
+                    f"the GID table of {one.choice.name} is not shown", alike.ranks, "run with --network host"
+                )
+    yield from merge([*_judge(used), *_on_other_rails(used)])
+
+
+def _used(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Iterator[_Used]:
+    for choice in nccl_rdma_ports(nccl, rdma):
+        if choice.port.link_layer == "Ethernet":
+            index = gid_index(nccl, choice.port, nccl_release(alike))
+            gid = next((gid for gid in choice.port.gids if gid.index == index), None)
+            fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1) >= 0
+            yield _Used(choice, index, gid, alike, fixed)
+
+
+def _judge(used: list[_Used]) -> Iterator[Finding]:
+    counts: Counter[tuple[str, bool]] = Counter()
+    for one in used:
+        if one.gid is not None:
+            counts[one.kind] += len(one.alike.members)
+    top = counts.most_common(2)
+    common = top[0][0] if len(top) == 1 or (top and top[0][1] > top[1][1]) else None
+    for one in used:
+        if one.gid is None:
+            yield _finding(one, "is empty", None)
+        elif len(counts) > 1 and one.kind != common:
+            yield _finding(one, f"is {_words(one.kind)}, on most other ports {_words(common)}", None)
+        elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
+            yield _finding(
+                one, "is a link-local address, which routers and many switches do not carry", Severity.WARNING
+            )
+
+
+def _on_other_rails(used: list[_Used]) -> Iterator[Finding]:
+    """Ports in the subnet that belongs to another device on most hosts: NCCL pairs devices by their position."""
+    subnets: dict[str, Counter[str]] = {}
+    placed = [(one, subnet) for one in used if (subnet := _subnet(one)) is not None]
+    for one, subnet in placed:
+        subnets.setdefault(one.choice.name, Counter())[subnet] += len(one.alike.members)
+    usual = {name: top for name, counts in subnets.items() if (top := _majority(counts)) is not None}
+    owner = {subnet: name for name, subnet in usual.items()}
+    for one, subnet in placed:
+        name = one.choice.name
+        if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
+            yield _finding(one, f"is in {subnet}, where other hosts have {owner[subnet]}", None)
+
+
+def _majority(counts: Counter[str]) -> str | None:
+    subnet, count = counts.most_common(1)[0]
+    return subnet if count > 1 and 2 * count > sum(counts.values()) else None
+
+
+def _subnet(one: _Used) -> str | None:
+    """The subnet of the GID's IPv4 address, by the interface that bears it."""
+    interfaces = one.alike.find(InterfaceFacts)
+    own = gid_address(one.gid) if one.gid else None
+    for interface in interfaces.interfaces if interfaces and own else ():
+        for address in interface.addresses:
+            if address.address == str(own):
+                return str(network_of(address))
+    return None
+
+
+def _words(sort: tuple[str, bool] | None) -> str:
+    if sort is None:
+        return "something else"
+    return f"{sort[0] or 'of unknown kind'} with {'an IP' if sort[1] else 'a link-local'} address"
+
+
+def _finding(one: _Used, fault: str, severity: Severity | None) -> Finding:
+    by = "NCCL_IB_GID_INDEX" if one.fixed else "chosen by NCCL"
+    good = [gid.index for gid in one.choice.port.gids if gid.kind == "RoCE v2" and is_routable_gid(gid)]
+    fix = "`unset NCCL_IB_GID_INDEX`" if one.fixed else ""
+    return Finding(
+        f"GID index {one.entry} ({by}) of {one.choice.name} {fault}",
+        ranks=one.alike.ranks,
+        severity=severity,
+        evidence={
+            "index": one.entry,
+            "gid": one.gid.gid if one.gid else None,
+            "kind": one.gid.kind if one.gid else None,
+            "table": [f"{gid.index}: {gid.gid} {gid.kind}" for gid in one.choice.port.gids[:8]],
+        },
+        fix=f"{fix}, or `export NCCL_IB_GID_INDEX={good[0]}`" if fix and good else fix,
+    )

@@ -1,0 +1,8 @@
+"""All scenes, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from tests.faults import newcomer_scenes, settings_scenes
+from tests.faults.scenes import Scene
+
+SCENES: tuple[Scene, ...] = (*newcomer_scenes.SCENES, *settings_scenes.SCENES)

@@ -1,0 +1,202 @@
+"""What a scene is, the words to write one with, and how one is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tests.faults.stage import Host, Outcome, Play, Process, own_alarms, perform
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One fault, caused for real, and its healthy twin.
+
+    ``says``: words that the finding's summary or evidence must hold. ``ranks`` and ``hosts``: exactly those to blame.
+    ``also``: ids of further findings that are true in this scene. ``code``: the exit code, 1 for an error and 0 for
+    the rest unless said otherwise.
+    """
+
+    name: str
+    id: str
+    sick: Play
+    twin: Play
+    severity: str = "error"
+    ranks: tuple[int, ...] = (0,)
+    hosts: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    code: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The name and the id, for tables and test ids."""
+        return f"{self.id} {self.name}"
+
+    @property
+    def exit_code(self) -> int:
+        """What the command must end with."""
+        return (1 if self.severity == "error" else 0) if self.code is None else self.code
+
+
+class Score(NamedTuple):
+    """What the doctor made of a scene; each list holds what went wrong."""
+
+    found: list[str]
+    blamed: list[str]
+    silent: list[str]
+
+    @property
+    def complaints(self) -> list[str]:
+        """Everything that went wrong."""
+        return [*self.found, *self.blamed, *self.silent]
+
+
+def score(scene: Scene) -> Score:
+    """Play ``scene`` and its twin. Raises ``CannotPlay`` where that can't be done here."""
+    sick, twin = perform(scene.sick), perform(scene.twin)
+    return Score(_not_found(scene, sick), _wrongly_blamed(scene, sick), loud(twin))
+
+
+def loud(outcome: Outcome) -> list[str]:
+    """What is said at severity error or warning where nothing is wrong, and checks that broke."""
+    alarms = {id: words for id, words in outcome.alarms().items() if id not in own_alarms()}
+    return [f"false alarm {id}: {'; '.join(words)}" for id, words in alarms.items()] + outcome.crashed()
+
+
+def _not_found(scene: Scene, outcome: Outcome) -> list[str]:
+    result = outcome.result(scene.id)
+    wrong = []
+    if result["status"] != "sick" or result["severity"] != scene.severity:
+        wrong.append(f"{scene.id} is {result['status']} ({result['severity']}): {result['reason']}")
+    if outcome.code != scene.exit_code and not own_alarms():
+        wrong.append(f"exit code {outcome.code}, not {scene.exit_code}")
+    words = " ".join(f"{one['summary']} {one['evidence']} {one['source']} {one['fix']}" for one in outcome.findings(scene.id))
+    wrong += [f"{word!r} is not in the words: {words[:300]}" for word in scene.says if word not in words]
+    return wrong
+
+
+def _wrongly_blamed(scene: Scene, outcome: Outcome) -> list[str]:
+    findings = [one for one in outcome.findings(scene.id) if one["severity"] == scene.severity]
+    ranks = {rank for finding in findings for rank in finding["ranks"]}
+    hosts = {host for finding in findings for host in finding["hosts"]}
+    wrong = []
+    if ranks != set(scene.ranks):
+        wrong.append(f"ranks {sorted(ranks)} are blamed, not {sorted(scene.ranks)}")
+    if scene.hosts and hosts != set(scene.hosts):
+        wrong.append(f"hosts {sorted(hosts)} are blamed, not {sorted(scene.hosts)}")
+    true = {scene.id, *scene.also, *own_alarms()}
+    wrong += [f"untrue there: {id} {words}" for id, words in outcome.alarms().items() if id not in true]
+    return wrong
+
+
+# ---- words to write scenes with ----
+
+
+def process(*, shell: str = "", gpus: tuple[str, ...] = (), packages: tuple[str, ...] = (), **environ: str) -> Process:
+    """A process with ``environ`` on top of the clean environment."""
+    return Process(tuple(environ.items()), shell, gpus, packages)
+
+
+def alone(
+    *,
+    spaces: tuple[str, ...] = (),
+    setup: str = "",
+    needs: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    shell: str = "",
+    gpus: tuple[str, ...] = (),
+    packages: tuple[str, ...] = (),
+    **environ: str,
+) -> Play:
+    """``doctor check`` in one process."""
+    one = process(shell=shell, gpus=gpus, packages=packages, **environ)
+    return Play((Host((one,), spaces, setup, needs),), options)
+
+
+def together(*processes: Process, spaces: tuple[str, ...] = (), setup: str = "", needs: tuple[str, ...] = ()) -> Play:
+    """Several processes of one host, captured each by itself and diagnosed together."""
+    return Play((Host(processes, spaces, setup, needs),))
+
+
+def torchrun_environ(rank: int, world: int, local: int | None = None, per_host: int | None = None) -> dict[str, str]:
+    """What torchrun sets for a worker (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    per_host = per_host or world
+    local = rank % per_host if local is None else local
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "GROUP_RANK": str(rank // per_host),
+        "GROUP_WORLD_SIZE": str(-(-world // per_host)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def crew(world: int, changes: Mapping[int, Mapping[str, str]] | None = None, *, like: Process | None = None, **common: str) -> tuple[Process, ...]:
+    """``world`` ranks of one host as torchrun starts them. ``changes``: what differs, by rank; ``common``: for all.
+
+    A value of ``None`` is not possible: what torchrun sets is always there.
+    """
+    template = like or Process()
+    return tuple(
+        replace(template, environ=tuple({**torchrun_environ(rank, world), **common, **(changes or {}).get(rank, {})}.items()))
+        for rank in range(world)
+    )
+
+
+def srun_environ(rank: int, tasks: int, per_node: int | None = None) -> dict[str, str]:
+    """What slurmstepd sets for a task of ``srun`` (slurm src/common/env.c)."""
+    per_node = per_node or tasks
+    nodes = -(-tasks // per_node)
+    listed = f"{per_node}(x{nodes})" if nodes > 1 else str(per_node)
+    names = "node0" if nodes == 1 else f"node[0-{nodes - 1}]"
+    return {
+        **allocation_environ(tasks, per_node),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEPID": "0",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_TASKS_PER_NODE": listed,
+        "SLURM_STEP_NODELIST": names,
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_NODEID": str(rank // per_node),
+        "SLURM_DISTRIBUTION": "block",
+    }
+
+
+def allocation_environ(tasks: int, per_node: int) -> dict[str, str]:
+    """What a job has in every shell of it (sbatch(1), salloc(1): output environment variables)."""
+    nodes = -(-tasks // per_node)
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOBID": "4711",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_NTASKS_PER_NODE": str(per_node),
+        "SLURM_TASKS_PER_NODE": f"{per_node}(x{nodes})" if nodes > 1 else str(per_node),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": "node0" if nodes == 1 else f"node[0-{nodes - 1}]",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_CLUSTER_NAME": "lab",
+    }
+
+
+HEALTHY = alone()
+CUDA = ("torch==2.8.0+cu128", "nvidia-nccl-cu12==2.27.3")
+"""A torch for GPUs, as pip installs it."""

@@ -1,0 +1,214 @@
+"""Where scenes are played: hosts and processes made for real, with the real command in each of them.
+
+A :class:`Play` is data: hosts, the namespaces that make each one, the shell commands that put it into its state, and
+the processes on it with their environment, their GPUs (a driver that is not there, see tests/lab) and their packages.
+:func:`perform` makes it real: one process alone runs ``doctor check``; of several, each runs ``doctor capture``, and
+``doctor diagnose`` judges the folder. Everything happens in a clean environment and ends with the play.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.wheels import install
+from tests.lab.nvml import FakeNvml, build_library, compiler
+
+ROOT = Path(__file__).parents[2]
+DOCTOR = f"{shlex.quote(sys.executable)} -m doctor"
+LOUD = ("error", "warning")
+
+
+class CannotPlay(Exception):
+    """A tool or a right is missing here; says which."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a job. ``shell`` runs before it in the same shell (``ulimit -n 256``). ``gpus``: a machine of the
+    lab and more lines for its driver. ``packages``: ``name==version`` as pip would have installed them."""
+
+    environ: tuple[tuple[str, str], ...] = ()
+    shell: str = ""
+    gpus: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    wrapper: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Processes that share namespaces and a state. ``spaces``: kinds of namespaces of its own, as unshare(1) calls
+    them; ``setup``: shell commands that run in them before the processes start."""
+
+    processes: tuple[Process, ...]
+    spaces: tuple[str, ...] = ()
+    setup: str = ""
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Play:
+    """What is put on stage. ``options`` go to the command that judges."""
+
+    hosts: tuple[Host, ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process, which is judged by ``doctor check``."""
+        return sum(len(host.processes) for host in self.hosts) == 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The exit code, the report document, and what was written to stderr."""
+
+    code: int
+    report: Mapping[str, Any]
+    stderr: str = ""
+
+    def result(self, id: str) -> Mapping[str, Any]:
+        """The result of the check ``id``."""
+        return next(result for result in self.report["results"] if result["id"] == id)
+
+    def findings(self, id: str) -> list[Mapping[str, Any]]:
+        """The findings of the check ``id`` that stand."""
+        return [finding for finding in self.result(id)["findings"] if finding["ignored"] is None]
+
+    def alarms(self) -> dict[str, list[str]]:
+        """Summaries of the findings of severity error or warning, by id."""
+        loud: dict[str, list[str]] = {}
+        for result in self.report["results"]:
+            for finding in result["findings"]:
+                if finding["severity"] in LOUD:
+                    loud.setdefault(result["id"], []).append(finding["summary"])
+        return loud
+
+    def crashed(self) -> list[str]:
+        """Checks that broke, and why."""
+        return [f"{result['id']}: {result['reason']}" for result in self.report["results"] if result["status"] == "crash"]
+
+
+@functools.cache
+def perform(play: Play) -> Outcome:
+    """What the doctor says of ``play``; each play is made once a process of the test run.
+
+    Raises:
+        CannotPlay: a tool or a right is missing.
+    """
+    for host in play.hosts:
+        require(*host.needs)
+        if host.spaces:
+            require_namespaces()
+    with tempfile.TemporaryDirectory(prefix="rankdoctor-scene-") as name:
+        folder = Path(name)
+        if play.is_alone:
+            return _outcome(_play_host(play.hosts[0], folder, f"check --format json {shlex.join(play.options)}"))
+        captures = folder / "captures"
+        captures.mkdir()
+        for number, host in enumerate(play.hosts):
+            done = _play_host(host, folder, f"capture -o {captures}/{number}-$NUMBER.json")
+            assert done.returncode == 0, done.stderr
+        return diagnose(captures, *play.options)
+
+
+def diagnose(path: Path, *options: str) -> Outcome:
+    """What ``doctor diagnose`` says of a capture or of a folder of them."""
+    return _outcome(run_shell(f"{DOCTOR} diagnose {shlex.quote(str(path))} --format json {shlex.join(options)}", path.parent))
+
+
+def _outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
+    assert "Traceback" not in done.stderr, done.stderr
+    try:
+        return Outcome(done.returncode, json.loads(done.stdout), done.stderr)
+    except ValueError:
+        raise AssertionError(f"no report (exit {done.returncode}): {done.stdout[-500:]}{done.stderr[-2000:]}") from None
+
+
+def _play_host(host: Host, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` of the doctor in every process of ``host`` at the same time; the shell fails if one does."""
+    lines = ["set -e", "trap 'jobs -p | xargs -r kill 2>/dev/null || true' EXIT"]
+    if "net" in host.spaces:
+        lines.append("mount -t sysfs none /sys; ip link set lo up")
+    lines += [host.setup, "W=()"]
+    for number, process in enumerate(host.processes):
+        wrapped = f"{process.wrapper} {DOCTOR} {command}".strip()
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _environ(process, folder))
+        body = f"{exports}export NUMBER={number}\n{process.shell}\n{wrapped}"
+        lines += [f"( {body}\n) &", "W+=($!)"]
+    # Of several processes each one must succeed; of one, its exit code is what is wanted.
+    lines.append('CODE=0; for P in "${W[@]}"; do wait $P || CODE=$?; done; exit $CODE')
+    spaces = [f"--{space}" for space in host.spaces]
+    if "pid" in host.spaces:
+        spaces += ["--fork", "--mount-proc", "--kill-child"]
+    return run_shell("\n".join(lines), folder, ["unshare", *spaces] if spaces else [])
+
+
+def run_shell(
+    script: str, folder: Path, prefix: list[str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` by bash in the clean environment, in ``folder``, which is its home too."""
+    command = [*(prefix or []), "bash", "-c", script]
+    return subprocess.run(command, env=clean_environ(folder), cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+
+def clean_environ(home: Path) -> dict[str, str]:
+    """What every process starts from: nothing of the user's settings, launchers or sessions."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}",
+    }
+
+
+def _environ(process: Process, folder: Path) -> list[tuple[str, str]]:
+    added = dict(process.environ)
+    if process.gpus:
+        if compiler() is None:
+            raise CannotPlay("no C compiler for the GPUs of the lab")
+        machine, *lines = process.gpus
+        lab = FakeNvml(build_library(), folder).environ(machine, *lines)
+        added = {"LD_LIBRARY_PATH": str(build_library().parent), "FAKE_NVML_CONF": lab["FAKE_NVML_CONF"], **added}
+    if process.packages:
+        site = install(folder, process.packages)
+        added["PYTHONPATH"] = f"{site}:{clean_environ(folder)['PYTHONPATH']}"
+    return list(added.items())
+
+
+def require(*tools: str) -> None:
+    """Raise :class:`CannotPlay` where one of ``tools`` is not there."""
+    for tool in tools:
+        if shutil.which(tool, path=clean_environ(Path())["PATH"]) is None:
+            raise CannotPlay(f"needs {tool}")
+
+
+@functools.cache
+def _may_unshare() -> bool:
+    if shutil.which("unshare") is None or shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "mount", "-t", "sysfs", "none", "/sys"]
+    return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+
+
+def require_namespaces() -> None:
+    """Raise :class:`CannotPlay` where hosts can't be made."""
+    if not _may_unshare():
+        raise CannotPlay("needs root, unshare (util-linux) and ip (iproute2)")
+
+
+@functools.cache
+def own_alarms() -> frozenset[str]:
+    """What is wrong with this very machine before any scene (a container with a small /dev/shm, say): ids that are
+    not held against healthy twins."""
+    return frozenset(perform(Play((Host((Process(),)),))).alarms())
