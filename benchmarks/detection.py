@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 from doctor.cases import Sick, Sketch, Well, healthy  # noqa: E402 - the path comes first
 from doctor.catalog import Catalog, load_catalog  # noqa: E402
 from doctor.checking import Check  # noqa: E402
-from doctor.examining import examine  # noqa: E402
+from doctor.examining import examine_job as examine  # noqa: E402
 from doctor.finding import Severity  # noqa: E402
 from doctor.result import CheckResult  # noqa: E402
 

@@ -87,30 +87,6 @@ def forked_after_cuda() -> bool | None:
     return None if asked is None else bool(asked())
 
 
-CAP_IPC_LOCK = 14
-"""Its bit in a set of capabilities(7), include/uapi/linux/capability.h."""
-
-INITIAL_USER_NAMESPACE = "user:[4026531837]"
-"""PROC_USER_INIT_INO in include/linux/proc_ns.h. The kernel asks for CAP_IPC_LOCK there (ib_umem_get in
-drivers/infiniband/core/umem.c): a rootless container's own does not count."""
-
-
-def _can_lock_memory(proc: Path, spaces: tuple[Namespace, ...]) -> bool | None:
-    """Whether the locked-memory limit does not bind this process; ``None`` where its capabilities can't be read."""
-    lines = (read_text(proc / "self" / "status") or "").splitlines()
-    held = next((line.split()[1] for line in lines if line.startswith("CapEff:")), None)
-    if held is None:
-        return None
-    user = next((space.identity for space in spaces if space.kind == "user"), INITIAL_USER_NAMESPACE)
-    return bool(int(held, 16) >> CAP_IPC_LOCK & 1) and user == INITIAL_USER_NAMESPACE
-
-
-def _forked_after_cuda() -> bool | None:
-    """What torch remembers of the fork that made this process; ``None`` where torch is not loaded in it."""
-    ask = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_is_in_bad_fork", None)
-    return bool(ask()) if callable(ask) else None
-
-
 def _limit(name: str, number: int) -> Limit:
     soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
     return Limit(name, soft, hard)

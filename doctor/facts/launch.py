@@ -34,7 +34,7 @@ def value_of(variables: tuple[Variable, ...], name: str) -> str | None:
     return None
 
 
-class LaunchFacts(Section, frozen=True, kw_only=True, dict=True, gc=True):
+class LaunchFacts(Section, frozen=True, kw_only=True):
     """The launcher and its variables, which differ from rank to rank.
 
     ``rank`` and ``world_size`` are what this process would tell torch (RANK and WORLD_SIZE, else the launcher's own);
@@ -64,7 +64,7 @@ class LaunchFacts(Section, frozen=True, kw_only=True, dict=True, gc=True):
         return next((claim for claim in self.claims if claim.source == source), None)
 
 
-class EnvironmentFacts(Section, frozen=True, kw_only=True, dict=True, gc=True):
+class EnvironmentFacts(Section, frozen=True, kw_only=True):
     """The other variables that steer training: NCCL, torch, Gloo, CUDA, allocator, threads, network libraries."""
 
     key: ClassVar[str] = "environment"

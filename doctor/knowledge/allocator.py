@@ -18,12 +18,6 @@ from doctor.knowledge.data import read
 from doctor.knowledge.releases import release, within
 from doctor.knowledge.variables import LETTERS_PER_SLIP, slips
 
-GENERAL = "PYTORCH_ALLOC_CONF"
-CUDA = "PYTORCH_CUDA_ALLOC_CONF"
-HIP = "PYTORCH_HIP_ALLOC_CONF"
-FIRST_GENERAL = "2.9"
-"""The first torch that reads PYTORCH_ALLOC_CONF."""
-
 _MAX_THREADS = 128  # CUDAAllocatorConfig::pinned_max_register_threads
 
 

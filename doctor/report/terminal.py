@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -29,6 +29,9 @@ from doctor.result import CheckResult, Report, ReportFinding
 
 PIPED_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS is not set: log viewers scroll."""
+
+NARROW = 72
+"""Columns below which findings are hardly indented."""
 
 MOST_ALIKE = 3
 """Findings of one check that are shown in full; more are counted, unless all are asked for."""
@@ -68,13 +71,23 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     return Console(file=stream, width=width, highlight=False, emoji=False, markup=False, no_color=piped or None)
 
 
+class _Look(NamedTuple):
+    """What is drawn, and how: ``indent`` columns before the text of a finding."""
+
+    report: Report
+    verbose: bool
+    quiet: bool
+    indent: int
+
+
 def print_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
     """Draw the report. ``verbose``: every check on a line of its own; ``quiet``: only findings and the verdict."""
+    look = _Look(report, verbose, quiet, indent=10 if console.width >= NARROW else 2)
     with console.capture() as paper:
         if not quiet:
             console.print(_title(report))
         for family, results in families(report).items():
-            for line in _family(family, results, report, verbose=verbose, quiet=quiet):
+            for line in _family(family, results, look):
                 console.print(line)
         console.print(_summary(report))
     # Tables pad their last column; nobody wants to copy that.
@@ -92,19 +105,17 @@ def _title(report: Report) -> RenderableType:
     return Text(" · ".join(words), style="bold")
 
 
-def _family(
-    family: str, results: list[CheckResult], report: Report, *, verbose: bool, quiet: bool
-) -> Iterable[RenderableType]:
+def _family(family: str, results: list[CheckResult], look: _Look) -> Iterable[RenderableType]:
     folded = Counter(result.status for result in results if _is_quiet(result))
-    shown = [result for result in results if verbose or not _is_quiet(result)]
-    if quiet:
+    shown = [result for result in results if look.verbose or not _is_quiet(result)]
+    if look.quiet:
         shown = [result for result in shown if result.findings or result.status is Status.CRASH]
     elif shown or folded:
         yield Text()
         yield Rule(Text(family, style="bold"), align="left", style="dim", characters="─")
     for result in shown:
-        yield from _check(result, report, verbose=verbose)
-    if folded and not verbose and not quiet:
+        yield from _check(result, look)
+    if folded and not look.verbose and not look.quiet:
         yield _row("ok" if folded[Status.OK] else "skip", Text(_fold(folded), style="dim"))
 
 
@@ -124,18 +135,18 @@ def _row(state: str, text: RenderableType, word: str | None = None) -> Renderabl
     return table
 
 
-def _check(result: CheckResult, report: Report, *, verbose: bool) -> Iterable[RenderableType]:
+def _check(result: CheckResult, look: _Look) -> Iterable[RenderableType]:
     state = _state(result)
     line = Text.assemble((result.id, "bold"), f" {result.name}")
     if result.reason and not result.findings:
         line.append(f": {result.reason}", style="dim")
     yield _row(state, line)
-    shown = result.findings if verbose else result.findings[:MOST_ALIKE]
+    shown = result.findings if look.verbose else result.findings[:MOST_ALIKE]
     for finding in shown:
-        yield Padding(_finding(result, finding, report, verbose=verbose), (0, 0, 1, 10))
+        yield Padding(_finding(result, finding, look), (0, 0, 1, look.indent))
     rest = result.findings[len(shown) :]
     if rest:
-        yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, 10))
+        yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, look.indent))
 
 
 def _state(result: CheckResult) -> str:
@@ -153,13 +164,13 @@ _MORE = ("evidence", "effect")
 """What is left out of findings that are only good to know, unless everything is asked for."""
 
 
-def _finding(result: CheckResult, finding: ReportFinding, report: Report, *, verbose: bool) -> RenderableType:
+def _finding(result: CheckResult, finding: ReportFinding, look: _Look) -> RenderableType:
     summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, width=8, style="dim")
     grid.add_column(overflow="fold")
-    for label, text in _parts(result, finding, report):
-        if verbose or finding.severity is not Severity.INFO or label not in _MORE:
+    for label, text in _parts(result, finding, look.report):
+        if look.verbose or finding.severity is not Severity.INFO or label not in _MORE:
             grid.add_row(label, text)
     return Group(summary, grid)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def test_locked_memory_limit_binds_users_and_not_root() -> None:
 @needs_setpriv
 @pytest.mark.parametrize(("limit", "sick"), [(24, {1}), (2000, set())])
 def test_process_limit(limit: int, sick: set[int]) -> None:
-    facts = facts_elsewhere("process", wrap=f"{NOBODY} prlimit --nproc={limit}")
+    facts = facts_elsewhere("process", wrap=f"prlimit --nproc={limit} {NOBODY}")
     assert blamed(judged(beside(1, facts), "HOST007")) == sick
 
 
@@ -170,34 +169,27 @@ def test_a_container_without_nvidia_uvm(fake_nvml: FakeNvml, tmp_path: Path, wit
     assert all("/dev/nvidia-uvm" in finding.summary for finding in result.findings)
 
 
-def test_a_quota_below_the_threads() -> None:
+@pytest.mark.parametrize(("threads", "sick"), [("8", {1}), ("2", set())])
+def test_a_quota_below_the_threads(threads: str, sick: set[int]) -> None:
     """The reading of cgroups has tests of its own; here the rank's own threads are real."""
-    facts = facts_elsewhere("process", OMP_NUM_THREADS="8")
-    job = beside(1, facts)
-    assert judged(job, "HOST005").status is Status.OK
-    members = list(job.ranks)
-    tight = healthy(hosts=2, per_host=1).alter(HostFacts, hosts=("node1",), cpu_quota=4.0)
-    sick = [Member(0, tight.members[0].sections), Member(1, {**tight.members[1].sections, **facts})]
-    assert len(members) == 2
-    assert blamed(judged(build_job(sick), "HOST005")) == {1}
+    facts = facts_elsewhere("process", OMP_NUM_THREADS=threads)
+    tight = healthy(hosts=2, per_host=1).alter(HostFacts, cpu_quota=4.0).members
+    job = build_job([tight[0], Member(1, {**tight[1].sections, **facts})])
+    assert blamed(judged(job, "HOST005")) == sick
 
 
-def test_ranks_that_torch_did_not_fork_badly() -> None:
-    facts = facts_elsewhere("process", before="true")
-    assert facts["process"].forked_after_cuda is None
-    assert judged(beside(1, facts), "HOST006").status is Status.SKIP
-    code = (
-        "import types, sys; torch = types.ModuleType('torch'); torch.cuda = types.SimpleNamespace("
-        "_is_in_bad_fork=lambda: True); sys.modules['torch'] = torch;"
-        "from doctor.collectors.process import collect_process; from doctor.collectors.base import Surroundings;"
-        "print(collect_process(Surroundings()).forked_after_cuda)"
+@pytest.mark.parametrize(("answer", "status"), [("True", Status.SICK), ("False", Status.OK)])
+def test_what_torch_says_of_its_fork(tmp_path: Path, answer: str, status: Status) -> None:
+    """A torch that is loaded before the doctor comes, and knows whether CUDA was in use before the fork."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "torch, cuda = types.ModuleType('torch'), types.ModuleType('torch.cuda')\n"
+        f"cuda._is_in_bad_fork = lambda: {answer}\n"
+        "sys.modules.update({'torch': torch, 'torch.cuda': cuda})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths())
-    assert done.stdout.strip() == "True"
-
-
-def paths() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = judged(beside(1, facts_elsewhere("process", PYTHONPATH=str(tmp_path))), "HOST006")
+    assert result.status is status
+    assert blamed(result) == ({1} if status is Status.SICK else set())
 
 
 def test_this_machine_is_silent() -> None:

@@ -7,6 +7,9 @@ from tests.faults.scenes import CUDA, HEALTHY, Scene, allocation_environ, alone
 NETWORK = ("net", "mount", "uts")
 """Namespaces of a host with a network and a name of its own."""
 
+NO_IPV6 = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
+"""Without it every interface that is up has a link-local address, which NCCL takes."""
+
 CPU_213 = ("torch==2.13.0",)
 
 
@@ -138,7 +141,7 @@ NAMES = (
     Scene(
         "the selected interface has no address",
         "NET008",
-        alone(spaces=NETWORK, setup=interface("eth0"), NCCL_SOCKET_IFNAME="eth0", GLOO_SOCKET_IFNAME="eth0"),
+        alone(spaces=NETWORK, setup=f"{NO_IPV6}; {interface('eth0')}", NCCL_SOCKET_IFNAME="eth0"),
         alone(spaces=NETWORK, setup=interface("eth0", "10.7.0.1/24"), NCCL_SOCKET_IFNAME="eth0"),
         says=("eth0",),
     ),

@@ -27,6 +27,8 @@ from tests.lab.nvml import FakeNvml, build_library, compiler
 ROOT = Path(__file__).parents[2]
 DOCTOR = f"{shlex.quote(sys.executable)} -m doctor"
 LOUD = ("error", "warning")
+INITIAL_PIDS = "pid:[4026531836]"
+"""The PID namespace of the host itself (linux/proc_ns.h PROC_PID_INIT_INO)."""
 
 
 class CannotPlay(Exception):
@@ -187,8 +189,10 @@ def _environ(process: Process, folder: Path) -> list[tuple[str, str]]:
 
 
 def require(*tools: str) -> None:
-    """Raise :class:`CannotPlay` where one of ``tools`` is not there."""
-    for tool in tools:
+    """Raise :class:`CannotPlay` where one of ``tools`` is not there; ``host-pids`` is the sight of all processes."""
+    if "host-pids" in tools and os.readlink("/proc/self/ns/pid") != INITIAL_PIDS:
+        raise CannotPlay("needs the PID namespace of the host")
+    for tool in {*tools} - {"host-pids"}:
         if shutil.which(tool, path=clean_environ(Path())["PATH"]) is None:
             raise CannotPlay(f"needs {tool}")
 

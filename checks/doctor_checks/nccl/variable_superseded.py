@@ -19,6 +19,7 @@ from doctor.api import (
     check,
     healthy,
     known_variable,
+    merge,
     only_nccl,
     only_torch,
     source_of,
@@ -65,6 +66,10 @@ def variable_superseded(job: Job) -> Iterator[Verdict]:
     it will stop to.
     Fix: set the variable that took its place, and unset the old one.
     """
+    yield from merge(_findings(job))
+
+
+def _findings(job: Job) -> Iterator[Finding]:
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
     for stated in stated_settings(job):
         info = known_variable(stated.setting.name)
@@ -98,9 +103,12 @@ def _finding(stated: Stated, reader: str, since: str, replacement: str | None, *
 
 def _fix(stated: Stated, replacement: str | None) -> str:
     name = stated.setting.name
-    where = f"remove it from {stated.origin}" if source_of(stated.setting) else f"unset {name}"
+    in_file = source_of(stated.setting) is not None
+    where = f"remove it from {stated.origin}" if in_file else f"unset {name}"
     if replacement is None:
         return where
-    keeps_value = replacement == f"TORCH_{name}" or replacement == name.replace("NCCL_NCCL_", "NCCL_")
-    value = f"={stated.setting.value}" if keeps_value else "" if "=" in replacement else "=… if it is still needed"
-    return f"{where}; export {replacement}{value}"
+    if "=" in replacement:
+        return f"{where}; export {replacement}"
+    if replacement in (f"TORCH_{name}", name.replace("NCCL_NCCL_", "NCCL_")) and not in_file:
+        return f'export {replacement}="${name}"; {where}'
+    return f"{where}; export {replacement}=… if it is still needed"

@@ -20,6 +20,7 @@ from doctor.api import (
     healthy,
     is_foreign_variable,
     known_variable,
+    merge,
     nearest_variable,
     source_of,
     stated_settings,
@@ -67,17 +68,22 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
     Why it hurts: nobody tells you: the setting has no effect, and the run behaves as if it were not there.
     Fix: write the name as NCCL's or torch's documentation has it, or remove the variable.
     """
-    for stated in stated_settings(job):
-        name = stated.setting.name
-        if concerns_nccl(name) and known_variable(name) is None and not is_foreign_variable(name):
-            yield _finding(stated, nearest_variable(name))
+    yield from merge(
+        _finding(stated, nearest_variable(stated.setting.name))
+        for stated in stated_settings(job)
+        if _is_unknown(stated.setting.name)
+    )
+
+
+def _is_unknown(name: str) -> bool:
+    return concerns_nccl(name) and known_variable(name) is None and not is_foreign_variable(name)
 
 
 def _finding(stated: Stated, near: str | None) -> Finding:
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
     hint = f"; {near} was probably meant" if near else ""
-    fix = f"unset {setting.name}; export {near}={setting.value}" if near else f"unset {setting.name}"
+    fix = f'export {near}="${setting.name}"; unset {setting.name}' if near else f"unset {setting.name}"
     if source_of(setting):
         fix = f"in {stated.origin}, write {near}={setting.value.strip()}" if near else f"remove it from {stated.origin}"
     return Finding(

@@ -67,8 +67,8 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks of different releases call different collectives, or the same ones in another order, and hang;
     what one pickles the other can't read; numbers differ from rank to rank without a word.
-    Fix: start every rank from one image or one environment on a shared disk; compare the output of
-    `python -m torch.utils.collect_env` of a rank named here with that of another.
+    Fix: start every rank from one image, or one environment on a shared disk; to compare, run
+    `python -m torch.utils.collect_env` on a rank named here and on another.
     """
     told: dict[tuple[int, ...], list[_Difference]] = {}
     for part in _PARTS:
