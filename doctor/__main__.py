@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -16,6 +17,11 @@ def main() -> None:
         return
     from doctor.catalog import UnusableError
     from doctor.cli import app
+
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a sign gets a question mark, not a UnicodeEncodeError.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
     try:
         app()

@@ -43,6 +43,7 @@ from doctor.reasoning.devices import (
     device_of,
     devices_of,
     gpu_of,
+    hidden_of_gpus,
     is_data_centre,
     is_foreign,
     local_rank_of,
@@ -73,7 +74,6 @@ from doctor.reasoning.launch import (
     ranks_in_words,
     slurm_step,
     starts_tasks_unlaunched,
-    whole_number,
 )
 from doctor.reasoning.minority import Split, correlates, describe, split
 from doctor.reasoning.network import (
@@ -186,6 +186,7 @@ __all__ = [
     "group_alike",
     "has_value",
     "healthy",
+    "hidden_of_gpus",
     "hosts_text",
     "inner_launcher",
     "is_data_centre",
@@ -252,7 +253,6 @@ __all__ = [
     "value_fault",
     "visible_gpus",
     "what_forces_sockets",
-    "whole_number",
     "within",
     "xid",
     "xids_of",

@@ -23,11 +23,24 @@ NOT_ASKED = Missing(Lack.UNMEASURED, "not measured")
 NOT_IN_CAPTURE = Missing(Lack.HIDDEN, "the facts do not hold it", "collect again with this release")
 
 
-class Group(NamedTuple, Generic[K]):
-    """Ranks that share a value."""
+class Group(tuple[K, tuple[int, ...]]):
+    """Ranks that share a value; unpacks as ``value, ranks``. (Python 3.10 has no generic named tuples.)"""
 
-    value: K
-    ranks: tuple[int, ...]
+    __slots__ = ()
+
+    def __new__(cls, value: K, ranks: tuple[int, ...]) -> Group[K]:
+        """Pair them."""
+        return super().__new__(cls, (value, ranks))
+
+    @property
+    def value(self) -> K:
+        """What they share."""
+        return self[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who shares it."""
+        return self[1]
 
 
 class Bearer:

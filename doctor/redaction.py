@@ -428,10 +428,9 @@ class _Name:
 
     def __init__(self, name: str, standin: str, *, may_be_joined: bool = False) -> None:
         self.standin = standin
-        self.may_be_joined = may_be_joined
-        short = len(name) < (3 if re.search(r"[0-9]", name) else 4)
-        self.is_common = short or name.lower() in COMMON or bool(_DEVICE_LIKE.fullmatch(name))
-        self.is_distinct = not self.is_common and bool(re.search(r"[0-9.]", name))
+        self.may_be_joined = may_be_joined and len(name) > 3
+        self.is_common = len(name) < 2 or name.lower() in COMMON or bool(_DEVICE_LIKE.fullmatch(name))
+        self.is_distinct = not self.is_common and len(name) > 2 and bool(re.search(r"[0-9.]", name))
 
 
 def _standins(people: _People) -> Iterator[tuple[str, _Name]]:

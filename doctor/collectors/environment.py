@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from doctor.collectors.base import Collector, Surroundings
 from doctor.collectors.secrets import safe_variables
 from doctor.facts import EnvironmentFacts
@@ -66,9 +68,13 @@ NAMES = frozenset(
 """The single names: threads, caches, libraries, interpreters."""
 
 
+_SLIPPED = re.compile(r"N+[CL]{1,4}_[A-Z]")
+"""``NCLL_DEBUG``, ``NCL_DEBUG``: meant for NCCL, which does not read them."""
+
+
 def is_setting(name: str) -> bool:
-    """Whether the variable ``name`` steers training and is not a launcher's."""
-    return name in NAMES or name.startswith(PREFIXES)
+    """Whether the variable ``name`` steers training, or was meant to, and is not a launcher's."""
+    return name in NAMES or name.startswith(PREFIXES) or _SLIPPED.match(name) is not None
 
 
 def collect_environment(surroundings: Surroundings) -> EnvironmentFacts:

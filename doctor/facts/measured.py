@@ -72,12 +72,13 @@ class ClockFacts(Section, frozen=True, kw_only=True):
 
 
 class CollectiveResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A collective of known values: what came back, and what had to."""
+    """A collective of known values: what came back, and what had to. ``received`` is ``None`` for what is no number:
+    JSON has no NaN."""
 
     operation: str
     backend: str
     expected: float
-    received: float
+    received: float | None
     dtype: str = "float32"
 
 

@@ -117,7 +117,12 @@ def _judge(option: Option, torch: str | None) -> Iterator[Complaint]:
         return
     expected = _KINDS[info.kind](info, option.value)
     if expected:
-        yield Complaint(f"has {option.key}:{option.value}; it takes {expected}", option.key)
+        text = f"has {option.key}:{option.value}; it takes {expected}"
+        meant = _MEANT.get(option.value.lower()) if info.kind == "flag" else None
+        yield Complaint(text, option.key, f"{option.key}:{meant}" if meant else "")
+
+
+_MEANT = {**dict.fromkeys(("true", "1", "yes", "on"), "True"), **dict.fromkeys(("false", "0", "no", "off"), "False")}
 
 
 def _takes(info: OptionInfo, torch: str) -> bool:

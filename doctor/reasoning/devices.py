@@ -16,6 +16,7 @@ from doctor.facts import (
     Gpu,
     GpuFacts,
     GpuProcess,
+    Hidden,
     HostFacts,
     LaunchFacts,
     MigDevice,
@@ -431,5 +432,19 @@ def shares_by_machine(job: Job) -> Shares:
 def devices_of(job: Job) -> Mapping[Rank, Device | None]:
     """:func:`device_of` of every rank, worked out once a job."""
     if job not in _DEVICES:
-        _DEVICES[job] = {rank: device_of(rank) for rank in job.ranks}
+        found: dict[Rank, Device | None] = {}
+        for _, alike in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts)):
+            gpus = alike.find(GpuFacts)
+            used = gpus is not None and on_processor(alike) is None
+            devices = visible_gpus(alike.find(EnvironmentFacts), gpus).devices if gpus and used else None
+            found.update((rank, _addressed(devices, local_rank_of(rank))) for rank in alike.members)
+        _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
+
+
+def hidden_of_gpus(local: LocalRanks, *fields: str) -> Hidden | None:
+    """The first note that NVML refused one of these ``fields`` of a host's GPUs. A field that is ``None`` without a
+    note is one that the card or driver does not have."""
+    facts = local.find(GpuFacts)
+    notes = (facts.why_hidden(f"gpus.{field}") for field in fields) if facts else ()
+    return next((note for note in notes if note), None)

@@ -276,12 +276,6 @@ def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
     return (), False
 
 
-def lightning_release(version: str | None) -> tuple[int, int] | None:
-    """The first two numbers of a release, ``None`` where there is none."""
-    match = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def devices_asked(process: Rank | Alike) -> int | None:
     """How many devices a host the Trainer is told to use; ``None`` where it is not told, or told ``auto``."""
     trainer = process.find(TrainerFacts)

@@ -15,7 +15,7 @@ from doctor.catalog import Catalog, builtin_checks
 from doctor.collectors.base import Surroundings
 from doctor.collectors.kernel_log import parse_event
 from doctor.collectors.runner import Outcome, collect_facts
-from doctor.examine import examine
+from doctor.examining import examine_job as examine
 from doctor.facts import HostFacts, KernelLogFacts, Lack, Missing, SoftwareFacts, TorchBuild
 from doctor.finding import Severity, Status
 from doctor.job import Job, Member, build_job

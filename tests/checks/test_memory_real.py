@@ -21,7 +21,7 @@ sys.path[:0] = [{root!r}, {checks!r}]
 from doctor.catalog import Catalog, builtin_checks
 from doctor.collectors.base import Surroundings
 from doctor.collectors.runner import collect_facts
-from doctor.examine import examine
+from doctor.examining import examine_job as examine
 from doctor.facts import EstimateFacts
 from doctor.job import Member, build_job
 facts = collect_facts(("host",), Surroundings())

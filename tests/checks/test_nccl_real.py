@@ -18,11 +18,22 @@ from doctor.collectors.base import Surroundings
 from doctor.collectors.environment import collect_environment
 from doctor.collectors.launch import collect_launch
 from doctor.collectors.nccl import collect_nccl
+from doctor.collectors.runner import collect_facts
 from doctor.collectors.storage import collect_storage
-from doctor.examine import examine
-from doctor.facts import HostFacts, Lack, Missing, Section, SlurmFacts, SoftwareFacts, TorchBuild
+from doctor.examining import examine_job as examine
+from doctor.facts import (
+    GpuFacts,
+    HostFacts,
+    Lack,
+    Missing,
+    NcclLibrary,
+    Section,
+    SlurmFacts,
+    SoftwareFacts,
+    TorchBuild,
+)
 from doctor.job import Member, build_job
-from tests.lab.nvml import compiler
+from tests.lab.nvml import FakeNvml, compiler
 
 ROOT = Path(__file__).parents[2]
 CATALOG = Catalog(tuple(check for check in builtin_checks() if check.family == "nccl" or check.id == "MEM007"))
@@ -41,8 +52,8 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def rank(self, host: str, software: Section | None = None, **variables: str) -> None:
-        """One more process of a torchrun job, on ``host``, with these variables."""
+    def rank(self, host: str, *more: Section, **variables: str) -> None:
+        """One more process on ``host`` with these variables; ``more``: what else is known of it."""
         number = len(self.members)
         surroundings = Surroundings(
             environ={"HOME": str(self.root), "RANK": str(number), **variables}, etc=self.etc(host)
@@ -53,7 +64,8 @@ class Cluster:
             collect_nccl(surroundings),
             collect_launch(surroundings),
             collect_storage(surroundings),
-            software or SoftwareFacts(torch=TorchBuild("2.13.0+cpu", backends=("gloo",))),
+            SoftwareFacts(torch=TorchBuild("2.13.0+cpu", backends=("gloo",))),
+            *more,
         )
         self.members.append(Member(number, {section.key: section for section in sections}))
 
@@ -156,6 +168,50 @@ def test_a_time_limit_shorter_than_the_time_out(cluster: Cluster) -> None:
     for slurm, ids in ((short, {"NCCL012"}), (long, set()), (outside, set())):
         cluster.members = [one._replace(sections={**one.sections, "slurm": slurm}) for one in cluster.members]
         assert cluster.judge().keys() & {"NCCL012"} == ids
+
+
+# ---- GPUs of a fake driver ----
+
+
+@pytest.fixture
+def hopper(fake_nvml: FakeNvml) -> GpuFacts:
+    """Eight H100 behind NVSwitches, as the collector reads them."""
+    gpus = collect_facts(("gpus",), Surroundings(environ=fake_nvml.environ("eight_h100")))["gpus"]
+    assert isinstance(gpus, GpuFacts), gpus
+    return gpus
+
+
+@pytest.mark.parametrize(
+    ("variables", "severity"),
+    [
+        ({"NCCL_P2P_DISABLE": "1"}, "warning"),
+        ({"NCCL_P2P_LEVEL": "LOC"}, "warning"),
+        ({"NCCL_NVLS_ENABLE": "0"}, "warning"),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_NVLS_ENABLE": "2"}, None),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_switch_on_a_machine_with_nvlink(
+    cluster: Cluster, hopper: GpuFacts, variables: dict[str, str], severity: str | None
+) -> None:
+    for _ in range(2):
+        cluster.rank("node0", hopper, **variables)
+    assert cluster.judge().get("NCCL006", ()) == (((severity, (0, 1)),) if severity else ())
+
+
+def test_a_topology_file_of_another_machine(cluster: Cluster, hopper: GpuFacts) -> None:
+    foreign = cluster.root / "foreign.xml"
+    foreign.write_text("<system version='1'><pci busid='0000:fe:00.0' class='0x030200'/></system>")
+    cluster.rank("node0", hopper, NCCL_TOPO_FILE=str(foreign))
+    assert cluster.judge()["NCCL014"] == (("warning", (0,)),)
+
+
+def test_a_release_that_is_older_than_the_gpu(cluster: Cluster, hopper: GpuFacts) -> None:
+    for version in ("2.12.12", "2.27.3"):
+        library = NcclLibrary("/usr/lib/libnccl.so.2", version, "system", chosen=True)
+        torch = TorchBuild("2.8.0", cuda="12.8", nccl=version, backends=("gloo", "nccl"))
+        cluster.rank("node0", hopper, SoftwareFacts(torch=torch, nccl_libraries=(library,)))
+    assert cluster.judge()["NCCL009"] == (("warning", (0,)),)
 
 
 # ---- libraries, compiled ----

@@ -11,7 +11,7 @@ from doctor.api import Severity, Status, healthy
 from doctor.catalog import Catalog, builtin_checks
 from doctor.collectors.base import Surroundings
 from doctor.collectors.runner import collect_facts
-from doctor.examine import examine
+from doctor.examining import examine_job as examine
 from doctor.facts import DriverFacts, Lack, Missing
 from doctor.job import Job, Member, build_job
 from doctor.result import CheckResult

@@ -251,3 +251,8 @@ def test_narrow_and_wide(tmp_path):
         text = doctor("diagnose", "capture.json", cwd=tmp_path, COLUMNS=str(columns)).stdout
         assert max(map(len, text.splitlines())) <= columns
         assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_a_terminal_that_knows_ascii_alone(tmp_path):
+    put_capture(tmp_path, SICK)
+    assert "NCCL008" in doctor("diagnose", "capture.json", cwd=tmp_path, code=1, PYTHONIOENCODING="ascii").stdout

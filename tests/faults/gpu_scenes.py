@@ -6,6 +6,7 @@ from tests.faults.newcomer_scenes import shared_memory
 from tests.faults.scenes import CUDA, Scene, alone, crew, process, together
 
 MIG_SLICE = "MIG-00000000-0000-0000-0000-00000000000"
+NOBODY = "gpu.0.mig.1.procs="
 TWO = ("eight_h100", "count=2")
 
 
@@ -60,7 +61,6 @@ SCENES = (
         on("eight_h100", "gpu.2.mem_used_mib=300", "gpu.2.graphics_procs=4244:200"),
         severity="warning",
         says=("GPU 2", "4242"),
-        also=("MEM003",),
     ),
     Scene(
         "a GPU nearly full before the run",
@@ -104,7 +104,7 @@ SCENES = (
     Scene(
         "an NCCL too old for this GPU",
         "NCCL009",
-        on("eight_h100", packages=("torch==2.0.1+cu118", "nvidia-nccl-cu11==2.15.1")),
+        on("eight_h100", packages=("torch==2.1.2+cu118", "nvidia-nccl-cu11==2.15.1")),
         EIGHT,
         severity="warning",
         says=("2.15.1",),
@@ -151,11 +151,11 @@ SCENES = (
     Scene(
         "ranks on slices of one GPU",
         "GPU015",
-        ranks_on("mig", changes={r: {"CUDA_VISIBLE_DEVICES": f"{MIG_SLICE}{r}"} for r in (0, 1)}),
-        on("mig", CUDA_VISIBLE_DEVICES=f"{MIG_SLICE}0"),
+        ranks_on("mig", NOBODY, changes={r: {"CUDA_VISIBLE_DEVICES": f"{MIG_SLICE}{r}"} for r in (0, 1)}),
+        on("mig", NOBODY, CUDA_VISIBLE_DEVICES=f"{MIG_SLICE}0"),
         severity="warning",
         ranks=(0, 1),
-        also=("GPU001",),
+        also=("GPU004",),
     ),
     Scene(
         "NVSwitches without their fabric manager",

@@ -73,7 +73,6 @@ SCENES = (
         alone(**{**srun_environ(0, 1), "SLURM_NTASKS": "4"}),
         alone(**srun_environ(0, 1)),
         says=("SLURM_NTASKS=4",),
-        also=("ENV003",),
     ),
     Scene(
         "allocator option that does not exist",

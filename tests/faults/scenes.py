@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tests.faults.stage import Host, Outcome, Play, Process, own_alarms, perform
+from tests.faults.stage import Host, Outcome, Play, Process, own_alarms, perform, true_here
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class Score(NamedTuple):
 def score(scene: Scene) -> Score:
     """Play ``scene`` and its twin. Raises ``CannotPlay`` where that can't be done here."""
     sick, twin = perform(scene.sick), perform(scene.twin)
-    return Score(_not_found(scene, sick), _wrongly_blamed(scene, sick), loud(twin))
+    return Score(_not_found(scene, sick), _wrongly_blamed(scene, sick), loud(scene.twin, twin))
 
 
-def loud(outcome: Outcome) -> list[str]:
+def loud(play: Play, outcome: Outcome) -> list[str]:
     """What is said at severity error or warning where nothing is wrong, and checks that broke."""
-    alarms = {id: words for id, words in outcome.alarms().items() if id not in own_alarms()}
+    alarms = {id: words for id, words in outcome.alarms().items() if id not in true_here(play)}
     return [f"false alarm {id}: {'; '.join(words)}" for id, words in alarms.items()] + outcome.crashed()
 
 
@@ -86,8 +87,9 @@ def _wrongly_blamed(scene: Scene, outcome: Outcome) -> list[str]:
         wrong.append(f"ranks {sorted(ranks)} are blamed, not {sorted(scene.ranks)}")
     if scene.hosts and hosts != set(scene.hosts):
         wrong.append(f"hosts {sorted(hosts)} are blamed, not {sorted(scene.hosts)}")
-    true = {scene.id, *scene.also, *own_alarms()}
-    wrong += [f"untrue there: {id} {words}" for id, words in outcome.alarms().items() if id not in true]
+    true = {scene.id, *scene.also, *true_here(scene.sick)}
+    others = outcome.alarms(but_consequences_of=scene.id)
+    wrong += [f"untrue there: {id} {words}" for id, words in others.items() if id not in true]
     return wrong
 
 
@@ -118,6 +120,14 @@ def alone(
 def together(*processes: Process, spaces: tuple[str, ...] = (), setup: str = "", needs: tuple[str, ...] = ()) -> Play:
     """Several processes of one host, captured each by itself and diagnosed together."""
     return Play((Host(processes, spaces, setup, needs),))
+
+
+def launched(
+    launcher: str, *, spaces: tuple[str, ...] = (), setup: str = "", needs: tuple[str, ...] = (), shell: str = "", **environ: str
+) -> Play:
+    """What a real launcher starts; ``environ`` is that of the launcher's own shell, ``shell`` runs in each rank."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environ.items())
+    return Play((Host((Process(shell=shell),), spaces, f"{setup}\n{exports}", needs, launcher),))
 
 
 def torchrun_environ(rank: int, world: int, local: int | None = None, per_host: int | None = None) -> dict[str, str]:

@@ -11,6 +11,7 @@ NO_IPV6 = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
 """Without it every interface that is up has a link-local address, which NCCL takes."""
 
 CPU_213 = ("torch==2.13.0",)
+LIGHTNING = (*CPU_213, "lightning==2.5.0", "pytorch-lightning==2.5.0")
 
 
 def interface(name: str, address: str = "", up: bool = True) -> str:
@@ -216,7 +217,7 @@ SURROUNDINGS = (
         "two Lightnings of different releases",
         "VER005",
         alone(packages=(*CPU_213, "lightning==2.5.0", "pytorch-lightning==1.9.5")),
-        alone(packages=(*CPU_213, "lightning==2.5.0", "pytorch-lightning==2.5.0")),
+        alone(packages=LIGHTNING),
         severity="warning",
         says=("1.9.5", "2.5.0"),
     ),
@@ -242,8 +243,8 @@ SURROUNDINGS = (
     Scene(
         "a Trainer's argument that is gone",
         "VER006",
-        alone(packages=(*CPU_213, "lightning==2.5.0"), PL_TRAINER_GPUS="2"),
-        alone(packages=(*CPU_213, "lightning==2.5.0"), PL_TRAINER_DEVICES="2"),
+        alone(packages=LIGHTNING, PL_TRAINER_GPUS="2"),
+        alone(packages=LIGHTNING, PL_TRAINER_DEVICES="2"),
         says=("gpus",),
     ),
 )

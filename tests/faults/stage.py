@@ -50,12 +50,15 @@ class Process:
 @dataclass(frozen=True)
 class Host:
     """Processes that share namespaces and a state. ``spaces``: kinds of namespaces of its own, as unshare(1) calls
-    them; ``setup``: shell commands that run in them before the processes start."""
+    them; ``setup``: shell commands that run in them before the processes start; ``needs``: tools, see
+    :func:`require`. ``launcher``: a real one (``torchrun --nproc-per-node 2 --no-python``), which starts as many of the
+    one process given here as it is told."""
 
     processes: tuple[Process, ...]
     spaces: tuple[str, ...] = ()
     setup: str = ""
     needs: tuple[str, ...] = ()
+    launcher: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Play:
     @property
     def is_alone(self) -> bool:
         """Whether there is one process, which is judged by ``doctor check``."""
-        return sum(len(host.processes) for host in self.hosts) == 1
+        return sum(len(host.processes) for host in self.hosts) == 1 and not self.hosts[0].launcher
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,12 @@ class Outcome:
         """The findings of the check ``id`` that stand."""
         return [finding for finding in self.result(id)["findings"] if finding["ignored"] is None]
 
-    def alarms(self) -> dict[str, list[str]]:
-        """Summaries of the findings of severity error or warning, by id."""
+    def alarms(self, *, but_consequences_of: str = "") -> dict[str, list[str]]:
+        """Summaries of the findings of severity error or warning, by id; not those that one id explains."""
         loud: dict[str, list[str]] = {}
         for result in self.report["results"]:
             for finding in result["findings"]:
-                if finding["severity"] in LOUD:
+                if finding["severity"] in LOUD and (finding["explained_by"] or "-") != but_consequences_of:
                     loud.setdefault(result["id"], []).append(finding["summary"])
         return loud
 
@@ -119,7 +122,9 @@ def perform(play: Play) -> Outcome:
         captures = folder / "captures"
         captures.mkdir()
         for number, host in enumerate(play.hosts):
-            done = _play_host(host, folder, f"capture -o {captures}/{number}-$NUMBER.json")
+            # A launcher's ranks know their numbers, which the names of the files in a folder are made of.
+            target = captures if host.launcher else f"{captures}/{number}-$NUMBER.json"
+            done = _play_host(host, folder, f"capture -o {target}")
             assert done.returncode == 0, done.stderr
         return diagnose(captures, *play.options)
 
@@ -141,12 +146,18 @@ def _play_host(host: Host, folder: Path, command: str) -> subprocess.CompletedPr
     """Run ``command`` of the doctor in every process of ``host`` at the same time; the shell fails if one does."""
     lines = ["set -e", "trap 'jobs -p | xargs -r kill 2>/dev/null || true' EXIT"]
     if "net" in host.spaces:
-        lines.append("mount -t sysfs none /sys; ip link set lo up")
+        # A fresh /sys shows the interfaces of the namespace, and hides the cgroups unless they are carried over.
+        lines.append("mkdir cgroup; mount --rbind /sys/fs/cgroup cgroup; mount -t sysfs none /sys")
+        lines.append("mount --rbind cgroup /sys/fs/cgroup; ip link set lo up")
     lines += [host.setup, "W=()"]
     for number, process in enumerate(host.processes):
         wrapped = f"{process.wrapper} {DOCTOR} {command}".strip()
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _environ(process, folder))
         body = f"{exports}export NUMBER={number}\n{process.shell}\n{wrapped}"
+        if host.launcher:
+            script = folder / f"rank-{number}.sh"
+            script.write_text(body)
+            body = f"{host.launcher} bash {script}"
         lines += [f"( {body}\n) &", "W+=($!)"]
     # Of several processes each one must succeed; of one, its exit code is what is wanted.
     lines.append('CODE=0; for P in "${W[@]}"; do wait $P || CODE=$?; done; exit $CODE')
@@ -192,7 +203,9 @@ def require(*tools: str) -> None:
     """Raise :class:`CannotPlay` where one of ``tools`` is not there; ``host-pids`` is the sight of all processes."""
     if "host-pids" in tools and os.readlink("/proc/self/ns/pid") != INITIAL_PIDS:
         raise CannotPlay("needs the PID namespace of the host")
-    for tool in {*tools} - {"host-pids"}:
+    if "two-cpus" in tools and len(os.sched_getaffinity(0)) < 2:
+        raise CannotPlay("needs two processors")
+    for tool in {*tools} - {"host-pids", "two-cpus"}:
         if shutil.which(tool, path=clean_environ(Path())["PATH"]) is None:
             raise CannotPlay(f"needs {tool}")
 
@@ -213,6 +226,12 @@ def require_namespaces() -> None:
 
 @functools.cache
 def own_alarms() -> frozenset[str]:
-    """What is wrong with this very machine before any scene (a container with a small /dev/shm, say): ids that are
-    not held against healthy twins."""
+    """What is wrong with this very machine before any scene (a container with a small /dev/shm, say)."""
     return frozenset(perform(Play((Host((Process(),)),))).alarms())
+
+
+def true_here(play: Play) -> frozenset[str]:
+    """Ids that are not held against ``play``: they are true of this machine, whatever is played on it."""
+    crowd = max(len(host.processes) for host in play.hosts)
+    crowded = {"ENV012"} if crowd > len(os.sched_getaffinity(0)) else set()
+    return own_alarms() | crowded

@@ -15,10 +15,12 @@ from doctor.api import (
     Severity,
     Share,
     Sick,
+    Unknown,
     Verdict,
     Well,
     check,
     healthy,
+    hidden_of_gpus,
     shares_by_host,
 )
 
@@ -72,6 +74,9 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
     Fix: look at `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`; have the host's cooling, dust, power supplies and
     power limit checked; leave the host out until then.
     """
+    for local in job.by_host():
+        if note := hidden_of_gpus(local, "clock_reasons"):
+            yield Unknown(note.reason, local.ranks, note.unhide)
     used = [(local, share) for local, found in shares_by_host(job) for share in found if share.ranks]
     slow = _slow_by_cap([share.gpu for _, share in used], capped_share, clock_share)
     for local, share in used:

@@ -17,11 +17,13 @@ from doctor.api import (
     Scope,
     Severity,
     Sick,
+    Unknown,
     Verdict,
     Well,
     check,
     devices_of,
     healthy,
+    hidden_of_gpus,
     is_foreign,
     process_ids,
     sees_host_processes,
@@ -72,6 +74,8 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
     """
     devices = devices_of(job)
     for machine, found in shares_by_machine(job):
+        if note := hidden_of_gpus(machine, "compute_mode"):
+            yield Unknown(note.reason, machine.ranks, note.unhide)
         limited = [share for share in found if share.ranks and share.gpu.compute_mode in LIMITED]
         sharing = _sharing(machine, devices) if limited else {}
         for share in limited:

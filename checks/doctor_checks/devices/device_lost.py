@@ -21,6 +21,7 @@ from doctor.api import (
     Share,
     Sick,
     SlurmFacts,
+    Unknown,
     Verdict,
     Well,
     bus_key,
@@ -94,6 +95,8 @@ def device_lost(job: Job) -> Iterator[Verdict]:
             if words:
                 told.add(bus_key(share.gpu.bus_id))
                 yield _finding(local, share, words)
+            elif share.gpu.error and share.ranks:
+                yield Unknown(f"GPU {share.gpu.index} of {local.name} can't be read: {share.gpu.error}", share.ranks)
         yield from _absent_from_driver(local, found)
         for reported in xids_of(local, {"lost"}):
             if bus_key(reported.device) not in told:

@@ -16,6 +16,7 @@ from doctor.api import (
     Scope,
     Severity,
     Sick,
+    Skip,
     TrainerFacts,
     Unknown,
     Verdict,
@@ -24,8 +25,10 @@ from doctor.api import (
     check,
     devices_of,
     healthy,
+    on_processor,
     parse_visible_devices,
     uses_nccl,
+    visible_gpus,
 )
 
 
@@ -47,6 +50,10 @@ from doctor.api import (
         Well(
             "SLURM gives each task a GPU behind a cgroup, and each calls it 0",
             healthy(per_host=2, gpus=1).environ(CUDA_VISIBLE_DEVICES="0").launched(SLURM_GPUS_PER_TASK="1"),
+        ),
+        Well(
+            "two models, whose order CUDA decides",
+            healthy(per_host=2).gpu(1, name="NVIDIA T400"),
         ),
         Well("CPU training on a machine with one GPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="")),
         Sick(
@@ -82,6 +89,10 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     CUDA call: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`.
     """
     devices = devices_of(job)
+    unclear = [rank for rank, device in devices.items() if device is None and on_processor(rank) is None]
+    if not unclear and not any(devices.values()):
+        yield Skip("no rank uses a GPU")
+    yield from _unclear(unclear)
     for machine in job.by_machine():
         for device, ranks in _together(machine, devices):
             if all(map(_is_behind_cgroup, ranks)) and len({rank.host.index for rank in ranks}) == 1:
@@ -90,6 +101,18 @@ def device_shared(job: Job) -> Iterator[Verdict]:
                     yield Unknown(reason, tuple(rank.number for rank in ranks), "check inside one task: nvidia-smi -L")
                 continue
             yield _finding(machine, device, ranks)
+
+
+def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
+    """Ranks whose list of devices can't be put in order, by the reason."""
+    reasons: dict[str, list[int]] = {}
+    for rank in ranks:
+        gpus = rank.find(GpuFacts)
+        seen = visible_gpus(rank.find(EnvironmentFacts), gpus) if gpus else None
+        if seen and seen.devices is None:
+            reasons.setdefault(seen.why, []).append(rank.number)
+    for why, numbers in reasons.items():
+        yield Unknown(why, tuple(numbers), "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")
 
 
 def _together(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> Iterator[tuple[Device, list[Rank]]]:

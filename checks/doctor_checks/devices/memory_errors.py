@@ -17,10 +17,12 @@ from doctor.api import (
     Severity,
     Share,
     Sick,
+    Unknown,
     Verdict,
     Well,
     check,
     healthy,
+    hidden_of_gpus,
     shares_by_host,
     xids_of,
 )
@@ -91,6 +93,8 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             if faults:
                 sick.add(share.gpu.uuid)
                 yield _finding(local, share, faults)
+        if note := hidden_of_gpus(local, "ecc_volatile_uncorrected", "remap_failed", "retired_pages_pending"):
+            yield Unknown(note.reason, local.ranks, note.unhide)
         for reported in xids_of(local, {"memory"}):
             yield _from_log(local, reported, sick)
 

@@ -68,6 +68,19 @@ def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0) -> tuple[NvLi
             severity=Severity.WARNING,
         ),
         Sick(
+            "a fatal error of an NVSwitch before this job",
+            healthy(hosts=2, per_host=8).alter(
+                KernelLogFacts,
+                hosts=("node1",),
+                events=(
+                    KernelEvent("sxid", 9.0, 12028, "0000:05:00.0", text="SXid (PCI:0000:05:00.0): 12028, Non-fatal"),
+                    KernelEvent("sxid", 9.5, 19084, "0000:05:00.0", text="SXid (PCI:0000:05:00.0): 19084, Fatal"),
+                ),
+            ),
+            ranks=tuple(range(8, 16)),
+            severity=Severity.WARNING,
+        ),
+        Sick(
             "Xid 74 since the job began",
             healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 74, "0000:11:00"),)),
             ranks=(1,),
@@ -91,6 +104,7 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
             yield from _judge(local, share, most[share.gpu.name], len(used))
         for reported in xids_of(local, {"nvlink"}):
             yield _from_log(local, reported)
+        yield from _from_switches(local)
 
 
 def _active(gpu: Gpu) -> int:
@@ -131,6 +145,26 @@ def _finding(local: LocalRanks, share: Share, words: str, severity: Severity, mo
         severity=severity,
         explains=("GPU018",),
     )
+
+
+def _from_switches(local: LocalRanks) -> Iterator[Finding]:
+    """Fatal errors of NVSwitches ("SXid (PCI:…): 19084, Fatal, Link 40 …", NVIDIA Fabric Manager user guide); the
+    driver repairs those that it calls non-fatal."""
+    log = local.find(KernelLogFacts)
+    fatal = {
+        (event.code, event.device): event
+        for event in (log.events if log else ())
+        if event.kind == "sxid" and ", fatal" in event.text.lower()
+    }
+    for (code, device), event in fatal.items():
+        began = log.job_started if log else None
+        recent = began is not None and event.time is not None and event.time >= began
+        yield Finding(
+            f"the NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
+            ranks=local.ranks,
+            evidence={"sxid": code, "device": device, "seconds_since_boot": event.time, "kernel_log": event.text},
+            severity=Severity.ERROR if recent else Severity.WARNING,
+        )
 
 
 def _from_log(local: LocalRanks, reported: Reported) -> Finding:

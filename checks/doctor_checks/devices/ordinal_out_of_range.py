@@ -10,13 +10,13 @@ from doctor.api import (
     GpuFacts,
     Job,
     LaunchFacts,
-    LocalRanks,
     Rank,
     Severity,
     Sick,
+    SoftwareFacts,
+    TrainerFacts,
     Unknown,
     Verdict,
-    Visible,
     Well,
     bound_per_task,
     check,
@@ -62,66 +62,54 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     Fix: start as many processes a host as GPUs are visible, or widen CUDA_VISIBLE_DEVICES; where each process sees one
     device alone, use `cuda:0` in it.
     """
-    for local in job.by_host():
-        yield from _judge_host(job, local)
-
-
-def _judge_host(job: Job, local: LocalRanks) -> Iterator[Verdict]:
-    lists = {_list_of(rank) for rank in local.members}
-    beyond: dict[int, list[Rank]] = {}
-    unclear: dict[str, list[Rank]] = {}
-    for rank in local.members:
-        seen = _seen(rank)
-        if seen is None:
+    lists = _lists_by_host(job)
+    for environment, gpus, alike in job.each(EnvironmentFacts, GpuFacts, also=(SoftwareFacts, TrainerFacts)):
+        launched = [rank for rank in alike.members if _is_launched(rank)]
+        if not launched or not gpus.gpus or on_processor(alike):
             continue
+        seen = visible_gpus(environment, gpus)
         if seen.size is None:
-            unclear.setdefault(seen.why, []).append(rank)
-        elif (rank.local_rank or 0) >= seen.size and rank.local_rank is not None:
-            if seen.size != 1 or not _has_own_device(rank, lists):
-                beyond.setdefault(seen.size, []).append(rank)
-    for why, ranks in unclear.items():
-        yield Unknown(why, _numbers(ranks), "set CUDA_VISIBLE_DEVICES to UUIDs (nvidia-smi -L)")
-    for size, ranks in beyond.items():
-        yield from _out_of_range(job, local, size, ranks)
+            ranks = tuple(rank.number for rank in launched)
+            yield Unknown(seen.why, ranks, "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")
+            continue
+        beyond = [rank for rank in launched if (rank.local_rank or 0) >= seen.size]
+        if seen.size == 1:
+            beyond = [rank for rank in beyond if not _has_own_device(rank, environment, lists[rank.host.index])]
+        if beyond:
+            yield _judge(job, environment, seen.size, beyond)
 
 
-def _seen(rank: Rank) -> Visible | None:
-    """What a rank of a launched job sees; ``None`` where the question does not arise."""
-    launch, gpus = rank.find(LaunchFacts), rank.find(GpuFacts)
-    if not launch or not launch.running_together or gpus is None or not gpus.gpus or on_processor(rank):
-        return None
-    return visible_gpus(rank.find(EnvironmentFacts), gpus)
+def _lists_by_host(job: Job) -> dict[int, set[str | None]]:
+    lists: dict[int, set[str | None]] = {}
+    for environment, alike in job.each(EnvironmentFacts):
+        for rank in alike.members:
+            lists.setdefault(rank.host.index, set()).add(environment.get("CUDA_VISIBLE_DEVICES"))
+    return lists
 
 
-def _list_of(rank: Rank) -> str | None:
-    environment = rank.find(EnvironmentFacts)
-    return environment.get("CUDA_VISIBLE_DEVICES") if environment else None
+def _is_launched(rank: Rank) -> bool:
+    launch = rank.find(LaunchFacts)
+    return launch is not None and bool(launch.running_together) and launch.local_rank is not None
 
 
-def _has_own_device(rank: Rank, lists: set[str | None]) -> bool:
+def _has_own_device(rank: Rank, environment: EnvironmentFacts, lists: set[str | None]) -> bool:
     """Whether its only visible device was given to this rank alone, so that it must be used as device 0."""
-    return bound_per_task(rank) or (_list_of(rank) is not None and len(lists) > 1)
+    return bound_per_task(rank) or (environment.get("CUDA_VISIBLE_DEVICES") is not None and len(lists) > 1)
 
 
-def _out_of_range(job: Job, local: LocalRanks, size: int, ranks: list[Rank]) -> Iterator[Verdict]:
-    if size == 1 and job.ungathered and len(local.members) == 1 and _list_of(ranks[0]) is not None:
+def _judge(job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank]) -> Finding | Unknown:
+    numbers, listed = tuple(rank.number for rank in ranks), environment.get("CUDA_VISIBLE_DEVICES")
+    if size == 1 and job.ungathered and len(job.ranks) == 1 and listed is not None:
         reason = "one device is visible to this rank, and whether others share it is not known"
-        yield Unknown(reason, _numbers(ranks), "gather all ranks of the host")
-        return
+        return Unknown(reason, numbers, "gather all ranks of the host")
     devices = "no device is" if size == 0 else "1 device is" if size == 1 else f"{size} devices are"
-    wanted = ", ".join(str(rank.local_rank) for rank in ranks)
-    plural = "s" if len(ranks) > 1 else ""
-    yield Finding(
-        f"local rank{plural} {wanted} on {local.name}, where {devices} visible",
-        ranks=_numbers(ranks),
-        evidence={
-            "visible_devices": size,
-            "local_ranks": [rank.local_rank for rank in ranks],
-            "CUDA_VISIBLE_DEVICES": _list_of(ranks[0]),
-        },
+    local_ranks = sorted({rank.local_rank or 0 for rank in ranks})
+    hosts = list(dict.fromkeys(rank.host.name for rank in ranks))
+    more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else ""
+    return Finding(
+        f"local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
+        f"{', '.join(hosts[:3])}{more}, where {devices} visible",
+        ranks=numbers,
+        evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
         explains=("GPU001",),
     )
-
-
-def _numbers(ranks: list[Rank]) -> tuple[int, ...]:
-    return tuple(rank.number for rank in ranks)

@@ -14,10 +14,12 @@ from doctor.api import (
     Severity,
     Share,
     Sick,
+    Unknown,
     Verdict,
     Well,
     check,
     healthy,
+    hidden_of_gpus,
     shares_by_host,
 )
 
@@ -60,6 +62,8 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost]
         wide = {share.gpu.name for share in used if _lacks(share.gpu.pcie_width, share.gpu.pcie_width_max) is False}
+        if note := hidden_of_gpus(local, "pcie_width", "pcie_generation"):
+            yield Unknown(note.reason, local.ranks, note.unhide)
         for share in used:
             yield from _judge(local, share, share.gpu.name in wide, loaded_percent)
 

@@ -11,10 +11,12 @@ from doctor.api import (
     Scope,
     Severity,
     Sick,
+    Unknown,
     Verdict,
     Well,
     check,
     healthy,
+    hidden_of_gpus,
     is_data_centre,
     shares_by_host,
 )
@@ -49,6 +51,8 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
     """
     for local, found in shares_by_host(job):
         off = [share for share in found if share.ranks and share.gpu.persistence is False and is_data_centre(share.gpu)]
+        if note := hidden_of_gpus(local, "persistence"):
+            yield Unknown(note.reason, local.ranks, note.unhide)
         if off:
             yield Finding(
                 f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",

@@ -93,9 +93,13 @@ def _without_gpu(local: LocalRanks) -> bool:
 
 def _judge_host(local: LocalRanks) -> Iterator[Verdict]:
     views: dict[View, list[Rank]] = {}
+    # Equal environments are one object: most hosts have one.
+    known: dict[int, View] = {}
     for rank in local.members:
-        if not bound_per_task(rank):
-            views.setdefault(_view(rank), []).append(rank)
+        environment = rank.find(EnvironmentFacts)
+        if environment and not bound_per_task(rank):
+            view = known.get(id(environment)) or known.setdefault(id(environment), _view(rank, environment))
+            views.setdefault(view, []).append(rank)
     if len(views) < 2:
         return
     blamed = _blamed(views)
@@ -121,10 +125,10 @@ def _blamed(views: dict[View, list[Rank]]) -> list[Rank]:
     return [rank for ranks in others for rank in ranks]
 
 
-def _view(rank: Rank) -> View:
-    environment, gpus = rank.find(EnvironmentFacts), rank.find(GpuFacts)
+def _view(rank: Rank, environment: EnvironmentFacts) -> View:
+    gpus = rank.find(GpuFacts)
     seen = visible_gpus(environment, gpus).devices if gpus else None
     if seen is not None:
         return tuple(device.label for device in seen)
-    text = environment.get("CUDA_VISIBLE_DEVICES") if environment else None
+    text = environment.get("CUDA_VISIBLE_DEVICES")
     return ("all",) if text is None else tuple(word.strip() for word in text.split(",") if word.strip())

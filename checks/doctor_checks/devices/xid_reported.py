@@ -6,19 +6,28 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Finding,
+    GpuFacts,
     Job,
     KernelEvent,
     KernelLogFacts,
+    Lack,
+    LocalRanks,
     Reported,
     Scope,
     Severity,
     Sick,
+    Skip,
+    Unknown,
     Verdict,
     Well,
     check,
     healthy,
     xids_of,
 )
+
+OWN = ("hardware", "application", "notice")
+ALL = (*OWN, "memory", "nvlink", "lost")
+"""Where the driver itself can't be asked, the checks of memory, NVLink and lost devices can't speak of theirs."""
 
 
 def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -> KernelEvent:
@@ -31,8 +40,8 @@ def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="PM",
-    needs=(KernelLogFacts,),
     cases=lambda: (
+        Well("no GPU and no kernel log", healthy(per_host=2, gpus=0).drop(KernelLogFacts, Lack.HIDDEN, "a container")),
         Well("a quiet kernel log", healthy(hosts=2, per_host=2)),
         Well("no GPU, other kernel events", healthy(gpus=0).alter(KernelLogFacts, events=(KernelEvent("oom", 5.0),))),
         Well(
@@ -59,6 +68,13 @@ def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -
             "the GPU's system processor stopped answering in this job",
             healthy(hosts=2, per_host=2).alter(KernelLogFacts, hosts=("node1",), events=(_line(119, 863500.0),)),
             ranks=(3,),
+        ),
+        Sick(
+            "fallen off the bus, and the driver hangs",
+            healthy(per_host=2)
+            .drop(GpuFacts, Lack.TIMEOUT, "the gpus collector did not end within 10 s")
+            .alter(KernelLogFacts, events=(_line(79, 863500.0),)),
+            ranks=(0, 1),
         ),
         Sick(
             "a context-switch time-out before this job",
@@ -88,18 +104,33 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
     Fix: follow what the code asks for; codes and actions are in NVIDIA's Xid catalogue
     (https://docs.nvidia.com/deploy/xid-errors/), the lines in `sudo dmesg -T | grep -i xid`.
     """
-    for local in job.by_host():
-        for reported in xids_of(local, {"hardware", "application", "notice"}):
-            yield Finding(
-                f"{reported.summary} ({local.name})",
-                ranks=reported.ranks or local.ranks,
-                evidence=reported.evidence,
-                fix=reported.fix,
-                severity=_severity(reported),
-            )
+    judged = [local for local in job.by_host() if local.find(KernelLogFacts) or _has_gpus(local)]
+    if not judged:
+        yield Skip("no GPU")
+    for local in judged:
+        missing = local.hosts[0].missing(KernelLogFacts)
+        if missing:
+            yield Unknown(missing.reason, local.ranks, missing.unhide)
+        for reported in xids_of(local, OWN if local.find(GpuFacts) else ALL):
+            yield _finding(local, reported)
+
+
+def _has_gpus(local: LocalRanks) -> bool:
+    missing = local.hosts[0].missing(GpuFacts)
+    return missing is None or missing.lack is not Lack.ABSENT
+
+
+def _finding(local: LocalRanks, reported: Reported) -> Finding:
+    return Finding(
+        f"{reported.summary} ({local.name})",
+        ranks=reported.ranks or local.ranks,
+        evidence=reported.evidence,
+        fix=reported.fix,
+        severity=_severity(reported),
+    )
 
 
 def _severity(reported: Reported) -> Severity:
-    if reported.known.kind != "hardware" or not reported.ranks:
+    if reported.known.kind in ("application", "notice") or not reported.ranks:
         return Severity.INFO
     return Severity.ERROR if reported.recent and reported.is_listed else Severity.WARNING

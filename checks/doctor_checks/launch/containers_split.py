@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Finding,
+    HostFacts,
     Job,
     LocalRanks,
     Namespace,
@@ -52,6 +53,12 @@ Spaces = tuple[object, ...]
             .alter(ProcessFacts, ranks=(0,), shm_device=91, namespaces=_own("ipc", "pid", "net"))
             .alter(ProcessFacts, ranks=(1,), shm_device=92, namespaces=_own("mnt")),
             ranks=(0, 1),
+        ),
+        Sick(
+            "two pods on one machine",
+            healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="boot-0"),
+            ranks=(0, 1, 2, 3),
+            hosts=("node0", "node1"),
         ),
         Sick(
             "a rank with a network namespace of its own",

@@ -23,6 +23,9 @@ from doctor.api import (
     ranks_in_words,
 )
 
+MOST_FINDINGS = 8
+"""Places with a finding of their own; more have one cause, such as localhost on every host."""
+
 
 class Place(NamedTuple):
     """Where a rank looks for the master: a host of the job by its index, else addresses; and the port."""
@@ -72,6 +75,13 @@ class Look(NamedTuple):
             ranks=(1, 2),
         ),
         Sick(
+            "localhost on many hosts: one finding",
+            healthy(hosts=12, per_host=1).alter(
+                MasterFacts, address="localhost", resolved=("127.0.0.1",), is_local=True
+            ),
+            ranks=tuple(range(1, 12)),
+        ),
+        Sick(
             "a stale /etc/hosts on one host",
             healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(4, 5), resolved=("192.168.7.9",)),
             ranks=(4, 5),
@@ -102,9 +112,13 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     if right is not None and right.host is not None and right.host not in owners.known:
         yield Unknown("the addresses of the master's host are not known", unhide="collect the interfaces of every host")
         return
-    for place, looks in places.items():
-        if place != right:
-            yield _report(looks, places.get(right) if right else None)
+    wrong = [looks for place, looks in places.items() if place != right]
+    where = "at"
+    if len(wrong) > MOST_FINDINGS:
+        where = f"in {len(wrong)} places, such as"
+        wrong = [[look for looks in wrong for look in looks]]
+    for looks in wrong:
+        yield _report(looks, places.get(right) if right else None, where)
 
 
 class Owners(NamedTuple):
@@ -154,12 +168,12 @@ def _meet_somewhere(places: dict[Place, list[Look]]) -> bool:
     return bool(set.intersection(*(set(place.addresses) for place in places)))
 
 
-def _report(looks: list[Look], right: list[Look] | None) -> Finding:
+def _report(looks: list[Look], right: list[Look] | None, where: str) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
     elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
     verb = "looks" if len(ranks) == 1 else "look"
     return Finding(
-        f"{ranks_in_words(ranks)} {verb} for the master at {_shown(first)}, {elsewhere}",
+        f"{ranks_in_words(ranks)} {verb} for the master {where} {_shown(first)}, {elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,

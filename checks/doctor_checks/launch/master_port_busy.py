@@ -113,7 +113,7 @@ def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> 
             "listens_on": listener.address,
             "pid": listener.pid,
             "process": listener.process,
-            "command": listener.command,
+            "command": " ".join((listener.command or "").split())[:200] or None,
         },
         fix=_fix(listener),
     )

@@ -91,7 +91,7 @@ def _fix(host: str, has_answered: bool) -> str:
     if not host:
         return (
             "Look for the hosts that printed nothing: is the job started there, with the same MASTER_ADDR, MASTER_PORT "
-            "and number of nodes? `doctor check --gather none` on such a host says what it lacks."
+            "and number of nodes? `doctor check` alone on such a host says what it lacks."
         )
     if has_answered:
         return (

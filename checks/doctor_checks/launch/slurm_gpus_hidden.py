@@ -85,6 +85,7 @@ class Fault(NamedTuple):
             "one visible GPU each, and GPUs are not used",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(accelerator="cpu")),
         ),
+        Well("binding in name only: every task sees all GPUs", _per_task()),
         Sick(
             "--gpus-per-task=1: the device depends on the script",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0"),
@@ -158,9 +159,16 @@ def _fault(seat: Seat, launch: LaunchFacts, alike: Alike) -> Fault | None:
         return Fault(Severity.ERROR, seat.visible, options, tasks, asked)
     if seat.visible is not None and seat.number >= seat.visible and (seat.is_stated or seat.visible > 1):
         return Fault(Severity.ERROR, seat.visible, options, tasks)
-    if bound and several and seat.number > 0:
+    if bound and several and seat.number > 0 and _sees_a_part(seat, launch):
         return Fault(Severity.WARNING, seat.visible, options, tasks)
     return None
+
+
+def _sees_a_part(seat: Seat, launch: LaunchFacts) -> bool:
+    """Whether a task sees fewer GPUs than the tasks of its node were given together; SLURM may bind in name only."""
+    step, each = slurm_step(launch), launch_number(launch, "SLURM_GPUS_PER_TASK") or 1
+    tasks = (step.most_per_node if step else None) or launch.local_world_size or 1
+    return seat.visible is None or seat.visible < tasks * each
 
 
 def _seat(launch: LaunchFacts, visible: int | None) -> Seat:

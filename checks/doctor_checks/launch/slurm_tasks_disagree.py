@@ -168,7 +168,7 @@ def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
                 ranks=alike.ranks,
                 evidence=_slurm_variables(launch),
                 effect="Scripts and Lightning take these for rank and world size: torch refuses the rank, or hangs.",
-                fix=f"`unset {name} {count_name}`; srun sets both: `srun --ntasks={max(count, 1)} python ...`.",
+                fix=f"`unset {name} {count_name}`, then `srun --ntasks={max(count, 1)} python train.py` sets both.",
             )
 
 
@@ -182,8 +182,8 @@ def _judge_step(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
         f"(SLURM_STEP_NUM_TASKS={started})",
         ranks=alike.ranks,
         evidence=_slurm_variables(launch),
-        effect=f"Lightning and scripts that read SLURM_NTASKS wait for {needed} ranks, of which {min(needed, started)} "
-        "exist."
+        effect=f"Lightning and scripts that read SLURM_NTASKS wait for {needed} ranks, and only {started} "
+        f"{'exists' if started == 1 else 'exist'}."
         if needed > started
         else f"{started} tasks run and believe that they are {needed}: some have no rank in the group.",
         fix=f"Start all of them: `srun --ntasks={needed} python train.py` (not from inside another srun), without "

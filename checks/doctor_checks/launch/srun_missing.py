@@ -14,6 +14,7 @@ from doctor.api import (
     Verdict,
     Well,
     check,
+    has_value,
     healthy,
     launch_number,
     starts_tasks_unlaunched,
@@ -65,7 +66,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
             },
             fix=f"`srun python train.py` starts all {tasks or 'the'} tasks; `srun doctor check` examines all of them. "
             "In an interactive shell `export SLURM_JOB_NAME=interactive`, and Lightning starts its own processes.",
-            explains=("ENV010",),
+            explains=() if has_value(launch, "SLURM_STEP_NUM_TASKS") else ("ENV010",),
         )
 
 

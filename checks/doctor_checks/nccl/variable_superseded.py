@@ -101,6 +101,18 @@ def _finding(stated: Stated, reader: str, since: str, replacement: str | None, *
     )
 
 
+_SAME_VALUES = {
+    "NCCL_IB_GDR_LEVEL",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MAX_NRINGS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MIN_NRINGS",
+    "NCCL_MNNVL",
+    "NCCL_NCCL_ALLOC_P2P_NET_LL_BUFFERS",
+}
+"""Old names whose values the new name takes unchanged."""
+
+
 def _fix(stated: Stated, replacement: str | None) -> str:
     name = stated.setting.name
     in_file = source_of(stated.setting) is not None
@@ -109,6 +121,6 @@ def _fix(stated: Stated, replacement: str | None) -> str:
         return where
     if "=" in replacement:
         return f"{where}; export {replacement}"
-    if replacement in (f"TORCH_{name}", name.replace("NCCL_NCCL_", "NCCL_")) and not in_file:
+    if (replacement == f"TORCH_{name}" or name in _SAME_VALUES) and not in_file:
         return f'export {replacement}="${name}"; {where}'
     return f"{where}; export {replacement}=… if it is still needed"

@@ -24,7 +24,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-
 """Relative: a few units in the last place of each type, for sums whose order differs. Other types are exact."""
 
 
-def _ran(received: float, expected: float = 10.0, dtype: str = "float32", backend: str = "nccl") -> CollectiveFacts:
+def _ran(received: float | None, expected: float = 10.0, dtype: str = "float32", backend: str = "nccl") -> CollectiveFacts:
     return CollectiveFacts(results=(CollectiveResult("all_reduce", backend, expected, received, dtype),))
 
 
@@ -44,7 +44,7 @@ def _ran(received: float, expected: float = 10.0, dtype: str = "float32", backen
         ),
         Sick(
             "a host that computes nonsense",
-            healthy(2, 2).put(_ran(10.0)).put(_ran(float("nan")), ranks=(2, 3)),
+            healthy(2, 2).put(_ran(10.0)).put(_ran(None), ranks=(2, 3)),
             ranks=(2, 3),
         ),
         Sick("integers are exact", healthy(1, 2).put(_ran(11.0, dtype="int64", backend="gloo")), ranks=(0, 1)),
@@ -64,12 +64,18 @@ def collective_result_wrong(job: Job) -> Iterator[Verdict]:
             if not _is_right(result):
                 name = f"{result.operation} of {result.dtype} over {result.backend}"
                 wrong.setdefault(name, []).extend(alike.ranks)
-                shown.setdefault(name, []).append(f"{result.received:g}, not {result.expected:g}")
+                shown.setdefault(name, []).append(f"{_shown(result.received)}, not {result.expected:g}")
     for name, ranks in wrong.items():
         evidence = {"received": list(dict.fromkeys(shown[name]))[:8], "goes_along_with": list(correlates(job, ranks))}
         yield Finding(f"{name} gave {shown[name][0]}", ranks=tuple(sorted(set(ranks))), evidence=evidence)
 
 
 def _is_right(result: CollectiveResult) -> bool:
+    if result.received is None:
+        return False
     tolerance = TOLERANCE.get(result.dtype.removeprefix("torch."), 0.0)
     return isclose(result.received, result.expected, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _shown(received: float | None) -> str:
+    return "no number" if received is None else f"{received:g}"

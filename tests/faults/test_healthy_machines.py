@@ -1,0 +1,22 @@
+"""Where nothing is wrong, nothing is said at severity error or warning, and something is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.healthy_machines import MACHINES
+from tests.faults.scenes import loud
+from tests.faults.stage import CannotPlay, own_alarms, perform
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_healthy(name: str) -> None:
+    if name == "this machine" and own_alarms():
+        pytest.skip(f"this very machine is not healthy: {', '.join(sorted(own_alarms()))}")
+    try:
+        outcome = perform(MACHINES[name])
+    except CannotPlay as why:
+        pytest.skip(str(why))
+    assert not loud(MACHINES[name], outcome)
+    assert outcome.report["coverage"]["checks"]["ok"] > 10
+    assert outcome.code == (1 if own_alarms() else 0)

@@ -1,0 +1,185 @@
+import io
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
+from doctor.catalog import Catalog
+from doctor.report.machine import render_github, render_json, render_junit, render_markdown
+from doctor.report.terminal import make_console, print_report
+from doctor.report.words import byte_size, evidence_lines, ranges, some
+from doctor.session import judge
+from doctor.settings import IgnoreEntry, Settings
+
+
+def finds(*findings, check_id="NET901", severity=Severity.ERROR):
+    def sick_thing(job):
+        yield from findings
+
+    return check(id=check_id, severity=severity, needs=(SoftwareFacts,))(sick_thing)
+
+
+def skips(reason):
+    def quiet_thing(job):
+        yield Skip(reason)
+
+    return check(id="NET902", severity=Severity.ERROR, needs=(SoftwareFacts,))(quiet_thing)
+
+
+def raises():
+    def broken_thing(job):
+        raise ValueError("oops")
+        yield
+
+    return check(id="NET903", severity=Severity.ERROR, scope=Scope.JOB, needs=(SoftwareFacts,))(broken_thing)
+
+
+BAD = Finding(
+    "eth9 is not there",
+    ranks=(2, 3),
+    evidence={"NCCL_SOCKET_IFNAME": "eth9", "free_bytes": 64 << 20, "interfaces": ["lo", "eth0"], "seen": None},
+    effect="NCCL ends with `no socket interface found`.",
+    fix="`export NCCL_SOCKET_IFNAME='=eth0'`",
+)
+
+
+def report_of(*checks, sketch=None, settings=None):
+    return judge((sketch or healthy(hosts=2, per_host=2)).job(), Catalog(checks), settings or Settings())
+
+
+def text_of(report, width=100, **options):
+    paper = io.StringIO()
+    print_report(report, make_console(paper, width=width), **options)
+    return paper.getvalue()
+
+
+def test_a_finding_says_where_what_and_the_way_out():
+    text = text_of(report_of(finds(BAD)))
+    assert "✗ error   NET901 sick-thing" in text
+    assert "where    ranks 2-3 (node1)" in text
+    assert "NCCL_SOCKET_IFNAME: eth9" in text
+    assert "free: 64 MiB" in text
+    assert "interfaces: lo, eth0" in text
+    assert "seen: unknown" in text
+    assert "fix      export NCCL_SOCKET_IFNAME='=eth0'" in text
+    assert "doctor explain NET901" in text
+    assert "sick: 1 error" in text
+    assert "start with NET901" in text
+
+
+def test_what_is_fine_is_folded_unless_asked_for():
+    report = report_of(finds(check_id="NET904"), skips("one host"))
+    assert "1 ok, 1 skip" in text_of(report)
+    assert "one host" not in text_of(report)
+    assert "NET902 quiet-thing: one host" in text_of(report, verbose=True)
+
+
+def test_quiet_shows_findings_and_the_verdict_alone():
+    text = text_of(report_of(finds(BAD), skips("one host")), quiet=True)
+    assert text.startswith("✗ error   NET901")
+    assert "skip" not in text.splitlines()[-2]
+    assert text_of(report_of(skips("one host")), quiet=True).lstrip("\n").startswith("─")
+
+
+def test_many_alike_are_counted():
+    text = text_of(report_of(finds(*(Finding(f"bad {n}", ranks=(n % 4,)) for n in range(9)))))
+    assert "bad 2" in text
+    assert "bad 3" not in text
+    assert "and 6 more findings like it, ranks 0-3 (--verbose shows all)" in text
+    assert "bad 8" in text_of(report_of(finds(*(Finding(f"bad {n}") for n in range(9)))), verbose=True)
+
+
+def test_what_is_ignored_is_shown_with_its_reason():
+    settings = Settings(ignore=(IgnoreEntry("NET901", "known", by="doctor.toml:3"),))
+    text = text_of(report_of(finds(BAD), settings=settings))
+    assert "- ignored NET901" in text
+    assert "known (doctor.toml:3)" in text
+    assert "ok: no finding (1 ignored)" in text
+
+
+def test_a_crash_is_inconclusive():
+    report = report_of(raises())
+    assert (report.exit_code, report.verdict) == (3, "inconclusive")
+    assert "ValueError: oops" in text_of(report)
+    assert "NET903 crashed" in text_of(report)
+
+
+def test_one_process_is_named_by_its_host():
+    report = report_of(finds(Finding("bad", ranks=(0,))), sketch=healthy(1, 1))
+    assert "where    node0" in text_of(report)
+
+
+@pytest.mark.parametrize("width", [30, 48, 72, 120])
+def test_no_line_is_longer_than_the_terminal(width):
+    text = text_of(report_of(finds(BAD), raises()), width=width, verbose=True)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_json_holds_the_schema():
+    document = json.loads(render_json(report_of(finds(BAD), skips("one host"))))
+    assert list(document) == [
+        *("schema", "tool", "started", "seconds", "exit_code", "verdict", "job", "coverage", "primary", "inputs"),
+        "results",
+    ]
+    assert document["job"] == {
+        "launcher": "torchrun",
+        "world_size": 4,
+        "hosts": [{"name": "node0", "ranks": [0, 1]}, {"name": "node1", "ranks": [2, 3]}],
+        "absent": [],
+    }
+    assert document["coverage"] == {
+        "checks": {"ok": 0, "sick": 1, "unknown": 0, "skip": 1, "crash": 0},
+        "ranks_seen": 4,
+        "ranks_expected": 4,
+    }
+    sick, skipped = document["results"]
+    assert list(sick) == [
+        *("id", "name", "family", "status", "severity", "seen", "expected", "reason", "seconds", "findings"),
+    ]
+    assert list(sick["findings"][0]) == [
+        *("summary", "severity", "ignored", "ranks", "hosts", "evidence", "effect", "fix", "confidence"),
+        *("explained_by", "source"),
+    ]
+    assert (skipped["status"], skipped["reason"]) == ("skip", "one host")
+
+
+def test_junit_counts_and_survives_control_characters():
+    nasty = Finding("bad\x00\x1b[31m <&> \ud800", effect="e", fix="f")
+    info = Finding("good to know", severity=Severity.INFO)
+    text = render_junit(report_of(finds(nasty), finds(info, check_id="NET904"), skips("one host"), raises()))
+    (suite,) = ET.fromstring(text.encode("utf-8", "replace"))
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "4", "failures": "1", "errors": "1", "skipped": "1"}
+
+
+def test_github_annotations_are_one_line_each():
+    finding = Finding("100 % bad\nreally", effect="e", fix="f", source=Source("nccl.conf", 3))
+    lines = render_github(report_of(finds(finding))).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("::error file=nccl.conf,line=3,title=NET901 sick-thing::100 %25 bad%0Areally%0A")
+
+
+def test_markdown_escapes_its_table():
+    page = render_markdown(report_of(finds(BAD), skips("a | b")))
+    assert "| NET902 quiet-thing | skip | 4/4 | a \\| b |" in page
+    assert "Most likely root cause: **NET901**." in page
+
+
+@pytest.mark.parametrize(("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 5), "0-2,5"), ((5, 4, 4, 1), "1,4-5")])
+def test_ranges(numbers, text):
+    assert ranges(numbers) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (64 << 20, "64 MiB"), (80 << 30, "80 GiB")])
+def test_byte_size(count, text):
+    assert byte_size(count) == text
+
+
+def test_evidence_in_words():
+    assert evidence_lines({"ranks_elsewhere": [0, 1, 2], "held": True, "gpu": {"index": 1, "used_bytes": 1 << 30}}) == [
+        "ranks elsewhere: 0-2",
+        "held: yes",
+        "gpu: index=1, used_bytes=1 GiB",
+    ]
+    assert some(["a", "b", "c"], 2) == "a, b and 1 more"
