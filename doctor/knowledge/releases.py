@@ -7,7 +7,7 @@ drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for t
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -44,9 +44,10 @@ def _table() -> _Releases:
     return read("releases.json", _Releases)
 
 
-_NUMBERS = re.compile(r"\s*[vVrR]?(\d+(?:\.\d+)*)")
+_NUMBERS = re.compile(r"\s*[vVrR]?(\d{1,9}(?:\.\d{1,9})*)")
 
 
+@lru_cache(maxsize=4096)
 def release(text: str) -> Release:
     """The leading numbers of a version, for comparisons: ``2.27.3+cuda12.8`` is (2, 27, 3), ``570.124.06`` is
     (570, 124, 6). Empty where there is none."""

@@ -273,8 +273,23 @@ def bound_per_task(process: Process) -> bool:
     if slurm and (slurm.gpus_per_task or (slurm.gpu_binding or "none").lower() not in ("none", "")):
         return True
     launch = process.find(LaunchFacts)
-    names = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_BIND")
-    return bool(launch and any((launch.get(name) or "none").lower() not in ("none", "") for name in names))
+    stated = {name: (launch.get(name) or "none").lower() if launch else "none" for name in _BINDING}
+    return any(
+        not value.endswith("none") and (name not in _OF_ANY_RESOURCE or "gpu" in value)
+        for name, value in stated.items()
+    )
+
+
+_OF_ANY_RESOURCE = ("SLURM_TRES_BIND", "SLURM_TRES_PER_TASK")
+_BINDING = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", *_OF_ANY_RESOURCE)
+"""What srun exports of its options of the same names (srun(1), "Output environment variables")."""
+
+
+def has_own_gpus(rank: Rank) -> bool:
+    """Whether SLURM gives this rank GPUs of its own: it is a task that is bound to them. Ranks that torchrun starts
+    inside a task share the task's."""
+    launch = rank.find(LaunchFacts)
+    return bound_per_task(rank) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
 
 
 def local_rank_of(rank: Rank) -> int | None:

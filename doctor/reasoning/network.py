@@ -291,8 +291,14 @@ def good_interfaces(interfaces: InterfaceFacts) -> tuple[Interface, ...]:
 def _leads_out(interface: Interface) -> bool:
     if interface.kind in CARRIES_NOTHING or interface.kind == "dummy":
         return False
-    parsed = (parse_address(address.address) for address in interface.addresses)
-    return any(one is not None and not (one.is_loopback or one.is_link_local) for one in parsed)
+    return any(not (is_loopback(one.address) or needs_zone(one)) for one in interface.addresses)
+
+
+def needs_zone(address: Address) -> bool:
+    """Whether it is a link-local IPv6 address: who dials it needs an interface of their own host beside it, which
+    libraries do not know of other hosts. (Link-local IPv4 works between hosts on one cable or switch.)"""
+    parsed = parse_address(address.address)
+    return parsed is not None and parsed.version == 6 and parsed.is_link_local
 
 
 def export_line(variable: str, interfaces: InterfaceFacts) -> str:

@@ -296,6 +296,39 @@ def test_no_fabric_manager(fake_nvml: FakeNvml, switches: Path) -> None:
     assert "not running" in result.findings[0].summary
 
 
+def _rack(fake: FakeNvml, dev: Path, *cliques: int) -> Job:
+    """A job of one rank a host; the hosts share an NVLink domain, each in the clique given for it."""
+    members = []
+    for number, clique in enumerate(cliques):
+        environ = fake.environ("multi_node_nvlink", f"gpu.*.fabric_clique={clique}", f"gpu.0.uuid=GPU-{number}")
+        found = collect_facts(("gpus", "drivers"), Surroundings(environ=environ, dev=dev))
+        host = HostFacts(hostname=f"node{number}", boot_id=f"boot-{number}")
+        members.append(Member(number, {**found, "host": host}))
+    return build_job(members)
+
+
+@pytest.fixture
+def imex(tmp_path: Path) -> Iterator[Path]:
+    """A /dev with an IMEX channel, while a process bears the name of the daemon."""
+    channels = tmp_path / "dev/nvidia-caps-imex-channels"
+    channels.mkdir(parents=True)
+    (channels / "channel0").touch()
+    (tmp_path / "dev/nvidiactl").touch()
+    program = tmp_path / "nvidia-imex"
+    shutil.copy(shutil.which("sleep") or pytest.skip("needs sleep"), program)
+    process = subprocess.Popen([program, "60"])
+    yield tmp_path / "dev"
+    process.kill()
+    process.wait()
+
+
+def test_hosts_of_one_nvlink_domain(fake_nvml: FakeNvml, imex: Path) -> None:
+    assert judged(_rack(fake_nvml, imex, 7, 7, 7), "GPU023").status is Status.OK
+    assert blamed(judged(_rack(fake_nvml, imex, 7, 7, 8), "GPU023")) == {2}
+    (imex / "nvidia-caps-imex-channels/channel0").unlink()
+    assert blamed(judged(_rack(fake_nvml, imex, 7, 7), "GPU023")) == {0, 1}
+
+
 def test_a_cpu_build_beside_gpus(fake_nvml: FakeNvml) -> None:
     """The torch of the test environment is read from its files; only a build without CUDA is sick."""
     pytest.importorskip("torch")

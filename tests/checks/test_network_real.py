@@ -67,8 +67,8 @@ def link(name: str, address: str = "", *, up: bool = True, carrier: bool = True)
 
 def bridge(name: str, address: str) -> str:
     """A bridge with a member, so that it runs."""
-    return f"ip link add {name} type bridge; ip address add {address} dev {name}; {link('v' + name)}; " + (
-        f"ip link set v{name} master {name}; ip link set {name} up"
+    return f"ip link add {name} type bridge; ip address add {address} dev {name}; {link('port')}; " + (
+        f"ip link set port master {name}; ip link set {name} up"
     )
 
 
@@ -106,6 +106,11 @@ def blamed(result: CheckResult) -> set[int]:
     return {rank for finding in result.findings for rank in finding.ranks}
 
 
+def loud(result: CheckResult) -> set[int]:
+    """Who is blamed at more than info."""
+    return {rank for finding in result.findings if finding.severity is not Severity.INFO for rank in finding.ranks}
+
+
 GOOD = (link("eth0", "10.7.0.1/24"), link("eth0", "10.7.0.2/24"))
 NAMES = "10.7.0.1 node0\n10.7.0.2 node1"
 
@@ -117,8 +122,8 @@ def pair(needs_namespaces: None, tmp_path: Path) -> tuple[Member, Member]:
 
 
 def test_two_well_hosts_are_left_alone(pair: tuple[Member, Member]) -> None:
-    found = {id: judged(job(*pair), id).findings for id in CHECKS if id.startswith("NET")}
-    assert {id: findings for id, findings in found.items() if findings} == {}
+    found = {name: judged(job(*pair), name).findings for name in CHECKS if name.startswith("NET")}
+    assert {name: findings for name, findings in found.items() if findings} == {}
     assert job(*pair).is_multi_host
 
 
@@ -135,7 +140,7 @@ def test_host_names(pair: tuple[Member, Member], tmp_path: Path) -> None:
 
 def test_a_name_server_that_drops_packets(pair: tuple[Member, Member], tmp_path: Path) -> None:
     silent = '"$1" -c "import socket,time;s=socket.socket(2,2);s.bind((\'127.0.0.1\',53));time.sleep(30)" & sleep 0.3'
-    slow = facts(tmp_path, 1, f"{GOOD[1]}; {silent}", resolver="nameserver 127.0.0.1\n", hosts="10.7.0.2 node1")
+    slow = facts(tmp_path, 1, f"{GOOD[1]}; {silent}", resolver="nameserver 127.0.0.1\n")
     result = judged(job(pair[0], slow), "NET024")
     assert blamed(result) == {1}
     assert result.severity is Severity.WARNING
@@ -199,7 +204,7 @@ def test_the_master_as_the_ranks_see_it(needs_namespaces: None, tmp_path: Path) 
     assert blamed(judged(job(first, member(1, "localhost")), "NET005")) == {1}
     assert blamed(judged(job(first, member(1, "node0", "10.7.0.2 node1")), "NET004")) == {1}
     well = job(first, member(1, "node0"))
-    assert {judged(well, id).status for id in ("NET004", "NET005")} == {Status.OK}
+    assert {judged(well, check).status for check in ("NET004", "NET005")} == {Status.OK}
 
 
 def test_mtu_and_family(pair: tuple[Member, Member], tmp_path: Path) -> None:
@@ -264,6 +269,9 @@ PORT = "sys/class/infiniband/{device}/ports/1/{file}"
 def rdma_host(root: Path, **edits: str) -> RdmaFacts:
     """The recorded host with files of its tree overwritten: ``mlx5_4__state="1: DOWN"``."""
     surroundings = plant(TREE, root)
+    library = root / "usr/lib/libibverbs.so.1"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.touch()
     for key, text in edits.items():
         device, _, file = key.partition("__")
         (root / PORT.format(device=device, file=file)).write_text(text + "\n")
@@ -296,11 +304,12 @@ def test_rdma_ports(tmp_path: Path) -> None:
     well = [rdma_host(tmp_path / f"well{number}") for number in range(2)]
     down = rdma_host(tmp_path / "down", mlx5_4__state="1: DOWN", mlx5_4__phys_state="2: Polling")
     half = rdma_host(tmp_path / "half", mlx5_9__rate="200 Gb/sec (2X NDR)")
-    assert judged(rdma_job(*well, NCCL_IB_HCA=NDR), "NET020").findings == ()
+    hints = judged(rdma_job(*well, NCCL_IB_HCA=NDR), "NET020").findings
+    assert {finding.severity for finding in hints} == {Severity.INFO}, "a port that counted many errors since boot"
     assert judged(rdma_job(*well, NCCL_IB_HCA=NDR), "NET022").findings == ()
-    assert blamed(judged(rdma_job(*well, down, NCCL_IB_HCA=NDR), "NET020")) == {2}
+    assert loud(judged(rdma_job(*well, down, NCCL_IB_HCA=NDR), "NET020")) == {2}
     assert blamed(judged(rdma_job(*well, down, NCCL_IB_HCA=NDR), "NET022")) == {2}
-    assert blamed(judged(rdma_job(*well, half, NCCL_IB_HCA=NDR), "NET020")) == {2}
+    assert loud(judged(rdma_job(*well, half, NCCL_IB_HCA=NDR), "NET020")) == {2}
     mixed = judged(rdma_job(*well), "NET022")
     assert (mixed.severity, blamed(mixed)) == (Severity.ERROR, {0, 1})
 

@@ -147,7 +147,7 @@ def _play_host(host: Host, folder: Path, command: str) -> subprocess.CompletedPr
     lines = ["set -e", "trap 'jobs -p | xargs -r kill 2>/dev/null || true' EXIT"]
     if "net" in host.spaces:
         # A fresh /sys shows the interfaces of the namespace, and hides the cgroups unless they are carried over.
-        lines.append("mkdir cgroup; mount --rbind /sys/fs/cgroup cgroup; mount -t sysfs none /sys")
+        lines.append("mkdir -p cgroup; mount --rbind /sys/fs/cgroup cgroup; mount -t sysfs none /sys")
         lines.append("mount --rbind cgroup /sys/fs/cgroup; ip link set lo up")
     lines += [host.setup, "W=()"]
     for number, process in enumerate(host.processes):

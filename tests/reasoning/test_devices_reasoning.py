@@ -32,6 +32,7 @@ from doctor.reasoning.devices import (
     device_of,
     devices_of,
     gpu_of,
+    has_own_gpus,
     is_data_centre,
     is_foreign,
     on_processor,
@@ -217,6 +218,10 @@ def test_the_old_variable_counts_for_old_lightning_alone() -> None:
 def test_slurm_binds_tasks() -> None:
     assert not bound_per_task(healthy(per_host=2).launched(SLURM_NTASKS="2").job().ranks[0])
     assert bound_per_task(healthy(per_host=2).launched(SLURM_GPUS_PER_TASK="1").job().ranks[0])
+    assert not has_own_gpus(healthy(per_host=2).launched(SLURM_GPUS_PER_TASK="1").job().ranks[0])
+    assert has_own_gpus(healthy(per_host=2).by_srun().launched(SLURM_GPUS_PER_TASK="1").job().ranks[0])
+    assert bound_per_task(healthy(per_host=2).launched(SLURM_TRES_PER_TASK="gres/gpu:1").job().ranks[0])
+    assert not bound_per_task(healthy(per_host=2).launched(SLURM_TRES_PER_TASK="cpu=4").job().ranks[0])
     assert not bound_per_task(healthy(per_host=2).launched(SLURM_GPU_BIND="none").job().ranks[0])
 
 

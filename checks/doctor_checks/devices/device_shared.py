@@ -21,9 +21,9 @@ from doctor.api import (
     Unknown,
     Verdict,
     Well,
-    bound_per_task,
     check,
     devices_of,
+    has_own_gpus,
     healthy,
     on_processor,
     parse_visible_devices,
@@ -49,7 +49,7 @@ from doctor.api import (
         ),
         Well(
             "SLURM gives each task a GPU behind a cgroup, and each calls it 0",
-            healthy(per_host=2, gpus=1).environ(CUDA_VISIBLE_DEVICES="0").launched(SLURM_GPUS_PER_TASK="1"),
+            healthy(per_host=2, gpus=1).environ(CUDA_VISIBLE_DEVICES="0").by_srun().launched(SLURM_GPUS_PER_TASK="1"),
         ),
         Well(
             "two models, whose order CUDA decides",
@@ -128,7 +128,7 @@ def _together(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> Ite
 def _is_behind_cgroup(rank: Rank) -> bool:
     environment = rank.find(EnvironmentFacts)
     listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
-    return bound_per_task(rank) and (listed.is_by_index or not listed.is_set)
+    return has_own_gpus(rank) and (listed.is_by_index or not listed.is_set)
 
 
 def _finding(machine: LocalRanks, device: Device, ranks: list[Rank]) -> Finding:

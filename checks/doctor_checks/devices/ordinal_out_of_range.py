@@ -18,8 +18,8 @@ from doctor.api import (
     Unknown,
     Verdict,
     Well,
-    bound_per_task,
     check,
+    has_own_gpus,
     healthy,
     on_processor,
     visible_gpus,
@@ -41,6 +41,11 @@ from doctor.api import (
         ),
         Well("ranks on the CPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="-1")),
         Well("a left-over LOCAL_RANK in a lone process", healthy(per_host=1).alter(LaunchFacts, local_rank=3)),
+        Sick(
+            "torchrun inside a SLURM task that was given one GPU",
+            healthy(per_host=2, gpus=1).launched(SLURM_GPUS_PER_TASK="1").environ(CUDA_VISIBLE_DEVICES="0"),
+            ranks=(1,),
+        ),
         Sick("more ranks than GPUs", healthy(per_host=4, gpus=2), ranks=(2, 3)),
         Sick(
             "one device left visible for all ranks",
@@ -94,7 +99,7 @@ def _is_launched(rank: Rank) -> bool:
 
 def _has_own_device(rank: Rank, environment: EnvironmentFacts, lists: set[str | None]) -> bool:
     """Whether its only visible device was given to this rank alone, so that it must be used as device 0."""
-    return bound_per_task(rank) or (environment.get("CUDA_VISIBLE_DEVICES") is not None and len(lists) > 1)
+    return has_own_gpus(rank) or (environment.get("CUDA_VISIBLE_DEVICES") is not None and len(lists) > 1)
 
 
 def _judge(job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank]) -> Finding | Unknown:

@@ -18,8 +18,8 @@ from doctor.api import (
     Skip,
     Verdict,
     Well,
-    bound_per_task,
     check,
+    has_own_gpus,
     healthy,
     visible_gpus,
 )
@@ -44,6 +44,7 @@ View = tuple[str, ...]
         Well(
             "bound by SLURM, which is judged elsewhere",
             healthy(per_host=2)
+            .by_srun()
             .launched(SLURM_GPUS_PER_TASK="1")
             .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
@@ -97,7 +98,7 @@ def _judge_host(local: LocalRanks) -> Iterator[Verdict]:
     known: dict[int, View] = {}
     for rank in local.members:
         environment = rank.find(EnvironmentFacts)
-        if environment and not bound_per_task(rank):
+        if environment and not has_own_gpus(rank):
             view = known.get(id(environment)) or known.setdefault(id(environment), _view(rank, environment))
             views.setdefault(view, []).append(rank)
     if len(views) < 2:

@@ -25,6 +25,7 @@ from doctor.api import (
     healthy,
     mebibytes,
     uses_nccl,
+    within,
 )
 
 GIB = 1 << 30
@@ -46,11 +47,6 @@ FAR = ("host-bridge", "numa-node", "system")
 
 def _shm(total: int, free: int | None = None) -> Filesystem:
     return Filesystem("/dev/shm", total, total if free is None else free, "tmpfs")  # noqa: S108 - the mount itself
-
-
-def _release(text: str | None) -> tuple[int, ...]:
-    numbers = (text or "").split("+")[0].split(".")
-    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 @check(
@@ -148,8 +144,8 @@ def _elsewhere(rank: Rank) -> bool:
         return True
     if nccl and nccl.get("NCCL_CUMEM_HOST_ENABLE") == "0":
         return False
-    loaded = _release(software.nccl if software else None)
-    return not loaded or (loaded >= (2, 24) and _release(gpus.cuda_version) >= (12, 6))
+    loaded = software.nccl if software else None
+    return loaded is None or (within(loaded, "2.24") and within(gpus.cuda_version or "", "12.6"))
 
 
 def _without_peer_access(local: LocalRanks, rank: Rank) -> bool:

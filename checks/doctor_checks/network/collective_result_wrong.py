@@ -24,7 +24,9 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-
 """Relative: a few units in the last place of each type, for sums whose order differs. Other types are exact."""
 
 
-def _ran(received: float | None, expected: float = 10.0, dtype: str = "float32", backend: str = "nccl") -> CollectiveFacts:
+def _ran(
+    received: float | None, expected: float = 10.0, dtype: str = "float32", backend: str = "nccl"
+) -> CollectiveFacts:
     return CollectiveFacts(results=(CollectiveResult("all_reduce", backend, expected, received, dtype),))
 
 

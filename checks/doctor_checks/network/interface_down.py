@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.api import (
     CHOICE_SECTIONS,
@@ -29,15 +30,25 @@ from doctor.api import (
     nccl_matters,
     nccl_release,
     nccl_socket_family,
+    needs_zone,
     release_of,
     setting_text,
     source_of,
 )
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
+_LINK_LOCAL = Interface("eth0", addresses=(Address("inet6", "fe80::5054:ff:fe12:3456", 64),))
 _NO_ADDRESS = Interface("eth1")
 _DOWN = Interface("eth1", up=False, running=False, addresses=(Address("inet", "10.1.0.1", 24),))
 _NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.0.1", 24),))
+
+
+class _Terms(NamedTuple):
+    """What is asked of an interface: a family, a carrier, an address for other hosts."""
+
+    family: str | None
+    carrier: bool
+    multi_host: bool
 
 
 @check(
@@ -86,6 +97,11 @@ _NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.
             ranks=(0, 1),
         ),
         Sick(
+            "the DHCP lease is gone and IPv6 kept its link-local address",
+            healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LINK_LOCAL,)),
+            ranks=(2, 3),
+        ),
+        Sick(
             "Gloo's interface has no address",
             healthy(2, 1)
             .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_ADDRESS))
@@ -115,14 +131,16 @@ def _nccl(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterato
     family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
     wanted = nccl_interface_list(setting.value) if setting else None
     if setting is None or wanted is None:
-        if nccl_matters(alike) and interfaces.interfaces and not nccl_endpoints(nccl, interfaces, nccl_release(alike)):
+        found = nccl_endpoints(nccl, interfaces, nccl_release(alike))
+        usable = [one for one in found if not (multi_host and needs_zone(one.address))]
+        if nccl_matters(alike) and interfaces.interfaces and not usable:
             yield _nothing(interfaces, family, alike)
         return
-    strict = multi_host or _wants_carrier(alike)
+    terms = _Terms(family, multi_host or _wants_carrier(alike), multi_host)
     chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
-    if chosen and not any(_why_unusable(one, family, strict) is None for one in chosen):
+    if chosen and not any(_why_unusable(one, terms) is None for one in chosen):
         yield Finding(
-            f"{setting_text(setting)}: {_reasons(chosen, family, strict)}",
+            f"{setting_text(setting)}: {_reasons(chosen, terms)}",
             ranks=alike.ranks,
             evidence={"selected": [one.name for one in chosen], "family": family or "any"},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces),
@@ -153,28 +171,32 @@ def _gloo(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterato
     environment = alike.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
     chosen = [one for name in gloo_names(value) if (one := interfaces.named(name)) is not None]
-    bad = [one for one in chosen if _why_unusable(one, None, multi_host) is not None]
+    terms = _Terms(None, multi_host, multi_host)
+    bad = [one for one in chosen if _why_unusable(one, terms) is not None]
     if bad:
         yield Finding(
-            f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, None, multi_host)}",
+            f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, terms)}",
             ranks=alike.ranks,
             evidence={"selected": [one.name for one in chosen]},
             fix=_fix(bad[0], "GLOO_SOCKET_IFNAME", interfaces),
         )
 
 
-def _why_unusable(interface: Interface, family: str | None, carrier: bool) -> str | None:
+def _why_unusable(interface: Interface, terms: _Terms) -> str | None:
     if not interface.up:
         return "is down"
-    if carrier and not interface.running:
+    if terms.carrier and not interface.running:
         return "has no carrier"
-    if any(family in (None, address.family) for address in interface.addresses):
+    fitting = [address for address in interface.addresses if terms.family in (None, address.family)]
+    if any(not (terms.multi_host and needs_zone(address)) for address in fitting):
         return None
-    return {"inet": "has no IPv4 address", "inet6": "has no IPv6 address"}.get(family or "", "has no address")
+    if fitting:
+        return "has only a link-local address"
+    return {"inet": "has no IPv4 address", "inet6": "has no IPv6 address"}.get(terms.family or "", "has no address")
 
 
-def _reasons(chosen: list[Interface], family: str | None, carrier: bool) -> str:
-    return ", ".join(f"{one.name} {_why_unusable(one, family, carrier)}" for one in chosen[:4])
+def _reasons(chosen: list[Interface], terms: _Terms) -> str:
+    return ", ".join(f"{one.name} {_why_unusable(one, terms)}" for one in chosen[:4])
 
 
 def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts) -> str:

@@ -1,2 +1,0 @@
-from doctor.checking import *  # noqa
-from doctor.checking import check, Check, FAMILIES  # noqa
