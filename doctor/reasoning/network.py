@@ -27,7 +27,6 @@ from doctor.facts import (
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
-    Route,
     Setting,
     SoftwareFacts,
     TrainerFacts,
@@ -170,11 +169,6 @@ def nccl_endpoints(nccl: NcclFacts, interfaces: InterfaceFacts, release: str | N
     return ()
 
 
-def nccl_interfaces(nccl: NcclFacts, interfaces: InterfaceFacts, release: str | None = None) -> tuple[Interface, ...]:
-    """The interfaces that NCCL of that ``release`` would pick, in its order (:func:`nccl_endpoints`)."""
-    return tuple(endpoint.interface for endpoint in nccl_endpoints(nccl, interfaces, release))
-
-
 def _nccl_sees(endpoint: Endpoint, nccl: NcclFacts, release: str | None) -> bool:
     family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
     if family is not None and endpoint.address.family != family:
@@ -222,14 +216,6 @@ def gloo_endpoints(
         if is_loopback(address):
             break
     return tuple(endpoint for endpoint in everything if endpoint.address.address == "127.0.0.1")
-
-
-def gloo_interface(
-    environment: EnvironmentFacts, interfaces: InterfaceFacts, host: HostFacts | None
-) -> Interface | None:
-    """The first interface that Gloo would use (:func:`gloo_endpoints`)."""
-    endpoints = gloo_endpoints(environment, interfaces, host)
-    return endpoints[0].interface if endpoints else None
 
 
 def _addresses_of_name(host: HostFacts | None) -> tuple[str, ...]:
@@ -310,15 +296,6 @@ def export_line(variable: str, interfaces: InterfaceFacts) -> str:
     value = f"'{exact}{good[0].name}'" if exact else good[0].name
     others = f" (also up here: {', '.join(one.name for one in good[1:4])})" if len(good) > 1 else ""
     return f"`export {variable}={value}`{others}"
-
-
-def route_to(interfaces: InterfaceFacts, text: str) -> Route | None:
-    """The route of the main table for an address: the longest prefix, then the lowest metric. ``None`` without one."""
-    target = parse_address(text)
-    if target is None:
-        return None
-    fitting = [route for route in interfaces.routes if _holds(_network(route.destination), target)]
-    return min(fitting, key=lambda route: (-_length(route.destination), route.metric), default=None)
 
 
 @lru_cache(maxsize=1 << 14)

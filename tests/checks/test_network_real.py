@@ -51,7 +51,7 @@ def _may_unshare() -> bool:
     return subprocess.run(f"{SPACES} true", shell=True, capture_output=True, timeout=20).returncode == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def needs_namespaces() -> None:
     if not _may_unshare():
         pytest.skip("needs root, unshare (util-linux) and ip (iproute2)")
@@ -60,15 +60,18 @@ def needs_namespaces() -> None:
 def link(name: str, address: str = "", *, up: bool = True, carrier: bool = True) -> str:
     """An interface with a partner that nobody listens on; without ``carrier`` the partner stays down."""
     lines = [f"ip link add {name} type veth peer name peer-{name}"]
+    lines += [f"echo 1 > /proc/sys/net/ipv6/conf/peer-{name}/disable_ipv6"]
     lines += [f"ip link set peer-{name} up"] if carrier else []
     lines += [f"ip address add {address} dev {name}"] if address else []
     return "; ".join([*lines, f"ip link set {name} {'up' if up else 'down'}"])
 
 
 def bridge(name: str, address: str) -> str:
-    """A bridge with a member, so that it runs."""
+    """A bridge with a member, so that it runs; the kernel takes up to a second to say so."""
     return f"ip link add {name} type bridge; ip address add {address} dev {name}; {link('port')}; " + (
-        f"ip link set port master {name}; ip link set {name} up"
+        f"ip link set port master {name}; ip link set {name} up; "
+        "for end in port peer-port; do echo 1 > /proc/sys/net/ipv6/conf/$end/disable_ipv6; done; "
+        f"for i in $(seq 50); do ip link show {name} | grep -q NO-CARRIER || break; sleep 0.1; done"
     )
 
 
@@ -115,9 +118,10 @@ GOOD = (link("eth0", "10.7.0.1/24"), link("eth0", "10.7.0.2/24"))
 NAMES = "10.7.0.1 node0\n10.7.0.2 node1"
 
 
-@pytest.fixture
-def pair(needs_namespaces: None, tmp_path: Path) -> tuple[Member, Member]:
+@pytest.fixture(scope="module")
+def pair(needs_namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Member, Member]:
     """Two well hosts."""
+    tmp_path = tmp_path_factory.mktemp("pair")
     return facts(tmp_path, 0, GOOD[0], hosts=NAMES), facts(tmp_path, 1, GOOD[1], hosts=NAMES)
 
 
@@ -153,6 +157,10 @@ def test_what_nccl_takes_by_itself(pair: tuple[Member, Member], tmp_path: Path) 
     assert blamed(judged(job(pair[0], only_docker), "NET009")) == {1}
     assert judged(job(pair[0], beside), "NET009").findings == ()
     assert "br-0a1b2c3d4e5f" in judged(job(pair[0], compose), "NET009").findings[0].summary
+    wait = "for i in $(seq 50); do ip -6 address show dev eth1 | grep -q fe80 && break; sleep 0.1; done"
+    spare = facts(tmp_path, 1, f"{GOOD[1]}; {link('eth1')}; {wait}", hosts=NAMES)
+    result = judged(job(pair[0], spare), "NET009")
+    assert (result.severity, blamed(result)) == (Severity.WARNING, {1})
 
 
 def test_the_same_bridged_address_on_every_host(needs_namespaces: None, tmp_path: Path) -> None:

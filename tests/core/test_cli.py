@@ -228,7 +228,7 @@ def test_a_process_of_several_that_is_judged_alone_is_inconclusive(tmp_path):
     report = json.loads(done.stdout)
     assert (report["job"]["world_size"], report["coverage"]["ranks_seen"]) == (2, 1)
     reasons = {result["id"]: result["reason"] for result in report["results"]}
-    assert reasons["NCCL008"] == "other ranks not gathered"
+    assert reasons["VER001"] == "other ranks not gathered"
     assert done.returncode == 3, [r for r in report["results"] if r["status"] == "sick"]
 
 

@@ -27,10 +27,8 @@ from doctor.reasoning.network import (
     good_interfaces,
     hosts_text,
     nccl_endpoints,
-    nccl_interfaces,
     nccl_rdma_ports,
     release_of,
-    route_to,
     routed_ranges,
     what_forces_sockets,
 )
@@ -65,7 +63,7 @@ def _nccl(**settings):
 
 
 def _names(nccl, *interfaces, release=None):
-    return [one.name for one in nccl_interfaces(nccl, _facts(*interfaces), release)]
+    return [one.interface.name for one in nccl_endpoints(nccl, _facts(*interfaces), release)]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +151,6 @@ def test_recommendations_name_real_interfaces():
 def test_routes():
     routes = (Route("0.0.0.0/0", "eth0", "10.0.0.254"), Route("10.0.0.0/16", "eth0"), Route("10.0.7.0/24", "eth1"))
     facts = _facts(ETH0, ETH1, routes=routes)
-    assert route_to(facts, "10.0.7.9").interface == "eth1"
-    assert route_to(facts, "8.8.8.8").gateway == "10.0.0.254"
-    assert route_to(_facts(ETH0), "8.8.8.8") is None
     inner = routed_ranges(facts, 4, default=False)
     assert routed_ranges(facts, 4) == ((0, 2**32 - 1),)
     assert len(inner) == 2

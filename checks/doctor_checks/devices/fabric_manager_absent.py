@@ -23,6 +23,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
+    merge,
 )
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
@@ -84,8 +85,9 @@ def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
     switched = [local for local in job.by_host() if _has_switches(local)]
     if not switched:
         yield Skip("no NVSwitch")
-    for local in switched:
-        yield from _judge(local)
+    verdicts = [verdict for local in switched for verdict in _judge(local)]
+    yield from (verdict for verdict in verdicts if not isinstance(verdict, Finding))
+    yield from merge(verdict for verdict in verdicts if isinstance(verdict, Finding))
 
 
 def _has_switches(local: LocalRanks) -> bool:
@@ -147,7 +149,7 @@ def _differs(manager: str | None, driver: str | None) -> bool:
 def _finding(local: LocalRanks, faults: list[str], drivers: DriverFacts, gpus: GpuFacts) -> Finding:
     manager = drivers.service("fabric-manager")
     return Finding(
-        f"{local.name}: {'; '.join(faults)}",
+        "; ".join(faults),
         ranks=local.ranks,
         evidence={
             "nvswitches": drivers.nvswitches,

@@ -18,6 +18,7 @@ from doctor.api import (
     healthy,
     hidden_of_gpus,
     is_data_centre,
+    merge,
     shares_by_host,
 )
 
@@ -49,13 +50,16 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
     Fix: enable the daemon, `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next
     boot.
     """
+    findings = []
     for local, found in shares_by_host(job):
         off = [share for share in found if share.ranks and share.gpu.persistence is False and is_data_centre(share.gpu)]
         if note := hidden_of_gpus(local, "persistence"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         if off:
-            yield Finding(
-                f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of {local.name}",
+            finding = Finding(
+                f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of the host",
                 ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
                 evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
             )
+            findings.append(finding)
+    yield from merge(findings)

@@ -24,6 +24,7 @@ from doctor.api import (
     check,
     healthy,
     mebibytes,
+    merge,
     uses_nccl,
     within,
 )
@@ -95,7 +96,7 @@ def _shm(total: int, free: int | None = None) -> Filesystem:
         ),
     ),
 )
-def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:
+def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:  # Docker gives 64
     """Ask whether /dev/shm has room for what NCCL and data workers put there.
 
     Why it hurts: NCCL fails at start ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data workers
@@ -103,6 +104,7 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
     Fix: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes mount an emptyDir with `medium: Memory` at /dev/shm;
     remove left-over files: `rm /dev/shm/nccl-*` while no job runs.
     """
+    findings = []
     for local in job.by_host():
         host = local.find(HostFacts)
         if host is None:
@@ -117,12 +119,11 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
             continue
         need = _need(local)
         if host.shm.total < smallest_mebibytes * MIB:
-            yield _finding(
-                local, host, f"{local.name} has {mebibytes(host.shm.total)} of shared memory in /dev/shm", need
-            )
+            findings.append(_finding(local, host, f"shared memory (/dev/shm) has {mebibytes(host.shm.total)}", need))
         elif need > host.shm.free:
-            words = f"NCCL needs {mebibytes(need)} of /dev/shm on {local.name}, {mebibytes(host.shm.free)} are free"
-            yield _finding(local, host, words, need)
+            words = f"NCCL needs {mebibytes(need)} of /dev/shm, {mebibytes(host.shm.free)} are free"
+            findings.append(_finding(local, host, words, need))
+    yield from merge(findings)
 
 
 def _need(local: LocalRanks) -> int:

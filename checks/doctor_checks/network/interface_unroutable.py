@@ -34,6 +34,7 @@ from doctor.api import (
     gloo_names,
     healthy,
     merge,
+    needs_zone,
     parse_address,
     source_of,
 )
@@ -44,6 +45,9 @@ _COMPOSE = Interface(
     "br-0a1b2c3d4e5f", "container-bridge", physical=False, addresses=(Address("inet", "172.18.0.1", 16),)
 )
 _BRIDGED = Interface("eth0", "veth", physical=False, addresses=(Address("inet", "172.17.0.2", 16),))
+_CABLE = Interface(
+    "veth25f2e72", "veth", physical=False, addresses=(Address("inet6", "fe80::380d:bfff:fe5b:54d2", 64),)
+)
 _LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Address("inet", "192.168.122.1", 24),))
 
 
@@ -83,6 +87,12 @@ class _Used(NamedTuple):
             "a compose bridge comes first",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (old[0], _COMPOSE, old[1])),
             ranks=(0,),
+        ),
+        Sick(
+            "the host's end of a container's cable, with a link-local address",
+            healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=lambda old: (*old, _CABLE)),
+            ranks=(1,),
+            severity=Severity.WARNING,
         ),
         Sick(
             "NCCL 2.27 would also use virbr0 for data",
@@ -139,7 +149,8 @@ def _judge(used: _Used, repeated: dict[str, int]) -> Iterator[Finding]:
     if fault is not None:
         yield _finding(used, first, f"{used.choice.library} would use {first.text}: {fault}", Severity.ERROR)
     elif used.all_carry:
-        bad = [one for one in used.choice.endpoints[1:] if one.interface.kind in CARRIES_NOTHING]
+        others = used.choice.endpoints[1:]
+        bad = [one for one in others if one.interface.kind in CARRIES_NOTHING or needs_zone(one.address)]
         if bad:
             names = ", ".join(one.text for one in bad[:4])
             yield _finding(
