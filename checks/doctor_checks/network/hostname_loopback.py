@@ -121,7 +121,9 @@ def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
     if not good:
         return ""
     address = good[0].addresses[0].address
+    there = name.replace(".", "\\.")
+    hosts_file = f"/^127\\./s/[[:space:]]{there}([[:space:]]|$)/ /; $a {address} {name}"
     return (
-        f"`sudo sed -i 's/^127\\.0\\.1\\.1.*/{address} {name}/' /etc/hosts`, "
-        f"or `export GLOO_SOCKET_IFNAME={good[0].name}` and `torchrun --local-addr {address} …`"
+        f"`export GLOO_SOCKET_IFNAME={good[0].name}` and `torchrun --local-addr {address} …`; "
+        f"for good: `sudo sed -i -E '{hosts_file}' /etc/hosts`"
     )
