@@ -96,7 +96,7 @@ def coverage_line(report: Report) -> str:
     word = "rank" if report.coverage.ranks_expected == 1 else "ranks"
     return (
         f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
-        f"{counts['skip']} do not apply, {counts['crash']} crashed; {ranks} {word} seen"
+        f"{counts['skip']} skipped, {counts['crash']} crashed; {ranks} {word} seen"
     )
 
 
