@@ -6,6 +6,9 @@ import io
 import os
 import sys
 
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes as shells give them after SIGINT and SIGTERM: neither is a verdict."""
+
 
 def main() -> None:
     """Run the command line and leave with the exit code of the design: 0, 1, 2 or 3; 130 when interrupted."""
@@ -15,24 +18,57 @@ def main() -> None:
 
         print(f"rankdoctor {__version__}")  # noqa: T201
         return
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _run() -> int:
+    import signal
+
+    _ready_streams()
+    # An orderly end, so that children of collectors are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    import click
+
     from doctor.catalog import UnusableError
     from doctor.cli import app
 
+    try:
+        return app.main(prog_name="doctor", standalone_mode=False) or 0
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+    except UnusableError as error:
+        from doctor.report.words import spelt_out
+
+        print(f"doctor: {spelt_out(str(error))}", file=sys.stderr)  # noqa: T201
+    return 2
+
+
+def _ready_streams() -> None:
+    """Streams that are there and that any text can be written to."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # Closed by the caller: else the next file that is opened would be taken for it.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if descriptor else "r"))
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a sign gets a question mark, not a UnicodeEncodeError.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
-    try:
-        app()
-    except UnusableError as error:
-        print(f"doctor: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
-    except BrokenPipeError:
-        # The reader (head, less) has left; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+
+def _leave_directory() -> None:
+    """Take the current directory from the import path, where ``python -m`` puts it: a file click.py or a folder rich/
+    beside a user's train.py is not the package of that name. A checkout that runs from itself keeps it."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - pathlib is not loaded
+    if sys.path and not getattr(sys.flags, "safe_path", False) and sys.path[0] != home:
+        del sys.path[0]
 
 
 if __name__ == "__main__":
+    _leave_directory()
     main()

@@ -26,6 +26,8 @@ FILE_LIMIT = 1 << 30
 """Bytes of a capture file that are read at all."""
 WORLD_LIMIT = 1 << 22
 """Ranks that a document may claim: far beyond any job, and small enough to be counted."""
+LARGEST_NUMBER = 1 << 62
+"""A rank may be out of range, which is a finding, but every reader of JSON must be able to hold it."""
 
 
 class _Bearer(msgspec.Struct):
@@ -165,10 +167,14 @@ def _assemble(document: _Document, name: str) -> Capture:
     hosts = [decoder.decode(host, "host") for host in document.hosts]
     members = []
     for rank in document.ranks:
+        if abs(rank.rank) > LARGEST_NUMBER:
+            raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
         if not 0 <= rank.host < len(hosts):
             raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
         _require_size(rank, document.hosts[rank.host], name)
         members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank")}))
+    if not all(0 <= rank < document.world_size for rank in document.absent):
+        raise UnusableError(f"{name} misses ranks that a world of {document.world_size} does not have")
     absent = tuple(sorted(set(document.absent)))
     return Capture(tuple(members), document.world_size, document.launcher, absent, document.created)
 

@@ -24,6 +24,20 @@ class UnusableError(Exception):
     """Something that the user gave can't be used; the text is one sentence. Commands exit 2 on it."""
 
 
+LONGEST_SENTENCE = 300
+"""Characters of a guest's exception that are told."""
+
+
+def sentence_of(error: BaseException) -> str:
+    """Kind and message of a guest's exception on one line; there are exceptions that fail to say what they are."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "it can't be printed"
+    kind = type(error).__name__
+    return f"{kind}: {words[:LONGEST_SENTENCE]}" if words else kind
+
+
 @dataclass(frozen=True)
 class Broken:
     """An installed guest that failed to load: who, and why."""
@@ -53,7 +67,7 @@ def load_catalog(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> C
     """
     broken: list[Broken] = []
     checks = {check.id: check for check in builtin_checks(broken)}
-    for entry in _entry_points() if guests else ():
+    for entry in _entry_points(broken) if guests else ():
         broken.extend(_add_guest(checks, entry))
     for path in plugin_files:
         _add_file(checks, path)
@@ -97,7 +111,7 @@ def _walk(package: ModuleType, broken: list[Broken] | None = None) -> Iterator[M
         except Exception as error:
             if broken is None:
                 raise
-            broken.append(Broken(info.name, "built-in", f"{type(error).__name__}: {error}"))
+            broken.append(Broken(info.name, "built-in", sentence_of(error)))
 
 
 def checks_in(module: ModuleType) -> list[Check]:
@@ -105,22 +119,26 @@ def checks_in(module: ModuleType) -> list[Check]:
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
-def _entry_points() -> Iterable[importlib.metadata.EntryPoint]:
-    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+def _entry_points(broken: list[Broken]) -> Iterable[importlib.metadata.EntryPoint]:
+    """The guests of all distributions. One malformed file, of whatever distribution, hides them all."""
+    try:
+        return importlib.metadata.entry_points(group=ENTRY_POINTS)
+    except Exception as error:
+        broken.append(Broken("guests", "entry points", sentence_of(error)))
+        return ()
 
 
 def _add_guest(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -> list[Broken]:
-    origin = entry.dist.name if entry.dist is not None else entry.module
+    origin = _origin_of(entry)
     try:
         loaded = entry.load()
-        found = (
-            [loaded]
-            if isinstance(loaded, Check)
-            else [check for module in _tree(loaded) for check in checks_in(module)]
-        )
-    except (Exception, SystemExit) as error:
-        return [Broken(entry.name, origin, f"{type(error).__name__}: {error}")]
-    taken = [check.id for check in found if check.id in checks]
+        found = [loaded] if isinstance(loaded, Check) else _checks_below(loaded)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return [Broken(entry.name, origin, sentence_of(error))]
+    ids = [check.id for check in found]
+    taken = sorted({name for name in ids if name in checks or ids.count(name) > 1})
     if taken or not found:
         reason = f"{', '.join(taken)} is taken" if taken else "it holds no check"
         return [Broken(entry.name, origin, reason)]
@@ -128,8 +146,18 @@ def _add_guest(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -
     return []
 
 
+def _origin_of(entry: importlib.metadata.EntryPoint) -> str:
+    """The name of the distribution, or of the module where its metadata are incomplete."""
+    try:
+        return str(entry.dist.name) if entry.dist is not None else entry.module
+    except Exception:
+        return entry.value
+
+
 def _checks_below(module: object) -> list[Check]:
-    return [check for part in _tree(module) for check in checks_in(part)]
+    """The checks of a module and of all below it, each once: packages re-export what their modules hold."""
+    found = {id(check): check for part in _tree(module) for check in checks_in(part)}
+    return list(found.values())
 
 
 def _tree(module: object) -> Iterator[ModuleType]:
@@ -158,8 +186,10 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UnusableError(f"the plug-in {path} fails to load: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UnusableError(f"the plug-in {path} fails to load: {sentence_of(error)}") from error
     return module
 
 

@@ -24,7 +24,8 @@ FAMILIES = {
 }
 """Prefix of an id -> word of its family, in the order of reports."""
 
-_ID = re.compile(r"[A-Z]{2,12}\d{3}")
+_ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
+_NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Check:
 
     ``peers``: the judgement compares ranks, so with ranks missing a clean result is unknown, and with one rank there
     is nothing to compare. ``limits``: its thresholds by name. ``origin``: ``built-in``, a distribution or a file.
+    ``ValueError`` for metadata out of form: the runner and the reports rely on it.
     """
 
     id: str
@@ -49,6 +51,19 @@ class Check:
     fix: str
     limits: Mapping[str, float] = field(default_factory=dict)
     origin: str = "built-in"
+
+    def __post_init__(self) -> None:
+        """Refuse metadata out of form."""
+        if not _ID.fullmatch(str(self.id)):
+            raise ValueError(f"{self.id!r} is no id: capital letters and three digits, such as NET007")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.id}: {self.name!r} is no name; it comes from the function's")
+        if not isinstance(self.severity, Severity) or not isinstance(self.scope, Scope):
+            raise ValueError(f"{self.id}: severity and scope are members of Severity and Scope")
+        if not set(str(self.when)) <= set("PRM") or not self.when:
+            raise ValueError(f"{self.id}: when is made of the letters P, R and M")
+        if not isinstance(self.needs, tuple) or not all(_is_section(need) for need in self.needs):
+            raise ValueError(f"{self.id}: needs is a tuple of types of sections")
 
     @property
     def family(self) -> str:
@@ -74,8 +89,6 @@ def check(
     ``peers`` is true by default where the scope is the job. ``cases`` is called by tests alone.
     ``ValueError`` for an id or name out of form.
     """
-    if not _ID.fullmatch(id):
-        raise ValueError(f"{id!r} is no id: capital letters and three digits, such as NET007")
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
         question, effect, fix = _read_docstring(inspect.getdoc(function) or "")
@@ -96,6 +109,10 @@ def check(
         )
 
     return make
+
+
+def _is_section(need: object) -> bool:
+    return isinstance(need, type) and issubclass(need, Section)
 
 
 def _read_docstring(text: str) -> tuple[str, str, str]:

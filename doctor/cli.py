@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from doctor.version import __version__
 
 if TYPE_CHECKING:
     from doctor.catalog import Catalog
+    from doctor.examining import Ignore
     from doctor.job import Job
     from doctor.result import Report
     from doctor.settings import FailOn, Settings
@@ -106,9 +108,10 @@ def check(
 
     started = time.time()
     settings = _settings(select, ignore, fail_on, plugins, timeout)
-    catalog = _checks(settings)
-    job = _collect(settings)
-    report = judge(_redacted(job) if redact else job, catalog, settings, strict=strict, started=started)
+    with redirect_stdout(sys.stderr):  # guests may print
+        catalog = _checks(settings)
+        job, ignored = _shown(_collect(settings), settings, redact=redact)
+        report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
     _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
@@ -128,7 +131,7 @@ def capture(output: Path | None, redact: bool, timeout: float | None) -> None:
     document = to_document(job)
     if redact:
         document = _redact_document(document)
-    if output is not None and output.is_dir():
+    if output is not None and os.path.isdir(output):  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
         output = output / f"rank-{job.ranks[0].number}.json"
     _write(encode_document(document).decode(), output)
     if breakages(job):
@@ -160,18 +163,20 @@ def diagnose(
 
     started = time.time()
     settings = _settings(select, ignore, fail_on, plugins, None)
-    catalog = _checks(settings)
-    inputs = read_inputs(paths)
-    job = merge_captures(inputs.captures)
-    report = judge(
-        _redacted(job) if redact else job,
-        catalog,
-        settings,
-        strict=strict,
-        must_be_complete=False,
-        inputs=inputs.files,
-        started=started,
-    )
+    with redirect_stdout(sys.stderr):  # guests may print
+        catalog = _checks(settings)
+        inputs = read_inputs(paths)
+        job, ignored = _shown(merge_captures(inputs.captures), settings, redact=redact)
+        report = judge(
+            job,
+            catalog,
+            settings,
+            strict=strict,
+            must_be_complete=False,
+            inputs=inputs.files,
+            started=started,
+            ignore=ignored,
+        )
     _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
@@ -212,10 +217,14 @@ def explain(word: str, form: str, output: Path | None) -> None:
     elif output is not None or not sys.stdout.isatty():
         _write(page.markdown, output)
     else:
-        from rich.console import Console
         from rich.markdown import Markdown
 
-        Console().print(Markdown(page.markdown))
+        from doctor.report.terminal import make_console
+
+        console = make_console(sys.stdout)
+        with console.capture() as paper:
+            console.print(Markdown(page.markdown))
+        _write(paper.get(), None)
 
 
 @app.command("list")
@@ -227,7 +236,8 @@ def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]
     """List every check with its family, severity, needs and origin."""
     from doctor.report.listing import render_listing
 
-    catalog = _checks(_settings(select, "", None, plugins, None))
+    with redirect_stdout(sys.stderr):  # guests may print
+        catalog = _checks(_settings(select, "", None, plugins, None))
     _write(render_listing(catalog, form, sys.stdout), output)
 
 
@@ -238,13 +248,21 @@ def _settings(
     from doctor.settings import read_settings
 
     return with_command_line(
-        read_settings(Path.cwd()),
+        read_settings(_here()),
         select=_words(select),
         ignore=_words(ignore),
         fail_on=fail_on,
         plugins=plugins,
         timeout=timeout,
     )
+
+
+def _here() -> Path:
+    """The current directory; one that was deleted holds no settings."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
 
 
 def _words(text: str) -> list[str]:
@@ -269,11 +287,18 @@ def _redact_document(document: dict[str, Any]) -> dict[str, Any]:
     return redact(document)
 
 
-def _redacted(job: Job) -> Job:
-    """The job with stand-ins, made before it is judged, so that no word of a finding can hold what they stand for."""
+def _shown(job: Job, settings: Settings, *, redact: bool) -> tuple[Job, Ignore]:
+    """The job to be judged, and what is ignored in it. Stand-ins are put in before it is judged, so that no word of a
+    finding can hold what they stand for; patterns of hosts are meant for the real names."""
+    if not redact:
+        return job, settings.ignored
     from doctor.capture import from_document, to_document
 
-    return from_document(_redact_document(to_document(job)))
+    shown = from_document(_redact_document(to_document(job)))
+    real = {stand_in.name: host.name for stand_in, host in zip(shown.hosts, job.hosts, strict=True)}
+    return shown, lambda check, finding, hosts: settings.ignored(
+        check, finding, tuple(real.get(host, host) for host in hosts)
+    )
 
 
 def _deliver(report: Report, form: str, output: Path | None, *, quiet: bool, verbose: bool) -> None:
@@ -284,12 +309,10 @@ def _deliver(report: Report, form: str, output: Path | None, *, quiet: bool, ver
         text = MACHINE_FORMATS[form](report)
         _write(text if text.endswith("\n") else text + "\n", output)
     else:
-        from doctor.report.terminal import make_console, print_report
+        from doctor.report.terminal import draw_report, make_console
 
-        stream = sys.stdout if output is None else io.StringIO()
-        print_report(report, make_console(stream), verbose=verbose, quiet=quiet)
-        if isinstance(stream, io.StringIO):
-            _write(stream.getvalue(), output)
+        console = make_console(sys.stdout if output is None else io.StringIO())
+        _write(draw_report(report, console, verbose=verbose, quiet=quiet), output)
     raise SystemExit(report.exit_code)
 
 
@@ -297,11 +320,10 @@ def _write(text: str, output: Path | None) -> None:
     """Write to stdout, or to a file whole or not at all.
 
     Raises:
-        UnusableError: the file can't be written.
+        UnusableError: it can't be written.
     """
     if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _print(text)
         return
     try:
         _write_atomically(text, output)
@@ -309,13 +331,25 @@ def _write(text: str, output: Path | None) -> None:
         raise UnusableError(f"{output} can't be written: {error.strerror or error}") from None
 
 
-def _write_atomically(text: str, output: Path) -> None:
-    if output.exists() and not output.is_file():
-        output.write_text(text, encoding="utf-8")  # /dev/stdout, a pipe
-        return
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+def _print(text: str) -> None:
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # the reader (head, less) has left, and the verdict stands
+            raise UnusableError(f"standard output can't be written: {error.strerror or error}") from None
+
+
+def _write_atomically(text: str, output: Path) -> None:
+    output = Path(os.path.realpath(output))  # what a link points to is written, not the link
+    if output.exists() and not output.is_file():
+        output.write_text(text, encoding="utf-8", errors="replace")  # /dev/stdout, a pipe
+        return
+    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=".rankdoctor-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
             stream.write(text)
         umask = os.umask(0)
         os.umask(umask)

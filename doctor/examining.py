@@ -8,18 +8,22 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from doctor.catalog import Broken, Catalog
+from doctor.catalog import Broken, Catalog, sentence_of
 from doctor.checking import Check
-from doctor.facts import Lack, Missing, Section
+from doctor.facts import Lack, Missing, Section, in_unicode
 from doctor.finding import Finding, Scope, Severity, Skip, Status, Unknown
 from doctor.job import Job, Rank
 from doctor.result import CheckResult, Ignored, ReportFinding
 
 GUEST_DEADLINE = 10.0
 """Seconds that a check of somebody else may take. Built-in ones are pure functions with a benchmark of their own."""
+
+MOST_VERDICTS = 200_000
+"""Verdicts of one check that are kept: more than any job has ranks, and no more than memory holds."""
 
 Ignore = Callable[[Check, Finding, tuple[str, ...]], "Ignored | None"]
 
@@ -32,6 +36,7 @@ class _Yield:
     skips: list[Skip] = field(default_factory=list)
     unknowns: list[Unknown] = field(default_factory=list)
     crash: str | None = None
+    abandoned: bool = False
 
 
 def examine_job(
@@ -118,6 +123,7 @@ def _examine_one(
         reason=reason,
         seconds=round(time.perf_counter() - started, 6),
         findings=findings,
+        crash=outcome.crash if status is Status.SICK else None,
     )
     return result, outcome.findings
 
@@ -125,34 +131,53 @@ def _examine_one(
 def _run(job: Job, check: Check, limits: Mapping[str, float]) -> _Yield:
     outcome = _Yield()
     if check.origin == "built-in":
-        _judge(job, check, limits, outcome)
+        _judge(job, check, limits, outcome, Exception)
         return outcome
-    thread = threading.Thread(target=_judge, args=(job, check, limits, outcome), daemon=True)
+    # In a thread of its own, an exit or interrupt is the guest's and not the user's.
+    thread = threading.Thread(target=_judge, args=(job.apart(), check, limits, outcome, BaseException), daemon=True)
     thread.start()
     thread.join(GUEST_DEADLINE)
     if thread.is_alive():
+        outcome.abandoned = True
         return _Yield(crash=f"it did not end within {GUEST_DEADLINE:g} s")
     return outcome
 
 
-def _judge(job: Job, check: Check, limits: Mapping[str, float], outcome: _Yield) -> None:
+def _judge(job: Job, check: Check, limits: Mapping[str, float], outcome: _Yield, forgiven: type[BaseException]) -> None:
     own = {name: limits[f"{check.id}.{name}"] for name in check.limits if f"{check.id}.{name}" in limits}
     try:
-        for verdict in check.judge(job, **own):
+        for count, verdict in enumerate(check.judge(job, **own)):
+            if outcome.abandoned:
+                return
+            if count >= MOST_VERDICTS:
+                outcome.findings.clear()
+                raise OverflowError(f"it yields more than {MOST_VERDICTS} times")
             _sort(verdict, outcome)
-    except Exception as error:
-        outcome.crash = f"{type(error).__name__}: {error} ({_innermost(error)})"
+    except forgiven as error:
+        outcome.crash = f"{sentence_of(error)} ({_innermost(error)})"
 
 
 def _sort(verdict: object, outcome: _Yield) -> None:
     if isinstance(verdict, Finding):
-        outcome.findings.append(verdict)
+        outcome.findings.append(_copied(verdict, Finding))
     elif isinstance(verdict, Unknown):
-        outcome.unknowns.append(verdict)
+        outcome.unknowns.append(_copied(verdict, Unknown))
     elif isinstance(verdict, Skip):
-        outcome.skips.append(verdict)
+        outcome.skips.append(_copied(verdict, Skip))
     else:
         raise TypeError(f"a check yields Finding, Skip or Unknown, not {type(verdict).__name__}")
+
+
+V = TypeVar("V", Finding, Unknown, Skip)
+
+
+def _copied(verdict: V, kind: type[V]) -> V:
+    """The verdict as it will stand in the document; its maker can't change it any more. Structs do not look at the
+    types of what they are given, so one that can't be written as JSON would else take the whole report along."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(in_unicode(verdict)), type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TypeError(f"its {kind.__name__} can't be written down: {sentence_of(error)}") from error
 
 
 def _innermost(error: BaseException) -> str:
@@ -273,7 +298,10 @@ def primary_of(results: Iterable[CheckResult]) -> str | None:
     for _, finding in standing:
         if finding.explained_by:
             explains[finding.explained_by] = explains.get(finding.explained_by, 0) + 1
-    roots = [(i, f) for i, f in standing if f.severity is not Severity.INFO and f.explained_by is None]
+    loud = [(name, finding) for name, finding in standing if finding.severity is not Severity.INFO]
+    causes = {name for name, _ in loud}
+    # What only a remark explains stands for itself.
+    roots = [(name, finding) for name, finding in loud if finding.explained_by not in causes]
     if not roots:
         return None
     order = {result.id: position for position, result in enumerate(results)}

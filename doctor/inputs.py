@@ -41,7 +41,7 @@ def read_inputs(paths: Iterable[Path]) -> Inputs:
                 captures.append(read_capture(path))
             except UnusableError as error:
                 why = str(error)
-        files.append(Input(str(path), "unknown" if kind == "missing" else kind, why))
+        files.append(Input(os.fsencode(path).decode("utf-8", "replace"), "unknown" if kind == "missing" else kind, why))
     if not captures:
         raise UnusableError(_nothing(files))
     return Inputs(tuple(captures), tuple(files))

@@ -237,6 +237,17 @@ class Job:
                     stated = max(stated, -(-launch.world_size // launch.local_world_size))
         return stated
 
+    def apart(self) -> Job:
+        """The same job with tables of its own (the sections are shared): for readers that are not trusted."""
+        hosts = {id(h): Host(h.name, h.boot_id, h.machine_id, dict(h.sections), h.index) for h in self.hosts}
+        return Job(
+            tuple(Rank(rank.number, hosts[id(rank.host)], dict(rank.sections)) for rank in self.ranks),
+            tuple(hosts.values()),
+            world_size=self.world_size,
+            launcher=self.launcher,
+            absent=self.absent,
+        )
+
     def facts(self, section: type[S]) -> Facts[S]:
         """One section over all ranks."""
         return Facts(self, section)

@@ -46,11 +46,9 @@ def find_page(word: str) -> Page:
     Raises:
         UnusableError: there is none; with near names.
     """
-    if (playbook_directory() / f"{word.upper()}.md").is_file() and word.isalnum():
-        return _read(playbook_directory() / f"{word.upper()}.md")
     pages = list(all_pages())
     for page in pages:
-        if page.name == word.lower():
+        if word.upper() == page.id or word.lower() == page.name:
             return page
     known = [name for page in pages for name in (page.id, page.name)]
     near = difflib.get_close_matches(word.upper(), known, n=3, cutoff=0.5)

@@ -43,8 +43,11 @@ class ReportFinding(msgspec.Struct, frozen=True):
         return self.ignored is None
 
 
-class CheckResult(msgspec.Struct, frozen=True):
-    """How one check ended. ``seen`` and ``expected`` count ranks, or hosts where the scope is the host."""
+class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one check ended. ``seen`` and ``expected`` count ranks, or hosts where the scope is the host.
+
+    ``crash``: how it broke after it had found something, so that ``status`` is sick; else not in the document.
+    """
 
     id: str
     name: str
@@ -56,6 +59,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     reason: str | None
     seconds: float
     findings: tuple[ReportFinding, ...]
+    crash: str | None = None
 
 
 class Tool(msgspec.Struct, frozen=True):

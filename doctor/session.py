@@ -119,7 +119,7 @@ def is_inconclusive(job: Job, results: Iterable[CheckResult], *, strict: bool, m
     bad = {Status.CRASH, Status.UNKNOWN} if strict else {Status.CRASH}
     return (
         (must_be_complete and job.ungathered > 0)
-        or any(result.status in bad for result in results)
+        or any(result.status in bad or result.crash is not None for result in results)
         or bool(breakages(job))
     )
 

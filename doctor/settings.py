@@ -8,6 +8,9 @@ from __future__ import annotations
 import datetime
 import difflib
 import fnmatch
+import math
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +29,11 @@ else:
     import tomli as tomllib
 
 FailOn = Literal["error", "warning", "never"]
+
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
+"""Seconds that a timeout may be."""
+
+_OUR_TABLE = re.compile(rb"""^\s*\[+\s*["']?tool["']?\s*\.\s*["']?doctor["']?\s*[.\]]""", re.MULTILINE)
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,12 +85,23 @@ class Settings(msgspec.Struct, frozen=True):
 def find_settings_file(start: Path) -> Path | None:
     """The nearest doctor.toml, or pyproject.toml that has ``[tool.doctor]``, from ``start`` upwards."""
     for directory in (start, *start.parents):
-        if (directory / "doctor.toml").is_file():
+        if os.path.isfile(directory / "doctor.toml"):  # noqa: PTH113 - Path.is_file raises where it may not look
             return directory / "doctor.toml"
         project = directory / "pyproject.toml"
-        if project.is_file() and "doctor" in _load(project).get("tool", {}):
+        if os.path.isfile(project) and _is_ours(project):  # noqa: PTH113
             return project
     return None
+
+
+def _is_ours(project: Path) -> bool:
+    """Whether a pyproject.toml has our table. One that is no TOML and does not name it is not ours to complain of."""
+    try:
+        tools = _load(project).get("tool")
+    except UnusableError:
+        if _OUR_TABLE.search(project.read_bytes() if os.access(project, os.R_OK) else b""):
+            raise
+        return False
+    return isinstance(tools, dict) and "doctor" in tools
 
 
 def read_settings(start: Path) -> Settings:
@@ -104,11 +123,26 @@ def read_settings(start: Path) -> Settings:
         select=tuple(known.select),
         ignore=_located(known.ignore, path),
         fail_on=known.fail_on,
-        timeout=known.timeout if known.timeout is not None else Settings().timeout,
-        plugins=tuple(path.parent / plugin for plugin in known.plugins),
+        timeout=_seconds(known.timeout, path),
+        plugins=tuple(path.parent / os.path.expanduser(plugin) for plugin in known.plugins),  # noqa: PTH111
         limits=dict(_flat(known.limits, path)),
-        directories=tuple(sorted((role, str(Path(where).expanduser())) for role, where in known.directories.items())),
+        directories=tuple(sorted(_directories(known.directories, path))),
     )
+
+
+def _seconds(timeout: float | None, path: Path) -> float:
+    if timeout is None:
+        return Settings().timeout
+    if not LEAST_TIMEOUT <= timeout <= MOST_TIMEOUT:
+        raise UnusableError(f"{path}: the timeout is not within {LEAST_TIMEOUT:g} and {MOST_TIMEOUT:g} s")
+    return timeout
+
+
+def _directories(directories: Mapping[str, str], path: Path) -> Iterable[tuple[str, str]]:
+    for role, where in directories.items():
+        if "\0" in where or not where:
+            raise UnusableError(f"{path}: the directory {role} is no path")
+        yield role, os.path.expanduser(where)  # noqa: PTH111 - Path.expanduser raises where there is no home
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -127,14 +161,19 @@ def _plain(error: msgspec.ValidationError) -> str:
 
 def _located(entries: list[IgnoreEntry], path: Path) -> tuple[IgnoreEntry, ...]:
     """The entries with the line that names each; TOML readers do not keep lines, so the id is looked for."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(msgspec.structs.replace(entry, by=f"{path.name}{_line(lines, entry.id)}") for entry in entries)
+    lines: dict[str, list[int]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for match in _ENTRY_ID.finditer(line.partition("#")[0]):
+            lines.setdefault(match["id"], []).append(number)
+    return tuple(msgspec.structs.replace(entry, by=path.name + _line(lines.get(entry.id))) for entry in entries)
 
 
-def _line(lines: list[str], word: str) -> str:
-    quoted = (f'"{word}"', f"'{word}'")
-    numbers = [number for number, line in enumerate(lines, 1) if any(q in line.partition("#")[0] for q in quoted)]
-    return f":{numbers[0]}" if numbers else ""
+_ENTRY_ID = re.compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
+
+
+def _line(lines: list[int] | None) -> str:
+    """The next line that names an id: two entries may name one, for different hosts."""
+    return f":{lines.pop(0)}" if lines else ""
 
 
 def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
@@ -142,7 +181,7 @@ def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
     for name, value in limits.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", number) for inner, number in _flat(value, path))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
             yield name, value
         else:
             raise UnusableError(f"{path}: the limit {name} is no number")

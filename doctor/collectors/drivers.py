@@ -37,7 +37,7 @@ _STATUS_LIMIT = 64 << 20
 
 def collect_drivers(surroundings: Surroundings) -> DriverFacts:
     """The files around the drivers. Raises :class:`NotHere` where nothing of NVIDIA or InfiniBand is there."""
-    gpus, switches = _pci_devices(surroundings.sys)
+    gpus, switches = nvidia_on_pci(surroundings.sys)
     kernel_driver = read_kernel_driver(surroundings.proc)
     files = _device_files(surroundings.dev)
     modules = _modules(surroundings.proc)
@@ -64,7 +64,7 @@ def read_kernel_driver(proc: Path) -> str | None:
     return match[1] if match else None
 
 
-def _pci_devices(sys: Path) -> tuple[list[str], list[str]]:
+def nvidia_on_pci(sys: Path) -> tuple[list[str], list[str]]:
     """Bus ids of NVIDIA's display controllers and of its NVSwitches."""
     gpus: list[str] = []
     switches: list[str] = []

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from doctor.collectors.base import Collector, NotVisible, Surroundings
+from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
+from doctor.collectors.drivers import nvidia_on_pci
 from doctor.collectors.gpu_links import read_fabric, read_nvlinks, read_peer_links
 from doctor.collectors.gpu_memory import read_memory, read_memory_errors, recovery_action
 from doctor.collectors.gpu_processes import read_processes
@@ -39,7 +40,7 @@ COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclu
 
 def collect_gpus(surroundings: Surroundings) -> GpuFacts:
     """Every GPU that the driver shows. Raises ``NotHere`` without a driver and ``NotVisible`` where NVML refuses."""
-    nvml = start_nvml()
+    nvml = _start(surroundings)
     count, code = nvml.call("nvmlDeviceGetCount")
     if code:
         raise NotVisible(f"NVML does not count the GPUs: {nvml.words(code)}")
@@ -53,6 +54,21 @@ def collect_gpus(surroundings: Surroundings) -> GpuFacts:
         gpus=tuple(gpu for gpu, _ in read),
         links=links,
         hidden=nvml.hidden(),
+    )
+
+
+def _start(surroundings: Surroundings) -> Nvml:
+    """NVML; a driver that is installed and not loaded hides GPUs where the PCI bus has some."""
+    try:
+        return start_nvml()
+    except NotHere:
+        on_bus, _ = nvidia_on_pci(surroundings.sys)
+        if not on_bus:
+            raise
+    count = "1 NVIDIA GPU is" if len(on_bus) == 1 else f"{len(on_bus)} NVIDIA GPUs are"
+    raise NotVisible(
+        f"{count} on the PCI bus, and the driver is not loaded",
+        "sudo modprobe nvidia, then sudo dmesg | grep -i nvrm; in a container: give it the GPUs (--gpus all)",
     )
 
 

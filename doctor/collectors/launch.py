@@ -83,6 +83,8 @@ NAMES = frozenset(
         "AZ_BATCHAI_MPI_MASTER_NODE",
         "AZUREML_EXPERIMENT_ID",
         "DLTS_JOB_ID",
+        "PBS_JOBID",
+        "FLUX_JOB_ID",
     ]
 )
 """The single names. Of SageMaker's, those without the user's hyperparameters, which may hold anything."""

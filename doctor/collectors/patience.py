@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import doctor.collectors.look as script
+from doctor.collectors.children import abandon_child, start_child
 from doctor.collectors.look import Sight, look
 from doctor.collectors.mounts import Mount, resolve
 
@@ -50,7 +50,7 @@ def look_patiently(
     for wish in wishes:
         path, mount = resolve(wish.path, mounts)
         local = mount is not None and mount.is_local
-        child = None if local else _start([*command, path, "scan" if wish.scan else "bare"])
+        child = None if local else start_child([*command, path, "scan" if wish.scan else "bare"], cwd="/")
         open_wishes.append((wish, path, mount, child))
     return [
         Seen(wish.path, mount, look(path, scan=wish.scan) if child is None else _answer(child, deadline, limit))
@@ -58,33 +58,13 @@ def look_patiently(
     ]
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
-    )
-
-
 def _answer(child: subprocess.Popen[bytes], deadline: float, limit: float) -> Sight:
     try:
         output, _ = child.communicate(timeout=max(0.05, deadline - time.monotonic()))
         sight = json.loads(output)
     except subprocess.TimeoutExpired:
-        _give_up(child)
+        abandon_child(child)
         return {"error": f"no answer within {limit:g} s"}
     except ValueError:
         return {"error": f"the process that looked ended with code {child.returncode}"}
     return sight if isinstance(sight, dict) else {"error": "the process that looked gave no answer"}
-
-
-def _give_up(child: subprocess.Popen[bytes]) -> None:
-    """Kill without waiting: a process inside a dead mount does not end before its call returns."""
-    child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=0.2)
-    if child.stdout is not None:
-        child.stdout.close()

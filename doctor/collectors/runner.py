@@ -6,7 +6,6 @@ One of the few places that forgive every exception: a collector that raises, blo
 
 from __future__ import annotations
 
-import contextlib
 import math
 import subprocess
 import sys
@@ -18,7 +17,8 @@ import msgspec
 
 from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
-from doctor.facts import SECTIONS, Lack, Missing, Section
+from doctor.collectors.children import abandon_child, start_child
+from doctor.facts import SECTIONS, Lack, Missing, Section, in_unicode
 
 Outcome = Section | Missing
 
@@ -95,7 +95,7 @@ def run_collector(collector: Collector, surroundings: Surroundings, *, here: boo
             collector.present(surroundings)
         if collector.isolated and not here:
             return _run_isolated(collector, surroundings)
-        return collector.collect(surroundings)
+        return in_unicode(collector.collect(surroundings))
     except NotHere as absence:
         return Missing(Lack.ABSENT, str(absence))
     except NotVisible as barrier:
@@ -112,36 +112,23 @@ def _overdue(collector: Collector) -> Missing:
     )
 
 
-_CHILD = "import sys; sys.path[:] = sys.argv[2].split(':'); from doctor.collectors.child import main; main(sys.argv[1])"
+_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from doctor.collectors.child import main; main(sys.argv[1])"
 
 
 def _run_isolated(collector: Collector, surroundings: Surroundings) -> Outcome:
     """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, collector.key, ":".join(sys.path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+    child = start_child(
+        [sys.executable, "-c", _CHILD, collector.key, *sys.path],
         env=dict(surroundings.environ),
-        start_new_session=True,
     )
     try:
         output, _ = child.communicate(timeout=collector.deadline * 0.9)
     except subprocess.TimeoutExpired:
-        _abandon(child)
+        abandon_child(child)
         return _overdue(collector)
     if child.returncode != 0:
         return Missing(Lack.FAILED, f"the process that reads {collector.key} ended with code {child.returncode}")
     return decode_outcome(collector.key, output)
-
-
-def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Kill without waiting for long: a process inside a driver call may not die before the call returns."""
-    child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=0.2)
-    if child.stdout is not None:
-        child.stdout.close()
 
 
 def encode_outcome(outcome: Outcome) -> bytes:

@@ -25,6 +25,9 @@ _ENDINGS = ("KEY", "KEYS", "TOKEN")
 _HARMLESS = {"PKEY", "PKEYS", "MONKEY"}
 """``PKEY`` is a partition of an InfiniBand fabric (NCCL_IB_PKEY), or the path of a key."""
 
+_ALGORITHM = "NCCL_PAT_"
+"""``PAT`` is an algorithm of NCCL there, and no personal access token."""
+
 _TOKENS = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*
@@ -46,10 +49,10 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)")
 def is_secret_name(name: str) -> bool:
     """Whether a variable or option called ``name`` usually holds a secret.
 
-    NCCL has none. A name that merely contains such a word does not count: ``TOKENIZERS_PARALLELISM``, ``KEYBOARD``.
+    A name that merely contains such a word does not count: ``TOKENIZERS_PARALLELISM``, ``KEYBOARD``.
     """
     name = name.upper()
-    if name.startswith("NCCL_"):
+    if name.startswith(_ALGORITHM):
         return False
     return any(_is_secret_word(word) for word in _WORD.split(name))
 

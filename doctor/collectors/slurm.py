@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from doctor.collectors.base import Collector, NotHere, Surroundings, parse_int
+from doctor.collectors.children import abandon_child, start_child
 from doctor.collectors.claims import is_slurm_step, task_counts, whole_number
 from doctor.collectors.secrets import readable
 from doctor.facts import Hidden, SlurmFacts
@@ -83,28 +82,13 @@ def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> Answer:
 
 
 def _run(command: list[str], environ: Environ, limit: float) -> tuple[int, str, str]:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**environ, "LC_ALL": "C"},
-        start_new_session=True,
-    )
+    process = start_child(command, stderr=subprocess.PIPE, env={**environ, "LC_ALL": "C"})
     try:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        _end(process)
+        abandon_child(process)
         raise
     return process.returncode, _text(output), _text(errors)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it with whatever it started: a child that keeps the pipe open must not hold up the doctor."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=0.2)
 
 
 def _text(output: bytes) -> str:

@@ -11,8 +11,9 @@ Facts hold no cycles, so they are kept out of the garbage collector's sight (``g
 
 from __future__ import annotations
 
+import re
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -74,3 +75,25 @@ class Variable(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     value: str
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def in_unicode(record: R) -> R:
+    """The record itself, or a copy with U+FFFD for bytes that are no UTF-8: names of files and hosts may hold any
+    bytes, which Python carries as lone surrogates and no JSON can. ``TypeError`` where a value has no place in JSON."""
+    try:
+        msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.convert(_in_unicode(msgspec.to_builtins(record)), type(record))
+    return record
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_in_unicode(key): _in_unicode(inner) for key, inner in value.items()}
+    return [_in_unicode(item) for item in value] if isinstance(value, (list, tuple)) else value

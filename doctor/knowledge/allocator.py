@@ -97,6 +97,10 @@ def _read_value(tokens: list[str], position: int) -> tuple[str, int]:
 def complaints(text: str, torch: str | None = None) -> Iterator[Complaint]:
     """All that is wrong with the value ``text`` under torch release ``torch``; where that is ``None``, what is wrong
     under every release."""
+    plain = text.strip().strip("'\"")
+    if plain != text.strip():
+        yield Complaint("has quotation marks, which belong to the shell and not to the value", fix=plain)
+        text = plain
     options, broken = split_options(text)
     for option in options:
         if broken is None or broken.option != option.key:

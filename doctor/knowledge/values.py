@@ -124,7 +124,8 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Fau
     if harmless or value.casefold() in {word.casefold() for word in info.words}:
         return None
     effect = "no log is written" if name == "NCCL_DEBUG" else "the default holds"
-    return Fault(f"is no known word: {effect}", " or ".join(info.words))
+    quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
+    return Fault(f"is no known word: {effect}", " or ".join(info.words), mild=quiet)
 
 
 def _exact_word(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:

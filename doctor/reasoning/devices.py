@@ -20,6 +20,7 @@ from doctor.facts import (
     HostFacts,
     LaunchFacts,
     MigDevice,
+    NcclFacts,
     ProcessFacts,
     SlurmFacts,
     SoftwareFacts,
@@ -264,6 +265,13 @@ def uses_nccl(process: Process) -> bool:
     """Whether these ranks will talk by NCCL: they use GPUs, and no other backend is asked for."""
     backend = backend_asked(process)
     return on_processor(process) is None and (backend is None or "nccl" in backend)
+
+
+def asks_to_share(process: Process) -> bool:
+    """Whether settings say that several ranks shall use one GPU: through MPS, or by NCCL's own switch for it."""
+    nccl, environment = process.find(NcclFacts), process.find(EnvironmentFacts)
+    by_nccl = nccl is not None and nccl.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return by_nccl or (environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY")))
 
 
 def bound_per_task(process: Process) -> bool:

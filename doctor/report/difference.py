@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from doctor.diff import Difference
-from doctor.report.words import ranges
+from doctor.report.words import cell, ranges, spelt_out
 
 
 def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:
@@ -16,31 +16,33 @@ def render_difference(differences: Sequence[Difference], before: str, after: str
         document = {"schema": 1, "kind": "diff", "before": before, "after": after, "differences": list(differences)}
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     if not differences:
-        return f"no difference between {before} and {after}\n"
+        return spelt_out(f"no difference between {before} and {after}") + "\n"
     lines = _markdown(differences, before, after) if form == "markdown" else _text(differences, before, after)
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(spelt_out, lines)) + "\n"
 
 
 def _text(differences: Sequence[Difference], before: str, after: str) -> list[str]:
-    lines = [f"{len(differences)} differences, from {before} to {after}"]
+    count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
+    lines = [f"{count}, from {before} to {after}"]
     weight = ""
     for one in differences:
         if one.weight != weight:
             weight = one.weight
             lines += ["", f"{weight} likelihood"]
-        lines.append(f"  {one.section} {one.path}  (ranks {ranges(one.ranks)})")
+        word = "rank" if len(one.ranks) == 1 else "ranks"
+        lines.append(f"  {one.section} {one.path}  ({word} {ranges(one.ranks)})")
         lines += [f"    - {_shown(one.before)}", f"    + {_shown(one.after)}"]
     return lines
 
 
 def _markdown(differences: Sequence[Difference], before: str, after: str) -> list[str]:
-    head = f"| likelihood | fact | {before} | {after} | ranks |"
+    head = f"| likelihood | fact | {cell(before)} | {cell(after)} | ranks |"
     return [head, "| --- | --- | --- | --- | --- |", *map(_row, differences)]
 
 
 def _row(one: Difference) -> str:
     cells = (one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(cell, cells)) + " |"
 
 
 def _shown(value: object) -> str:

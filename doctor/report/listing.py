@@ -11,6 +11,7 @@ from rich.table import Table
 from doctor.catalog import Catalog
 from doctor.checking import Check
 from doctor.report.terminal import make_console
+from doctor.report.words import spelt_out
 
 
 def render_listing(catalog: Catalog, form: str, stream: IO[str]) -> str:
@@ -22,7 +23,7 @@ def render_listing(catalog: Catalog, form: str, stream: IO[str]) -> str:
     console = make_console(paper, width=make_console(stream).width)
     console.print(_table(catalog))
     for broken in catalog.broken:
-        console.print(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}")
+        console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
     return paper.getvalue()
 
 
@@ -45,5 +46,6 @@ def _table(catalog: Catalog) -> Table:
         table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "severity"))
     for check in catalog.checks:
         row = _describe(check)
-        table.add_row(*(", ".join(value) if isinstance(value, list) else value for value in row.values()))
+        cells = (", ".join(value) if isinstance(value, list) else value for value in row.values())
+        table.add_row(*map(spelt_out, cells))
     return table

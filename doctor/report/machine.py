@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import msgspec
 
 from doctor.finding import Severity, Status
-from doctor.report.words import counts_line, coverage_line, evidence_lines, families, place
+from doctor.report.words import cell, counts_line, coverage_line, evidence_lines, families, line_of, place, printable
 from doctor.result import CheckResult, Report, ReportFinding
 
 
@@ -19,6 +19,7 @@ def render_json(report: Report) -> str:
 
 def render_markdown(report: Report) -> str:
     """A page for a merge request or a ticket."""
+    report = printable(report)
     lines = [f"# rankdoctor: {report.verdict}", "", f"{counts_line(report)}. {coverage_line(report)}."]
     if report.primary:
         lines += ["", f"Most likely root cause: **{report.primary}**."]
@@ -27,8 +28,8 @@ def render_markdown(report: Report) -> str:
             lines += ["", *_markdown_finding(report, result, finding)]
     lines += ["", "| check | status | seen | reason |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| {result.id} {_cell(result.name)} | {result.status.value} | {result.seen}/{result.expected} "
-        f"| {_cell(result.reason or '')} |"
+        f"| {result.id} {cell(result.name)} | {result.status.value} | {result.seen}/{result.expected} "
+        f"| {cell(result.crash or result.reason or '')} |"
         for result in report.results
     ]
     return "\n".join(lines) + "\n"
@@ -37,19 +38,19 @@ def render_markdown(report: Report) -> str:
 def _markdown_finding(report: Report, result: CheckResult, finding: ReportFinding) -> list[str]:
     ignored = f" (ignored: {finding.ignored.reason}, {finding.ignored.by})" if finding.ignored else ""
     lines = [
-        f"## {result.id} {result.name}: {finding.severity.value}{ignored}",
+        f"## {result.id} {result.name}: {finding.severity.value}{line_of(ignored)}",
         "",
-        finding.summary,
+        line_of(finding.summary),
         "",
-        f"- where: {place(finding, report)}",
-        *(f"- {line}" for line in evidence_lines(finding.evidence)),
-        f"- effect: {finding.effect}",
+        f"- where: {line_of(place(finding, report))}",
+        *(f"- {line_of(line)}" for line in evidence_lines(finding.evidence)),
+        f"- effect: {line_of(finding.effect)}",
     ]
-    return [*lines, "", "```", *finding.fix.splitlines(), "```"]
+    fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(finding.fix)), default=0))
+    return [*lines, "", fence, *finding.fix.splitlines(), fence]
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+_TICKS = re.compile("`+")
 
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -62,6 +63,7 @@ def _xml(text: str) -> str:
 
 def render_junit(report: Report) -> str:
     """A suite a family, a case a check. Errors and warnings that stand are failures; unknown and skip are skipped."""
+    report = printable(report)
     root = ET.Element("testsuites", name="rankdoctor", time=f"{report.seconds:.3f}")
     for family, results in families(report).items():
         _suite(root, family, results, report)
@@ -92,8 +94,8 @@ def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
     if loud:
         failure = ET.SubElement(case, "failure", message=_xml(loud[0].summary), type=result.severity.value)
         failure.text = _xml("\n\n".join(_plain(report, finding) for finding in loud))
-    elif result.status is Status.CRASH:
-        ET.SubElement(case, "error", message=_xml(result.reason or ""), type="crash")
+    elif result.status is Status.CRASH or result.crash is not None:
+        ET.SubElement(case, "error", message=_xml(result.crash or result.reason or ""), type="crash")
     elif result.status in (Status.UNKNOWN, Status.SKIP):
         ET.SubElement(case, "skipped", message=_xml(f"{result.status.value}: {result.reason}"))
     quiet = [f for f in result.findings if f not in loud]
@@ -114,6 +116,7 @@ _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.
 
 def render_github(report: Report) -> str:
     """Workflow commands: an annotation for each finding that stands; crashes too."""
+    report = printable(report)
     lines = []
     for result in report.results:
         title = _github_property(f"{result.id} {result.name}")
@@ -121,8 +124,9 @@ def render_github(report: Report) -> str:
             where = _github_place(finding)
             message = _github_text(_plain(report, finding))
             lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
-        if result.status is Status.CRASH:
-            lines.append(f"::warning title={title}::{_github_text(f'the check crashed: {result.reason}')}")
+        crash = result.reason if result.status is Status.CRASH else result.crash
+        if crash is not None:
+            lines.append(f"::warning title={title}::{_github_text(f'the check crashed: {crash}')}")
     lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
     return "\n".join(lines) + "\n"
 

@@ -21,6 +21,7 @@ from doctor.report.words import (
     evidence_lines,
     families,
     place,
+    printable,
     ranges,
     some,
     why_inconclusive,
@@ -32,6 +33,9 @@ PIPED_WIDTH = 120
 
 NARROW = 72
 """Columns below which findings are hardly indented."""
+
+LEAST_WIDTH, MOST_WIDTH = 20, 1000
+"""Columns that are believed."""
 
 MOST_ALIKE = 3
 """Findings of one check that are shown in full; more are counted, unless all are asked for."""
@@ -66,9 +70,24 @@ _MARK = {
 def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     """A console for ``stream``: no colour where it is no terminal or NO_COLOR is set."""
     piped = not stream.isatty()
-    if width is None and piped and not os.environ.get("COLUMNS", "").isdigit():
-        width = PIPED_WIDTH
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False, no_color=piped or None)
+    if width is None:
+        width = _stated_width() or (PIPED_WIDTH if piped else None)
+    return Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        no_color=piped or None,
+        # Read from COLUMNS and LINES without a look at what they hold, if they are there.
+        _environ={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
+    )
+
+
+def _stated_width() -> int | None:
+    """COLUMNS, where it is a number, within what can be read."""
+    stated = os.environ.get("COLUMNS", "")
+    return min(max(int(stated), LEAST_WIDTH), MOST_WIDTH) if re.fullmatch("[0-9]{1,9}", stated) else None
 
 
 class _Look(NamedTuple):
@@ -80,8 +99,10 @@ class _Look(NamedTuple):
     indent: int
 
 
-def print_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
-    """Draw the report. ``verbose``: every check on a line of its own; ``quiet``: only findings and the verdict."""
+def draw_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
+    """The report as ``console`` would show it. ``verbose``: every check on a line of its own; ``quiet``: only findings
+    and the verdict."""
+    report = printable(report)
     look = _Look(report, verbose, quiet, indent=10 if console.width >= NARROW else 2)
     with console.capture() as paper:
         if not quiet:
@@ -91,8 +112,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False, qui
                 console.print(line)
         console.print(_summary(report))
     # Tables pad their last column; nobody wants to copy that.
-    console.file.write(_EMPTY.sub("\n\n", _TRAILING.sub("", paper.get())))
-    console.file.flush()
+    return _EMPTY.sub("\n\n", _TRAILING.sub("", paper.get()))
 
 
 def _title(report: Report) -> RenderableType:
@@ -147,6 +167,8 @@ def _check(result: CheckResult, look: _Look) -> Iterable[RenderableType]:
     rest = result.findings[len(shown) :]
     if rest:
         yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, look.indent))
+    if result.crash is not None:
+        yield _row("crash", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
 
 
 def _state(result: CheckResult) -> str:

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from doctor.result import CheckResult, Report, ReportFinding
 
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys instead of showing it, and what turns the direction of writing; tabs and line breaks may stay."""
+
+_CODE = re.compile("(`[^`]+`)")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def spelt_out(text: str) -> str:
+    """``text`` with control characters as ``\\x1b``: a host name of a capture must not steer the reader's terminal."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def printable(report: Report) -> Report:
+    """The report with every text spelt out; JSON alone shows them as they are, by its own escapes."""
+    return msgspec.convert(_printable(msgspec.to_builtins(report)), Report)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return spelt_out(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def line_of(text: str) -> str:
+    """``text`` as one line of Markdown in which nothing but code is taken for HTML."""
+    parts = _CODE.split(" ".join(text.split()))
+    return "".join(part if position % 2 else part.replace("<", "&lt;") for position, part in enumerate(parts))
+
+
+def cell(text: str) -> str:
+    """``text`` as a cell of a table in Markdown."""
+    return line_of(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -111,7 +148,7 @@ def families(report: Report) -> dict[str, list[CheckResult]]:
 def why_inconclusive(report: Report) -> str:
     """What stands in the way of a verdict."""
     missing = report.coverage.ranks_expected - report.coverage.ranks_seen
-    crashed = [result.id for result in report.results if result.status.value == "crash"]
+    crashed = [result.id for result in report.results if result.status.value == "crash" or result.crash is not None]
     if missing > 0:
         return f"{missing} of {report.coverage.ranks_expected} ranks were not gathered"
     if crashed:

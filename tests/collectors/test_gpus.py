@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import NotHere, Surroundings
 from doctor.collectors.gpus import COLLECTOR, cuda_release, kernel_bus_id, reason_names, set_bits
 from doctor.collectors.runner import Outcome, run_collector
 from doctor.facts import Fabric, GpuFacts, GpuProcess, Lack, Missing, PeerLink
@@ -215,6 +215,27 @@ def test_driver_that_does_not_start(fake_nvml: FakeNvml, machine: str, lack: Lac
     assert found.lack is lack
     assert words in found.reason
     assert not found.is_breakage
+
+
+def test_gpus_on_the_bus_without_a_loaded_driver_are_hidden(
+    fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise NotHere("no NVIDIA driver: Driver Not Loaded (NVML code 9)")
+
+    # In this process, for an isolated one reads the true /sys.
+    monkeypatch.setattr("doctor.collectors.gpus.start_nvml", refuse)
+    for number in (5, 6):
+        folder = tmp_path / f"bus/pci/devices/0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
+    here = Surroundings(environ=fake_nvml.environ("driver_not_loaded"), sys=tmp_path)
+    found = run_collector(COLLECTOR, here, here=True)
+    assert isinstance(found, Missing)
+    assert found.lack is Lack.HIDDEN
+    assert found.reason.startswith("2 NVIDIA GPUs are on the PCI bus")
+    assert "modprobe" in found.unhide
 
 
 def test_version_mismatch_says_how_to_end_it(fake_nvml: FakeNvml) -> None:

@@ -25,6 +25,7 @@ from doctor.collectors.secrets import (
         "OPENAI_APIKEY",
         "GOOGLE_APPLICATION_CREDENTIALS",
         "my-secret",
+        "NCCL_PLUGIN_PASSWORD",
         "--hf-token",
     ],
 )
@@ -36,6 +37,7 @@ def test_names_of_secrets(name: str) -> None:
     "name",
     [
         "NCCL_IB_PKEY",
+        "NCCL_PAT_ENABLE",
         "NCCL_SOCKET_MAGIC",
         "TOKENIZERS_PARALLELISM",
         "--tokenizer",

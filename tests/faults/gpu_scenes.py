@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tests.faults.newcomer_scenes import shared_memory
-from tests.faults.scenes import CUDA, Scene, alone, crew, process, together
+from tests.faults.scenes import CUDA, Scene, alone, crew, process, srun_environ, together
+from tests.faults.stage import Play, Process
 
 MIG_SLICE = "MIG-00000000-0000-0000-0000-00000000000"
 NOBODY = "gpu.0.mig.1.procs="
 TWO = ("eight_h100", "count=2")
 
 
-def on(machine: str, *lines: str, packages: tuple[str, ...] = CUDA, **environ: str):  # type: ignore[no-untyped-def]
+def on(machine: str, *lines: str, packages: tuple[str, ...] = CUDA, **environ: str) -> Play:
     """One process on a machine of the lab."""
     return alone(gpus=(machine, *lines), packages=packages, **environ)
 
 
-def ranks_on(machine: str, *lines: str, world: int = 2, changes=None, **common: str):  # type: ignore[no-untyped-def]
+def ranks_on(
+    machine: str, *lines: str, world: int = 2, changes: Mapping[int, Mapping[str, str]] | None = None, **common: str
+) -> Play:
     """Ranks as torchrun starts them on a machine of the lab."""
     return together(*crew(world, changes, like=process(gpus=(machine, *lines), packages=CUDA), **common))
+
+
+def task(rank: int, **environ: str) -> Process:
+    """One of two tasks of srun on a node with four GPUs."""
+    start = {**srun_environ(rank, 2), "SLURM_GPUS_PER_TASK": "2", **environ}
+    return process(gpus=("eight_h100", "count=4"), packages=CUDA, **start)
 
 
 EIGHT = on("eight_h100")
@@ -78,14 +89,23 @@ SCENES = (
         EIGHT,
         says=("GPU 1", "16 of 18"),
     ),
-    Scene("fewer PCIe lanes than its neighbours", "GPU012", on("pcie_degraded"), EIGHT, severity="warning", says=("GPU 5",)),
+    Scene(
+        "fewer PCIe lanes than its neighbours",
+        "GPU012",
+        on("pcie_degraded"),
+        EIGHT,
+        severity="warning",
+        says=("GPU 5",),
+    ),
     Scene(
         "no peer access",
         "GPU018",
         on("peer_access_blocked"),
         on("eight_h100", "count=2", "link=50", "p2p.0=0", "gpu.*.nvlinks=0"),
     ),
-    Scene("persistence mode off", "GPU008", on("one_gpu_a100", "gpu.0.persistence=0"), on("one_gpu_a100"), severity="info"),
+    Scene(
+        "persistence mode off", "GPU008", on("one_gpu_a100", "gpu.0.persistence=0"), on("one_gpu_a100"), severity="info"
+    ),
     Scene("a torch without CUDA", "GPU021", on("one_gpu_a100", packages=("torch==2.8.0",)), on("one_gpu_a100")),
     Scene(
         "a driver too old for this CUDA",
@@ -110,7 +130,9 @@ SCENES = (
         says=("2.15.1",),
     ),
     Scene("P2P switched off on NVLink", "NCCL006", on("eight_h100", NCCL_P2P_DISABLE="1"), EIGHT, severity="warning"),
-    Scene("a visible device that is not there", "GPU003", on("eight_h100", CUDA_VISIBLE_DEVICES="0,9"), EIGHT, says=("9",)),
+    Scene(
+        "a visible device that is not there", "GPU003", on("eight_h100", CUDA_VISIBLE_DEVICES="0,9"), EIGHT, says=("9",)
+    ),
     Scene(
         "a UUID of another machine",
         "GPU003",
@@ -124,6 +146,22 @@ SCENES = (
         ranks_on(*TWO, changes={0: {"CUDA_VISIBLE_DEVICES": "0,1"}, 1: {"CUDA_VISIBLE_DEVICES": "0,1"}}),
         ranks=(0, 1),
         also=("GPU002",),
+    ),
+    Scene(
+        "--gpus-per-task under ranks that count devices themselves",
+        "ENV011",
+        together(*(task(rank, CUDA_VISIBLE_DEVICES=f"{2 * rank},{2 * rank + 1}") for rank in range(2))),
+        together(*(task(rank, CUDA_VISIBLE_DEVICES="0,1,2,3") for rank in range(2))),
+        severity="warning",
+        ranks=(1,),
+    ),
+    Scene(
+        "a shorter list of devices on one rank",
+        "GPU004",
+        ranks_on("eight_h100", "count=4", changes={1: {"CUDA_VISIBLE_DEVICES": "2,3"}}),
+        ranks_on("eight_h100", "count=4"),
+        severity="warning",
+        ranks=(0, 1),
     ),
     Scene(
         "more ranks than GPUs",

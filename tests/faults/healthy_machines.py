@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.faults.gpu_scenes import EIGHT, container_devices
 from tests.faults.job_scenes import THREE_HOSTS, machine, member, pair
 from tests.faults.launcher_scenes import BY_MPIRUN, BY_TORCHRUN, by_srun
-from tests.faults.newcomer_scenes import shared_memory
 from tests.faults.scenes import CUDA, HEALTHY, allocation_environ, alone, crew, process, srun_environ, together
 from tests.faults.settings_scenes import NETWORK, interface
 from tests.faults.stage import Play
@@ -52,7 +51,7 @@ BATCH = {**allocation_environ(1, 1), "SLURM_PROCID": "0", "SLURM_LOCALID": "0", 
 MACHINES: dict[str, Play] = {
     "this machine": HEALTHY,
     "a container with 1 GiB of /dev/shm": alone(
-        spaces=("mount", "pid", "uts"), setup=f"hostname 3f2a9c; mkdir dev; {container_devices()}".replace("mkdir dev; m", "m", 1)
+        spaces=("mount", "pid", "uts"), setup=f"hostname 3f2a9c; {container_devices()}"
     ),
     "a laptop with Docker, libvirt and a VPN": alone(spaces=NETWORK, setup=LAPTOP),
     "a machine without any network": alone(spaces=NETWORK),
@@ -61,8 +60,16 @@ MACHINES: dict[str, Play] = {
     "eight H100, the variables of a vendor's image": alone(gpus=("eight_h100",), packages=CUDA, **IMAGE),
     "a workstation with one GPU": alone(gpus=("one_gpu_a100",), packages=CUDA),
     "a desktop on one GPU": alone(
-        gpus=("one_gpu_a100", "gpu.0.name=NVIDIA GeForce RTX 3090", "gpu.0.cc_minor=6", "gpu.0.graphics_procs=901:300",
-              "gpu.0.mem_used_mib=700", "gpu.0.persistence=0", "gpu.0.pcie_gen=1", "gpu.0.ecc=0"),
+        gpus=(
+            "one_gpu_a100",
+            "gpu.0.name=NVIDIA GeForce RTX 3090",
+            "gpu.0.cc_minor=6",
+            "gpu.0.graphics_procs=901:300",
+            "gpu.0.mem_used_mib=700",
+            "gpu.0.persistence=0",
+            "gpu.0.pcie_gen=1",
+            "gpu.0.ecc=0",
+        ),
         packages=CUDA,
     ),
     "GPUs hidden from a CPU job": alone(gpus=("eight_h100",), packages=("torch==2.8.0",), CUDA_VISIBLE_DEVICES=""),

@@ -16,7 +16,9 @@ STORE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 GPU_WORLD = crew(3, like=process(gpus=("eight_h100", "count=3"), packages=CUDA))
 
 
-def changed(rank: int, ranks: tuple[Process, ...] = WORLD, *, packages: tuple[str, ...] | None = None, **environ: str) -> Play:
+def changed(
+    rank: int, ranks: tuple[Process, ...] = WORLD, *, packages: tuple[str, ...] | None = None, **environ: str
+) -> Play:
     """The world of three with one rank that differs."""
     odd = replace(ranks[rank], environ=tuple({**dict(ranks[rank].environ), **environ}.items()))
     if packages is not None:
@@ -28,12 +30,21 @@ def pinned(*places: int) -> Play:
     """Two ranks, each tied to one of this machine's processors."""
     cpus = sorted(os.sched_getaffinity(0))
     ranks = crew(2, like=process(packages=TORCH))
-    tied = (replace(one, wrapper=f"taskset -c {cpus[place % len(cpus)]}") for one, place in zip(ranks, places, strict=True))
+    tied = (
+        replace(one, wrapper=f"taskset -c {cpus[place % len(cpus)]}") for one, place in zip(ranks, places, strict=True)
+    )
     return together(*tied, needs=("taskset", "two-cpus"))
 
 
 ONE_HOST = (
-    Scene("world sizes that differ", "ENV003", changed(2, WORLD_SIZE="4", LOCAL_WORLD_SIZE="4"), HEALTHY_WORLD, ranks=(2,), says=("4", "3")),
+    Scene(
+        "world sizes that differ",
+        "ENV003",
+        changed(2, WORLD_SIZE="4", LOCAL_WORLD_SIZE="4"),
+        HEALTHY_WORLD,
+        ranks=(2,),
+        says=("4", "3"),
+    ),
     Scene("one rank twice", "ENV004", changed(2, RANK="1"), HEALTHY_WORLD, ranks=(1,)),
     Scene(
         "an algorithm forced on one rank",
@@ -131,14 +142,9 @@ def member(rank: int, world: int = 2, **environ: str) -> Process:
     return process(packages=TORCH, **{**start, "MASTER_ADDR": "node0", **environ})
 
 
-def pair(*, first: dict[str, str] | None = None, second: dict[str, str] | None = None, common: dict[str, str] | None = None, **both: str) -> Play:
-    """Two hosts of one rank; what differs on each."""
-    settings = common or {}
-    hosts = (
-        machine(0, member(0, **settings), **{**both, **(first or {})}),  # type: ignore[arg-type]
-        machine(1, member(1, **settings), **{**both, **(second or {})}),  # type: ignore[arg-type]
-    )
-    return Play(hosts)
+def pair(*, more: str = "", **environ: str) -> Play:
+    """Two hosts of one rank, alike."""
+    return Play(tuple(machine(number, member(number, **environ), more=more) for number in range(2)))
 
 
 def three(odd: Host) -> Play:
@@ -148,7 +154,6 @@ def three(odd: Host) -> Play:
 
 TWO_HOSTS = pair()
 THREE_HOSTS = three(machine(2, member(2, 3)))
-DEBIAN = "127.0.1.1 {own}\\n{others}"
 
 SEVERAL_HOSTS = (
     Scene(
@@ -194,8 +199,8 @@ SEVERAL_HOSTS = (
     Scene(
         "Docker's bridge selected on both hosts",
         "NET009",
-        pair(more=interface("docker0", "172.17.0.1/16"), common={"NCCL_SOCKET_IFNAME": "docker0"}),
-        pair(more=interface("docker0", "172.17.0.1/16"), common={"NCCL_SOCKET_IFNAME": "eth0"}),
+        pair(more=interface("docker0", "172.17.0.1/16"), NCCL_SOCKET_IFNAME="docker0"),
+        pair(more=interface("docker0", "172.17.0.1/16"), NCCL_SOCKET_IFNAME="eth0"),
         ranks=(0, 1),
         says=("docker0",),
     ),
@@ -286,9 +291,7 @@ SEVERAL_HOSTS = (
         Play(
             (
                 machine(0, member(0, MASTER_ADDR="10.7.0.1")),
-                machine(
-                    1, member(1, MASTER_ADDR="10.7.0.1"), address="fd00:7::2/64", names="fd00:7::2 node1"
-                ),
+                machine(1, member(1, MASTER_ADDR="10.7.0.1"), address="fd00:7::2/64", names="fd00:7::2 node1"),
             )
         ),
         TWO_HOSTS,

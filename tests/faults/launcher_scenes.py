@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.faults.scenes import Scene, alone, launched
+from tests.faults.scenes import Scene, launched
+from tests.faults.settings_scenes import interface
 from tests.faults.stage import Host, Play, Process
 
 TORCHRUN = "torchrun --nproc-per-node 2 --no-python"
@@ -12,16 +13,18 @@ MPIRUN = "mpirun -n 2 --allow-run-as-root --oversubscribe --bind-to none"
 CLUSTER = ("mount", "net", "uts", "pid")
 SLURM_TOOLS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sinfo")
 
-ONE_NODE_CLUSTER = """
+ONE_NODE_CLUSTER = (
+    interface("eth0", "10.7.0.1/24")
+    + """
 export S=$PWD/slurm SLURM_CONF=$PWD/slurm/slurm.conf
 mkdir -p $S/state $S/spool; chmod 755 $S
-hostname node0; echo '127.0.0.1 localhost node0' > names; mount --bind names /etc/hosts
+hostname node0; printf '127.0.0.1 localhost\\n10.7.0.1 node0\\n' > names; mount --bind names /etc/hosts
 head -c 1024 /dev/urandom > $S/munge.key; chmod 400 $S/munge.key
 munged --force --key-file=$S/munge.key --socket=$S/munge.sock --pid-file=$S/munged.pid --log-file=$S/munged.log \
   --seed-file=$S/munge.seed --num-threads=1 2>$S/munged.err
 cat > $SLURM_CONF <<CONF
 ClusterName=lab
-SlurmctldHost=node0(127.0.0.1)
+SlurmctldHost=node0(10.7.0.1)
 AuthType=auth/munge
 AuthInfo=socket=$S/munge.sock
 CredType=cred/munge
@@ -43,25 +46,26 @@ SwitchType=switch/none
 ReturnToService=2
 KillWait=2
 SlurmdParameters=config_overrides
-NodeName=node0 NodeAddr=127.0.0.1 CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=node0 NodeAddr=10.7.0.1 CPUs=4 RealMemory=1000 State=UNKNOWN
 PartitionName=lab Nodes=ALL Default=YES MaxTime=00:10:00 State=UP
 CONF
 slurmctld -c -f $SLURM_CONF
 slurmd -N node0 -f $SLURM_CONF
-for T in $(seq 100); do [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 1 ] && break; sleep 0.1; done
+for T in $(seq 50); do [ "$(timeout 2 sinfo -h -t idle -o %D 2>/dev/null)" = 1 ] && break; sleep 0.1; done
 """
+)
 """One controller and one node. The daemons end with the PID namespace."""
 
 
 def by_srun(tasks: int, *, shell: str = "", **environ: str) -> Play:
     """``srun`` on a cluster of one node."""
-    launcher = f"timeout 40 srun -n {tasks}"
+    launcher = f"timeout 20 srun -n {tasks}"
     return launched(launcher, spaces=CLUSTER, setup=ONE_NODE_CLUSTER, needs=SLURM_TOOLS, shell=shell, **environ)
 
 
 def in_allocation(command: str) -> Play:
     """One process under ``command`` (salloc …) on the cluster."""
-    host = Host((replace(Process(), wrapper=f"timeout 40 {command}"),), CLUSTER, ONE_NODE_CLUSTER, SLURM_TOOLS)
+    host = Host((replace(Process(), wrapper=f"timeout 20 {command}"),), CLUSTER, ONE_NODE_CLUSTER, SLURM_TOOLS)
     return Play((host,))
 
 
@@ -101,8 +105,8 @@ SCENES = (
     Scene(
         "salloc of two tasks, python without srun",
         "ENV014",
+        in_allocation("salloc -Q -J train -n 2"),
         in_allocation("salloc -Q -n 2"),
-        in_allocation("salloc -Q -n 1"),
         says=("srun",),
     ),
 )

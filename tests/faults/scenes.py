@@ -62,8 +62,8 @@ def score(scene: Scene) -> Score:
 
 def loud(play: Play, outcome: Outcome) -> list[str]:
     """What is said at severity error or warning where nothing is wrong, and checks that broke."""
-    alarms = {id: words for id, words in outcome.alarms().items() if id not in true_here(play)}
-    return [f"false alarm {id}: {'; '.join(words)}" for id, words in alarms.items()] + outcome.crashed()
+    alarms = {check: words for check, words in outcome.alarms().items() if check not in true_here(play)}
+    return [f"false alarm {check}: {'; '.join(words)}" for check, words in alarms.items()] + outcome.crashed()
 
 
 def _not_found(scene: Scene, outcome: Outcome) -> list[str]:
@@ -73,7 +73,9 @@ def _not_found(scene: Scene, outcome: Outcome) -> list[str]:
         wrong.append(f"{scene.id} is {result['status']} ({result['severity']}): {result['reason']}")
     if outcome.code != scene.exit_code and not own_alarms():
         wrong.append(f"exit code {outcome.code}, not {scene.exit_code}")
-    words = " ".join(f"{one['summary']} {one['evidence']} {one['source']} {one['fix']}" for one in outcome.findings(scene.id))
+    words = " ".join(
+        f"{one['summary']} {one['evidence']} {one['source']} {one['fix']}" for one in outcome.findings(scene.id)
+    )
     wrong += [f"{word!r} is not in the words: {words[:300]}" for word in scene.says if word not in words]
     return wrong
 
@@ -89,7 +91,7 @@ def _wrongly_blamed(scene: Scene, outcome: Outcome) -> list[str]:
         wrong.append(f"hosts {sorted(hosts)} are blamed, not {sorted(scene.hosts)}")
     true = {scene.id, *scene.also, *true_here(scene.sick)}
     others = outcome.alarms(but_consequences_of=scene.id)
-    wrong += [f"untrue there: {id} {words}" for id, words in others.items() if id not in true]
+    wrong += [f"untrue there: {check} {words}" for check, words in others.items() if check not in true]
     return wrong
 
 
@@ -123,7 +125,13 @@ def together(*processes: Process, spaces: tuple[str, ...] = (), setup: str = "",
 
 
 def launched(
-    launcher: str, *, spaces: tuple[str, ...] = (), setup: str = "", needs: tuple[str, ...] = (), shell: str = "", **environ: str
+    launcher: str,
+    *,
+    spaces: tuple[str, ...] = (),
+    setup: str = "",
+    needs: tuple[str, ...] = (),
+    shell: str = "",
+    **environ: str,
 ) -> Play:
     """What a real launcher starts; ``environ`` is that of the launcher's own shell, ``shell`` runs in each rank."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environ.items())
@@ -155,14 +163,19 @@ def torchrun_environ(rank: int, world: int, local: int | None = None, per_host: 
     }
 
 
-def crew(world: int, changes: Mapping[int, Mapping[str, str]] | None = None, *, like: Process | None = None, **common: str) -> tuple[Process, ...]:
+def crew(
+    world: int, changes: Mapping[int, Mapping[str, str]] | None = None, *, like: Process | None = None, **common: str
+) -> tuple[Process, ...]:
     """``world`` ranks of one host as torchrun starts them. ``changes``: what differs, by rank; ``common``: for all.
 
     A value of ``None`` is not possible: what torchrun sets is always there.
     """
     template = like or Process()
     return tuple(
-        replace(template, environ=tuple({**torchrun_environ(rank, world), **common, **(changes or {}).get(rank, {})}.items()))
+        replace(
+            template,
+            environ=tuple({**torchrun_environ(rank, world), **common, **(changes or {}).get(rank, {})}.items()),
+        )
         for rank in range(world)
     )
 

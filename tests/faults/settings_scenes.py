@@ -159,7 +159,8 @@ NAMES = (
         alone(spaces=NETWORK, setup="hostname nameless.invalid"),
         alone(
             spaces=NETWORK,
-            setup=f"hostname named; {interface('eth0', '10.7.0.1/24')}; echo '10.7.0.1 named' > h; mount --bind h /etc/hosts",
+            setup=f"{interface('eth0', '10.7.0.1/24')}; hostname named; echo '10.7.0.1 named' > h; "
+            "mount --bind h /etc/hosts",
         ),
         severity="info",
         hosts=("nameless.invalid",),
@@ -203,7 +204,21 @@ LAUNCH = (
     ),
 )
 
+DUMPS = {
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "dumps/rank_",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+
 SURROUNDINGS = (
+    Scene(
+        "a folder for dumps that is not there",
+        "HOST004",
+        alone(**{**DUMPS, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/nonexistent/dumps/rank_"}),
+        alone(setup="mkdir dumps", **DUMPS),
+        says=("/nonexistent/dumps",),
+        also=("NCCL011",),
+    ),
     Scene(
         "a lock that a killed build left",
         "HOST008",
@@ -234,7 +249,7 @@ SURROUNDINGS = (
         "NCCL010",
         alone(
             packages=CUDA,
-            setup="python -c \"from pathlib import Path; from tests.faults.wheels import put_nccl; put_nccl(Path('old'), '2.18.5')\"",
+            setup="python -m tests.faults.wheels old 2.18.5",
             shell="export LD_LIBRARY_PATH=$PWD/old",
         ),
         alone(packages=CUDA),

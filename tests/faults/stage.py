@@ -82,13 +82,13 @@ class Outcome:
     report: Mapping[str, Any]
     stderr: str = ""
 
-    def result(self, id: str) -> Mapping[str, Any]:
-        """The result of the check ``id``."""
-        return next(result for result in self.report["results"] if result["id"] == id)
+    def result(self, check: str) -> Mapping[str, Any]:
+        """The result of a check, by its id."""
+        return next(result for result in self.report["results"] if result["id"] == check)
 
-    def findings(self, id: str) -> list[Mapping[str, Any]]:
-        """The findings of the check ``id`` that stand."""
-        return [finding for finding in self.result(id)["findings"] if finding["ignored"] is None]
+    def findings(self, check: str) -> list[Mapping[str, Any]]:
+        """The findings of a check that stand, by its id."""
+        return [finding for finding in self.result(check)["findings"] if finding["ignored"] is None]
 
     def alarms(self, *, but_consequences_of: str = "") -> dict[str, list[str]]:
         """Summaries of the findings of severity error or warning, by id; not those that one id explains."""
@@ -101,7 +101,9 @@ class Outcome:
 
     def crashed(self) -> list[str]:
         """Checks that broke, and why."""
-        return [f"{result['id']}: {result['reason']}" for result in self.report["results"] if result["status"] == "crash"]
+        return [
+            f"{result['id']}: {result['reason']}" for result in self.report["results"] if result["status"] == "crash"
+        ]
 
 
 @functools.cache
@@ -119,19 +121,25 @@ def perform(play: Play) -> Outcome:
         folder = Path(name)
         if play.is_alone:
             return _outcome(_play_host(play.hosts[0], folder, f"check --format json {shlex.join(play.options)}"))
-        captures = folder / "captures"
-        captures.mkdir()
-        for number, host in enumerate(play.hosts):
-            # A launcher's ranks know their numbers, which the names of the files in a folder are made of.
-            target = captures if host.launcher else f"{captures}/{number}-$NUMBER.json"
-            done = _play_host(host, folder, f"capture -o {target}")
-            assert done.returncode == 0, done.stderr
-        return diagnose(captures, *play.options)
+        return diagnose(capture(play, folder), *play.options)
+
+
+def capture(play: Play, folder: Path, *options: str) -> Path:
+    """The folder, below ``folder``, into which every process of ``play`` has captured itself."""
+    captures = folder / "captures"
+    captures.mkdir()
+    for number, host in enumerate(play.hosts):
+        # Ranks of a launcher run the same script: their shells' process numbers tell them apart.
+        done = _play_host(host, folder, f"capture {shlex.join(options)} -o {captures}/{number}-$NUMBER-$$.json")
+        assert done.returncode == 0, done.stderr
+    return captures
 
 
 def diagnose(path: Path, *options: str) -> Outcome:
     """What ``doctor diagnose`` says of a capture or of a folder of them."""
-    return _outcome(run_shell(f"{DOCTOR} diagnose {shlex.quote(str(path))} --format json {shlex.join(options)}", path.parent))
+    return _outcome(
+        run_shell(f"{DOCTOR} diagnose {shlex.quote(str(path))} --format json {shlex.join(options)}", path.parent)
+    )
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
@@ -172,7 +180,9 @@ def run_shell(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``script`` by bash in the clean environment, in ``folder``, which is its home too."""
     command = [*(prefix or []), "bash", "-c", script]
-    return subprocess.run(command, env=clean_environ(folder), cwd=folder, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, env=clean_environ(folder), cwd=folder, capture_output=True, text=True, timeout=timeout
+    )
 
 
 def clean_environ(home: Path) -> dict[str, str]:
@@ -214,7 +224,20 @@ def require(*tools: str) -> None:
 def _may_unshare() -> bool:
     if shutil.which("unshare") is None or shutil.which("ip") is None or os.geteuid() != 0:
         return False
-    command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "mount", "-t", "sysfs", "none", "/sys"]
+    command = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "mount",
+        "-t",
+        "sysfs",
+        "none",
+        "/sys",
+    ]
     return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
 
 

@@ -1,12 +1,14 @@
 """Packages as pip would leave them, as far as the doctor reads them: metadata, version files, shared libraries.
 
 A package is ``name==version``, and may go on with what it requires: ``lightning==2.1.0 torch<2.2``.
+``python -m tests.faults.wheels FOLDER VERSION`` puts a libnccl.so.2 into a folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -55,8 +57,15 @@ def _put_torch(site: Path, version: str) -> None:
         put_nccl(package / "stub", "2.0.0")
         # Absolute: the folder of the wheels is what torch's own libraries name relative to themselves.
         search = "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
-        _compile(package / "lib" / "libtorch_cuda.so", "", f"-L{package / 'stub'}", search, "-Wl,--no-as-needed", "-l:libnccl.so.2")
-        architectures = "const char *list = \"sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120\";"
+        _compile(
+            package / "lib" / "libtorch_cuda.so",
+            "",
+            f"-L{package / 'stub'}",
+            search,
+            "-Wl,--no-as-needed",
+            "-l:libnccl.so.2",
+        )
+        architectures = 'const char *list = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120";'
         _compile(package / "lib" / "libtorch_python.so", architectures)
 
 
@@ -76,3 +85,7 @@ def _compile(path: Path, text: str, *options: str) -> Path:
         command = [str(compiler()), "-shared", "-fPIC", "-o", str(path), source.name, *options]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     return path
+
+
+if __name__ == "__main__":
+    put_nccl(Path(sys.argv[1]), sys.argv[2])

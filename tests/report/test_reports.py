@@ -7,7 +7,7 @@ import pytest
 from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
 from doctor.catalog import Catalog
 from doctor.report.machine import render_github, render_json, render_junit, render_markdown
-from doctor.report.terminal import make_console, print_report
+from doctor.report.terminal import draw_report, make_console
 from doctor.report.words import byte_size, evidence_lines, ranges, some
 from doctor.session import judge
 from doctor.settings import IgnoreEntry, Settings
@@ -49,9 +49,7 @@ def report_of(*checks, sketch=None, settings=None):
 
 
 def text_of(report, width=100, **options):
-    paper = io.StringIO()
-    print_report(report, make_console(paper, width=width), **options)
-    return paper.getvalue()
+    return draw_report(report, make_console(io.StringIO(), width=width), **options)
 
 
 def test_a_finding_says_where_what_and_the_way_out():

@@ -11,6 +11,7 @@ from doctor.api import (
     Finding,
     GpuFacts,
     Job,
+    Lack,
     Severity,
     Sick,
     Sketch,
@@ -18,6 +19,7 @@ from doctor.api import (
     SoftwareFacts,
     TorchBuild,
     TrainerFacts,
+    Unknown,
     Verdict,
     Well,
     backend_asked,
@@ -52,6 +54,10 @@ def _processor_build(sketch: Sketch, ranks: tuple[int, ...] | None = None) -> Sk
         Well("CPU build, GPUs hidden", _processor_build(healthy(per_host=2)).environ(CUDA_VISIBLE_DEVICES="")),
         Well("Gloo asked for", healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="gloo"))),
         Well("a plug-in's backend", healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="smddp"))),
+        Well(
+            "CPU build, and the driver does not answer",
+            _processor_build(healthy(per_host=2)).drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+        ),
         Sick("CPU build on one rank", _processor_build(healthy(hosts=2, per_host=2), (3,)), ranks=(3,)),
         Sick(
             "NCCL asked for in a CPU build",
@@ -70,8 +76,8 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the job stops with "Distributed package doesn't have NCCL built in", or trains on the CPU, silently
     and a hundred times slower.
-    Fix: install the build for your CUDA (`pip install torch --index-url https://download.pytorch.org/whl/cu128`), the
-    same on all hosts; or ask for `gloo` where you want the CPU.
+    Fix: install the build for your CUDA, the same on all hosts (`pip install --force-reinstall torch --index-url
+    https://download.pytorch.org/whl/cu128`); or ask for `gloo` where you want the CPU.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)
     builds = [(software.torch, alike) for software, alike in job.each(SoftwareFacts, also=also) if software.torch]
@@ -79,11 +85,15 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
         yield Skip("torch is not installed")
     for torch, alike in builds:
         lacking = [name for name in _asked(alike) if name in BUILT_IN and torch.backends and name not in torch.backends]
-        without_cuda = _has_gpus(alike) and not torch.cuda and not torch.hip and processor_asked(alike) is None
+        without_cuda = not torch.cuda and not torch.hip and processor_asked(alike) is None
+        missing = alike.missing(GpuFacts)
         if lacking:
             yield _finding(torch, alike, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
-        elif without_cuda:
+        elif without_cuda and _has_gpus(alike):
             yield _finding(torch, alike, f"torch {torch.version} is built without CUDA, and the host has GPUs")
+        elif without_cuda and missing and missing.lack is not Lack.ABSENT:
+            words = f"torch {torch.version} is built without CUDA, and whether there are GPUs can't be seen"
+            yield Unknown(f"{words}: {missing.reason}", alike.ranks, missing.unhide)
 
 
 def _asked(alike: Alike) -> list[str]:

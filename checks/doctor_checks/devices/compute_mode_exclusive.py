@@ -11,6 +11,7 @@ from doctor.api import (
     Gpu,
     GpuFacts,
     GpuProcess,
+    HostFacts,
     Job,
     LocalRanks,
     Rank,
@@ -47,6 +48,12 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
             healthy(per_host=2, gpus=1)
             .gpu(0, compute_mode="exclusive-process")
             .environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - the default of MPS
+        ),
+        Well(
+            "exclusive, and a container hides who is on it",
+            healthy(per_host=1)
+            .alter(HostFacts, container="docker")
+            .gpu(0, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30),)),
         ),
         Sick(
             "exclusive and shared by two ranks",
@@ -91,6 +98,9 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
                         "processes_on_it": [process.pid for process in share.gpu.processes or ()],
                     },
                 )
+            elif _may_be_taken(machine, share.gpu):
+                reason = f"GPU {share.gpu.index} takes one process, and whether one has it can't be seen from here"
+                yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
 
 
 def _sharing(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> dict[str, int]:
@@ -106,6 +116,14 @@ def _sharing(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> dict
 def _by_mps(rank: Rank) -> bool:
     environment = rank.find(EnvironmentFacts)
     return environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
+
+
+def _may_be_taken(machine: LocalRanks, gpu: Gpu) -> bool:
+    """Whether a process that may be somebody else's is on it, or may be."""
+    if gpu.processes is None:
+        return True
+    own, host_ids = process_ids(machine), sees_host_processes(machine)
+    return any(one.kind == "compute" and is_foreign(one, own, host_ids) is None for one in gpu.processes)
 
 
 def _forbidden(machine: LocalRanks, gpu: Gpu, clients: int) -> str | None:

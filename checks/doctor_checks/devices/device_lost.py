@@ -35,6 +35,9 @@ from doctor.api import (
 TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot")
 """nvml.h nvmlDeviceGpuRecoveryAction_t: what the driver wants before it lets new work on the GPU."""
 
+BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
+"""What batch systems set in a job: SLURM, LSF, PBS and Flux."""
+
 
 @check(
     id="GPU019",
@@ -57,6 +60,12 @@ TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system
             .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
         ),
         Well(
+            "a PBS job that is given one GPU of two",
+            healthy(per_host=1)
+            .launched(PBS_JOBID="17.head")
+            .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
+        ),
+        Well(
             "a desktop card lent to a virtual machine",
             healthy(per_host=1)
             .gpu(0, name="NVIDIA GeForce RTX 3090")
@@ -74,6 +83,14 @@ TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system
             ranks=(0, 1),
         ),
         Sick("the driver wants a reset first", healthy(per_host=2).gpu(1, recovery_action="gpu-reset"), ranks=(1,)),
+        Sick(
+            "a GPU that no rank uses, lost since the job began",
+            healthy(per_host=2, gpus=3)
+            .environ(CUDA_VISIBLE_DEVICES="0,1")
+            .alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 79, "0000:12:00"),)),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Sick(
             "Xid 79 since the job began",
             healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 79, "0000:11:00"),)),
@@ -100,7 +117,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
         yield from _absent_from_driver(local, found)
         for reported in xids_of(local, {"lost"}):
             if bus_key(reported.device) not in told:
-                severity = Severity.ERROR if reported.recent else Severity.WARNING
+                severity = Severity.ERROR if reported.recent and reported.ranks else Severity.WARNING
                 yield Finding(
                     f"{reported.summary} ({local.name})",
                     ranks=reported.ranks or local.ranks,
@@ -137,8 +154,8 @@ def _finding(local: LocalRanks, share: Share, words: str) -> Finding:
 
 
 def _absent_from_driver(local: LocalRanks, found: tuple[Share, ...]) -> Iterator[Verdict]:
-    """GPUs of the PCI bus that NVML does not count. Containers and device cgroups hide GPUs from NVML and not from
-    sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
+    """GPUs of the PCI bus that NVML does not count. Containers and the device cgroups of batch systems hide GPUs from
+    NVML and not from sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers is None or gpus is None or _may_be_restricted(local):
         return
@@ -157,5 +174,6 @@ def _absent_from_driver(local: LocalRanks, found: tuple[Share, ...]) -> Iterator
 def _may_be_restricted(local: LocalRanks) -> bool:
     host, launch = local.find(HostFacts), local.members[0].find(LaunchFacts) if local.members else None
     slurm = local.hosts[0].missing(SlurmFacts)
-    in_slurm = slurm is None or slurm.lack is not Lack.ABSENT or bool(launch and launch.get("SLURM_JOB_ID"))
-    return host is None or host.container is not None or in_slurm
+    in_slurm = slurm is None or slurm.lack is not Lack.ABSENT
+    in_batch = launch is not None and any(launch.get(name) for name in BATCH_JOBS)
+    return host is None or host.container is not None or in_slurm or in_batch

@@ -12,6 +12,7 @@ from doctor.api import (
     HostFacts,
     Job,
     LocalRanks,
+    MigDevice,
     ProcessFacts,
     Scope,
     Severity,
@@ -61,6 +62,12 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
             "a container that can't tell whose processes they are",
             healthy(per_host=1).alter(HostFacts, container="docker").gpu(0, processes=(GpuProcess(4242, 70 * GIB),)),
         ),
+        Well(
+            "somebody on a MIG slice, perhaps another one",
+            healthy(per_host=1)
+            .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0), MigDevice("MIG-b", 1)))
+            .gpu(0, processes=(GpuProcess(4242, 9 * GIB, "python", 1001),)),
+        ),
         Sick(
             "another user's training on the second GPU",
             healthy(per_host=2).gpu(1, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
@@ -98,7 +105,10 @@ def device_occupied(
                 continue
             held = [one for one in share.gpu.processes if _holds(share.gpu, one, compute_share, graphics_share)]
             others = [process for process in held if is_foreign(process, own, host_ids)]
-            if others:
+            if others and share.gpu.mig:
+                reason = f"other processes hold memory of GPU {share.gpu.index}, and of which MIG slice can't be seen"
+                yield Unknown(reason, share.ranks, "nvidia-smi lists processes by slice (columns GI ID and CI ID)")
+            elif others:
                 yield _finding(machine, share, others)
             elif any(is_foreign(process, own, host_ids) is None for process in held):
                 reason = f"whose processes hold memory of GPU {share.gpu.index} can't be seen in this container"

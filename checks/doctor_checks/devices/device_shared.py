@@ -11,7 +11,6 @@ from doctor.api import (
     GpuFacts,
     Job,
     LocalRanks,
-    NcclFacts,
     Rank,
     Scope,
     Severity,
@@ -21,6 +20,7 @@ from doctor.api import (
     Unknown,
     Verdict,
     Well,
+    asks_to_share,
     check,
     devices_of,
     has_own_gpus,
@@ -73,6 +73,12 @@ from doctor.api import (
             severity=Severity.WARNING,
         ),
         Sick(
+            "shared through MPS",
+            healthy(per_host=2, gpus=1).environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - its default
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
             "shared by ranks that talk by Gloo",
             healthy(per_host=2, gpus=1).put(TrainerFacts(source="fabric run", backend="gloo")),
             ranks=(0, 1),
@@ -91,8 +97,9 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     devices = devices_of(job)
     unclear = [rank for rank, device in devices.items() if device is None and on_processor(rank) is None]
     if not unclear and not any(devices.values()):
-        yield Skip("no rank uses a GPU")
-    yield from _unclear(unclear)
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip("no rank uses a GPU")
+    if job.world_size > 1:
+        yield from _unclear(unclear)
     for machine in job.by_machine():
         for device, ranks in _together(machine, devices):
             if all(map(_is_behind_cgroup, ranks)) and len({rank.host.index for rank in ranks}) == 1:
@@ -150,7 +157,4 @@ def _finding(machine: LocalRanks, device: Device, ranks: list[Rank]) -> Finding:
 
 
 def _asks_to_share(rank: Rank, device: Device) -> bool:
-    nccl, environment = rank.find(NcclFacts), rank.find(EnvironmentFacts)
-    by_nccl = nccl is not None and nccl.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    by_mps = environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
-    return by_nccl or by_mps or any(process.kind == "mps" for process in device.gpu.processes or ())
+    return asks_to_share(rank) or any(process.kind == "mps" for process in device.gpu.processes or ())

@@ -76,11 +76,17 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
             domains.setdefault(cluster, []).append(local)
     spanning = {cluster: members for cluster, members in domains.items() if len(members) > 1}
     if not spanning:
-        yield Skip("no two hosts in one NVLink domain")
+        reason = "no two hosts in one NVLink domain"
+        yield Unknown("other ranks not gathered") if _may_span(job) else Skip(reason)
     for members in spanning.values():
         for local in members:
             yield from _judge(local)
         yield from _judge_cliques(members)
+
+
+def _may_span(job: Job) -> bool:
+    """Whether hosts that nobody asked may share the domain of one that is here."""
+    return bool(job.ungathered) and any(map(_domains, job.by_host()))
 
 
 def _domains(local: LocalRanks) -> set[Domain]:

@@ -66,10 +66,10 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
     devices = devices_of(job)
     for local in job.by_host():
         nodes = _processors_of_nodes(local)
-        for rank in local.members:
-            device = devices[rank]
-            if device:
-                yield from _judge(local, device.gpu, rank, nodes)
+        used = ((rank, device.gpu) for rank in local.members if (device := devices[rank]))
+        remote = [(rank, far) for rank, gpu in used if (far := _far(gpu, rank, nodes))]
+        if remote:
+            yield _finding(local, remote)
 
 
 def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
@@ -78,26 +78,36 @@ def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
     return {node: frozenset(cpus) for node, cpus in known if node is not None and cpus}
 
 
-def _judge(local: LocalRanks, gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> Iterator[Verdict]:
+def _allowed(rank: Rank) -> tuple[int, ...]:
     process = rank.find(ProcessFacts)
-    allowed = set(process.cpus_allowed) if process else set()
-    if not allowed:
-        return
+    return process.cpus_allowed if process else ()
+
+
+def _far(gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> list[str]:
+    """What is remote to every processor that the rank may use."""
+    allowed = set(_allowed(rank))
     far = []
-    if gpu.cpus and allowed.isdisjoint(gpu.cpus):
+    if allowed and gpu.cpus and allowed.isdisjoint(gpu.cpus):
         far.append(f"GPU {gpu.index}")
-    if _is_far_from_network(rank, allowed, nodes):
+    if allowed and _is_far_from_network(rank, allowed, nodes):
         far.append("every RDMA device")
-    if far:
-        yield Finding(
-            f"rank {rank.number} of {local.name} may run only on processors that are remote to {' and '.join(far)}",
-            ranks=(rank.number,),
-            evidence={
-                "processors_allowed": sorted(allowed),
-                "processors_of_gpu": list(gpu.cpus or ()),
-                "numa_node_of_gpu": gpu.numa_node,
+    return far
+
+
+def _finding(local: LocalRanks, remote: list[tuple[Rank, list[str]]]) -> Finding:
+    first, far = remote[0]
+    more = f", and so {len(remote) - 1} more" if len(remote) > 1 else ""
+    return Finding(
+        f"rank {first.number} of {local.name} may run only on processors that are remote to {' and '.join(far)}{more}",
+        ranks=tuple(rank.number for rank, _ in remote),
+        evidence={
+            "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},
+            "processors_allowed_by_rank": {str(rank.number): _allowed(rank) for rank, _ in remote},
+            "numa_node_by_gpu": {
+                str(gpu.index): gpu.numa_node for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
             },
-        )
+        },
+    )
 
 
 def _is_far_from_network(rank: Rank, allowed: set[int], nodes: dict[int, frozenset[int]]) -> bool:

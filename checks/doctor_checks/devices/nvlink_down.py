@@ -12,12 +12,14 @@ from doctor.api import (
     KernelEvent,
     KernelLogFacts,
     LocalRanks,
+    MigDevice,
     NvLink,
     Reported,
     Scope,
     Severity,
     Share,
     Sick,
+    Sketch,
     Unknown,
     Verdict,
     Well,
@@ -28,8 +30,17 @@ from doctor.api import (
 )
 
 
-def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0) -> tuple[NvLink, ...]:
-    return tuple(NvLink(link, link not in down, "switch", fatal, fatal) for link in range(count))
+def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0, remote: str = "switch") -> tuple[NvLink, ...]:
+    return tuple(NvLink(link, link not in down, remote, fatal, fatal) for link in range(count))
+
+
+def _bridged(pairs: int) -> Sketch:
+    """Four PCIe cards, as many pairs of them bridged."""
+    sketch = healthy(per_host=4)
+    for index in range(4):
+        links = _links(12, () if index < 2 * pairs else tuple(range(12)), remote="gpu")
+        sketch = sketch.gpu(index, name="NVIDIA A100 80GB PCIe", nvlinks=links)
+    return sketch
 
 
 @check(
@@ -41,6 +52,14 @@ def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0) -> tuple[NvLi
     cases=lambda: (
         Well("all links active", healthy(hosts=2, per_host=8)),
         Well("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),
+        Well("two bridged pairs", _bridged(2)),
+        Well("one bridged pair beside two cards without a bridge", _bridged(1), silent=False),
+        Well(
+            "a GPU in slices, whose links rest",
+            healthy(per_host=1, gpus=2).gpu(
+                0, mig=True, mig_devices=(MigDevice("MIG-a", 0),), nvlinks=_links(18, tuple(range(18)))
+            ),
+        ),
         Well("replays, which are repaired", healthy(per_host=1).gpu(0, nvlinks=(NvLink(0, True, "gpu", 12, 0),))),
         Well(
             "an NVLink Xid before the last reset",
@@ -96,7 +115,7 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
     host; if it comes back, have bridges, board or switch checked.
     """
     for local, found in shares_by_host(job):
-        used = [share for share in found if share.ranks and not share.gpu.lost]
+        used = [share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig]
         most: dict[str, int] = {}
         for share in used:
             most[share.gpu.name] = max(most.get(share.gpu.name, 0), _active(share.gpu))
@@ -120,14 +139,20 @@ def _judge(local: LocalRanks, share: Share, most: int, peers: int) -> Iterator[V
         return
     total = len(gpu.nvlinks or ())
     if active < most or 0 < active < total:
-        # Where all GPUs of the host lack the same links, it may be the way this machine or virtual machine is built.
-        by_design = active == most and peers > 1
         words = f"{active} of {total} NVLinks active"
-        yield _finding(local, share, words, Severity.WARNING if by_design else Severity.ERROR, most)
+        yield _finding(local, share, words, _severity(gpu, active == most and peers > 1), most)
     failing = [link for link in gpu.nvlinks or () if link.fatal]
     if failing:
         words = f"{sum(link.fatal or 0 for link in failing)} recovery errors on {len(failing)} NVLinks"
         yield _finding(local, share, words, Severity.WARNING, most)
+
+
+def _severity(gpu: Gpu, all_alike: bool) -> Severity:
+    """Where all GPUs of the host lack the same links, it may be the way this machine or virtual machine is built. A
+    PCIe card without any link, beside others that have them, is most often one without a bridge."""
+    if all_alike:
+        return Severity.WARNING
+    return Severity.INFO if "pcie" in gpu.name.lower() and not _active(gpu) else Severity.ERROR
 
 
 def _finding(local: LocalRanks, share: Share, words: str, severity: Severity, most: int) -> Finding:

@@ -10,6 +10,7 @@ from doctor.api import (
     GpuFacts,
     Job,
     LaunchFacts,
+    NcclFacts,
     Rank,
     Severity,
     Sick,
@@ -18,10 +19,12 @@ from doctor.api import (
     Unknown,
     Verdict,
     Well,
+    asks_to_share,
     check,
     has_own_gpus,
     healthy,
     on_processor,
+    uses_nccl,
     visible_gpus,
 )
 
@@ -40,6 +43,14 @@ from doctor.api import (
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
         ),
         Well("ranks on the CPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="-1")),
+        Well(
+            "two ranks that share the only GPU through MPS",
+            healthy(per_host=2, gpus=1).environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - its default
+        ),
+        Well(
+            "two ranks on the only GPU that talk by Gloo",
+            healthy(per_host=2, gpus=1).put(TrainerFacts(source="LT_*", backend="gloo")),
+        ),
         Well("a left-over LOCAL_RANK in a lone process", healthy(per_host=1).alter(LaunchFacts, local_rank=3)),
         Sick(
             "torchrun inside a SLURM task that was given one GPU",
@@ -57,6 +68,12 @@ from doctor.api import (
             healthy(hosts=2, per_host=4).environ(ranks=(4, 5, 6, 7), CUDA_VISIBLE_DEVICES="0,1,2"),
             ranks=(7,),
         ),
+        Sick(
+            "four ranks that share two GPUs on purpose",
+            healthy(per_host=4, gpus=2).environ(NCCL_MULTI_RANK_GPU_ENABLE="1"),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
     ),
 )
 def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
@@ -68,7 +85,7 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     device alone, use `cuda:0` in it.
     """
     lists = _lists_by_host(job)
-    for environment, gpus, alike in job.each(EnvironmentFacts, GpuFacts, also=(SoftwareFacts, TrainerFacts)):
+    for environment, gpus, alike in job.each(EnvironmentFacts, GpuFacts, also=(SoftwareFacts, TrainerFacts, NcclFacts)):
         launched = [rank for rank in alike.members if _is_launched(rank)]
         if not launched or not gpus.gpus or on_processor(alike):
             continue
@@ -78,10 +95,11 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
             yield Unknown(seen.why, ranks, "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")
             continue
         beyond = [rank for rank in launched if (rank.local_rank or 0) >= seen.size]
+        sharing = asks_to_share(alike) or not uses_nccl(alike)
         if seen.size == 1:
             beyond = [rank for rank in beyond if not _has_own_device(rank, environment, lists[rank.host.index])]
-        if beyond:
-            yield _judge(job, environment, seen.size, beyond)
+        if beyond and not (sharing and seen.size == 1):
+            yield _judge(job, environment, seen.size, beyond, Severity.WARNING if sharing else Severity.ERROR)
 
 
 def _lists_by_host(job: Job) -> dict[int, set[str | None]]:
@@ -102,7 +120,10 @@ def _has_own_device(rank: Rank, environment: EnvironmentFacts, lists: set[str | 
     return has_own_gpus(rank) or (environment.get("CUDA_VISIBLE_DEVICES") is not None and len(lists) > 1)
 
 
-def _judge(job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank]) -> Finding | Unknown:
+def _judge(
+    job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank], severity: Severity
+) -> Finding | Unknown:
+    """Ranks that share GPUs on purpose are told their number in the program, as local rank modulo devices."""
     numbers, listed = tuple(rank.number for rank in ranks), environment.get("CUDA_VISIBLE_DEVICES")
     if size == 1 and job.ungathered and len(job.ranks) == 1 and listed is not None:
         reason = "one device is visible to this rank, and whether others share it is not known"
@@ -112,9 +133,10 @@ def _judge(job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank]
     hosts = list(dict.fromkeys(rank.host.name for rank in ranks))
     more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else ""
     return Finding(
-        f"local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
-        f"{', '.join(hosts[:3])}{more}, where {devices} visible",
+        f"no GPU for local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
+        f"{', '.join(hosts[:3])}{more}: {devices} visible",
         ranks=numbers,
         evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
+        severity=severity,
         explains=("GPU001",),
     )

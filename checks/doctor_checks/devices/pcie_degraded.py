@@ -20,6 +20,7 @@ from doctor.api import (
     check,
     healthy,
     hidden_of_gpus,
+    is_data_centre,
     shares_by_host,
 )
 
@@ -35,6 +36,13 @@ from doctor.api import (
         Well(
             "a desktop board that splits its lanes, idle",
             healthy(per_host=2).gpu(0, pcie_width=8).gpu(1, pcie_width=8),
+            silent=False,
+        ),
+        Well(
+            "desktop cards in slots of different width, idle",
+            healthy(per_host=2)
+            .gpu(0, name="NVIDIA GeForce RTX 4090")
+            .gpu(1, name="NVIDIA GeForce RTX 4090", pcie_width=8),
             silent=False,
         ),
         Sick(
@@ -74,7 +82,7 @@ def _lacks(now: int | None, best: int | None) -> bool | None:
 
 def _judge(local: LocalRanks, share: Share, peers_are_wide: bool, loaded_percent: float) -> Iterator[Verdict]:
     """An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours that
-    keep theirs, make it a fault."""
+    keep theirs in a server, make it a fault. Slots of desktop boards differ in width."""
     gpu = share.gpu
     loaded = (gpu.utilization or 0) >= loaded_percent
     narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
@@ -92,7 +100,7 @@ def _judge(local: LocalRanks, share: Share, peers_are_wide: bool, loaded_percent
                 "width_max_lanes": gpu.pcie_width_max,
                 "utilization_percent": gpu.utilization,
             },
-            severity=Severity.WARNING if loaded or peers_are_wide else Severity.INFO,
+            severity=Severity.WARNING if loaded or (peers_are_wide and is_data_centre(gpu)) else Severity.INFO,
         )
 
 

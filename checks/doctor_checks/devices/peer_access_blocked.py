@@ -11,6 +11,7 @@ from doctor.api import (
     HostFacts,
     Job,
     LocalRanks,
+    MigDevice,
     NcclFacts,
     PeerLink,
     Scope,
@@ -18,6 +19,7 @@ from doctor.api import (
     Share,
     Sick,
     Skip,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -57,6 +59,12 @@ def _pair(path: str, status: str) -> tuple[PeerLink, ...]:
             "cards on two sockets",
             healthy(per_host=2).alter(GpuFacts, links=_pair("system", "topology-not-supported")),
         ),
+        Well(
+            "a GPU in slices beside whole ones",
+            healthy(per_host=1, gpus=2)
+            .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0, 20 << 30),))
+            .alter(GpuFacts, links=_pair("nvlink", "not-supported")),
+        ),
         Well("one rank, one GPU", healthy(per_host=1, gpus=1)),
         Well(
             "access control in a virtual machine, which needs it",
@@ -94,14 +102,16 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
     """
     judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]
     if not judged:
-        yield Skip("no host with ranks on several GPUs")
+        reason = "no host with ranks on several GPUs"
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
     for local, users in judged:
         yield from _judge(local, users)
 
 
 def _users(found: tuple[Share, ...]) -> Users:
-    """GPUs that ranks use, by index."""
-    return {share.gpu.index: (share.gpu, share.ranks) for share in found if share.ranks and not share.gpu.lost}
+    """GPUs that ranks use, by index; under MIG none has peer access, which another check judges."""
+    used = (share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig)
+    return {share.gpu.index: (share.gpu, share.ranks) for share in used}
 
 
 def _judge(local: LocalRanks, users: Users) -> Iterator[Verdict]:

@@ -15,6 +15,7 @@ from doctor.api import (
     Severity,
     Sick,
     Skip,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -61,7 +62,7 @@ def shared_device_oversubscribed(job: Job) -> Iterator[Verdict]:
     """
     shared = [entry for machine in job.by_machine() for entry in _together(machine.members, devices_of(job))]
     if not shared:
-        yield Skip("no two ranks share a GPU")
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip("no two ranks share a GPU")
     for device, ranks in shared:
         total = device.slice.memory if device.slice else device.gpu.memory_total
         peaks = [estimate.device_peak or 0 for rank in ranks if (estimate := rank.find(EstimateFacts))]

@@ -16,6 +16,7 @@ from doctor.api import (
     Severity,
     Sick,
     Skip,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -82,7 +83,8 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
     """
     hosts = [local for local in job.by_host() if len(local.members) > 1 and not _without_gpu(local)]
     if not hosts:
-        yield Skip("no host with GPUs and several ranks")
+        reason = "no host with GPUs and several ranks"
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
     for local in hosts:
         yield from _judge_host(local)
 

@@ -66,8 +66,8 @@ def build_lock_stale(
     """Ask whether a left-over lock will make ranks wait for ever when an extension is built.
 
     Why it hurts: torch before 2.14 builds extensions under a lock file, and whoever comes later waits until it is gone.
-    One that a killed build left behind is
-    never removed: every rank sleeps in file_baton.py, silently, until the collective's time-out kills the others.
+    One that a killed build left behind is never removed: every rank sleeps in file_baton.py, silently, until the
+    collective's time-out kills the others.
     Fix: remove the lock file when no build is running (the path is in the evidence), then start again.
     """
     # Building an extension takes minutes (large attention kernels up to half an hour); nothing builds for a day.

@@ -17,6 +17,7 @@ from doctor.api import (
     Sick,
     Sketch,
     Skip,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -63,7 +64,8 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
     Fix: on the hosts named: chronyc makestep (or: systemctl restart systemd-timesyncd), then timedatectl.
     """
     if len(job.by_host()) < 2:
-        yield Skip("one host: nothing to compare its clock with")
+        reason = "one host: nothing to compare its clock with"
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
         return
     by_reference: dict[str, list[_Clock]] = {}
     for local in job.by_host():

@@ -10,6 +10,7 @@ from doctor.api import (
     GpuFacts,
     HostFacts,
     Job,
+    Lack,
     LocalRanks,
     NcclFacts,
     RdmaDevice,
@@ -19,6 +20,7 @@ from doctor.api import (
     Sick,
     Sketch,
     Skip,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -26,6 +28,8 @@ from doctor.api import (
     on_processor,
     what_forces_sockets,
 )
+
+_WSL = "5.15.167.4-microsoft-standard-WSL2"
 
 
 def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> Sketch:
@@ -68,6 +72,14 @@ def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> Sketch:
         Well("RDMA devices are of no use on one host", _without_verbs(hosts=1)),
         Well("RDMA is switched off", _without_verbs().environ(NCCL_IB_DISABLE="1")),
         Well("the ranks use the CPU", _container("/dev/nvidia-uvm").environ(CUDA_VISIBLE_DEVICES="")),
+        Well(
+            "a container under WSL, whose GPUs come through /dev/dxg",
+            _container("/dev/nvidia").alter(HostFacts, kernel=_WSL),
+        ),
+        Well(
+            "the driver does not answer",
+            _container("/dev/nvidia-uvm").drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+        ),
         Sick("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
         Sick("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
         Sick("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
@@ -91,10 +103,13 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
     """
     contained = [local for local in job.by_host() if _is_contained(local)]
     if not contained:
-        yield Skip("not in a container")
+        yield Skip("not in a container of a Linux host")
         return
     missing: dict[tuple[str, str, Severity], list[int]] = {}
     for local in contained:
+        lack = local.hosts[0].missing(GpuFacts)
+        if lack and lack.lack is not Lack.ABSENT:
+            yield Unknown(f"which GPUs the container has is not known: {lack.reason}", local.ranks, lack.unhide)
         for files, words, severity in _missing(job, local):
             missing.setdefault((files, words, severity), []).extend(local.ranks)
     for (files, words, severity), ranks in missing.items():
@@ -110,7 +125,12 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
 
 def _is_contained(local: LocalRanks) -> bool:
     host = local.find(HostFacts)
-    return host is not None and host.container is not None
+    return host is not None and host.container is not None and not _is_wsl(host)
+
+
+def _is_wsl(host: HostFacts) -> bool:
+    """The Windows driver serves GPUs through /dev/dxg, and none of the files of Linux is there."""
+    return "microsoft" in (host.kernel or "").lower()
 
 
 def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]:

@@ -121,11 +121,15 @@ def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
     for (quota, threads), held in small.items():
         each = max(1, int(quota) // max(1, len(held[0].members)))
         yield Finding(
-            f"a quota of {quota:g} CPUs for {threads} threads of {len(held[0].members)} ranks",
+            f"a quota of {quota:g} CPUs for {_count(threads, 'thread')} of {_count(len(held[0].members), 'rank')}",
             ranks=_ranks(held),
             evidence={"quota_cpus": quota, "threads": threads, "ranks_per_host": len(held[0].members)},
             fix=f"raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}",
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _threads(rank: Rank) -> int:

@@ -10,6 +10,7 @@ from doctor.api import (
     Finding,
     GpuFacts,
     Job,
+    Lack,
     Limit,
     NcclFacts,
     ProcessFacts,
@@ -53,6 +54,11 @@ def _limited(soft: int, hard: int | None = None, **others: Any) -> Sketch:
         Well("64 KiB and RDMA switched off", _limited(65536).environ(NCCL_IB_DISABLE="1")),
         Well("256 GiB", _limited(256 << 30)),
         Sick("64 KiB on the second host", _limited(65536), ranks=(2, 3)),
+        Sick(
+            "64 KiB, and a driver that does not answer",
+            _limited(65536).drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+            ranks=(2, 3),
+        ),
         Sick(
             "8 MiB, the default of newer kernels, and unlimited hard limit", _limited(8 << 20, UNLIMITED), ranks=(2, 3)
         ),
@@ -103,7 +109,8 @@ def _binding_limit(rank: Rank) -> Limit | None:
 
 
 def _talks_over_rdma(rank: Rank) -> bool:
-    return rank.find(GpuFacts) is not None and uses_nccl(rank)
+    missing = rank.missing(GpuFacts)
+    return (missing is None or missing.lack is not Lack.ABSENT) and uses_nccl(rank)
 
 
 def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:

@@ -68,6 +68,15 @@ LAST_THAT_WAITS = (1, 2)
             ranks=(0, 1, 2, 3),
         ),
         Sick("a LOCAL_RANK of an earlier run", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="0"), ranks=(0,)),
+        Sick(
+            "a LOCAL_RANK of an earlier run, and nothing installed that waits for a launcher",
+            healthy(hosts=1, per_host=1)
+            .launched(LOCAL_RANK="0")
+            .alter(SoftwareFacts, packages=(Package("torch", "2.8.0"),)),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Sick("a LOCAL_RANK that is set and empty", healthy(hosts=1, per_host=1).launched(LOCAL_RANK=""), ranks=(0,)),
         Sick("a NODE_RANK of another job", healthy(hosts=1, per_host=1).launched(NODE_RANK="1"), ranks=(0,)),
         Sick(
             "Lightning 1.1 and any NODE_RANK",
@@ -87,6 +96,17 @@ def launchers_mixed(job: Job) -> Iterator[Verdict]:
     """
     yield from _judge_direct(job)
     yield from merge(_judge_each(job))
+
+
+LAUNCH_READERS = ("lightning", "pytorch-lightning", "accelerate")
+"""Packages that take LOCAL_RANK alone for the mark of a launcher. accelerate (and so the Trainer of transformers) then
+asks for RANK as well and raises (accelerate/state.py)."""
+
+
+def _is_read(alike: Alike) -> bool:
+    """Whether a library that goes by these variables is installed, or may be."""
+    software = alike.find(SoftwareFacts)
+    return software is None or any(software.version(name) for name in LAUNCH_READERS)
 
 
 def _judge_each(job: Job) -> Iterator[Finding]:
@@ -156,14 +176,16 @@ def _judge_torchrun(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
 
 
 def _judge_local_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
-    """Lightning that sees LOCAL_RANK starts no processes (LightningEnvironment.creates_processes_externally)."""
-    if not has_value(launch, "LOCAL_RANK") or devices_asked(alike.members[0]) == 1:
-        return
+    """Lightning that sees LOCAL_RANK, even an empty one, starts no processes
+    (LightningEnvironment.creates_processes_externally)."""
     value = launch.get("LOCAL_RANK")
+    if value is None or devices_asked(alike.members[0]) == 1:
+        return
     yield Finding(
         f"LOCAL_RANK={value} is set, and no launcher started this process",
         ranks=alike.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
+        severity=None if _is_read(alike) else Severity.INFO,
         effect="Lightning believes that somebody else starts the ranks: it starts none itself and waits for them.",
         fix="`unset LOCAL_RANK`, then start again.",
     )
@@ -178,6 +200,7 @@ def _judge_node_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
         yield Finding(
             f"{name}={number} is set, and nothing else says that there are several hosts",
             ranks=alike.ranks,
+            severity=None if _is_read(alike) else Severity.INFO,
             evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": _hosts_asked(alike)},
             effect=f"Lightning numbers its ranks as those of host {number}: no process is rank 0, and all wait for it.",
             fix=f"`unset {name}`; in a job of several hosts export MASTER_ADDR and MASTER_PORT too and set num_nodes.",

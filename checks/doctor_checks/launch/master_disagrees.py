@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Address,
     Finding,
     Host,
+    Interface,
     InterfaceFacts,
     Job,
     MasterFacts,
@@ -55,6 +57,10 @@ class Look(NamedTuple):
         Well(
             "the master's own host resolves its name to loopback",
             healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0, 1), resolved=("127.0.1.1",)),
+        ),
+        Well(
+            "the master's address is also that of a bridge elsewhere, so that it is nobody's for certain",
+            healthy(hosts=3, per_host=1).alter(InterfaceFacts, hosts=("node2",), interfaces=_with_address_of_node0),
         ),
         Well(
             "one host knows the master by another name",
@@ -107,6 +113,8 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
             look = Look(f"{master.address}:{master.port}", master.resolved[0], rank.number, rank.host)
             places.setdefault(_place(master, rank.host, owners), []).append(look)
     right = _right(job, places)
+    if right is not None:
+        _unite(places, right)
     if len(places) < 2 or _meet_somewhere(places):
         return
     if right is not None and right.host is not None and right.host not in owners.known:
@@ -161,6 +169,15 @@ def _right(job: Job, places: dict[Place, list[Look]]) -> Place | None:
     return ordered[0][0] if ordered else None
 
 
+def _unite(places: dict[Place, list[Look]], right: Place) -> None:
+    """Ranks that dial an address which the master's host calls its own look there, though its interfaces do not tell:
+    a second host has the address too, or address translation stands before it."""
+    own = {look.address for look in places[right] if right.host is not None and not is_loopback(look.address)}
+    for place in [place for place in places if place.host is None and place.port == right.port]:
+        if own.intersection(place.addresses):
+            places[right] += places.pop(place)
+
+
 def _meet_somewhere(places: dict[Place, list[Look]]) -> bool:
     """Whether a name with several addresses (round robin) leads all ranks to one they share."""
     if len({place.port for place in places}) > 1 or any(place.host is not None for place in places):
@@ -192,6 +209,10 @@ def _fix(odd: Look, right: Look) -> str:
     if odd.told.rpartition(":")[0] != name or odd.address == right.address:
         return f"{export}, as everywhere else."
     return f"{export}, or correct what the name resolves to there: `getent ahosts {name}` must say {right.address}."
+
+
+def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
+    return (*old, Interface("br-lab", "container-bridge", addresses=(Address("inet", "10.0.0.1", 24),)))
 
 
 def _shown(look: Look) -> str:

@@ -57,6 +57,11 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
         Sick(
             "true in small letters", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:true"), ranks=(0, 1)
         ),
+        Sick(
+            "quotation marks of an env file are part of the value",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="'expandable_segments:True'"),
+            ranks=(0, 1),
+        ),
         Sick("an equals sign", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb=512"), ranks=(0, 1)),
         Sick("below the least size", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:10"), ranks=(0, 1)),
         Sick(

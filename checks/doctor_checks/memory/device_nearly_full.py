@@ -12,6 +12,7 @@ from doctor.api import (
     HostFacts,
     Job,
     LocalRanks,
+    MigDevice,
     ProcessFacts,
     Severity,
     Share,
@@ -21,6 +22,7 @@ from doctor.api import (
     Well,
     check,
     healthy,
+    hidden_of_gpus,
     is_foreign,
     mebibytes,
     process_ids,
@@ -48,8 +50,18 @@ GIB = 1 << 30
             silent=False,
         ),
         Well(
+            "other MIG slices of the GPU are full",
+            healthy(per_host=1).gpu(
+                0, mig=True, mig_devices=(MigDevice("MIG-a", 0),), memory_used=79 * GIB, processes=()
+            ),
+        ),
+        Well(
             "a full GPU that no rank uses",
             healthy(per_host=1, gpus=2).environ(CUDA_VISIBLE_DEVICES="0").gpu(1, memory_used=79 * GIB, processes=()),
+        ),
+        Well(
+            "a card whose memory the driver does not tell",
+            healthy(per_host=1).gpu(0, name="NVIDIA GB10", memory_total=None, memory_used=None, memory_free=None),
         ),
         Well(
             "full, and a container hides whose memory it is",
@@ -74,8 +86,22 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
     """
     for machine, found in shares_by_machine(job):
         for share in found:
-            if share.ranks and _share_used(share.gpu) > used_share:
+            if share.ranks and not share.gpu.lost and _is_untold(share.gpu):
+                yield _untold(machine, share)
+            elif share.ranks and _share_used(share.gpu) > used_share:
                 yield _judge(machine, share)
+
+
+def _is_untold(gpu: Gpu) -> bool:
+    return gpu.memory_used is None or not gpu.memory_total
+
+
+def _untold(machine: LocalRanks, share: Share) -> Unknown:
+    """NVML keeps it from users under MIG, and has none for chips that share their memory with the processor."""
+    note = hidden_of_gpus(machine, "memory_used", "memory_total")
+    reason = share.gpu.error or (note.reason if note else "the driver does not tell")
+    words = f"how full GPU {share.gpu.index} is can't be seen: {reason}"
+    return Unknown(words, share.ranks, note.unhide if note else "free -h, where GPU and processor share their memory")
 
 
 def _share_used(gpu: Gpu) -> float:
@@ -84,6 +110,9 @@ def _share_used(gpu: Gpu) -> float:
 
 def _judge(machine: LocalRanks, share: Share) -> Finding | Unknown:
     gpu, own, host_ids = share.gpu, process_ids(machine), sees_host_processes(machine)
+    if gpu.mig:
+        reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, and how full its MIG slices are can't be seen"
+        return Unknown(reason, share.ranks, "nvidia-smi shows the memory of each slice")
     foreign = [process for process in gpu.processes or () if is_foreign(process, own, host_ids)]
     mine = [process for process in gpu.processes or () if host_ids and process.pid in own]
     if not foreign and not mine and not (host_ids and gpu.processes is not None):

@@ -82,7 +82,7 @@ def rank_zero_skew(job: Job, *, context_mebibytes: float = 800) -> Iterator[Verd
     """
     judged = [local for local in job.by_host() if len(local.members) > 1]
     if not judged:
-        yield Skip("one rank a host")
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip("one rank a host")
     devices = devices_of(job)
     for local in judged:
         homes = {rank.number: device.gpu for rank in local.members if (device := devices[rank])}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.api import (
     EnvironmentFacts,
     Finding,
+    GpuFacts,
     Job,
     NcclFacts,
     Severity,
@@ -21,10 +22,10 @@ from doctor.api import (
     describe,
     group_alike,
     healthy,
+    nccl_matters,
     source_of,
     split,
     stated_settings,
-    uses_nccl,
     within,
 )
 
@@ -54,6 +55,14 @@ _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
         Sick(
             "DETAIL breaks DDP over Gloo in torch 2.13",
             healthy(1, 2, gpus=0).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213),
+            ranks=(0, 1),
+            severity=Severity.ERROR,
+        ),
+        Sick(
+            "the same with the CUDA build of torch 2.13 on a machine without GPU",
+            healthy(1, 2, gpus=0)
+            .environ(TORCH_DISTRIBUTED_DEBUG="DETAIL")
+            .alter(SoftwareFacts, torch=TorchBuild("2.13.0", cuda="13.0", backends=("gloo", "nccl"))),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
@@ -142,12 +151,12 @@ def _detail(job: Job) -> Iterator[Finding]:
             severity=Severity.ERROR,
         )
         return
-    sections = (SoftwareFacts, TrainerFacts)
+    sections = (SoftwareFacts, TrainerFacts, GpuFacts)
     for breaks, ranks in group_alike(
         job,
         EnvironmentFacts,
         lambda environment, alike: (
-            _breaks(alike.find(SoftwareFacts), nccl=uses_nccl(alike)) if _is_detail(environment) else None
+            _breaks(alike.find(SoftwareFacts), nccl=nccl_matters(alike)) if _is_detail(environment) else None
         ),
         also=sections,
     ):

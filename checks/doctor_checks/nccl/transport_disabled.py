@@ -11,6 +11,7 @@ from doctor.api import (
     GpuFacts,
     HostFacts,
     Job,
+    Lack,
     LaunchFacts,
     NcclFacts,
     PeerLink,
@@ -41,7 +42,7 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 @check(
     id="NCCL006",
     severity=Severity.WARNING,
-    needs=(NcclFacts, GpuFacts),
+    needs=(NcclFacts,),
     cases=lambda: (
         Well("nothing set", healthy(1, 8)),
         Well("switches that turn nothing off", healthy(1, 8).environ(NCCL_P2P_DISABLE="0", NCCL_NVLS_ENABLE="2")),
@@ -51,7 +52,13 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
         ),
         Well("one GPU", healthy(2, 1).environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")),
-        Well("no GPU", healthy(2, 2, gpus=0).environ(NCCL_P2P_DISABLE="1")),
+        Well("one GPU, one process", healthy(1, 1).environ(NCCL_P2P_DISABLE="1", NCCL_NVLS_ENABLE="0")),
+        Well("no GPU, and one process a host", healthy(2, 1, gpus=0).environ(NCCL_P2P_DISABLE="1")),
+        Well("text is read as 0 without a GPU too", healthy(1, 2, gpus=0).environ(NCCL_SHM_DISABLE="true")),
+        Well(
+            "NVLS on two GPUs, which NCCL would not use for them",
+            healthy(1, 2).environ(NCCL_NVLS_ENABLE="0"),
+        ),
         Well(
             "P2P over PCIe behind access control",
             healthy(1, 2)
@@ -84,6 +91,34 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             severity=Severity.INFO,
         ),
         Sick("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
+        Sick(
+            "NVLS is off as Google's set-up of TCPXO asks for",
+            healthy(1, 8).environ(NCCL_NVLS_ENABLE="0", NCCL_FASTRAK_CTRL_DEV="eth0"),
+            ranks=tuple(range(8)),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "the driver does not show how the GPUs are linked",
+            healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(GpuFacts, gpus=_without_nvlink, links=()),
+            ranks=(0, 1),
+        ),
+        Sick("on a login node, no GPU to look at", healthy(1, 1, gpus=0).environ(NCCL_P2P_DISABLE="1"), ranks=(0,)),
+        Sick(
+            "shared memory is off, no GPU is seen",
+            healthy(2, 2, gpus=0).environ(NCCL_SHM_DISABLE="1"),
+            ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "the driver can't be asked",
+            healthy(1, 2).drop(GpuFacts, Lack.FAILED, "the driver does not answer").environ(NCCL_P2P_LEVEL="LOC"),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "NVLS is off where no GPU is seen",
+            healthy(1, 1, gpus=0).environ(NCCL_NVLS_ENABLE="0"),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
     ),
 )
 def transport_disabled(job: Job) -> Iterator[Verdict]:
@@ -97,12 +132,18 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    for nccl, gpus, alike in job.each(NcclFacts, GpuFacts, also=(HostFacts, LaunchFacts)):
-        if len(gpus.gpus) > 1 and not _is_alone(alike):
-            host = alike.find(HostFacts)
-            guarded = bool(host and host.pci_access_control)
-            for setting, lost, severity in _lost(nccl, gpus, guarded=guarded):
-                yield _finding(setting, lost, severity, alike.ranks)
+    for nccl, alike in job.each(NcclFacts, also=(GpuFacts, HostFacts, LaunchFacts)):
+        if _is_alone(alike):
+            continue
+        gpus, host = alike.find(GpuFacts), alike.find(HostFacts)
+        if gpus is None or not gpus.gpus:
+            losses = _lost_elsewhere(nccl)
+        elif len(gpus.gpus) > 1:
+            losses = _lost(nccl, gpus, guarded=bool(host and host.pci_access_control))
+        else:
+            continue
+        for setting, lost, severity in losses:
+            yield _finding(setting, lost, severity, alike.ranks)
 
 
 def _is_alone(alike: Alike) -> bool:
@@ -118,6 +159,8 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     by_nvlink = _has_nvlink(gpus)
     by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
     peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
+    if not gpus.links and not guarded:
+        peers = peers or "peer-to-peer, if these GPUs have it (the driver does not show their links)"
     off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
     if off and peers:
         yield off, peers, None
@@ -127,7 +170,21 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
         yield shm, "shared memory", Severity.INFO if unused else None
     nvls = _switch(nccl, "NCCL_NVLS_ENABLE", 0)
     if nvls and _has_nvls(gpus):
-        yield nvls, "NVLink SHARP (NVLS)", None
+        by_vendor = any(setting.name.startswith("NCCL_FASTRAK_") for setting in nccl.settings)
+        yield nvls, "NVLink SHARP (NVLS)", Severity.INFO if by_vendor else None
+
+
+def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
+    """Where no GPU is seen (login node, batch script, no driver) the switch still reaches the machine that trains. Most
+    machines have nothing that NVLS could use."""
+    where = "on any machine with several GPUs (none is seen here)"
+    off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
+    if off:
+        yield off, f"peer-to-peer {where}", None
+    if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
+        yield shm, f"shared memory {where}", None
+    if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
+        yield nvls, "NVLink SHARP (NVLS) where a machine has it (no GPU is seen here)", Severity.INFO
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
@@ -153,7 +210,7 @@ def _has_nvls(gpus: GpuFacts) -> bool:
 
 
 def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tuple[int, ...]) -> Finding:
-    unused = severity is Severity.INFO
+    unused = severity is Severity.INFO and setting.name == "NCCL_SHM_DISABLE"
     where = f"remove it from {setting.source}" if source_of(setting) else f"unset {setting.name}"
     return Finding(
         f"{setting.name}={setting.value} turns off {lost}"

@@ -60,6 +60,12 @@ _SOUND = {
         Sick("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
         Sick("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
         Sick("an unknown log level", healthy().environ(NCCL_DEBUG="DEBUG"), ranks=(0, 1)),
+        Sick(
+            "a log level that is none and is quiet, as it was meant to be",
+            healthy().environ(NCCL_DEBUG="ERROR"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Sick("no bool to torch", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="on"), ranks=(0, 1)),
         Sick("an unknown debug level of torch", healthy().environ(TORCH_DISTRIBUTED_DEBUG="1"), ranks=(0, 1)),
         Sick("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
@@ -128,7 +134,9 @@ def _fix(stated: Stated, expected: str) -> str:
     meant = next((number for number, words in _MEANT.items() if setting.value.strip().lower() in words), None)
     if meant is not None and expected.startswith("0 or 1"):
         return f"{where}{setting.name}={meant}"
-    return f"{where}{setting.name}=… with {expected}; or remove it"
+    if source_of(setting):
+        return f"remove the line from {stated.origin}, or give {setting.name} a value that fits: {expected}"
+    return f"unset {setting.name}, or give it a value that fits: {expected}"
 
 
 def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:

@@ -13,9 +13,11 @@ from doctor.api import (
     Endpoint,
     EnvironmentFacts,
     Finding,
+    HostFacts,
     Interface,
     InterfaceFacts,
     Job,
+    NameLookup,
     NcclFacts,
     NetworkChoice,
     RdmaFacts,
@@ -48,6 +50,7 @@ _BRIDGED = Interface("eth0", "veth", physical=False, addresses=(Address("inet", 
 _CABLE = Interface(
     "veth25f2e72", "veth", physical=False, addresses=(Address("inet6", "fe80::380d:bfff:fe5b:54d2", 64),)
 )
+_BOARD = Interface("enx3a0b", addresses=(Address("inet", "169.254.3.1", 24),))
 _LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Address("inet", "192.168.122.1", 24),))
 
 
@@ -95,6 +98,19 @@ class _Used(NamedTuple):
             severity=Severity.WARNING,
         ),
         Sick(
+            "the management board's link bears one address on every host",
+            healthy(2, 1).alter(InterfaceFacts, interfaces=lambda old: (*old, _BOARD)),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Sick(
+            "without GPUs: every container is 172.17.0.2, by its own name",
+            healthy(2, 1, gpus=0)
+            .alter(InterfaceFacts, interfaces=(_LOOPBACK, _BRIDGED))
+            .alter(HostFacts, names=(NameLookup("trainer", "hostname", ("172.17.0.2",), seconds=0.001),)),
+            ranks=(0, 1),
+        ),
+        Sick(
             "NCCL 2.27 would also use virbr0 for data",
             healthy(2, 1).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT)),
             ranks=(0, 1),
@@ -122,7 +138,7 @@ def _used(job: Job) -> Iterator[_Used]:
     for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
         choice = choice_of(alike)
         nccl, environment = alike.find(NcclFacts), alike.find(EnvironmentFacts)
-        if choice is not None and (choice.library == "NCCL" or choice.value is not None):
+        if choice is not None and (choice.library == "NCCL" or choice.value is not None or _leaves(choice)):
             sockets = nccl is not None and data_goes_by_sockets(nccl, alike.find(RdmaFacts))
             yield _Used(choice, interfaces, alike, choice.library == "NCCL" and sockets)
         named = environment.get("GLOO_SOCKET_IFNAME") if environment else None
@@ -131,13 +147,18 @@ def _used(job: Job) -> Iterator[_Used]:
             yield _Used(NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, alike, False)
 
 
+def _leaves(choice: NetworkChoice) -> bool:
+    """Whether it is no loopback: that Gloo takes by the host's own name is another illness."""
+    return choice.first is not None and choice.first.interface.kind != "loopback"
+
+
 def _repeated(used: Iterable[_Used]) -> dict[str, int]:
     """Private addresses that more than one machine would give out, and how many do."""
     machines: dict[str, set[object]] = {}
     for one in used:
-        if one.choice.first is not None:
-            bearers = {rank.host.machine for rank in one.alike.members}
-            machines.setdefault(one.choice.first.address.address, set()).update(bearers)
+        bearers = {rank.host.machine for rank in one.alike.members}
+        for endpoint in one.choice.endpoints if one.all_carry else one.choice.endpoints[:1]:
+            machines.setdefault(endpoint.address.address, set()).update(bearers)
     return {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
 
 
@@ -150,7 +171,7 @@ def _judge(used: _Used, repeated: dict[str, int]) -> Iterator[Finding]:
         yield _finding(used, first, f"{used.choice.library} would use {first.text}: {fault}", Severity.ERROR)
     elif used.all_carry:
         others = used.choice.endpoints[1:]
-        bad = [one for one in others if one.interface.kind in CARRIES_NOTHING or needs_zone(one.address)]
+        bad = [one for one in others if needs_zone(one.address) or _fault(one, repeated) is not None]
         if bad:
             names = ", ".join(one.text for one in bad[:4])
             yield _finding(

@@ -10,6 +10,7 @@ from doctor.api import (
     Job,
     NcclFacts,
     NcclList,
+    NcclPlugin,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
@@ -21,6 +22,7 @@ from doctor.api import (
     active_rdma_ports,
     check,
     healthy,
+    loaded_net_plugin,
     merge,
     nccl_device_list,
     nccl_rdma_ports,
@@ -46,6 +48,13 @@ _HALF_DOWN = (
         Well("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
         Well("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
         Well("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
+        Well(
+            "a plug-in carries the data, and NCCL_IB_HCA is left over",
+            healthy(2, 2)
+            .put(RdmaFacts(devices=(RdmaDevice("rdmap0", (RdmaPort(link_layer="Unspecified"),), driver="efa"),)))
+            .alter(NcclFacts, plugins=(NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/lib/libnccl-net.so"),))
+            .environ(NCCL_IB_HCA="mlx5"),
+        ),
         Sick(
             "devices of another machine", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_bond_0"), ranks=(0, 1, 2, 3)
         ),
@@ -57,6 +66,17 @@ _HALF_DOWN = (
         ),
         Sick("a misspelt device", healthy(2, 1, rdma=2).environ(ranks=(1,), NCCL_IB_HCA="mlxl5_0"), ranks=(1,)),
         Sick("everything is excluded", healthy(2, 1, rdma=2).environ(NCCL_IB_HCA="^mlx5"), ranks=(0, 1)),
+        Well(
+            "a lone host without a cable, NCCL_IB_HCA in its image",
+            healthy(1, 2, rdma=1).alter(RdmaFacts, devices=_HALF_DOWN[:1]).environ(NCCL_IB_HCA="mlx5"),
+        ),
+        Sick(
+            "every port that the prefix stands for is down",
+            healthy(2, 1, rdma=1)
+            .alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN[:1])
+            .environ(NCCL_IB_HCA="mlx5"),
+            ranks=(1,),
+        ),
         Sick(
             "the selected port is down",
             healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
@@ -78,9 +98,11 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
         if setting is None or not setting.value or what_forces_sockets(nccl) is not None:
             continue
         active = active_rdma_ports(rdma)
-        named = _named(nccl_device_list(setting.value), rdma)
-        if nccl_rdma_ports(nccl, rdma) or (named and not active):
+        if loaded_net_plugin(nccl) is not None and not active:
             continue
+        named = _named(nccl_device_list(setting.value), rdma)
+        if nccl_rdma_ports(nccl, rdma) or (named and not active and not job.is_multi_host):
+            continue  # One host without a cable needs no RDMA.
         found.append(_finding(setting, named, [one.name for one in active], alike))
     yield from merge(found)
 

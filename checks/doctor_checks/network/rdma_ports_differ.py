@@ -13,6 +13,7 @@ from doctor.api import (
     Job,
     Lack,
     NcclFacts,
+    RdmaChoice,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
@@ -42,6 +43,7 @@ Kind = tuple[str, float]
 class _Member(NamedTuple):
     ports: tuple[Kind, ...]
     alike: Alike
+    choices: tuple[RdmaChoice, ...]
 
 
 @check(
@@ -105,13 +107,14 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
         rdma = alike.find(RdmaFacts)
         ports = nccl_rdma_ports(nccl, rdma) if rdma else ()
         kinds = sorted((one.port.link_layer or "", one.port.rate or 0.0) for one in ports)
-        members.append(_Member(tuple(kinds), alike))
+        members.append(_Member(tuple(kinds), alike, ports))
     mixed: list[_Member] = []
     plain: list[_Member] = []
     for member in members:
         (mixed if len({layer for layer, _ in member.ports}) > 1 else plain).append(member)
     if mixed:
-        yield _finding(job, "the selected RDMA ports mix InfiniBand and Ethernet", mixed, members, Severity.ERROR)
+        claim, fix = "the selected RDMA ports mix InfiniBand and Ethernet", _of_one_layer(mixed[0])
+        yield _finding(job, claim, mixed, members, Severity.ERROR, fix)
     yield from _minority(job, plain, members)
 
 
@@ -130,13 +133,25 @@ def _minority(job: Job, members: list[_Member], everybody: list[_Member]) -> Ite
     yield _finding(job, f"{shown} where others have {usual}", odd, everybody, severity)
 
 
-def _finding(job: Job, claim: str, odd: list[_Member], everybody: list[_Member], severity: Severity) -> Finding:
+def _of_one_layer(member: _Member) -> str:
+    """The line that keeps the ports of the link layer that carries most on this host."""
+    rates: Counter[str] = Counter()
+    for one in member.choices:
+        rates[one.port.link_layer or ""] += int(one.port.rate or 1)
+    layer = rates.most_common(1)[0][0]
+    names = dict.fromkeys(one.device.name for one in member.choices if (one.port.link_layer or "") == layer)
+    return f"`export NCCL_IB_HCA='={','.join(names)}'` on all hosts keeps the {layer} ports"
+
+
+def _finding(
+    job: Job, claim: str, odd: list[_Member], everybody: list[_Member], severity: Severity, fix: str = ""
+) -> Finding:
     ranks = tuple(sorted(rank for member in odd for rank in member.alike.ranks))
     counts: Counter[str] = Counter()
     for member in everybody:
         counts[_words(member.ports)] += len(member.alike.members)
     evidence = {"ranks_by_ports": dict(counts.most_common(8)), "goes_along_with": list(correlates(job, ranks))}
-    return Finding(claim, ranks=ranks, severity=severity, evidence=evidence)
+    return Finding(claim, ranks=ranks, severity=severity, evidence=evidence, fix=fix)
 
 
 def _words(ports: tuple[Kind, ...]) -> str:

@@ -81,7 +81,7 @@ def architecture_unsupported(job: Job) -> Iterator[Verdict]:
         yield _finding(capability, ranks)
     if unread:
         yield Unknown(
-            "torch's files do not tell for which GPU architectures it is built",
+            "the architectures of this torch or of the GPU could not be read",
             tuple(unread),
             'python -c "import torch; print(torch.cuda.get_arch_list())"',
         )

@@ -49,6 +49,13 @@ def _drivers(driver: str, supports: str | None, torch_cuda: str | None = "12.8",
         Well("CUDA 11 under a driver for 12", _drivers("525.60.13", "12.0", torch_cuda="11.8")),
         Well("too old, with a forward-compatibility package", _drivers("535.183.01", "12.2", "13.0", "580.82.07")),
         Well("torch without CUDA on that host", _drivers("470.57.02", "11.4", torch_cuda=None)),
+        Sick(
+            "a forward-compatibility package for a GeForce card",
+            _drivers("570.124.06", "12.8", "13.0", "580.82.07").gpu(
+                0, hosts=("node1",), name="NVIDIA GeForce RTX 4090"
+            ),
+            ranks=(2, 3),
+        ),
         Sick("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
         Sick("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
         Sick("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
@@ -65,7 +72,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     Why it hurts: torch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel ends with
     "CUDA driver version is insufficient for CUDA runtime version"; frameworks may then go on on the CPU.
     Fix: update the driver, or install a torch built for the CUDA that the driver supports:
-    pip install torch --index-url https://download.pytorch.org/whl/cu126
+    pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126
     """
     built = [software.torch.cuda for software, _ in job.facts(SoftwareFacts) if software.torch]
     if not any(built):
@@ -98,7 +105,10 @@ class _Need(NamedTuple):
 
 def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _Need:
     driver = gpus.driver_version or (drivers.kernel_driver if drivers else None)
-    compatibility = drivers.forward_compatibility if drivers else None
+    # Forward compatibility is for data-centre cards and some workstation ones (CUDA compatibility guide); CUDA refuses
+    # it on others with error 804.
+    desktop = any("GeForce" in gpu.name for gpu in gpus.gpus)
+    compatibility = drivers.forward_compatibility if drivers and not desktop else None
     return _Need(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
 
 

@@ -57,6 +57,17 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
             _pair("1.8.6", "2.8.0", ">=1.9,<2.0", "pytorch-lightning"),
             ranks=(2, 3),
         ),
+        Sick(
+            "one release under both of its names",
+            _pair("2.4.0", "2.8.0").alter(
+                SoftwareFacts,
+                ranks=(2, 3),
+                packages=lambda old: (*old, Package("pytorch-lightning", "2.4.0")),
+                requirements=lambda old: (*old, Requirement("pytorch-lightning", "torch", ">=2.1.0")),
+            ),
+            ranks=(2, 3),
+            severity=Severity.INFO,
+        ),
         Sick("torch newer than the newest tested", _pair("2.4.0", "2.8.0"), ranks=(2, 3), severity=Severity.INFO),
     ),
 )
@@ -74,7 +85,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
             continue
         for requirement in software.requirements:
             version = software.version(requirement.package)
-            if requirement.package not in LIGHTNINGS or requirement.requires != "torch" or version is None:
+            if version is None or not _is_telling(requirement, software):
                 continue
             judged = True
             inside = fits(software.torch.version, requirement.specifier)
@@ -89,6 +100,16 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
         yield _finding(misfit, tuple(ranks))
     if not judged:
         yield Skip("Lightning and torch are not both installed")
+
+
+def _is_telling(requirement: Requirement, software: SoftwareFacts) -> bool:
+    """Whether it is what a Lightning requires of torch. lightning brings pytorch-lightning of the same release, which
+    requires the same: one of them is enough."""
+    if requirement.package not in LIGHTNINGS or requirement.requires != "torch":
+        return False
+    others = {one.package for one in software.requirements if one.requires == "torch"}
+    is_twin = software.version(requirement.package) == software.version("lightning") and "lightning" in others
+    return requirement.package == "lightning" or not is_twin
 
 
 class _Misfit(NamedTuple):
