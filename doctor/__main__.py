@@ -45,7 +45,7 @@ def _run() -> int:
     except UnusableError as error:
         from doctor.report.words import spelt_out
 
-        print(f"doctor: {spelt_out(str(error))}", file=sys.stderr)  # noqa: T201
+        print(f"doctor: {spelt_out(' '.join(str(error).split()))}", file=sys.stderr)  # noqa: T201
     return 2
 
 

@@ -153,9 +153,13 @@ def parse_capture(data: bytes, name: str) -> Capture:
 
 def _require_schema(head: _Head, name: str) -> None:
     if head.kind != "capture":
-        raise UnusableError(f"{name} is no capture: its kind is {str(head.kind)[:40]!r}")
+        raise UnusableError(f"{name} is no capture: its kind is {_short(head.kind)!r}")
     if head.schema != SCHEMA:
-        raise UnusableError(f"{name} has schema {str(head.schema)[:40]}; this release reads schema {SCHEMA}")
+        raise UnusableError(f"{name} has schema {_short(head.schema)}; this release reads schema {SCHEMA}")
+
+
+def _short(value: object) -> str:
+    return " ".join(str(value).split())[:40]
 
 
 def _assemble(document: _Document, name: str) -> Capture:

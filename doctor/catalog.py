@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -179,7 +180,7 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
 
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
         raise UnusableError(f"the plug-in {path} is no Python file that can be read")
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and typing look their module up by name.

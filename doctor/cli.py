@@ -44,13 +44,12 @@ def _format(*names: str) -> Callable[[Command], Command]:
     return click.option("--format", "form", type=click.Choice(names), default="text", help="How it is written.")
 
 
-_output = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file, not to standard output."
-)
+_PATH = click.Path(path_type=Path, readable=False)
+"""A path that is looked at by those who read or write it: one that can't be read among others is listed."""
+
+_output = click.option("-o", "--output", type=_PATH, help="Write it to this file, not to standard output.")
 _select = click.option("--select", default="", metavar="IDS", help="Only these: ids, families or ALL, comma-separated.")
-_plugin = click.option(
-    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="A Python file with further checks."
-)
+_plugin = click.option("--plugin", "plugins", multiple=True, type=_PATH, help="A Python file with further checks.")
 _redact = click.option("--redact", is_flag=True, help="Stand-ins for users, hosts, paths and addresses.")
 _timeout = click.option(
     "--timeout", type=click.FloatRange(0.1, 3600), help="Seconds that no collector may exceed (default: 30)."
@@ -141,7 +140,7 @@ def capture(output: Path | None, redact: bool, timeout: float | None) -> None:
 
 
 @app.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=_PATH)
 @_judging
 def diagnose(
     paths: tuple[Path, ...],
@@ -181,8 +180,8 @@ def diagnose(
 
 
 @app.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before", type=_PATH)
+@click.argument("after", type=_PATH)
 @_format("text", "json", "markdown")
 @_output
 def diff(before: Path, after: Path, form: str, output: Path | None) -> None:

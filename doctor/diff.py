@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -52,8 +52,10 @@ _WEIGHTS: dict[str, Weight] = {
 _LOUD_FIELDS = {"names", "shm", "memory_limit", "cpu_quota", "kernel", "limits", "boot_id"}
 """Fields of a medium section that often are the cause."""
 
-_NAMES = ("name", "index", "variable", "path", "number", "kind", "source", "package", "destination", "address", "first")
-"""By which field items of a list are matched with one another, in this order."""
+_PAIRS = (("first", "second"), ("package", "requires"))
+_NAMES = ("index", "name", "variable", "path", "number", "kind", "source", "destination", "address")
+"""By which field items of a list are matched with one another, in this order; the index comes before the name,
+because GPUs of one host share theirs."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -126,14 +128,25 @@ def _flatten(value: Any, path: str, volatile: set[str]) -> Iterator[tuple[str, o
             if name not in volatile and name != "hidden":
                 yield from _flatten(inner, f"{path}.{name}" if path else name, volatile)
     elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
-        for position, item in enumerate(value):
-            yield from _flatten(item, f"{path}[{_name_of(item, position)}]", volatile)
+        for name, item in zip(_names_of(value), value, strict=True):
+            yield from _flatten(item, f"{path}[{name}]", volatile)
     else:
         yield path, list(value) if isinstance(value, tuple) else value
 
 
-def _name_of(item: Any, position: int) -> object:
+def _names_of(items: Sequence[Any]) -> Iterator[str]:
+    """A name for each item, no two alike: a second route to one destination is ``0.0.0.0/0#2``."""
+    counts: dict[str, int] = {}
+    for position, item in enumerate(items):
+        name = _name_of(item, position)
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name}#{counts[name]}"
+
+
+def _name_of(item: Any, position: int) -> str:
     if not isinstance(item, Mapping):
-        return position
-    words = [str(item[name]) for name in _NAMES if name in item]
-    return words[0] if words else position
+        return str(position)
+    for first, second in _PAIRS:
+        if first in item and second in item:
+            return f"{item[first]}-{item[second]}"
+    return next((str(item[name]) for name in _NAMES if name in item), str(position))

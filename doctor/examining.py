@@ -14,7 +14,8 @@ import msgspec
 
 from doctor.catalog import Broken, Catalog, sentence_of
 from doctor.checking import Check
-from doctor.facts import Lack, Missing, Section, in_unicode
+from doctor.facts import Lack, Missing, Section
+from doctor.facts.base import in_unicode
 from doctor.finding import Finding, Scope, Severity, Skip, Status, Unknown
 from doctor.job import Job, Rank
 from doctor.result import CheckResult, Ignored, ReportFinding

@@ -74,17 +74,20 @@ def _files_of(path: Path) -> Iterator[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
         yield path
         return
-    for directory, folders, names in os.walk(path):
+    closed: list[OSError] = []
+    for directory, folders, names in os.walk(path, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(directory, name) for name in sorted(names) if not name.startswith("."))
+    yield from (Path(error.filename) for error in closed)
 
 
 def _kind(path: Path) -> str:
     """``capture``, ``report``, ``json``, ``unknown``, or ``missing`` where it can't be opened."""
     try:
         # A pipe or a device could block for ever, or never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            return "unknown"
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            return "missing" if stat.S_ISDIR(mode) else "unknown"
         with path.open("rb") as stream:
             head = stream.read(SNIFFED)
     except OSError:

@@ -212,6 +212,7 @@ class Job:
         self._alike: dict[tuple[str, ...], list[Alike]] = {}
         self._columns: dict[str, list[int]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
+        self._positions: dict[int, list[int]] | None = None
         self._multi_host: bool | None = None
 
     @property
@@ -317,8 +318,12 @@ class Job:
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The names of the hosts of ``ranks``, each once, in rank order."""
-        wanted = set(ranks)
-        return tuple(dict.fromkeys(rank.host.name for rank in self.ranks if rank.number in wanted))
+        if self._positions is None:
+            self._positions = {}
+            for position, rank in enumerate(self.ranks):
+                self._positions.setdefault(rank.number, []).append(position)
+        found = sorted(position for number in set(ranks) for position in self._positions.get(number, ()))
+        return tuple(dict.fromkeys(self.ranks[position].host.name for position in found))
 
 
 class Member(NamedTuple):

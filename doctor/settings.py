@@ -33,7 +33,7 @@ FailOn = Literal["error", "warning", "never"]
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
 """Seconds that a timeout may be."""
 
-_OUR_TABLE = re.compile(rb"""^\s*\[+\s*["']?tool["']?\s*\.\s*["']?doctor["']?\s*[.\]]""", re.MULTILINE)
+_OUR_TABLE = re.compile(rb"""^\s*\[+\s*["']?tool["']?\s*\.\s*["']?doctor["']?\s*(?:[.\]]|$)""", re.MULTILINE)
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,8 @@ import msgspec
 from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
 from doctor.collectors.children import abandon_child, start_child
-from doctor.facts import SECTIONS, Lack, Missing, Section, in_unicode
+from doctor.facts import SECTIONS, Lack, Missing, Section
+from doctor.facts.base import in_unicode
 
 Outcome = Section | Missing
 

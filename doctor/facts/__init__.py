@@ -1,6 +1,6 @@
 """Typed, frozen facts: what one process and its host know about themselves."""
 
-from doctor.facts.base import Hidden, Lack, Level, Missing, Origin, Section, Variable, in_unicode
+from doctor.facts.base import Hidden, Lack, Level, Missing, Origin, Section, Variable
 from doctor.facts.devices import (
     DriverFacts,
     Fabric,
@@ -166,5 +166,4 @@ __all__ = [
     "TorchBuild",
     "TrainerFacts",
     "Variable",
-    "in_unicode",
 ]

@@ -11,14 +11,14 @@ import msgspec
 from doctor.result import CheckResult, Report, ReportFinding
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing it, and what turns the direction of writing; tabs and line breaks may stay."""
+"""What a terminal obeys instead of showing it, and what turns the direction of writing; not tabs and line breaks."""
 
 _CODE = re.compile("(`[^`]+`)")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def spelt_out(text: str) -> str:
-    """``text`` with control characters as ``\\x1b``: a host name of a capture must not steer the reader's terminal."""
+    r"""``text`` with control characters as ``\x1b``: a host name of a capture must not steer the reader's terminal."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 

@@ -182,7 +182,7 @@ def _judge_local_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
     if value is None or devices_asked(alike.members[0]) == 1:
         return
     yield Finding(
-        f"LOCAL_RANK={value} is set, and no launcher started this process",
+        f"LOCAL_RANK={value or repr(value)} is set, and no launcher started this process",
         ranks=alike.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
         severity=None if _is_read(alike) else Severity.INFO,

@@ -97,7 +97,8 @@ def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
             f"{shown}: not a number",
             ranks=alike.ranks,
             evidence={"variables": wrong},
-            fix=f"Set {' and '.join(wrong)} to {'a whole number' if len(wrong) == 1 else 'whole numbers'}; a '$NAME' in a value means that the shell that should "
+            fix=f"Set {' and '.join(wrong)} to {'a whole number' if len(wrong) == 1 else 'whole numbers'}; "
+            "a '$NAME' in a value means that the shell that should "
             "have expanded it did not (single quotes, or `srun VAR=$X` expanded on the wrong host).",
         )
 

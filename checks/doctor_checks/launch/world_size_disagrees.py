@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.api import (
     Alike,
     Finding,
+    Group,
     Job,
     LaunchFacts,
     Scope,
     Severity,
     Sick,
+    Sketch,
     Verdict,
     Well,
     check,
@@ -25,6 +27,16 @@ from doctor.api import (
     ranks_in_words,
     split,
 )
+
+MOST_FINDINGS = 8
+"""Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
+
+
+def _counted_by_each_host(hosts: int) -> Sketch:
+    sketch = healthy(hosts=hosts, per_host=1)
+    for rank in range(hosts):
+        sketch = sketch.alter(LaunchFacts, ranks=(rank,), world_size=hosts + rank)
+    return sketch
 
 
 @check(
@@ -49,6 +61,11 @@ from doctor.api import (
             "two hosts, each of which believes that it is alone",
             healthy(hosts=2, per_host=2).alter(LaunchFacts, ranks=(2, 3), world_size=2),
             ranks=(0, 1, 2, 3),
+        ),
+        Sick(
+            "each of many hosts has a number of its own: one finding",
+            _counted_by_each_host(12),
+            ranks=tuple(range(12)),
         ),
         Sick(
             "srun starts four tasks and the script exports WORLD_SIZE=8",
@@ -81,6 +98,9 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
         return
     parted = split(job, LaunchFacts, lambda launch: launch.world_size)
     stated = [group for group in parted.minorities if group.value is not None]
+    if len(stated) > MOST_FINDINGS:
+        yield _scattered(stated, describe(parted))
+        return
     for group in stated:
         common = parted.common.value if parted.common else None
         if not parted.even and common is None:
@@ -97,6 +117,15 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
                 "along_with": list(along),
             },
         )
+
+
+def _scattered(groups: Sequence[Group[int]], words: str) -> Finding:
+    ranks = tuple(sorted(rank for group in groups for rank in group.ranks))
+    return Finding(
+        f"{ranks_in_words(ranks)} expect {len(groups)} different sizes of the world: {words}",
+        ranks=ranks,
+        evidence={"sizes": len(groups), "groups": words},
+    )
 
 
 def _judge_launcher(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
