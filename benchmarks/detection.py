@@ -1,10 +1,11 @@
-"""What the checks find and what they leave alone: every named fault fixture, every healthy twin, against all checks.
+"""What the checks find and what they leave alone: every named fault fixture, every healthy twin.
 
     python benchmarks/detection.py            prints the table
     python benchmarks/detection.py --readme   writes it into README.md
 
 A fault counts as detected when its id is found, and as rightly blamed when exactly the ranks at fault are named. A
-false alarm is a finding of severity error or warning, by any check, on a healthy case.
+false alarm is a finding of severity error or warning on a healthy case, by its own check; whole healthy jobs are put
+before all checks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
+
+from readme import write_between  # noqa: E402 - the path comes first
 
 from doctor.cases import Sick, Sketch, Well, healthy  # noqa: E402 - the path comes first
 from doctor.catalog import Catalog, load_catalog  # noqa: E402
@@ -23,8 +26,6 @@ from doctor.checking import Check  # noqa: E402
 from doctor.examining import examine_job as examine  # noqa: E402
 from doctor.finding import Severity  # noqa: E402
 from doctor.result import CheckResult  # noqa: E402
-
-BEGIN, END = "<!-- detection: begin -->", "<!-- detection: end -->"
 
 
 @dataclass
@@ -104,14 +105,6 @@ def table(rows: dict[str, Row]) -> str:
     return "\n".join(lines)
 
 
-def write_readme(text: str) -> None:
-    """Put the table between its marks in README.md."""
-    path = ROOT / "README.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> int:
     """Print (or write) the table; 1 where anything was missed or falsely alarmed."""
     rows = score(load_catalog(guests=False))
@@ -120,7 +113,7 @@ def main() -> int:
     misses = [miss for row in rows.values() for miss in row.misses]
     print(*misses, sep="\n", end="\n" if misses else "")
     if "--readme" in sys.argv:
-        write_readme(text)
+        write_between("detection", text)
     return 1 if misses else 0
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/real_faults.py            prints the table
     python benchmarks/real_faults.py NET ENV    only scenes whose title begins with one of these words
+    python benchmarks/real_faults.py --readme   writes it into README.md
 
 A scene causes one fault in processes, namespaces, limits, files, sockets, launchers or a driver of the lab; its twin is
 the same without the fault. Found: the id, with the severity, the words and the exit code that belong to it. Blamed
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
+
+from readme import write_between  # noqa: E402 - the path comes first
 
 from tests.faults.healthy_machines import MACHINES  # noqa: E402 - the path comes first
 from tests.faults.program import SCENES  # noqa: E402
@@ -82,13 +85,16 @@ def totals(rows: list[Row]) -> str:
     )
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], *, write: bool = False) -> int:
     """Play everything, print the table, the sums and what went wrong."""
     chosen = [scene for scene in SCENES if not words or scene.title.startswith(tuple(words))]
     with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
         rows = list(pool.map(play_scene, chosen))
         rows += [] if words else list(pool.map(play_machine, MACHINES))
     print(table(rows), totals(rows), sep="\n\n")
+    if write:
+        fold = f"<details><summary>Every scene</summary>\n\n{table(rows)}\n\n</details>"
+        write_between("real", f"{totals(rows)}.\n\n{fold}")
     for row in rows:
         for complaint in [row.skipped, *row.complaints] if row.skipped else row.complaints:
             print(f"{row.id} {row.name}: {complaint}", file=sys.stderr)
@@ -96,4 +102,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    sys.exit(main([word for word in arguments if word != "--readme"], write="--readme" in arguments))

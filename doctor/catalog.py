@@ -175,7 +175,7 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
     for check in found:
         if check.id in checks:
             raise UnusableError(f"the plug-in {path} claims {check.id}, which is taken by {checks[check.id].origin}")
-        checks[check.id] = replace(check, origin=str(path))
+        checks[check.id] = replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
 
 
 def _import_file(path: Path) -> ModuleType:

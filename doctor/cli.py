@@ -191,12 +191,12 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
     """
     from doctor.capture import merge_captures
     from doctor.diff import compare
-    from doctor.inputs import read_inputs
+    from doctor.inputs import name_of, read_inputs
     from doctor.report.difference import render_difference
 
     jobs = [merge_captures(read_inputs([path]).captures) for path in (before, after)]
     differences = compare(*jobs)
-    _write(render_difference(differences, str(before), str(after), form), output)
+    _write(render_difference(differences, name_of(before), name_of(after), form), output)
     raise SystemExit(1 if differences else 0)
 
 

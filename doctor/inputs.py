@@ -41,7 +41,7 @@ def read_inputs(paths: Iterable[Path]) -> Inputs:
                 captures.append(read_capture(path))
             except UnusableError as error:
                 why = str(error)
-        files.append(Input(os.fsencode(path).decode("utf-8", "replace"), "unknown" if kind == "missing" else kind, why))
+        files.append(Input(name_of(path), "unknown" if kind == "missing" else kind, why))
     if not captures:
         raise UnusableError(_nothing(files))
     return Inputs(tuple(captures), tuple(files))
@@ -57,6 +57,11 @@ def _nothing(files: list[Input]) -> str:
     more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
     reason = str(first.skipped)
     return (reason if first.path in reason else f"{first.path}: {reason}") + more
+
+
+def name_of(path: Path) -> str:
+    """The path as text that any document can hold: file names may be any bytes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[Path]:

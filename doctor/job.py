@@ -106,15 +106,13 @@ class Rank(Bearer):
 
     def find(self, section: type[S]) -> S | None:
         """The section of that type, of the rank itself or of its host."""
-        if section.level == "host":
-            return self.host.find(section)
-        return super().find(section)
+        # Spelled out rather than handed on: checks of a large job come here a million times.
+        value = (self.host.sections if section.level == "host" else self.sections).get(section.key)
+        return value if isinstance(value, section) else None
 
     def missing(self, section: type[Section]) -> Missing | None:
         """Why the section is missing, or ``None`` where it is there."""
-        if section.level == "host":
-            return self.host.missing(section)
-        return super().missing(section)
+        return self.host.missing(section) if section.level == "host" else super().missing(section)
 
     @property
     def local_rank(self) -> int | None:
@@ -209,7 +207,7 @@ class Job:
         self.world_size = world_size
         self.launcher = launcher
         self.absent = absent
-        self._alike: dict[tuple[str, ...], list[Alike]] = {}
+        self._alike: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
         self._columns: dict[str, list[int]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
         self._positions: dict[int, list[int]] | None = None
@@ -269,19 +267,21 @@ class Job:
         Ranks that lack one of them are passed over (the runner counts them). ``also`` are sections that may be
         missing: ranks are told apart by them too, and :meth:`Alike.find` gives them.
         """
-        for alike in self._group_alike(sections + also, len(sections)):
-            yield (*(alike.members[0].find(section) for section in sections), alike)
-
-    def _group_alike(self, sections: tuple[type[Section], ...], needed: int) -> list[Alike]:
-        key = (str(needed), *(section.key for section in sections))
+        key = (*(section.key for section in sections), "also", *(section.key for section in also))
         if key not in self._alike:
-            groups: dict[tuple[int, ...], list[Rank]] = {}
-            absent = id(None)
-            for rank, *identities in zip(self.ranks, *map(self._column, sections), strict=True):
-                if absent not in identities[:needed]:
-                    groups.setdefault(tuple(identities), []).append(rank)
-            self._alike[key] = [Alike(tuple(members)) for members in groups.values()]
-        return self._alike[key]
+            self._alike[key] = [
+                (*(alike.members[0].find(section) for section in sections), alike)
+                for alike in self._group_alike(sections, also)
+            ]
+        return iter(self._alike[key])
+
+    def _group_alike(self, sections: tuple[type[Section], ...], also: tuple[type[Section], ...]) -> list[Alike]:
+        groups: dict[tuple[int, ...], list[Rank]] = {}
+        needed, absent = len(sections), id(None)
+        for rank, row in zip(self.ranks, zip(*map(self._column, sections + also), strict=True), strict=True):
+            if absent not in (row[:needed] if also else row):
+                groups.setdefault(row, []).append(rank)
+        return [Alike(tuple(members)) for members in groups.values()]
 
     def _column(self, section: type[Section]) -> list[int]:
         """The identity of every rank's section, that of ``None`` where it is missing."""
@@ -293,8 +293,8 @@ class Job:
         """The ranks that lack one of ``sections``."""
         columns = [self._column(section) for section in sections]
         absent = id(None)
-        short = [rank for rank, *identities in zip(self.ranks, *columns, strict=True) if absent in identities]
-        return short if columns else []
+        rows = zip(self.ranks, zip(*columns, strict=True), strict=bool(columns))
+        return [rank for rank, row in rows if absent in row]
 
     def by_host(self) -> tuple[LocalRanks, ...]:
         """The hosts, each with its ranks."""

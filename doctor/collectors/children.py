@@ -7,10 +7,61 @@ import contextlib
 import os
 import signal
 import subprocess
-import weakref
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
 
-_CHILDREN: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+GRACE = 1.0
+"""Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
+
+
+class _Nursery:
+    """The children that may still run. Starting one can block (a program on a dead mount), so no lock is held then."""
+
+    def __init__(self) -> None:
+        self._children: WeakSet[subprocess.Popen[bytes]] = WeakSet()
+        self._changed = threading.Condition()
+        self._starting = 0
+        self._closed = False
+        self._owner = 0
+
+    @contextlib.contextmanager
+    def _birth(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise OSError("this interpreter is ending")
+            self._starting += 1
+            self._owner = os.getpid()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._starting -= 1
+                self._changed.notify_all()
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a child that :meth:`close` will know of."""
+        with self._birth():
+            child = subprocess.Popen(
+                list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, **options
+            )
+            self._children.add(child)
+        return child
+
+    def close(self) -> None:
+        """Kill all that run; no more are started. A fork of this process that ends has none of its own to end."""
+        if self._owner != os.getpid():
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._starting, timeout=GRACE)
+        for child in list(self._children):
+            _kill(child)
+
+
+_NURSERY = _Nursery()
+atexit.register(_NURSERY.close)
 
 
 def start_child(
@@ -22,17 +73,7 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` with its output on a pipe and nothing to read. It is killed, with whatever it started, when
     this interpreter ends before it does. ``OSError`` where it can't be started."""
-    child = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=env,
-        cwd=cwd,
-        start_new_session=True,
-    )
-    _CHILDREN.add(child)
-    return child
+    return _NURSERY.start(command, stderr=stderr, env=env, cwd=cwd)
 
 
 def abandon_child(child: subprocess.Popen[bytes]) -> None:
@@ -51,9 +92,3 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-
-
-@atexit.register
-def _end_all() -> None:
-    for child in list(_CHILDREN):
-        _kill(child)

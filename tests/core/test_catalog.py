@@ -87,6 +87,7 @@ def test_an_installed_guest_is_found(tmp_path, monkeypatch):
         ("acme_empty", "x = 1"),
         ("acme_taken", GUEST.format(id="NCCL008")),
         ("acme_exits", "import sys; sys.exit(3)"),
+        ("acme_bare", "class Bare(BaseException): pass\nraise Bare"),
     ],
 )
 def test_an_installed_guest_that_fails_is_a_crash_line(tmp_path, monkeypatch, module, text):
@@ -112,3 +113,26 @@ def test_a_misspelt_pattern_is_refused_with_near_names():
     catalog = load_catalog(guests=False)
     with pytest.raises(UnusableError, match="no check or family is called NCLL008; near: NCCL008"):
         choose(catalog, ["NCLL008"])
+
+
+def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "acme_fine", acme_fine=GUEST.format(id="ACME001"))
+    (tmp_path / "acme_checks-1.0.dist-info" / "entry_points.txt").write_text("[doctor.checks]\nacme\n")
+    catalog = load_catalog()
+    assert len(catalog.checks) == len(list(builtin_checks()))
+    assert [broken.name for broken in catalog.broken] == ["guests"]
+
+
+def test_one_check_that_a_package_shows_twice_is_one(tmp_path, monkeypatch):
+    package = tmp_path / "acme_tree"
+    package.mkdir()
+    (package / "inner.py").write_text(GUEST.format(id="ACME001"))
+    (package / "__init__.py").write_text("from acme_tree.inner import too_new\n")
+    install(tmp_path, monkeypatch, "acme_tree")
+    assert [check.origin for check in load_catalog().checks if check.id == "ACME001"] == ["acme-checks"]
+
+
+def test_two_checks_of_one_guest_with_one_id_are_refused(tmp_path, monkeypatch):
+    text = GUEST.format(id="ACME001") + GUEST.format(id="ACME001").replace("too_new", "too_old")
+    install(tmp_path, monkeypatch, "acme_double", acme_double=text)
+    assert [broken.reason for broken in load_catalog().broken] == ["ACME001 is taken"]

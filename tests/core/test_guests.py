@@ -103,7 +103,6 @@ def test_a_message_of_many_lines_becomes_one():
         "bad",
         None,
     ],
-    ids=repr,
 )
 def test_a_verdict_out_of_form_is_a_crash(verdict):
     assert outcome(lambda job: iter([verdict])).results[0].status is Status.CRASH

@@ -1,15 +1,18 @@
 """The loop around collectors forgives everything and waits for nothing for ever."""
 
 import os
+import signal
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from doctor.collectors import MODULES, collector_for
 from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
+from doctor.collectors.children import abandon_child, start_child
 from doctor.collectors.runner import collect_facts, collect_sections, decode_outcome, encode_outcome, run_collector
-from doctor.facts import SECTIONS, HostFacts, Lack, Missing, ProcessFacts
+from doctor.facts import SECTIONS, HostFacts, Lack, Missing, NameLookup, ProcessFacts
 
 HERE = Surroundings(environ={})
 
@@ -89,3 +92,23 @@ def test_every_collected_section_has_a_collector_and_no_other():
     for key in MODULES:
         assert collector_for(key).section is SECTIONS[key]
         assert 0 < collector_for(key).deadline <= 15
+
+
+def test_names_that_are_not_utf8_can_be_written_down():
+    outcome = run_collector(collector(lambda _: HostFacts(hostname="n\udcffode", names=(NameLookup("a\udc80"),))), HERE)
+    assert outcome == HostFacts(hostname="n\ufffdode", names=(NameLookup("a\ufffd"),))
+    assert decode_outcome("host", encode_outcome(outcome)) == outcome
+
+
+def test_what_has_no_place_in_json_is_a_broken_collector():
+    outcome = run_collector(collector(lambda _: ProcessFacts(pid=object())), HERE)
+    assert outcome.lack is Lack.FAILED
+
+
+def test_an_abandoned_child_is_killed_with_what_it_started():
+    child = start_child(["sh", "-c", "sleep 600 & echo $!; wait"])
+    grandchild = int(child.stdout.readline())
+    abandon_child(child)
+    assert child.returncode == -signal.SIGKILL
+    while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)

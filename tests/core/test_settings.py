@@ -54,6 +54,13 @@ def test_directories_become_pairs(tmp_path):
         ('[[ignore]]\nid = "NET002"\n', "reason"),
         ('[limits]\n"MEM003.used_share" = "much"\n', "no number"),
         ("timeout = 'long'", "timeout"),
+        ("timeout = -1", "the timeout is not within 0.1 and 3600 s"),
+        ("timeout = nan", "the timeout is not within 0.1 and 3600 s"),
+        ("timeout = 1e300", "the timeout is not within 0.1 and 3600 s"),
+        ('[limits]\n"MEM003.used_share" = nan\n', "no number"),
+        ('[limits]\n"MEM003.used_share" = inf\n', "no number"),
+        ('[directories]\ncheckpoint = "a\\u0000b"\n', "the directory checkpoint is no path"),
+        ('[[ignore]]\nid = "NET002"\nreason = "x"\nuntil = 2026-12-31T00:00:00\n', "until"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, text, words):
@@ -92,3 +99,38 @@ def test_an_entry_may_name_a_family():
 def test_a_limit_that_no_check_has_is_refused():
     with pytest.raises(UnusableError, match="no check has the limit"):
         require_known_limits({"NCCL008.most": 1}, load_catalog(guests=False))
+
+
+def test_two_entries_of_one_id_have_a_line_each(tmp_path):
+    write(
+        tmp_path,
+        'select = ["NCCL008"]\n# id = "NCCL008"\n'
+        '[[ignore]]\nid = "NCCL008"\nreason = "a"\nhost = "a"\n'
+        '[[ignore]]\nid = \'NCCL008\'\nreason = "b"\nhost = "b"\n',
+    )
+    assert [entry.by for entry in read_settings(tmp_path).ignore] == ["doctor.toml:4", "doctor.toml:8"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[project\nname = 'rankdoctor'\n", "tool = 3", 'tool = "doctor"', "[tool.doctors\n", "\x00"]
+)
+def test_a_project_file_that_does_not_name_us_is_not_ours_to_complain_of(tmp_path, text):
+    assert read_settings(write(tmp_path, text, "pyproject.toml")) == Settings()
+
+
+def test_a_project_file_in_another_encoding_is_passed_over(tmp_path):
+    (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe[\x00")
+    assert read_settings(tmp_path) == Settings()
+
+
+@pytest.mark.parametrize(
+    "text", ["[tool.doctor\n", "x = [\n[tool.doctor]\n", '[tool."doctor"]\nx\n', "[[ tool . doctor.ignore ]]\nid"]
+)
+def test_a_broken_project_file_that_names_us_is_refused(tmp_path, text):
+    with pytest.raises(UnusableError, match="is no TOML"):
+        read_settings(write(tmp_path, text, "pyproject.toml"))
+
+
+def test_a_directory_of_an_unknown_user_stays_as_it_is(tmp_path):
+    write(tmp_path, '[directories]\ncheckpoint = "~nobody-of-that-name/x"\n')
+    assert read_settings(tmp_path).directories == (("checkpoint", "~nobody-of-that-name/x"),)

@@ -1,14 +1,15 @@
 import io
 import json
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
+from doctor.api import Finding, HostFacts, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
 from doctor.catalog import Catalog
 from doctor.report.machine import render_github, render_json, render_junit, render_markdown
 from doctor.report.terminal import draw_report, make_console
-from doctor.report.words import byte_size, evidence_lines, ranges, some
+from doctor.report.words import byte_size, cell, evidence_lines, ranges, some
 from doctor.session import judge
 from doctor.settings import IgnoreEntry, Settings
 
@@ -181,3 +182,65 @@ def test_evidence_in_words():
         "gpu: index=1, used_bytes=1 GiB",
     ]
     assert some(["a", "b", "c"], 2) == "a, b and 1 more"
+
+
+NASTY = "bad\x1b[2J\x9b31m\u202e\r\n## heading <script> | [bold red]x[/] ::error::x"
+
+
+def nasty():
+    return Finding(
+        NASTY,
+        hosts=(NASTY,),
+        evidence={NASTY: NASTY, "list": [NASTY], "map": {NASTY: None}},
+        effect=NASTY,
+        fix=f"```\n{NASTY}",
+        source=Source(NASTY, 3),
+    )
+
+
+@pytest.mark.parametrize("render", [render_markdown, render_junit, render_github, text_of])
+def test_nothing_that_was_read_steers_a_terminal(render):
+    text = render(report_of(finds(nasty()), skips(NASTY), sketch=healthy(2, 2).alter(HostFacts, hostname=NASTY)))
+    assert not [
+        sign for sign in text if (sign < " " and sign not in "\n\t") or "\x7f" <= sign <= "\x9f" or sign == "\u202e"
+    ]
+    assert "\\x1b[2J" in text
+    assert "[bold red]x[/]" in text
+
+
+def test_markdown_keeps_its_shape_whatever_was_read():
+    page = render_markdown(report_of(finds(nasty()), skips(NASTY)))
+    assert not [line for line in page.splitlines() if line.startswith("## heading") and "````" not in page]
+    prose, _, fixed = page.partition("````\n")
+    assert "<script>" not in prose
+    assert "## heading" not in prose.splitlines()
+    assert fixed.partition("\n````\n")[0].startswith("```\n")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+
+
+def test_code_in_markdown_keeps_its_brackets():
+    assert "run `ip link show <name>` on &lt;node>" in render_markdown(
+        report_of(finds(Finding("run `ip link show <name>` on <node>")))
+    )
+
+
+def test_a_cell_that_ends_in_a_backslash_stays_a_cell():
+    assert cell("a\\|b\nc") == "a\\\\\\|b c"
+
+
+def test_github_commands_are_only_ours():
+    lines = render_github(report_of(finds(nasty()))).splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "rankdoctor:"]
+
+
+def test_a_crash_after_a_finding_is_shown_by_all():
+    def breaks(job):
+        yield Finding("bad")
+        raise ValueError("oops")
+
+    report = report_of(check(id="NET905", severity=Severity.WARNING, needs=(SoftwareFacts,))(breaks))
+    assert report.verdict == "inconclusive"
+    for render in (text_of, render_json, render_markdown, render_github):
+        assert "ValueError: oops" in render(report)
+    assert "NET905 crashed" in text_of(report)
