@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,22 @@ def _bearer(bearer: Bearer) -> dict[str, Any]:
 def encode_document(document: Mapping[str, Any]) -> bytes:
     """The document as indented JSON with a final line break."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def file_name(job: Job, *, redacted: bool = False) -> str:
+    """The name of the capture of this one process in a folder that its whole job shares: ``rank-3.json``.
+
+    Where the launcher numbers the process otherwise than RANK does (RANK exported before srun), both numbers are in
+    it, so that no process overwrites another's. A process without a rank is named by its host.
+    """
+    rank = job.ranks[0]
+    launch = rank.find(LaunchFacts)
+    if launch is None or launch.rank is None:
+        identity = hashlib.sha256(repr(rank.host.identity).encode()).hexdigest()[:12]
+        return f"host-{identity if redacted else re.sub(r'[^A-Za-z0-9.-]', '_', rank.host.name)}.json"
+    own = launch.claim(launch.launcher)
+    task = f"-task-{own.rank}" if own and own.rank not in (None, launch.rank) else ""
+    return f"rank-{launch.rank}{task}.json"
 
 
 def from_document(document: Mapping[str, Any]) -> Job:

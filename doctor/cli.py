@@ -111,6 +111,7 @@ def check(
         catalog = _checks(settings)
         job, ignored = _shown(_collect(settings), settings, redact=redact)
         report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
+    _tell_breakages(job)
     _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
@@ -121,9 +122,9 @@ def check(
 def capture(output: Path | None, redact: bool, timeout: float | None) -> None:
     """Write the facts alone as JSON, without secrets, to be judged later or elsewhere.
 
-    A folder given with -o gets one file a rank.
+    A folder given with -o gets one file a rank (rank-3.json), or a host where there are no ranks.
     """
-    from doctor.capture import encode_document, to_document
+    from doctor.capture import encode_document, file_name, to_document
     from doctor.session import breakages
 
     job = _collect(_settings("", "", None, (), timeout))
@@ -131,12 +132,10 @@ def capture(output: Path | None, redact: bool, timeout: float | None) -> None:
     if redact:
         document = _redact_document(document)
     if output is not None and os.path.isdir(output):  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
-        output = output / f"rank-{job.ranks[0].number}.json"
+        output = output / file_name(job, redacted=redact)
     _write(encode_document(document).decode(), output)
-    if breakages(job):
-        for broken in breakages(job):
-            click.echo(f"doctor: {broken.reason}", err=True)
-        raise SystemExit(3)
+    _tell_breakages(job)
+    raise SystemExit(3 if breakages(job) else 0)
 
 
 @app.command()
@@ -176,6 +175,7 @@ def diagnose(
             started=started,
             ignore=ignored,
         )
+    _tell_breakages(job)
     _deliver(report, form, output, quiet=quiet, verbose=verbose)
 
 
@@ -278,6 +278,14 @@ def _collect(settings: Settings) -> Job:
     from doctor.session import collect
 
     return collect(settings, announce=lambda text: click.echo(f"doctor: {text}", err=True))
+
+
+def _tell_breakages(job: Job) -> None:
+    """What of the doctor itself broke: the report may hold no check that needed it."""
+    from doctor.session import breakages
+
+    for broken in breakages(job):
+        click.echo(f"doctor: {broken.reason}", err=True)
 
 
 def _redact_document(document: dict[str, Any]) -> dict[str, Any]:

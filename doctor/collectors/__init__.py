@@ -31,4 +31,3 @@ def collector_for(key: str) -> Collector:
     module = importlib.import_module(f"doctor.collectors.{MODULES[key]}")
     collector: Collector = module.COLLECTOR
     return collector
-

@@ -229,6 +229,8 @@ def _summary(report: Report) -> RenderableType:
     headline = Text.assemble((report.verdict, f"bold {colour}"), f": {counts_line(report)}")
     if report.verdict == "inconclusive":
         headline.append(f"; {why_inconclusive(report)}")
+    elif report.coverage.checks["unknown"]:
+        headline.append(f"; {report.coverage.checks['unknown']} checks could not be judged")
     lines.append(headline)
     if report.primary:
         lines.append(_primary(report))

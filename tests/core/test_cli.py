@@ -91,7 +91,25 @@ def test_capture_then_diagnose_elsewhere(tmp_path):
 
 def test_capture_into_a_folder(tmp_path):
     doctor("capture", "-o", tmp_path, cwd=tmp_path)
-    assert (tmp_path / "rank-0.json").is_file()
+    (name,) = (path.name for path in tmp_path.iterdir())
+    assert name.startswith("host-")
+    place = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "LOCAL_RANK": "3"}
+    doctor("capture", "-o", tmp_path, cwd=tmp_path, **place)
+    assert (tmp_path / "rank-3.json").is_file()
+
+
+def test_a_rank_that_the_launcher_numbers_otherwise_overwrites_nobody(tmp_path):
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    for task in ("0", "1"):
+        own = {"SLURM_PROCID": task, "SLURM_LOCALID": task}
+        doctor("capture", "-o", tmp_path, cwd=tmp_path, RANK="0", WORLD_SIZE="2", **step, **own)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-task-1.json", "rank-0.json"]
+
+
+def test_a_redacted_capture_does_not_name_its_host(tmp_path):
+    doctor("capture", "-o", tmp_path, "--redact", cwd=tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.name != f"host-{os.uname().nodename}.json"
 
 
 def test_diagnose_names_the_rank(tmp_path):
