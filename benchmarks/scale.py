@@ -8,6 +8,7 @@ that its peak memory is its own. Prints seconds, memory, and the exponent of gro
 
 from __future__ import annotations
 
+import gc
 import math
 import resource
 import subprocess
@@ -40,6 +41,7 @@ def examine_job(path: Path) -> None:
     from doctor.catalog import load_catalog
     from doctor.examining import examine_job as examine
 
+    gc.disable()  # as the command does
     catalog = load_catalog(guests=False)
     began = time.perf_counter()
     job = read_capture(path).job()
