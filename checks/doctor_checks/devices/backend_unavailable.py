@@ -76,8 +76,8 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the job stops with "Distributed package doesn't have NCCL built in", or trains on the CPU, silently
     and a hundred times slower.
-    Fix: install the build for your CUDA, the same on all hosts (`pip install --force-reinstall torch --index-url
-    https://download.pytorch.org/whl/cu128`); or ask for `gloo` where you want the CPU.
+    Fix: install the build for your CUDA, the same on all hosts: `pip install --force-reinstall torch` with the index
+    that https://pytorch.org/get-started/locally names for it; or ask for `gloo` where you want the CPU.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)
     builds = [(software.torch, alike) for software, alike in job.each(SoftwareFacts, also=also) if software.torch]

@@ -158,11 +158,19 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
-            fix=f"write {complaint.fix} in {name}"
-            if complaint.fix
-            else f"mend or remove {complaint.option or 'it'} in {name}",
+            fix=_fix(name, text, complaint.option, complaint.fix),
             severity=Severity.WARNING if complaint.harmless else None,
         )
+
+
+def _fix(name: str, text: str, option: str, better: str) -> str:
+    """A whole line to paste where the bad option is one word of the value, else what to write."""
+    if not better:
+        return f"mend or remove {option or 'it'} in {name}"
+    entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]
+    if len(entries) == 1 and ":" in better and "[" not in text:
+        return f"`export {name}={text.replace(entries[0], better)}`"
+    return f"write {better} in {name}"
 
 
 def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator[Finding]:

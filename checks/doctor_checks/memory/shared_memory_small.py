@@ -167,7 +167,7 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int) -> Fin
             "nccl_needs_bytes": need or None,
             "left_over_nccl_files": host.nccl_shm_files,
             "left_over_nccl_bytes": host.nccl_shm_bytes,
-            "container": host.container,
+            "container": host.container or "none",
         },
         fix=_fix(host),
     )
@@ -175,9 +175,9 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int) -> Fin
 
 def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
-        return "Remove what killed jobs left, while no job runs: `rm /dev/shm/nccl-*`."
+        return "Remove what killed jobs left, while no job runs: `rm /dev/shm/nccl-*`"
     if host.container == "kubernetes":
         return "Mount an emptyDir with `medium: Memory` (and a sizeLimit of 16Gi) at /dev/shm."
     if host.container in ("docker", "podman"):
         return f"Start the container with `{host.container} run --shm-size=16g`, or with `--ipc=host`."
-    return "`sudo mount -o remount,size=16G /dev/shm`."
+    return "`sudo mount -o remount,size=16G /dev/shm`"

@@ -72,7 +72,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     Why it hurts: torch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel ends with
     "CUDA driver version is insufficient for CUDA runtime version"; frameworks may then go on on the CPU.
     Fix: update the driver, or install a torch built for the CUDA that the driver supports:
-    pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126
+    `pip install --force-reinstall torch` with the index that https://pytorch.org/get-started/locally names for it.
     """
     built = [software.torch.cuda for software, _ in job.facts(SoftwareFacts) if software.torch]
     if not any(built):
