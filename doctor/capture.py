@@ -129,14 +129,6 @@ def from_document(document: Mapping[str, Any]) -> Job:
     return parse_capture(msgspec.json.encode(document), "document").job()
 
 
-def is_capture(data: bytes) -> bool:
-    """Whether ``data`` begins a JSON document that calls itself a capture."""
-    try:
-        return msgspec.json.decode(data, type=_Head).kind == "capture"
-    except (msgspec.MsgspecError, RecursionError):
-        return False
-
-
 def read_capture(path: Path) -> Capture:
     """The capture in a file.
 

@@ -210,6 +210,7 @@ class Job:
         self._alike: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
         self._columns: dict[str, list[int]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
+        self._by_machine: tuple[LocalRanks, ...] | None = None
         self._positions: dict[int, list[int]] | None = None
         self._multi_host: bool | None = None
 
@@ -304,7 +305,9 @@ class Job:
 
     def by_machine(self) -> tuple[LocalRanks, ...]:
         """The machines, each with its hosts (one, or several containers) and ranks."""
-        return self._gather_local(lambda host: host.machine)
+        if self._by_machine is None:
+            self._by_machine = self._gather_local(lambda host: host.machine)
+        return self._by_machine
 
     def _gather_local(self, key: Callable[[Host], Hashable]) -> tuple[LocalRanks, ...]:
         hosts: dict[Hashable, list[Host]] = {}

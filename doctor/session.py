@@ -19,7 +19,6 @@ from doctor.result import (
     HostRanks,
     Input,
     Report,
-    ReportFinding,
     ReportJob,
     Tool,
     VerdictWord,
@@ -165,8 +164,3 @@ def with_command_line(
         limits=settings.limits,
         directories=settings.directories,
     )
-
-
-def standing_findings(report: Report) -> list[tuple[CheckResult, ReportFinding]]:
-    """All findings that count, in the order of the report."""
-    return [(result, finding) for result in report.results for finding in result.findings if finding.stands]

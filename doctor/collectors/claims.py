@@ -9,14 +9,12 @@ from typing import NamedTuple
 from doctor.collectors.base import parse_int
 from doctor.collectors.trainer import device_count
 from doctor.facts import Claim
+from doctor.knowledge.slurm import FIRST_SPECIAL_STEP
 
 Environ = Mapping[str, str]
 
 TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 """The tasks of the step; of the job where there is no step."""
-
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Step ids from here on are no tasks of srun: batch script, interactive shell (slurm.h, MAX_NORMAL_STEP_ID)."""
 
 
 def whole_number(environ: Environ, *names: str) -> int | None:

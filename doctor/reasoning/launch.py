@@ -18,13 +18,10 @@ from typing import NamedTuple
 
 from doctor.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.job import Alike, Job, Rank
+from doctor.knowledge.slurm import FIRST_SPECIAL_STEP
 
 INTERACTIVE_JOBS = ("bash", "interactive")
 """SLURM job names that Lightning does not take for a SLURM run (lightning/fabric/plugins/environments/slurm.py)."""
-
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Step numbers from here on are no steps of srun: batch script, external and interactive step
-(slurm.h, SLURM_BATCH_SCRIPT and its neighbours)."""
 
 LOCAL_RANK_NAMES = (
     "LOCAL_RANK",

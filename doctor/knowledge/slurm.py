@@ -1,0 +1,7 @@
+"""What SLURM's own numbers mean."""
+
+from __future__ import annotations
+
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Step numbers from here on are no steps of srun: batch script, external and interactive step
+(slurm.h, MAX_NORMAL_STEP_ID, SLURM_BATCH_SCRIPT and its neighbours)."""
