@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-ELEMENTS = 1 << 16
-"""Of a sum: 256 KiB of float32, which NCCL and Gloo cut into several chunks."""
+ELEMENTS = {"cuda": 1 << 16, "cpu": 1 << 14}
+"""Of a sum, by the kind of device: 256 KiB of float32, which NCCL cuts into several chunks. Gloo, which cuts it in two
+for each rank, runs over networks on which four times as much takes seconds where packets are lost."""
 MOST_GATHERED = 1 << 22
 """Elements that one rank gathers at most: 16 MiB of float32."""
 SPANS = {"float32": 8, "bfloat16": 2}
@@ -64,7 +65,7 @@ def _reduced(members: Members, device: torch.device, dtype: str) -> Pair:
     import torch.distributed as dist
 
     span, most = SPANS[dtype], min(members.size, ADDENDS[dtype])
-    index = torch.arange(ELEMENTS, device=device)
+    index = torch.arange(_elements(device), device=device)
     values = (index + members.place) % span if members.place < most else torch.zeros_like(index)
     mine = values.to(getattr(torch, dtype))
     dist.all_reduce(mine, group=members.handle)
@@ -77,7 +78,7 @@ def _gathered(members: Members, device: torch.device, dtype: str) -> Pair:
     import torch
     import torch.distributed as dist
 
-    index = torch.arange(_piece(members), device=device)
+    index = torch.arange(_piece(members, device), device=device)
     kind = getattr(torch, dtype)
     expected = [((index + 7 * place) % LETTERS).to(kind) for place in range(members.size)]
     received = [torch.zeros_like(one) for one in expected]
@@ -90,7 +91,7 @@ def _exchanged(members: Members, device: torch.device, dtype: str) -> Pair:
     import torch
 
     kind = getattr(torch, dtype)
-    index = torch.arange(_piece(members), device=device)
+    index = torch.arange(_piece(members, device), device=device)
     places = range(members.size)
     sent = torch.cat([(index + 7 * members.place + 3 * place) % LETTERS for place in places]).to(kind)
     expected = torch.cat([(index + 7 * place + 3 * members.place) % LETTERS for place in places]).to(kind)
@@ -125,8 +126,12 @@ def _by_pairs(members: Members, received: torch.Tensor, sent: torch.Tensor) -> N
             sending.wait()
 
 
-def _piece(members: Members) -> int:
-    return max(1, min(ELEMENTS // 4, MOST_GATHERED // members.size))
+def _elements(device: torch.device) -> int:
+    return ELEMENTS.get(device.type, ELEMENTS["cpu"])
+
+
+def _piece(members: Members, device: torch.device) -> int:
+    return max(1, min(_elements(device) // 4, MOST_GATHERED // members.size))
 
 
 def _compared(
