@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import importlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from doctor.errors import UnusableError
+from doctor.cli_options import (
+    PATH,
+    format_option,
+    gathering_options,
+    judging_options,
+    output_option,
+    plugin_option,
+    redact_option,
+    select_option,
+)
+from doctor.cli_settings import settings_of
+from doctor.cli_writing import deliver, write
 from doctor.version import __version__
 
 if TYPE_CHECKING:
@@ -26,75 +36,9 @@ if TYPE_CHECKING:
     from doctor.gather.way import Gather, Wish
     from doctor.job import Job
     from doctor.probes.mesh import Axis
-    from doctor.result import Input, Report
+    from doctor.result import Input
     from doctor.session import Probe
     from doctor.settings import FailOn, Settings
-
-Command = TypeVar("Command", bound=Callable[..., object])
-
-FORMATS = ("text", "json", "markdown", "html", "junit", "github")
-
-
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of the help text."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def _format(*names: str) -> Callable[[Command], Command]:
-    return click.option("--format", "form", type=click.Choice(names), default="text", help="How it is written.")
-
-
-_PATH = click.Path(path_type=Path, readable=False)
-"""A path that is looked at by those who read or write it: one that can't be read among others is listed."""
-
-_output = click.option("-o", "--output", type=_PATH, help="Write it to this file, not to standard output.")
-_select = click.option("--select", default="", metavar="IDS", help="Only these: ids, families or ALL, comma-separated.")
-_plugin = click.option("--plugin", "plugins", multiple=True, type=_PATH, help="A Python file with further checks.")
-_redact = click.option("--redact", is_flag=True, help="Stand-ins for users, hosts, paths and addresses.")
-_timeout = click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 3600),
-    help="Seconds to wait for the other ranks, and for any collector (default: 30).",
-)
-_gathering = _options(
-    _timeout,
-    click.option(
-        "--gather",
-        type=click.Choice(("auto", "none", "store", "share", "ray")),
-        default="auto",
-        help="How the ranks of a job find together (auto: as the launcher tells).",
-    ),
-    click.option("--share", type=_PATH, metavar="DIR", help="Meet in a folder that all hosts see; needs no torch."),
-    click.option("--ray", metavar="ADDRESS", help="Look at every node of this Ray cluster (auto, HOST:PORT, ray://…)."),
-    click.option("--master", metavar="HOST:PORT", help="Meet here, where no MASTER_ADDR and MASTER_PORT are set."),
-)
-_judging = _options(
-    _format(*FORMATS),
-    _output,
-    _select,
-    click.option("--ignore", default="", metavar="IDS", help="Findings of these do not count; they stay visible."),
-    click.option(
-        "--fail-on", type=click.Choice(("error", "warning", "never")), help="Exit 1 from this severity on (error)."
-    ),
-    click.option("--strict", is_flag=True, help="What could not be judged makes the verdict inconclusive."),
-    click.option(
-        "--expect",
-        type=_PATH,
-        metavar="CAPTURE",
-        help="A capture of a job that worked: what differs from it is odd, whatever the majority has.",
-    ),
-    _plugin,
-    _redact,
-    click.option("-q", "--quiet", is_flag=True, help="Only findings and the verdict."),
-    click.option("-v", "--verbose", is_flag=True, help="Every check on a line of its own, every value."),
-)
-
 
 _HELP = """The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
 
@@ -104,15 +48,34 @@ input, 3 inconclusive (ranks were not gathered, something broke).
 """
 
 
-@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_ELSEWHERE: dict[str, str] = {}
+"""Commands in modules of their own, each with a command ``command``: loaded when they are asked for."""
+
+
+class _Commands(click.Group):
+    """The commands here, and those elsewhere."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(_ELSEWHERE[cmd_name]).command
+        return command
+
+
+@click.group(
+    cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="rankdoctor", message="%(prog)s %(version)s")
 def app() -> None:
     """Hold the commands together."""
 
 
 @app.command()
-@_judging
-@_gathering
+@judging_options
+@gathering_options
 @click.option(
     "--probe",
     type=click.Choice(("none", "light", "full")),
@@ -132,7 +95,7 @@ def app() -> None:
     help="Measure what is slow or fails again with one thing changed at a time, and say what mends it "
     "(implies --probe full).",
 )
-@click.option("--exclude-list", type=_PATH, help="Write the hosts at fault here, as srun --exclude takes them.")
+@click.option("--exclude-list", type=PATH, help="Write the hosts at fault here, as srun --exclude takes them.")
 def check(
     form: str,
     output: Path | None,
@@ -164,7 +127,7 @@ def check(
     if exclude_list is not None and redact:
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
     started = time.time()
-    settings = _settings(select, ignore, fail_on, plugins, timeout)
+    settings = settings_of(select, ignore, fail_on, plugins, timeout)
     wish, asked = _wish(gather, share, ray, master), _Asked("full" if why else probe, _mesh(mesh), why)
     with _gathered(settings, wish, asked, discreet=redact) as gathering:
         with redirect_stdout(sys.stderr):  # guests may print
@@ -176,20 +139,20 @@ def check(
             report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
         _tell_breakages(job)
         if exclude_list is not None:
-            _write(as_hostlist(hosts_to_exclude(report)) + "\n", exclude_list)
+            write(as_hostlist(hosts_to_exclude(report)) + "\n", exclude_list)
         _finish(
             gathering,
             report.exit_code,
             output,
-            lambda: _deliver(report, form, output, quiet=quiet, verbose=verbose, job=job),
+            lambda: deliver(report, form, output, quiet=quiet, verbose=verbose, job=job),
         )
     raise SystemExit(report.exit_code)
 
 
 @app.command()
-@_output
-@_redact
-@_gathering
+@output_option
+@redact_option
+@gathering_options
 def capture(
     output: Path | None,
     redact: bool,
@@ -210,7 +173,7 @@ def capture(
     into_folder = output is not None and os.path.isdir(output)  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
     alone = into_folder and gather == "auto" and ray is None
     wish = _wish("none" if alone else gather, share, ray, master)
-    with _gathered(_settings("", "", None, (), timeout), wish, _Asked("none"), discreet=redact) as gathering:
+    with _gathered(settings_of("", "", None, (), timeout), wish, _Asked("none"), discreet=redact) as gathering:
         job = gathering.gather()
         document = to_document(job)
         if redact:
@@ -218,14 +181,14 @@ def capture(
         if output is not None and into_folder:
             output = output / file_name(job, redacted=redact)
         code = 3 if breakages(job) or job.absent else 0
-        _finish(gathering, code, output, lambda: _write(encode_document(document).decode(), output))
+        _finish(gathering, code, output, lambda: write(encode_document(document).decode(), output))
         _tell_breakages(job)
     raise SystemExit(code)
 
 
 @app.command()
-@click.argument("paths", nargs=-1, required=True, type=_PATH)
-@_judging
+@click.argument("paths", nargs=-1, required=True, type=PATH)
+@judging_options
 def diagnose(
     paths: tuple[Path, ...],
     form: str,
@@ -250,7 +213,7 @@ def diagnose(
     from doctor.session import judge
 
     started = time.time()
-    settings = _settings(select, ignore, fail_on, plugins, None)
+    settings = settings_of(select, ignore, fail_on, plugins, None)
     with redirect_stdout(sys.stderr):  # guests may print
         catalog = _checks(settings)
         found, inputs = read_job(paths)
@@ -267,15 +230,15 @@ def diagnose(
             ignore=ignored,
         )
     _tell_breakages(job)
-    _deliver(report, form, output, quiet=quiet, verbose=verbose, job=job)
+    deliver(report, form, output, quiet=quiet, verbose=verbose, job=job)
     raise SystemExit(report.exit_code)
 
 
 @app.command()
-@click.argument("before", type=_PATH)
-@click.argument("after", type=_PATH)
-@_format("text", "json", "markdown")
-@_output
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
+@format_option("text", "json", "markdown")
+@output_option
 def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
     """Tell what changed from BEFORE to AFTER, the likeliest causes first: captures, records of two runs (folders of
     them), or reports.
@@ -287,14 +250,14 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
     from doctor.report.difference import render_difference
 
     differences = difference(before, after)
-    _write(render_difference(differences, name_of(before), name_of(after), form), output)
+    write(render_difference(differences, name_of(before), name_of(after), form), output)
     raise SystemExit(1 if differences else 0)
 
 
 @app.command()
 @click.argument("word", metavar="ID")
-@_format("text", "json")
-@_output
+@format_option("text", "json")
+@output_option
 def explain(word: str, form: str, output: Path | None) -> None:
     """Print the playbook of a check, by id (NET007) or name: what you see, how to fix it, why it happens."""
     import msgspec
@@ -303,9 +266,9 @@ def explain(word: str, form: str, output: Path | None) -> None:
 
     page = find_page(word)
     if form == "json":
-        _write(msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n", output)
+        write(msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n", output)
     elif output is not None or not sys.stdout.isatty():
-        _write(page.markdown, output)
+        write(page.markdown, output)
     else:
         from rich.markdown import Markdown
 
@@ -314,49 +277,21 @@ def explain(word: str, form: str, output: Path | None) -> None:
         console = make_console(sys.stdout)
         with console.capture() as paper:
             console.print(Markdown(page.markdown))
-        _write(paper.get(), None)
+        write(paper.get(), None)
 
 
 @app.command("list")
-@_format("text", "json")
-@_output
-@_select
-@_plugin
+@format_option("text", "json")
+@output_option
+@select_option
+@plugin_option
 def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]) -> None:
     """List every check with its family, severity, needs and origin."""
     from doctor.report.listing import render_listing
 
     with redirect_stdout(sys.stderr):  # guests may print
-        catalog = _checks(_settings(select, "", None, plugins, None))
-    _write(render_listing(catalog, form, sys.stdout), output)
-
-
-def _settings(
-    select: str, ignore: str, fail_on: FailOn | None, plugins: tuple[Path, ...], timeout: float | None
-) -> Settings:
-    from doctor.session import with_command_line
-    from doctor.settings import read_settings
-
-    return with_command_line(
-        read_settings(_here()),
-        select=_words(select),
-        ignore=_words(ignore),
-        fail_on=fail_on,
-        plugins=plugins,
-        timeout=timeout,
-    )
-
-
-def _here() -> Path:
-    """The current directory; one that was deleted holds no settings."""
-    try:
-        return Path.cwd()
-    except OSError:
-        return Path("/")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+        catalog = _checks(settings_of(select, "", None, plugins, None))
+    write(render_listing(catalog, form, sys.stdout), output)
 
 
 def _checks(settings: Settings) -> Catalog:
@@ -499,69 +434,3 @@ def _shown(
         lambda check, finding, hosts: settings.ignored(check, finding, tuple(real.get(host, host) for host in hosts)),
         inputs,
     )
-
-
-def _deliver(report: Report, form: str, output: Path | None, *, quiet: bool, verbose: bool, job: Job) -> None:
-    """Write the report."""
-    if form == "html":
-        from doctor.report.html import render_html
-
-        _write(render_html(report, job), output)
-    elif form == "markdown":
-        from doctor.report.markdown import render_markdown
-
-        _write(render_markdown(report, job), output)
-    elif form != "text":
-        from doctor.report import MACHINE_FORMATS
-
-        text = MACHINE_FORMATS[form](report)
-        _write(text if text.endswith("\n") else text + "\n", output)
-    else:
-        from doctor.report.terminal import draw_report, make_console
-
-        console = make_console(sys.stdout if output is None else io.StringIO())
-        _write(draw_report(report, console, verbose=verbose, quiet=quiet), output)
-
-
-def _write(text: str, output: Path | None) -> None:
-    """Write to stdout, or to a file whole or not at all.
-
-    Raises:
-        UnusableError: it can't be written.
-    """
-    if output is None:
-        _print(text)
-        return
-    try:
-        _write_atomically(text, output)
-    except OSError as error:
-        raise UnusableError(f"{output} can't be written: {error.strerror or error}") from None
-
-
-def _print(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # the reader (head, less) has left, and the verdict stands
-            raise UnusableError(f"standard output can't be written: {error.strerror or error}") from None
-
-
-def _write_atomically(text: str, output: Path) -> None:
-    output = Path(os.path.realpath(output))  # what a link points to is written, not the link
-    if output.exists() and not output.is_file():
-        output.write_text(text, encoding="utf-8", errors="replace")  # /dev/stdout, a pipe
-        return
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=".rankdoctor-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(output)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
