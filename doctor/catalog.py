@@ -20,7 +20,8 @@ from doctor.checking import FAMILIES, Check
 from doctor.errors import UnusableError
 
 ENTRY_POINTS = "doctor.checks"
-
+RULES = ("code", "written")
+"""Packages of the built-ins that hold rules over files: ``doctor lint`` loads them, and no other command."""
 
 LONGEST_SENTENCE = 300
 """Characters of a guest's exception that are told."""
@@ -79,7 +80,7 @@ def builtin_checks(broken: list[Broken] | None = None) -> Iterator[Check]:
         ValueError: two of them bear one id.
     """
     seen: dict[str, str] = {}
-    for module in _walk(_builtin_package(), broken):
+    for module in walk_modules(builtin_package(), broken, without=RULES):
         for check in checks_in(module):
             if check.id in seen:
                 raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
@@ -87,7 +88,7 @@ def builtin_checks(broken: list[Broken] | None = None) -> Iterator[Check]:
             yield check
 
 
-def _builtin_package() -> ModuleType:
+def builtin_package() -> ModuleType:
     """The package ``doctor_checks``; in a checkout it lies on the shelf ``checks`` beside this package."""
     try:
         return importlib.import_module("doctor_checks")
@@ -99,10 +100,14 @@ def _builtin_package() -> ModuleType:
         return importlib.import_module("doctor_checks")
 
 
-def _walk(package: ModuleType, broken: list[Broken] | None = None) -> Iterator[ModuleType]:
-    """The modules below ``package``. What fails to load is put into ``broken``, and raises where there is none."""
+def walk_modules(
+    package: ModuleType, broken: list[Broken] | None = None, *, without: Iterable[str] = ()
+) -> Iterator[ModuleType]:
+    """The modules below ``package``, those of the packages ``without`` left out. What fails to load is put into
+    ``broken``, and raises where there is none."""
+    left_out = tuple(f"{package.__name__}.{name}." for name in without)
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if info.ispkg or info.name.rpartition(".")[2].startswith("_"):
+        if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
             continue
         try:
             yield importlib.import_module(info.name)
@@ -162,7 +167,7 @@ def _tree(module: object) -> Iterator[ModuleType]:
     if isinstance(module, ModuleType):
         yield module
         if hasattr(module, "__path__"):
-            yield from _walk(module)
+            yield from walk_modules(module)
 
 
 def _add_file(checks: dict[str, Check], path: Path) -> None:

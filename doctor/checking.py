@@ -22,6 +22,7 @@ FAMILIES = {
     "RUN": "progress",
     "HOST": "host",
     "VER": "software",
+    "CODE": "code",
 }
 """Prefix of an id -> word of its family, in the order of reports."""
 
@@ -81,8 +82,13 @@ class Check:
     @property
     def family(self) -> str:
         """The word of its family, from the letters of its id."""
-        prefix = self.id.rstrip("0123456789")
-        return FAMILIES.get(prefix, prefix.lower())
+        return family_of(self.id)
+
+
+def family_of(check_id: str) -> str:
+    """The word of the family that an id belongs to, from its letters."""
+    prefix = check_id.rstrip("0123456789")
+    return FAMILIES.get(prefix, prefix.lower())
 
 
 def check(
@@ -110,7 +116,7 @@ def check(
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
-        question, effect, fix = _read_docstring(inspect.getdoc(function) or "")
+        question, effect, fix = read_docstring(inspect.getdoc(function) or "")
         return Check(
             id=id,
             name=function.__name__.replace("_", "-"),
@@ -137,7 +143,7 @@ def _is_section(need: object) -> bool:
     return isinstance(need, type) and issubclass(need, Section)
 
 
-def _read_docstring(text: str) -> tuple[str, str, str]:
+def read_docstring(text: str) -> tuple[str, str, str]:
     """The question, the effect and the fix in a check's docstring; missing parts are empty."""
     parts = re.split(r"^(Why it hurts|Fix):\s*", text, flags=re.MULTILINE)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))

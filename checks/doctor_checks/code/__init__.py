@@ -1,0 +1,1 @@
+"""Rules of the family code: what in a training script hangs, diverges or wastes memory on several ranks."""
