@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from doctor.finding import Severity
+from doctor.lint.collectives import COLLECTIVES, Collective, Collectives, collectives_of
+from doctor.lint.ranks import RankCondition, is_rank, is_rank_test, rank_condition, rank_conditions
 from doctor.lint.rule import (
     MARK,
     Bad,
@@ -20,24 +22,69 @@ from doctor.lint.rule import (
     rule,
 )
 from doctor.lint.script import UNKNOWN, FunctionNode, Script
+from doctor.lint.training import (
+    ACCELERATOR,
+    DDP,
+    FABRIC,
+    FSDP,
+    LOADER,
+    MODULE,
+    SAMPLER,
+    TRAINER,
+    Loop,
+    hooks,
+    is_for_evaluation,
+    is_loader_of,
+    lightning_modules,
+    loops,
+    several_ranks,
+    trains_on_several,
+    unwrapped,
+)
 
 __all__ = [
+    "ACCELERATOR",
+    "COLLECTIVES",
+    "DDP",
+    "FABRIC",
+    "FSDP",
+    "LOADER",
     "MARK",
+    "MODULE",
+    "SAMPLER",
+    "TRAINER",
     "UNKNOWN",
     "Bad",
+    "Collective",
+    "Collectives",
     "DropArgument",
     "Edit",
     "FunctionNode",
     "Good",
     "Hit",
     "InsertStatement",
+    "Loop",
     "Place",
+    "RankCondition",
     "RenameArgument",
     "ReplaceExpression",
     "Rule",
     "Script",
     "SetArgument",
     "Severity",
+    "collectives_of",
+    "hooks",
+    "is_for_evaluation",
+    "is_loader_of",
+    "is_rank",
+    "is_rank_test",
+    "lightning_modules",
+    "loops",
     "place_of",
+    "rank_condition",
+    "rank_conditions",
     "rule",
+    "several_ranks",
+    "trains_on_several",
+    "unwrapped",
 ]
