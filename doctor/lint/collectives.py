@@ -13,8 +13,8 @@ from doctor.lint.script import FunctionNode, Script
 _TORCH = (
     "all_reduce all_gather all_gather_into_tensor all_gather_object all_to_all all_to_all_single barrier "
     "monitored_barrier broadcast broadcast_object_list gather gather_object reduce reduce_scatter "
-    "reduce_scatter_tensor scatter scatter_object_list all_reduce_coalesced all_gather_coalesced new_group new_subgroups split_group "
-    "destroy_process_group init_process_group"
+    "reduce_scatter_tensor scatter scatter_object_list all_reduce_coalesced all_gather_coalesced new_group "
+    "new_subgroups split_group destroy_process_group init_process_group"
 )
 _ACCELERATOR = (
     "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare "
