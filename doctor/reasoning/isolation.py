@@ -70,8 +70,24 @@ def isolate(
         if settled:
             break
         noise = better
-    suspects = [_suspect(fit, search) for fit in search.found if fit.part.kind is not None]
+    suspects = _absorbed([_suspect(fit, search) for fit in search.found if fit.part.kind is not None])
     return Isolation(math.exp(level), noise.sigma, tuple(sorted(suspects, key=lambda one: -one.confidence)))
+
+
+def _absorbed(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """One suspect for a host that is slow at times, the surest: in some round its other direction, or one of its links,
+    may have been slow once too."""
+    at_times = {one.members[0] for one in suspects if one.intermittent}
+    found: dict[int, Suspect] = {}
+    kept = []
+    for one in sorted(suspects, key=lambda one: (one.kind == "link", -one.confidence)):
+        if one.kind == "boundary" or not at_times.intersection(one.members):
+            kept.append(one)
+        elif one.kind != "link":
+            first = found.setdefault(one.members[0], one)
+            if first.kind != one.kind:
+                found[one.members[0]] = first._replace(kind="host")
+    return [*kept, *found.values()]
 
 
 def _suspect(fit: Fit, search: Search) -> Suspect:

@@ -15,6 +15,16 @@ Slowed = tuple[bool, bool]
 
 BOTH: Slowed = (True, True)
 
+LEAST_ERRATIC = 3
+"""Readings that are slow, each by a factor of its own, before they can have one cause: two are chance."""
+
+FEWEST_FOR_ERRATIC = 5
+"""Hosts. Of four each has a hand in half of what is slow by chance."""
+
+ERRATIC_SHARE = 0.5
+"""Of the times that the part was measured. On a machine where something else is busy now and then one pair in six is
+slow for that reason."""
+
 
 class Part(NamedTuple):
     """A candidate. ``members``: as of a Suspect; of a link that is slow in one direction only (``oneway``) the source
@@ -28,7 +38,8 @@ class Part(NamedTuple):
 
 class Fit(NamedTuple):
     """How well a part explains: ``level``, the logarithm of its share; ``score``, the logarithm of its odds against
-    nothing being there; ``cells``, those that it slowed, with the directions; ``price``, what the score had to pay."""
+    nothing being there; ``cells``, those that it slowed, with the directions; ``price``, what the score had to pay;
+    ``levels``: of each of ``cells``, both ways, where they differ from time to time."""
 
     part: Part
     level: float
@@ -36,6 +47,7 @@ class Fit(NamedTuple):
     cells: tuple[tuple[int, Slowed], ...]
     price: float
     intermittent: bool = False
+    levels: tuple[tuple[float, float], ...] = ()
 
 
 class Model:
@@ -61,8 +73,9 @@ class Model:
 
     def blame(self, fit: Fit) -> None:
         """Expect the part to be slow from now on."""
-        for place, (ahead, back) in fit.cells:
-            self._causes[place][fit.part] = (fit.level if ahead else 0.0, fit.level if back else 0.0)
+        for number, (place, (ahead, back)) in enumerate(fit.cells):
+            alike = (fit.level if ahead else 0.0, fit.level if back else 0.0)
+            self._causes[place][fit.part] = fit.levels[number] if fit.levels else alike
             self._expect(place)
 
     def clear(self, fit: Fit) -> None:
@@ -162,6 +175,43 @@ class Model:
         price = prior + self._price(own) + len(touched) * math.log(2)
         return Fit(part, level, gain - price, tuple(own), price, True)
 
+    def fit_erratic(self, part: Part, prior: float) -> Fit | None:
+        """The part slow in some cells, in one direction or both, each time by another factor, as where a card loses its
+        link now and then; ``None`` unless three readings are. Each of them pays for its own level."""
+        if self.count < FEWEST_FOR_ERRATIC:
+            return None
+        touched = self.touched(part)
+        each = max(0.0, math.log(self.most_level - SLOWEST) - self._width(1))
+        gain, values, own, levels = 0.0, [], [], []
+        for place, slowed in touched:
+            level = self._own_level(place, slowed)
+            slow = [value for value in level if value < 0.0]
+            cost = math.log(3) + len(slow) * each
+            more = self._density_with(place, *level) - self._density_now[place] - cost if slow else -1.0
+            if more > 0:
+                gain += more + cost
+                values += slow
+                own.append((place, (level[0] < 0.0, level[1] < 0.0)))
+                levels.append(level)
+        if len(values) < LEAST_ERRATIC or len(own) < ERRATIC_SHARE * len(touched):
+            return None
+        price = prior + len(touched) * math.log(2) + len(own) * math.log(3) + len(values) * each
+        return Fit(part, median(values), gain - price, tuple(own), price, True, tuple(levels))
+
+    def _own_level(self, place: int, slowed: Slowed) -> tuple[float, float]:
+        """What a cell's readings say of a part that slows these directions; 0 where they are as expected."""
+        cell, expected = self.cells[place], self.expected[place]
+        ahead, back = (
+            value if may and value is not None and value - now < self.slow_below and value < self.most_level else 0.0
+            for value, may, now in zip((cell.ahead, cell.back), slowed, expected, strict=True)
+        )
+        return ahead, back
+
+    def _density_with(self, place: int, ahead: float, back: float) -> float:
+        """Of a cell, if parts as slow as these had a hand in it, too."""
+        now = self.expected[place]
+        return self._log_density(place, min(now[0], ahead), min(now[1], back))
+
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
         """The median of readings that nothing explains yet; of all where all are explained."""
         free: list[float] = []
@@ -190,5 +240,8 @@ class Model:
         """What choosing the level costs: its prior width over the width that the readings leave (Laplace's
         approximation of the evidence, of which BIC is the limit)."""
         values = sum(ahead + back for _, (ahead, back) in touched)
-        left = self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1))
-        return max(0.0, math.log((self.most_level - SLOWEST) / left))
+        return max(0.0, math.log(self.most_level - SLOWEST) - self._width(values))
+
+    def _width(self, values: int) -> float:
+        """The logarithm of the width that so many readings leave for a level."""
+        return math.log(self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -19,6 +20,10 @@ WIDTH = 6.0
 
 NARROWEST, WIDEST = 0.01, 0.5
 """Bounds of the standard deviation: equal readings prove no perfect instrument, and beyond 50 % nothing is told."""
+
+OF_ONE_HOST = 0.6
+"""Of all readings that follow no rule; by chance a host has a hand in a quarter of eight hosts' ones, and in half of
+four hosts'."""
 
 FEWEST_WILD, MOST_WILD = 0.02, 0.15
 """Bounds of the share of pairs, and of single readings, that follow no rule: something else was busy for a moment."""
@@ -124,5 +129,23 @@ def refined(residuals: Sequence[Cell], least_spread: float = 0.0) -> tuple[float
     sigma = max(
         MAD_TO_SIGMA * median(abs(value - middle) for value in values), pair_spread(residuals), least_spread, NARROWEST
     )
-    wild = sum(abs(value - middle) > 4 * sigma for value in values) / len(values)
+    wild = _wild_share(residuals, middle, 4 * sigma)
     return middle, Noise(sigma, min(max(wild, FEWEST_WILD), MOST_WILD))
+
+
+def _wild_share(cells: Sequence[Cell], middle: float, far: float) -> float:
+    """Of readings that are ``far`` from the middle. Where nearly all of them are one host's, of the readings of the
+    others: what gathers at one host follows a rule, which is not found yet."""
+    wild = [sum(value is not None and abs(value - middle) > far for value in (cell.ahead, cell.back)) for cell in cells]
+    at_host: Counter[int] = Counter()
+    for cell, count in zip(cells, wild, strict=True):
+        at_host.update({cell.first: count, cell.second: count})
+    worst = max(at_host, key=lambda host: at_host[host])
+    left_out = worst if at_host[worst] >= OF_ONE_HOST * sum(wild) else None
+    others = [
+        (count, (cell.ahead is not None) + (cell.back is not None))
+        for cell, count in zip(cells, wild, strict=True)
+        if left_out not in (cell.first, cell.second)
+    ]
+    readings = sum(count for _, count in others)
+    return sum(count for count, _ in others) / readings if readings else 0.0

@@ -34,16 +34,19 @@ PASSES = 4
 
 def explain(model: Callable[[], Model], groups: Sequence[frozenset[int]]) -> Search:
     """The better one of several searches: a boundary explains so much at once that it would always come first, even
-    where two neighbours are slow that have nothing to do with one another."""
+    where two neighbours are slow that have nothing to do with one another; and a link of a host that is slow at times,
+    which is a sharper claim, before the host."""
     searches = [_searched(model(), groups, MOST_BORDERS)]
+    if any(fit.part.kind == "link" for fit in searches[0].found):
+        searches.append(_searched(model(), groups, MOST_BORDERS, links=False))
     borders = [fit.part.members for fit in searches[0].found if fit.part.kind == "boundary"]
     if any(len(members) <= MOST_NEIGHBOURS for members in borders):
         searches += [_searched(model(), groups, fewer) for fewer in range(min(len(borders), 2))]
     return max(searches, key=lambda search: search.evidence)
 
 
-def _searched(model: Model, groups: Sequence[frozenset[int]], most_borders: int) -> Search:
-    search = Search(model, groups, most_borders)
+def _searched(model: Model, groups: Sequence[frozenset[int]], most_borders: int, *, links: bool = True) -> Search:
+    search = Search(model, groups, most_borders, links=links)
     search.run()
     return search
 
@@ -51,8 +54,10 @@ def _searched(model: Model, groups: Sequence[frozenset[int]], most_borders: int)
 class Search:
     """Blames parts, the best first, until nothing is worth a look."""
 
-    def __init__(self, model: Model, groups: Sequence[frozenset[int]], most_borders: int) -> None:
-        self.model, self.groups, self._borders_left = model, groups, most_borders
+    def __init__(
+        self, model: Model, groups: Sequence[frozenset[int]], most_borders: int, *, links: bool = True
+    ) -> None:
+        self.model, self.groups, self._borders_left, self._with_links = model, groups, most_borders, links
         self._known = {smaller_side(model.count, group) for group in groups}
         self._runs = model.count * model.count / 2
         self._pairs = max(len(model.at_pair), 1)
@@ -77,13 +82,15 @@ class Search:
         return rarity + math.log(len(self.model.in_round) if part.kind is None else self.model.count)
 
     def fits(self, part: Part) -> Iterator[Fit]:
-        """The part slow always, and at times."""
+        """The part slow always, at times, and at times by another factor each time."""
         prior = self.prior(part)
         if (always := self.model.fit(part, prior)) is not None:
             yield always
         if part.kind in ("host", "sending", "receiving"):
             if (at_times := self.model.fit_at_times(part, prior + AT_TIMES)) is not None:
                 yield at_times
+            if (erratic := self.model.fit_erratic(part, prior + AT_TIMES)) is not None:
+                yield erratic
 
     def best(self, part: Part) -> Fit | None:
         """The better one of these."""
@@ -123,7 +130,7 @@ class Search:
         return [
             *(Part(None, turn=turn) for turn in sorted({cells[place].round for place in slow})),
             *(Part(kind, (host,)) for host in hosts for kind in _KINDS),
-            *(link for pair in links if len(at_pair[pair]) > 1 for link in _links(*pair)),
+            *(link for pair in links if self._with_links and len(at_pair[pair]) > 1 for link in _links(*pair)),
         ]
 
     def _drop_the_needless(self) -> None:
@@ -147,7 +154,7 @@ class Search:
         """The probability of a blamed part against all that could stand in its place, and against nothing."""
         self.model.clear(fit)
         rivals = [0.0, *(rival.score for part in self._rivals(fit) for rival in self.fits(part))]
-        own = [alike.score for part in _alike(fit.part) for alike in self.fits(part)]
+        own = [alike.score for part in _alike(fit) for alike in self.fits(part)]
         self.model.blame(fit)
         most = max(*rivals, *own)
         mine = sum(math.exp(score - most) for score in own)
@@ -155,7 +162,7 @@ class Search:
 
     def _rivals(self, fit: Fit) -> Iterable[Part]:
         """Other parts that touch what this one slowed."""
-        alike = {*_alike(fit.part)}
+        alike = {*_alike(fit)}
         others = {Part("boundary", part.members) for part in self.borders}
         cells = self.model.cells
         hosts = {host for place, _ in fit.cells for host in (cells[place].first, cells[place].second)}
@@ -179,9 +186,13 @@ class Search:
                 yield Part("boundary", tuple(range(start, end)))
 
 
-def _alike(part: Part) -> list[Part]:
-    """The same blame: a link, whichever of its directions is slow."""
-    return _links(*sorted(part.members)) if part.kind == "link" else [part]
+def _alike(fit: Fit) -> list[Part]:
+    """The same blame: a link, whichever of its directions is slow; a host that is slow at times, whichever of its
+    directions were slow in these rounds."""
+    part = fit.part
+    if part.kind == "link":
+        return _links(*sorted(part.members))
+    return [Part(kind, part.members) for kind in _KINDS] if fit.intermittent else [part]
 
 
 def _links(low: int, high: int) -> list[Part]:
