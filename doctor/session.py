@@ -55,12 +55,13 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
     return build_job([Member(rank, sections)])
 
 
-def measure_alone(job: Job, settings: Settings, *, tell: Announce) -> Job:
-    """The job of this process alone, with what full probes measure on one process."""
+def measure_alone(job: Job, settings: Settings, *, why: bool = False, tell: Announce) -> Job:
+    """The job of this process alone, with what full probes measure on one process; ``why``: and what mends what is
+    slow or fails."""
     from doctor.collectors.base import Surroundings
     from doctor.gather.alone import measured_alone
 
-    return measured_alone(job, Surroundings(directories=settings.directories), tell)
+    return measured_alone(job, Surroundings(directories=settings.directories), tell, why=why)
 
 
 def open_gathering(

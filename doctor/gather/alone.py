@@ -15,10 +15,11 @@ from doctor.job import Job, Member, Sections, build_job
 _TOKEN = "0" * 16
 
 
-def measured_alone(job: Job, surroundings: Surroundings, tell: Callable[[str], None]) -> Job:
-    """``job``, which is one process, with what it measures of itself. ``tell`` gets what each step costs."""
+def measured_alone(job: Job, surroundings: Surroundings, tell: Callable[[str], None], *, why: bool = False) -> Job:
+    """``job``, which is one process, with what it measures of itself; ``why``: and what mends it. ``tell`` gets what
+    each step costs."""
     member = member_of(job)
-    survey = Survey(member.rank, tuple(full_stages(Wanted("full"))), surroundings, speaks=True, tell=tell)
+    survey = Survey(member.rank, tuple(full_stages(Wanted("full", why=why))), surroundings, speaks=True, tell=tell)
     end = time.monotonic() + survey.seconds
     measured: Sections = {}
     notes: dict[str, bytes] = {}

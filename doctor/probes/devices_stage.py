@@ -13,7 +13,7 @@ from doctor.job import Job
 from doctor.probes.bench import ChildLost, Refused
 from doctor.probes.deadline import Deadline
 from doctor.probes.device_work import COPIES, COPY_BYTES, DeviceTask
-from doctor.probes.loading import Loaded
+from doctor.probes.loading import loaded_in
 from doctor.probes.stage import Bench, Found, Orders, Post
 from doctor.reasoning.device_speed import judge_devices, samples_of, slow_devices
 from doctor.reasoning.devices import local_rank_of, processor_asked
@@ -126,13 +126,8 @@ def _orders(tasks: Sequence[tuple[Post, DeviceTask]], words: str) -> Orders | No
 
 
 def _load(bench: Bench, deadline: Deadline) -> Found:
-    try:
-        bench.torch_child().ask("load", None, Loaded, deadline.left())
-    except Refused:
-        return _missing(Lack.ABSENT, "torch is not installed here")
-    except ChildLost as lost:
-        return _missing(Lack.FAILED, f"torch can't be loaded: {lost}")
-    return Found({}, _LOADED)
+    loaded = loaded_in(bench.torch_child(), deadline.left())
+    return Found({DeviceSpeedFacts.key: loaded}) if isinstance(loaded, Missing) else Found({}, _LOADED)
 
 
 def _missing(lack: Lack, reason: str) -> Found:

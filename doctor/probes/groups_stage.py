@@ -15,7 +15,7 @@ from doctor.probes.group_mesh import launcher_mesh
 from doctor.probes.group_messages import Done, Join, Load, Open, Ready, Tell
 from doctor.probes.group_plan import Assembly, assemble
 from doctor.probes.group_run import MOST_AXES, PATIENCE, Run, seconds_of, set_up_seconds
-from doctor.probes.loading import NOT_INSTALLED, Loaded
+from doctor.probes.loading import loaded_in
 from doctor.probes.mesh import Axis
 from doctor.probes.stage import Bench, Found, Orders, Post
 
@@ -99,13 +99,9 @@ def _told(task: Tell) -> CollectiveFacts | Missing:
 
 
 def _loaded(task: Load, bench: Bench, deadline: Deadline) -> Found:
-    try:
-        loaded = bench.torch_child().ask("load", {}, Loaded, deadline.left() - MARGIN)
-    except Refused as refusal:
-        lack = Lack.ABSENT if str(refusal) == NOT_INSTALLED else Lack.HIDDEN
-        return Found({CollectiveFacts.key: Missing(lack, str(refusal))})
-    except ChildLost as lost:
-        return Found({CollectiveFacts.key: Missing(Lack.HIDDEN, f"torch did not load: {lost}")})
+    loaded = loaded_in(bench.torch_child(), deadline.left() - MARGIN)
+    if isinstance(loaded, Missing):
+        return Found({CollectiveFacts.key: loaded})
     if not loaded.distributed:
         reason = f"torch {loaded.version} is built without torch.distributed"
         return Found({CollectiveFacts.key: Missing(Lack.HIDDEN, reason)})

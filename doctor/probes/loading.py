@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.probes.bench import Refused
+from doctor.facts import Lack, Missing
+from doctor.probes.bench import ChildLost, Refused, TorchChild
 
 NOT_INSTALLED = "torch is not installed here"
 
@@ -18,6 +19,16 @@ class Loaded(msgspec.Struct, frozen=True):
     distributed: bool = True
     nccl: bool = False
     backends: tuple[str, ...] = ()
+
+
+def loaded_in(child: TorchChild, seconds: float) -> Loaded | Missing:
+    """The torch of ``child``, or why there is none: it is not installed, can't be imported, or does not come up."""
+    try:
+        return child.ask("load", {}, Loaded, seconds)
+    except Refused as refusal:
+        return Missing(Lack.ABSENT if str(refusal) == NOT_INSTALLED else Lack.HIDDEN, str(refusal))
+    except ChildLost as lost:
+        return Missing(Lack.FAILED, f"torch can't be loaded: {lost}")
 
 
 def work(argument: bytes) -> Loaded:

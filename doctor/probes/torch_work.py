@@ -20,6 +20,7 @@ WORKS = {
     "load": "doctor.probes.loading",
     "device": "doctor.probes.device_work",
     "group": "doctor.probes.group_work",
+    "estimate": "doctor.estimate.work",
 }
 """Modules by the name of their work; each has a ``work(argument: bytes) -> object``, which may raise :class:`Refused`.
 The argument is JSON."""

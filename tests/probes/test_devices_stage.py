@@ -103,7 +103,7 @@ def test_a_rank_bound_to_a_processor_of_its_own() -> None:
 
 
 def test_without_torch(tmp_path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')")
     bench = Bench(0, None, Surroundings())
     bench._child = _child_that_finds(tmp_path)
     members = healthy(1, 1, gpus=0).members
