@@ -66,7 +66,7 @@ def load_catalog(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> C
     """
     broken: list[Broken] = []
     checks = {check.id: check for check in builtin_checks(broken)}
-    for entry in _entry_points(broken) if guests else ():
+    for entry in entry_points(ENTRY_POINTS, broken) if guests else ():
         broken.extend(_add_guest(checks, entry))
     for path in plugin_files:
         _add_file(checks, path)
@@ -122,17 +122,17 @@ def checks_in(module: ModuleType) -> list[Check]:
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
-def _entry_points(broken: list[Broken]) -> Iterable[importlib.metadata.EntryPoint]:
+def entry_points(group: str, broken: list[Broken]) -> Iterable[importlib.metadata.EntryPoint]:
     """The guests of all distributions. One malformed file, of whatever distribution, hides them all."""
     try:
-        return importlib.metadata.entry_points(group=ENTRY_POINTS)
+        return importlib.metadata.entry_points(group=group)
     except Exception as error:
         broken.append(Broken("guests", "entry points", sentence_of(error)))
         return ()
 
 
 def _add_guest(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -> list[Broken]:
-    origin = _origin_of(entry)
+    origin = origin_of(entry)
     try:
         loaded = entry.load()
         found = [loaded] if isinstance(loaded, Check) else _checks_below(loaded)
@@ -149,7 +149,7 @@ def _add_guest(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -
     return []
 
 
-def _origin_of(entry: importlib.metadata.EntryPoint) -> str:
+def origin_of(entry: importlib.metadata.EntryPoint) -> str:
     """The name of the distribution, or of the module where its metadata are incomplete."""
     try:
         return str(entry.dist.name) if entry.dist is not None else entry.module
@@ -159,11 +159,12 @@ def _origin_of(entry: importlib.metadata.EntryPoint) -> str:
 
 def _checks_below(module: object) -> list[Check]:
     """The checks of a module and of all below it, each once: packages re-export what their modules hold."""
-    found = {id(check): check for part in _tree(module) for check in checks_in(part)}
+    found = {id(check): check for part in modules_of(module) for check in checks_in(part)}
     return list(found.values())
 
 
-def _tree(module: object) -> Iterator[ModuleType]:
+def modules_of(module: object) -> Iterator[ModuleType]:
+    """A module and all below it."""
     if isinstance(module, ModuleType):
         yield module
         if hasattr(module, "__path__"):
@@ -171,8 +172,9 @@ def _tree(module: object) -> Iterator[ModuleType]:
 
 
 def _add_file(checks: dict[str, Check], path: Path) -> None:
-    found = checks_in(_import_file(path))
-    if not found:
+    module = import_file(path)
+    found = checks_in(module)
+    if not found and not holds_rules(module):
         raise UnusableError(f"the plug-in {path} holds no check")
     for check in found:
         if check.id in checks:
@@ -180,7 +182,18 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
         checks[check.id] = replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
 
 
-def _import_file(path: Path) -> ModuleType:
+def holds_rules(module: ModuleType) -> bool:
+    """Whether a plug-in has something for ``doctor lint``; the type is not loaded for those that have not."""
+    kinds = (type(value) for value in vars(module).values())
+    return any((kind.__module__, kind.__name__) == ("doctor.lint.rule", "Rule") for kind in kinds)
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module that a plug-in file is.
+
+    Raises:
+        UnusableError: it is no Python file, or fails to load.
+    """
     spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
     if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
         raise UnusableError(f"the plug-in {path} is no Python file that can be read")

@@ -48,7 +48,7 @@ input, 3 inconclusive (ranks were not gathered, something broke).
 """
 
 
-_ELSEWHERE: dict[str, str] = {}
+_ELSEWHERE: dict[str, str] = {"estimate": "doctor.cli_estimate", "lint": "doctor.cli_lint"}
 """Commands in modules of their own, each with a command ``command``: loaded when they are asked for."""
 
 
@@ -128,7 +128,7 @@ def check(
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
     started = time.time()
     settings = settings_of(select, ignore, fail_on, plugins, timeout)
-    wish, asked = _wish(gather, share, ray, master), _Asked("full" if why else probe, _mesh(mesh), why)
+    wish, asked = _wish(gather, share, ray, master), _asked(probe, mesh, why=why)
     with _gathered(settings, wish, asked, discreet=redact) as gathering:
         with redirect_stdout(sys.stderr):  # guests may print
             # Whoever judges looks at once whether all that it needs can be used; the others may never need it.
@@ -286,12 +286,13 @@ def explain(word: str, form: str, output: Path | None) -> None:
 @select_option
 @plugin_option
 def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]) -> None:
-    """List every check with its family, severity, needs and origin."""
+    """List every check and every rule of lint with its family, severity, needs and origin."""
+    from doctor.lint.asking import everything
     from doctor.report.listing import render_listing
 
     with redirect_stdout(sys.stderr):  # guests may print
-        catalog = _checks(settings_of(select, "", None, plugins, None))
-    write(render_listing(catalog, form, sys.stdout), output)
+        catalog, book = everything(settings_of(select, "", None, plugins, None))
+    write(render_listing(catalog, book, form, sys.stdout), output)
 
 
 def _checks(settings: Settings) -> Catalog:
@@ -321,16 +322,20 @@ class _Alone:
 
     judges = True
 
-    def __init__(self, settings: Settings, *, full: bool) -> None:
+    def __init__(self, settings: Settings, asked: _Asked) -> None:
         self._settings = settings
-        self._full = full
+        self._asked = asked
 
     def gather(self) -> Job:
         """The job of this process alone."""
         from doctor.session import collect, measure_alone
 
         job = collect(self._settings, announce=_tell)
-        return measure_alone(job, self._settings, tell=_tell) if self._full else job
+        if self._asked.probe != "full":
+            return job
+        if self._asked.mesh:
+            _tell("--mesh speaks of several ranks, and this process is judged alone: nothing is measured along it")
+        return measure_alone(job, self._settings, why=self._asked.why, tell=_tell)
 
     def announce(self, code: int) -> None:
         """Nobody waits for it."""
@@ -342,6 +347,16 @@ class _Asked(NamedTuple):
     probe: Probe | None = None
     mesh: tuple[Axis, ...] = ()
     why: bool = False
+
+
+def _asked(probe: Probe | None, mesh: str, *, why: bool) -> _Asked:
+    """What is to be measured; a usage error where the options contradict one another."""
+    if why and probe in ("none", "light"):
+        raise click.UsageError(f"--why measures again, and --probe {probe} does not measure: leave --probe out.")
+    asked = _Asked("full" if why else probe, _mesh(mesh), why)
+    if asked.mesh and asked.probe != "full":
+        raise click.UsageError("--mesh is for --probe full.")
+    return asked
 
 
 def _mesh(text: str) -> tuple[Axis, ...]:
@@ -379,7 +394,7 @@ def _gathered(
         _tell(str(none))
         raise SystemExit(3) from None
     try:
-        with gathering or contextlib.nullcontext(_Alone(settings, full=asked.probe == "full")) as opened:
+        with gathering or contextlib.nullcontext(_Alone(settings, asked)) as opened:
             yield opened
     except Dismissed as dismissed:
         raise SystemExit(dismissed.code) from None

@@ -61,7 +61,7 @@ def examine_job(
         for finding, shown in zip(findings, result.findings, strict=True):
             for consequence in finding.explains if shown.stands else ():
                 explained.setdefault(consequence, []).append(_Cause(check.id, frozenset(finding.ranks), shown))
-    return (*(_explained(result, explained) for result in results), *map(_crash_at_load, catalog.broken))
+    return (*(_explained(result, explained) for result in results), *map(crash_at_load, catalog.broken))
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,8 @@ def _explained(result: CheckResult, explained: Mapping[str, list[_Cause]]) -> Ch
     return msgspec.structs.replace(result, findings=tuple(map(mark, result.findings)))
 
 
-def _crash_at_load(broken: Broken) -> CheckResult:
+def crash_at_load(broken: Broken) -> CheckResult:
+    """The result that stands for a guest that failed to load."""
     return CheckResult(
         id=broken.name,
         name=broken.name,

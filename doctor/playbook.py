@@ -1,7 +1,7 @@
-"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check.
+"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check or rule.
 
-``python -m doctor.playbook`` writes the heads of all pages anew from the check objects; a test sees to it that they
-are in step.
+``python -m doctor.playbook`` writes the heads of all pages anew from the check and rule objects; a test sees to it
+that they are in step.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from doctor.checking import FAMILIES, Check
 from doctor.errors import UnusableError
 
+if TYPE_CHECKING:
+    from doctor.lint.rule import Rule
+
 _HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.playbook` -->"
-_DOORS = {"P": "before the run", "R": "while it runs", "M": "after it"}
+_DOORS = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
 _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n+(?P<title>[^\n]+)\n+.*?severity: (?P<severity>\w+)", re.DOTALL
 )
@@ -73,27 +77,37 @@ def _read(path: Path) -> Page:
     )
 
 
-def head_of(check: Check) -> str:
-    """The first lines of a check's page."""
+def head_of(check: Check | Rule) -> str:
+    """The first lines of the page of a check or a rule."""
     question = check.question.removeprefix("Ask ").rstrip(".")
     doors = ", ".join(_DOORS[door] for door in check.when)
-    facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {check.scope.value}"]
+    scope = check.scope.value if isinstance(check, Check) else "file"
+    facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {scope}"]
     lines = [f"# {check.id} {check.name}", "", f"{question[:1].upper()}{question[1:]}.", ""]
     lines += [f"{' · '.join(facts)} · can be seen: {doors}", "", _HEAD_END, ""]
     return "\n".join(lines)
 
 
-def with_head(check: Check, text: str) -> str:
+def with_head(check: Check | Rule, text: str) -> str:
     """``text`` of a page with its head made anew."""
     _, found, body = text.partition(_HEAD_END + "\n")
     return head_of(check) + "\n" + (body if found else text).lstrip("\n")
 
 
-def write_heads() -> None:
-    """Write the heads of all pages of the built-in checks anew."""
+def owners_of_pages() -> Iterator[Check | Rule]:
+    """The built-in checks, and the rules that bear no id of a check."""
     from doctor.catalog import builtin_checks
+    from doctor.lint.ignoring import IGNORE_IN_VAIN
+    from doctor.lint.rules import OWN_FAMILY, builtin_rules
 
-    for check in builtin_checks():
+    yield from builtin_checks()
+    yield IGNORE_IN_VAIN
+    yield from (rule for rule in builtin_rules() if rule.family == OWN_FAMILY)
+
+
+def write_heads() -> None:
+    """Write the heads of all pages of the built-in checks and rules anew."""
+    for check in owners_of_pages():
         path = playbook_directory() / f"{check.id}.md"
         if path.is_file():
             path.write_text(with_head(check, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -103,7 +103,8 @@ class Input(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """The report document. Times: ``started`` ISO 8601 in UTC, ``seconds`` of wall clock. ``run``: the id of the run
-    that was watched, as in the records of its ranks; not in the document of a command."""
+    that was watched, as in the records of its ranks; not in the document of a command. ``estimate``: what
+    ``doctor estimate`` answers besides, :class:`doctor.estimate.plan.Estimate` as a mapping; only in its document."""
 
     schema: int
     tool: Tool
@@ -117,6 +118,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: tuple[Input, ...]
     results: tuple[CheckResult, ...]
     run: str | None = None
+    estimate: Mapping[str, object] | None = None
 
     def result(self, check_id: str) -> CheckResult | None:
         """The result of the check with that id."""

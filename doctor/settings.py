@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from doctor.catalog import Catalog
     from doctor.checking import Check
     from doctor.finding import Finding
+    from doctor.lint.rule import Rule
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,21 +41,33 @@ _OUR_TABLE = re.compile(rb"""^\s*\[+\s*["']?tool["']?\s*\.\s*["']?doctor["']?\s*
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Findings that are known and accepted: ``id`` (or family), why, on which hosts (a pattern), until when."""
+    """Findings that are known and accepted: ``id`` (or family), why, on which hosts or in which files (patterns), until
+    when. A pattern of files matches the path as it was given, or its end: ``examples/*``."""
 
     id: str
     reason: str
     host: str | None = None
     until: datetime.date | None = None
     by: str = ""
+    path: str | None = None
 
     def covers(self, check: Check, hosts: tuple[str, ...], today: datetime.date) -> bool:
         """Whether a finding of ``check`` on ``hosts`` is accepted on that day."""
-        from doctor.catalog import matches
-
-        if not matches(check.id, check.family, self.id) or (self.until is not None and today > self.until):
+        if self.path is not None or not self._names(check, today):
             return False
         return self.host is None or (bool(hosts) and all(fnmatch.fnmatchcase(host, self.host) for host in hosts))
+
+    def covers_file(self, rule: Rule, file: str, today: datetime.date) -> bool:
+        """Whether what ``rule`` finds in ``file`` is accepted on that day."""
+        if self.host is not None or not self._names(rule, today):
+            return False
+        path = file.replace(os.sep, "/").removeprefix("./")
+        return self.path is None or any(fnmatch.fnmatchcase(path, one) for one in (self.path, f"*/{self.path}"))
+
+    def _names(self, owner: Check | Rule, today: datetime.date) -> bool:
+        from doctor.catalog import matches
+
+        return matches(owner.id, owner.family, self.id) and (self.until is None or today <= self.until)
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -84,6 +97,12 @@ class Settings(msgspec.Struct, frozen=True):
         """Why a finding does not count, or ``None``."""
         today = datetime.date.today()
         entry = next((entry for entry in self.ignore if entry.covers(check, hosts, today)), None)
+        return Ignored(entry.reason, entry.by) if entry else None
+
+    def ignored_in(self, rule: Rule, file: str) -> Ignored | None:
+        """Why what a rule finds in a file does not count, or ``None``."""
+        today = datetime.date.today()
+        entry = next((entry for entry in self.ignore if entry.covers_file(rule, file, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 
 
@@ -201,7 +220,7 @@ def require_known_limits(limits: Mapping[str, float], catalog: Catalog) -> None:
     known = [f"{check.id}.{name}" for check in catalog.checks for name in check.limits]
     for name in limits:
         if name not in known:
-            raise UnusableError(f"no check has the limit {name}{_suggestion(name, known)}")
+            raise UnusableError(f"no check has the limit {name}{suggestion(name, known)}")
 
 
 def choose(catalog: Catalog, select: Iterable[str]) -> Catalog:
@@ -217,6 +236,8 @@ def choose(catalog: Catalog, select: Iterable[str]) -> Catalog:
     if not patterns:
         return catalog
     chosen = [c for c in catalog.checks if any(matches(c.id, c.family, pattern) for pattern in patterns)]
+    if not chosen:
+        raise UnusableError(f"{', '.join(patterns)}: no check is called so, rules of doctor lint are")
     return Catalog(tuple(chosen), catalog.broken)
 
 
@@ -229,12 +250,26 @@ def require_known_patterns(catalog: Catalog, patterns: Iterable[str]) -> None:
     from doctor.catalog import matches
 
     for pattern in patterns:
-        if pattern.upper() != "ALL" and not any(matches(c.id, c.family, pattern) for c in catalog.checks):
+        known = pattern.upper() == "ALL" or any(matches(c.id, c.family, pattern) for c in catalog.checks)
+        if not known and not is_built_in(pattern):
             names = [*catalog.ids(), *{c.family for c in catalog.checks}]
-            raise UnusableError(f"no check or family is called {pattern}{_suggestion(pattern, names)}")
+            raise UnusableError(f"no check or family is called {pattern}{suggestion(pattern, names)}")
 
 
-def _suggestion(name: str, known: list[str]) -> str:
+def is_built_in(pattern: str) -> bool:
+    """Whether a family is called so, or a check or rule of this distribution: every one has a page. One file of settings
+    serves those who look at jobs and those who look at files."""
+    from doctor.checking import FAMILIES
+    from doctor.playbook import playbook_directory
+
+    name = pattern.upper()
+    if name in FAMILIES or name.lower() in FAMILIES.values():
+        return True
+    return name.isalnum() and (playbook_directory() / f"{name}.md").is_file()
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """The nearest names there are, as the end of a sentence; empty where none is near."""
     import difflib
 
     near = difflib.get_close_matches(name.upper(), [item.upper() for item in known], n=3, cutoff=0.5)

@@ -8,10 +8,14 @@ import pytest
 
 import doctor.api
 import doctor_checks
-from doctor.catalog import builtin_checks
+from doctor.catalog import RULES, builtin_checks
+from doctor.lint.rules import builtin_rules
 
 SHELF = Path(doctor_checks.__file__).parent
-CHECK_FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
+FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
+RULE_FILES = [path for path in FILES if path.parent.name in RULES]
+CHECK_FILES = [path for path in FILES if path not in RULE_FILES]
+RULE_APIS = ("doctor.api", "doctor.lint.api", "doctor.lint.launch.api")
 IMPURE = {"os", "socket", "subprocess", "time", "torch", "shutil", "sys", "threading", "pathlib", "random", "importlib"}
 
 
@@ -29,6 +33,19 @@ def test_a_check_is_pure(path):
     for name in imported(path):
         top = name.partition(".")[0]
         assert name == "doctor.api" or (top in sys.stdlib_module_names and top not in IMPURE), name
+
+
+@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
+def test_a_rule_is_pure(path):
+    for name in imported(path):
+        top = name.partition(".")[0]
+        assert name in RULE_APIS or (top in sys.stdlib_module_names and top not in IMPURE), name
+
+
+@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
+def test_a_rule_is_one_file_named_after_the_illness(path):
+    (rule,) = [rule for rule in builtin_rules() if rule.judge.__module__.endswith(f".{path.parent.name}.{path.stem}")]
+    assert rule.name == path.stem.replace("_", "-")
 
 
 @pytest.mark.parametrize("path", CHECK_FILES, ids=lambda path: path.stem)

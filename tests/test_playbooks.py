@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from doctor.catalog import builtin_checks
-from doctor.playbook import all_pages, find_page, head_of, playbook_directory, with_head
+from doctor.playbook import all_pages, find_page, head_of, owners_of_pages, playbook_directory, with_head
 
-CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
+CHECKS = sorted(owners_of_pages(), key=lambda check: check.id)
 HEADINGS = ["What you see", "Confirm it", "Fix it now", "Fix it for good", "Why it happens", "Not this?"]
 
 

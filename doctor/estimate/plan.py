@@ -95,7 +95,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """What of a factory's Trainer and loaders is of concern: ``None`` where it gave none. Bytes are of one rank.
 
     ``dataset_bytes``: of tensors, arrays and lists that the data set holds in memory, as far as they can be counted.
-    ``checkpoint_bytes``: of a checkpoint with optimizer state that each rank would load. ``pinned``: page-locked batches.
+    ``checkpoint_bytes``: of a checkpoint with optimizer state that each rank would load. ``pinned``: page-locked
+    batches.
     """
 
     workers: int | None = None
@@ -135,10 +136,32 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
         return self.processes + self.dataset + self.workers + self.checkpoint + self.pinned
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train, run for a few steps. ``samples_per_second``: of all ranks, the median of the repetitions.
+
+    ``ratio``: to one rank by itself in the same round, the median; ``spread``: half of the distance between the lowest
+    and the highest of these ratios. ``peak_bytes``: all ranks together, what torch's allocator reserved on a GPU (CUDA
+    contexts not counted), or resident memory of the processes on a CPU. ``device``: what it ran on. ``error``: why
+    there are no numbers; empty where there are.
+    """
+
+    name: str
+    plan: Plan
+    samples_per_second: float = 0.0
+    spread: float = 0.0
+    peak_bytes: int = 0
+    error: str = ""
+    ratio: float | None = None
+    device: str = ""
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. ``peak_bytes``: on the device by one rank, ``parts.total`` without ``others``. ``device_memory``: of
     one device, ``None`` where nobody said which; ``device_name``: as it was asked for. ``largest_batch``: samples of a
-    micro-batch that fit, ``None`` where it is not known or none fits (``fits`` says which). ``when``: a sentence."""
+    micro-batch that fit, ``None`` where it is not known or none fits (``fits`` says which). ``when``: a sentence.
+    ``searched``: whether the search for it came to its end; where not, a larger one may fit.
+    ``safe_batch``: the largest that leaves free what the estimate may be wrong by. ``sample_bytes``: what one more
+    sample takes. ``measured``: ways to train, timed where the estimate was made."""
 
     plan: Plan
     peak_bytes: int
@@ -147,11 +170,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     parameter_count: int
     largest_batch: int | None = None
+    searched: bool = True
+    safe_batch: int | None = None
+    sample_bytes: int | None = None
     fits: bool | None = None
     device_memory: int | None = None
     device_name: str = ""
     ways: tuple[Way, ...] = ()
     host: HostMemory = HostMemory()
+    measured: tuple[Measured, ...] = ()
     bound: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

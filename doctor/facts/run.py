@@ -335,7 +335,9 @@ class RunMemoryFacts(WatchedSection, frozen=True, kw_only=True):
     allocator hold of it. ``retries`` and ``failures``: allocations that had to empty the cache first, and that failed.
     ``inactive``: reserved, split and unused. ``processes``: who holds memory of the device, by the driver.
     ``utilization``: how many per cent of the time the device was busy, by the driver, at the last looks since training
-    began. ``samples``: oldest first.
+    began. ``samples``: oldest first. ``estimated_floor``: bytes that training holds at least, known before its first
+    step (parameters, gradients, optimizer state); ``estimate_error``: how far that was from the measured peak of the
+    steps so far, as a part of it (-0.4: the peak had 40 % that no floor knows of), ``None`` before there is one.
     """
 
     key: ClassVar[str] = "run-memory"
@@ -358,6 +360,8 @@ class RunMemoryFacts(WatchedSection, frozen=True, kw_only=True):
     children: tuple[ChildProcess, ...] = ()
     utilization: tuple[int, ...] = ()
     samples: tuple[MemorySample, ...] = ()
+    estimated_floor: int | None = None
+    estimate_error: float | None = None
 
 
 class TensorShape(msgspec.Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from doctor.facts import TrainingFacts, Variable
 from doctor.integrations.adapter import Adapter
 from doctor.integrations.guard import asked
 from doctor.integrations.torch_facts import backend, device_id, joins
+from doctor.monitor.memory_floor import floor_of
 
 HOMES = {"lightning": "lightning", "pytorch_lightning": "pytorch_lightning", "lightning_fabric": "pytorch_lightning"}
 """Which Lightning a class is of, by the package it is defined in: ``lightning_fabric`` comes with the second."""
@@ -93,6 +94,17 @@ def replication(strategy: Any) -> tuple[bool | None, bool | None]:
         return None, None
     averages = getattr(strategy, "_model_averaging_period", None)
     return (None if averages else True), bool(asked(lambda: strategy._ddp_kwargs.get("init_sync", True), True))
+
+
+def memory_floor(trainer: Any, module: Any) -> int | None:
+    """Bytes that training will hold at least on this rank's device; ``None`` where the strategy holds the numbers in
+    buffers of its own."""
+    strategy = trainer.strategy
+    if "DeepSpeedStrategy" in {kind.__name__ for kind in type(strategy).__mro__}:
+        return None
+    wrapper = strategy.model
+    copies = type(wrapper).__name__ == "DistributedDataParallel" and not wrapper.gradient_as_bucket_view
+    return floor_of(module, trainer.optimizers, buckets=copies)
 
 
 def arguments(trainer: Any) -> tuple[Variable, ...]:

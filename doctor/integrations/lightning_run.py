@@ -10,7 +10,7 @@ from typing import Any
 from doctor.integrations.adapter import Run
 from doctor.integrations.attendance import Attendance
 from doctor.integrations.guard import asked
-from doctor.integrations.lightning_facts import replication, training_facts
+from doctor.integrations.lightning_facts import memory_floor, replication, training_facts
 from doctor.integrations.lightning_loaders import StageLoaders, combined_loader
 from doctor.integrations.torch_facts import device_of
 
@@ -63,6 +63,8 @@ class LightningRun(Run):
         device = asked(lambda: strategy.root_device, None)
         monitor.steps.use_device(device)
         monitor.memory.use_device(device)
+        if self.fits:
+            monitor.memory.expect(asked(lambda: memory_floor(self.trainer, self.module), None))
         replicated, broadcast = replication(strategy)
         monitor.replica.attach(self.module, replicated=replicated, broadcast=broadcast)
 

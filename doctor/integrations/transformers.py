@@ -34,7 +34,7 @@ class TransformersHooks(Adapter[TransformersRun]):
     def _on_train_begin(self, run: TransformersRun, given: dict[str, Any]) -> None:
         run.watch_exceptions(self._on_exception)
         run.watch_exit(self._on_exit)
-        run.train_begin(given.get("model"), given.get("train_dataloader"))
+        run.train_begin(given.get("model"), given.get("train_dataloader"), given.get("optimizer"))
 
     @guarded
     def on_epoch_begin(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:

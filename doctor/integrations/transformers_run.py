@@ -15,6 +15,7 @@ from doctor.integrations.adapter import Run
 from doctor.integrations.attendance import Attendance
 from doctor.integrations.guard import asked
 from doctor.integrations.torch_facts import backend, device_id, device_of
+from doctor.monitor.memory_floor import floor_of
 
 DEFAULTS: dict[str, object] = {
     "max_steps": -1,
@@ -71,10 +72,12 @@ class TransformersRun(Run):
 
     # Training.
 
-    def train_begin(self, model: Any, loader: Any) -> None:
-        """Model and loader are there."""
+    def train_begin(self, model: Any, loader: Any, optimizer: Any = None) -> None:
+        """Model, loader and optimizer are there."""
         self.trains = True
         self._use(model)
+        if model is not None and optimizer is not None and strategy_of(self._args) != "deepspeed":
+            self.monitor.memory.expect(asked(lambda: floor_of(model, [optimizer]), None))
         self.monitor.stage_start("train")
         self.monitor.progress.step = self._state.global_step
         if loader is not None:

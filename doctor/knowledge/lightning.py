@@ -1,7 +1,7 @@
-"""Arguments and strategy names of Lightning's Trainer over its releases.
+"""Arguments and strategy names of Lightning's Trainer over its releases, and hooks, methods and imports that are gone.
 
 Source: the signature of ``Trainer.__init__`` (src/lightning/pytorch/trainer/trainer.py) at every tag from 1.5.0 on,
-and the upgrade guide (docs/source-pytorch/upgrade).
+the upgrade guide (docs/source-pytorch/upgrade), and the modules of the wheels of 1.9.5, 2.0.0 and 2.6.6.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class ArgumentInfo(msgspec.Struct, frozen=True):
 class _Trainer(msgspec.Struct, frozen=True):
     arguments: dict[str, ArgumentInfo]
     strategies: dict[str, ArgumentInfo]
+    hooks: dict[str, ArgumentInfo]
+    methods: dict[str, ArgumentInfo]
+    imports: dict[str, ArgumentInfo]
 
 
 @cache
@@ -51,3 +54,21 @@ def strategy(name: str) -> ArgumentInfo | None:
     """What is known of the strategy ``name``, where it was removed or renamed; ``None`` for every other name: plug-ins
     register their own."""
     return _trainer().strategies.get(name)
+
+
+def hook(name: str) -> ArgumentInfo | None:
+    """What is known of the method ``name`` of a LightningModule, where Lightning no longer calls it."""
+    return _trainer().hooks.get(name)
+
+
+def method(name: str) -> ArgumentInfo | None:
+    """What is known of the method ``name`` of a Trainer, where it was removed."""
+    return _trainer().methods.get(name)
+
+
+def imported(name: str) -> ArgumentInfo | None:
+    """What is known of a module or name below ``lightning.pytorch``, or of the module that it stood in, where it was
+    removed: ``plugins.DDPPlugin``, ``utilities.seed.seed_everything``."""
+    parts = name.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((_trainer().imports[head] for head in heads if head in _trainer().imports), None)

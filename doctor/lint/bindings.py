@@ -32,7 +32,10 @@ class Bindings:
     def __init__(self, tree: ast.Module, parents: Mapping[ast.AST, ast.AST], kinds: Mapping[type, list[Any]]) -> None:
         self._parents = parents
         self._scopes: dict[ast.AST, Scope] = {}
-        self._members: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
+        self._members: dict[ast.ClassDef, dict[str, list[Binding]]] | None = None
+        self._whole: set[ast.ClassDef] = set()
+        kinds_of_assignment = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign)
+        self._assignments = [node for kind in kinds_of_assignment for node in kinds.get(kind, ())]
         self.classes: dict[str, ast.ClassDef] = {one.name: one for one in kinds.get(ast.ClassDef, ())}
         defined = [*kinds.get(ast.FunctionDef, ()), *kinds.get(ast.AsyncFunctionDef, ())]
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
@@ -62,6 +65,8 @@ class Bindings:
     def _share(self, node: ast.Global | ast.Nonlocal) -> None:
         """Names of an outer scope that a function assigns."""
         inner = self._own_scope(node)
+        if isinstance(inner.node, ast.Module):
+            return  # `global` outside of functions says nothing
         outer = self._scope_around(inner.node)
         for name in node.names:
             for binding in inner.names.pop(name, ()):
@@ -99,30 +104,39 @@ class Bindings:
 
     def members(self, owner: ast.ClassDef) -> Mapping[str, list[Binding]]:
         """What a class and its methods give to the attributes of its instances."""
-        if owner not in self._members:
-            found: dict[str, list[Binding]] = {name: list(one) for name, one in self._scope(owner).names.items()}
-            for statement in owner.body:
-                if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    for name, binding in _given_to_self(statement):
-                        found.setdefault(name, []).append(binding)
-            self._members[owner] = found
-        return self._members[owner]
+        if self._members is None:
+            self._members = {}
+            for node in self._assignments:
+                for target, value in _assigned(node):
+                    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                        self._give(node, target.value.id, target.attr, value)
+        own = self._members.setdefault(owner, {})
+        if owner not in self._whole:
+            self._whole.add(owner)
+            for name, bindings in self._scope(owner).names.items():
+                own[name] = [*bindings, *own.get(name, ())]
+        return own
+
+    def _give(self, node: ast.AST, base: str, attribute: str, value: Binding) -> None:
+        """``self.attribute = value``, with whatever the first parameter is called, to the classes of the methods around
+        it."""
+        members = self._members if self._members is not None else {}
+        for method in self._around(node):
+            owner = self._parents.get(method)
+            if not isinstance(owner, ast.ClassDef) or not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if method.args.args and method.args.args[0].arg == base:
+                members.setdefault(owner, {}).setdefault(attribute, []).append(value)
+
+    def _around(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (outer := self._parents.get(node)) is not None:
+            yield outer
+            node = outer
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
     yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
-
-
-def _given_to_self(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, Binding]]:
-    """``self.name = value``, with whatever the first parameter is called."""
-    if not method.args.args:
-        return
-    own = method.args.args[0].arg
-    for node in ast.walk(method):
-        for target, value in _assigned(node):
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == own:
-                yield target.attr, value
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, Binding]]:

@@ -11,8 +11,14 @@ _PREFIXES = {
     "torch.utils.data.dataset.IterableDataset": "torch.utils.data.IterableDataset",
     "torch.utils.data.dataset.Dataset": "torch.utils.data.Dataset",
     "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
-    "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
     "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.serialization.load": "torch.load",
+    "torch.cuda.memory.empty_cache": "torch.cuda.empty_cache",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+        "torch.distributed.fsdp.FullyShardedDataParallel"
+    ),
+    "torch.distributed._composable.fsdp.fully_shard": "torch.distributed.fsdp.fully_shard",
     "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
     "lightning.pytorch.trainer.trainer.Trainer": "lightning.pytorch.Trainer",
     "lightning.pytorch.trainer.Trainer": "lightning.pytorch.Trainer",

@@ -9,15 +9,28 @@ from typing import NamedTuple
 
 from doctor.lint.script import FunctionNode, Script
 
-RANK_NAMES = re.compile(r"(?:^|_)(?:rank|RANK|procid|PROCID|process_index|local_process_index)$|^(?:RANK|LOCAL_RANK)$")
-"""Variables, attributes and environment variables that hold a rank. ``world_size`` and ``rank_zero_only`` do not."""
+RANK_NAMES = re.compile(
+    r"^(?!.*(?:lora|low|matrix|tensor|page|adapter|max|num)_rank$)(?:.*_)?"
+    r"(?:rank|RANK|procid|PROCID|process_index|process_idx)$"
+)
+"""Variables, attributes and environment variables that hold a rank. ``world_size`` and ``rank_zero_only`` do not, nor
+do the ranks of matrices."""
 
 MAIN_NAMES = re.compile(
-    r"^_?(?:is|on|am_i)_?(?:the_)?(?:(?:local|world|global|node)_)*(?:main|master|first|rank_?(?:zero|0)|global_zero|"
-    r"world_process_zero|process_zero|last_process|chief|logging_process)(?:_process|_rank|_node|_ordinal|_worker)?$"
-    r"|^_?(?:main|master)_process$"
+    r"^_?(?:is|on|am_i)_?(?:the_)?(?:(?:local|world|global|node)_)*(?:"
+    r"(?:main|master|primary|rank_?(?:zero|0)|global_zero|process_zero|chief|logging_process)"
+    r"(?:_process|_proc|_rank|_node|_ordinal|_worker)?|(?:first|last)_(?:process|rank|worker|node))$"
+    r"|^_?(?:main|master)_(?:process|proc|rank)$"
 )
 """Names that ask whether this is the one rank that writes: ``is_main_process``, ``trainer.is_global_zero``."""
+
+OF_THE_JOB = re.compile(
+    r"(?:^|_)(?:is_)?(?:distributed|dist|ddp|fsdp|deepspeed|parallel|multi_?gpus?|multi_?node|n_?gpus?|nprocs?|"
+    r"world_size|num_(?:processes|gpus|nodes|replicas|devices)|is_initialized|is_available|multiprocess(?:ing)?)"
+    r"(?:_|$)",
+    re.IGNORECASE,
+)
+"""Names that ask whether, or over how many, ranks the job is spread: the same answer on all of them."""
 
 ON_ONE_RANK = frozenset(
     {
@@ -30,7 +43,9 @@ ON_ONE_RANK = frozenset(
 )
 """Decorators of functions that one rank runs; on the others they return at once."""
 
-_ASKED = re.compile(r"^(?:get_(?:global_|local_|node_)?rank|get_(?:data_parallel|tensor_model_parallel|world)_rank)$")
+_DECORATORS = frozenset({"rank_zero_only", "master_only", "main_process_only", "on_main_process", "main_rank_only"})
+_ASKED = re.compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
+_FIRST = re.compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank0)_first$")
 
 
 class RankCondition(NamedTuple):
@@ -58,7 +73,7 @@ def is_rank(script: Script, node: ast.expr) -> bool:
 
 
 def _is_asked_rank(script: Script, call: ast.Call) -> bool:
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    called = _bare(call.func)
     if _ASKED.match(called):
         return True
     if called in ("int", "str") and len(call.args) == 1:
@@ -75,7 +90,8 @@ def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
     if depth == 0:
         return False
     if isinstance(node, ast.BoolOp):
-        return any(is_rank_test(script, one, depth) for one in node.values)
+        alone = isinstance(node.op, ast.And) and any(_asks_for_one(one) for one in node.values)
+        return not alone and any(is_rank_test(script, one, depth) for one in node.values)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return is_rank(script, node.operand) or is_rank_test(script, node.operand, depth)
     if isinstance(node, ast.Compare):
@@ -96,7 +112,7 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
     others = [script.value(side) for side in sides if not _mentions_rank(script, side)]
     if len(sides) != 2 or len(others) != 1:
         return True
-    return not _asks_for_a_job(node.ops[0], others[0])
+    return not _asks_for_a_job(node.ops[0], others[0]) and not _is_in_the_world(node)
 
 
 def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
@@ -104,6 +120,45 @@ def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
     if value is None or value == -1:
         return True
     return value == 0 and isinstance(compares, (ast.GtE, ast.Lt))
+
+
+def _is_in_the_world(node: ast.Compare) -> bool:
+    """``rank < world_size``, ``rank >= nprocs``: processes that are no ranks, if there are any, are left out."""
+    bare = _bare(node.comparators[0])
+    return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(bare))
+
+
+def _asks_for_one(node: ast.expr) -> bool:
+    """``world_size == 1``, ``not distributed``: what is decided together with it happens in jobs of one process."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return bool(OF_THE_JOB.search(_bare(node.operand)))
+    if not isinstance(node, ast.Compare) or not OF_THE_JOB.search(_bare(node.left)):
+        return False
+    value = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
+    return (type(node.ops[0]), value) in ((ast.Eq, 1), (ast.Lt, 2), (ast.LtE, 1))
+
+
+def is_of_the_job(script: Script, node: ast.expr) -> bool:
+    """Whether a test asks how the job is spread (``dist.is_initialized()``, ``args.distributed``, ``world_size > 1``):
+    one answer for all ranks, and "yes" in every job of several. Parameters that switch it for one call do not."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name) and _is_switch(script, one):
+            return False
+    return any(OF_THE_JOB.search(_bare(one)) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+
+
+def _is_switch(script: Script, node: ast.Name) -> bool:
+    scope = script.scope_of(node, node.id)
+    given = scope.names[node.id] if scope is not None else []
+    owned = isinstance(script.parent(node), ast.Attribute)
+    return not owned and "size" not in node.id and any(isinstance(one, ast.arg) for one in given)
+
+
+def _bare(node: ast.AST) -> str:
+    """The last word of a name, attribute or call."""
+    if isinstance(node, ast.Call):
+        return _bare(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _mentions_rank(script: Script, node: ast.expr) -> bool:
@@ -114,7 +169,7 @@ def _mentions_rank(script: Script, node: ast.expr) -> bool:
 
 
 def _is_asked_main(script: Script, call: ast.Call, depth: int) -> bool:
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    called = _bare(call.func)
     if MAIN_NAMES.match(called):
         return True
     if called == "bool" and len(call.args) == 1:
@@ -180,8 +235,7 @@ def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankConditio
 def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:
     for decorator in function.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        bare = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        if script.name(called) in ON_ONE_RANK or bare in ("rank_zero_only", "master_only", "main_process_only"):
+        if script.name(called) in ON_ONE_RANK or _bare(called) in _DECORATORS:
             return RankCondition(f"@{script.text_of(decorator)}", decorator)
     return None
 
@@ -194,3 +248,18 @@ def rank_conditions(script: Script, node: ast.AST) -> Iterator[RankCondition]:
         if not isinstance(found.where, ast.stmt):
             return
         current = found.where
+
+
+def main_first(script: Script, node: ast.AST) -> ast.Call | None:
+    """The call of ``with accelerator.main_process_first():`` around a node, inside its function: all ranks run the
+    block, and the others stand at a barrier until one has left it."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+        if isinstance(outer, ast.With) and inner in outer.body:
+            for item in outer.items:
+                if isinstance(item.context_expr, ast.Call) and _FIRST.match(_bare(item.context_expr.func)):
+                    return item.context_expr
+        inner = outer
+    return None

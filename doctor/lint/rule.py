@@ -105,13 +105,15 @@ MARK = "# !"
 @dataclass(frozen=True)
 class Bad:
     """A file in which exactly the lines that end with :data:`MARK` are hit. ``fixed``: what ``--fix`` makes of it.
-    ``name``: of the file, where it matters. ``releases``: installed distributions and their releases."""
+    ``name``: of the file, where it matters. ``releases``: installed distributions and their releases. ``processors``:
+    of the machine."""
 
     title: str
     text: str
     fixed: str = ""
     name: str = "train.py"
     releases: tuple[tuple[str, str], ...] = ()
+    processors: int | None = None
 
     @property
     def lines(self) -> tuple[int, ...]:
@@ -128,6 +130,7 @@ class Good:
     text: str
     name: str = "train.py"
     releases: tuple[tuple[str, str], ...] = ()
+    processors: int | None = None
 
 
 FileCase = Bad | Good

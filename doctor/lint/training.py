@@ -1,28 +1,32 @@
-"""What a script is about: whether it trains on several ranks, with what, in which loops and from which loaders."""
+"""What a script is about: whether it trains on several ranks, with what, and in which loops."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.script import UNKNOWN, Script
+from doctor.lint.script import UNKNOWN, FunctionNode, Script
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+WRAPPERS = (DDP, *FSDP, "apex.parallel.DistributedDataParallel", "horovod.torch.DistributedOptimizer")
+"""What makes ranks train one model, and leaves the data to the script."""
 LOADER = "torch.utils.data.DataLoader"
 SAMPLER = "torch.utils.data.DistributedSampler"
 TRAINER = "lightning.pytorch.Trainer"
 FABRIC = "lightning.fabric.Fabric"
 MODULE = "lightning.pytorch.LightningModule"
+DATA_MODULE = "lightning.pytorch.LightningDataModule"
+CALLBACK = "lightning.pytorch.Callback"
 ACCELERATOR = "accelerate.Accelerator"
 
 _BY_ITSELF = (
     "torch.distributed.init_process_group",
     "torch.distributed.init_device_mesh",
     "torch.distributed.device_mesh.init_device_mesh",
-    DDP,
-    *FSDP,
+    *WRAPPERS,
     SAMPLER,
     ACCELERATOR,
     "deepspeed.initialize",
@@ -31,6 +35,13 @@ _BY_ITSELF = (
     "ray.train.torch.prepare_model",
 )
 """Calls that stand in scripts of several ranks alone, or in scripts that are made for them."""
+RANK_WORDS = (
+    *("init_process_group", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
+    *("DistributedOptimizer", "init_device_mesh", "Accelerator", "deepspeed", "horovod", "prepare_model"),
+    *("Trainer(", "Fabric("),
+)
+"""Words of which one stands in every file that shows that it is made for several ranks."""
+_OLD_STRATEGIES = ("ddp", "ddp2", "ddp_spawn", "ddp_sharded", "horovod")
 _SINGLE = ("auto", "single_device", None, UNKNOWN)
 
 
@@ -44,12 +55,17 @@ def several_ranks(script: Script) -> ast.Call | None:
 
 
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
-    """Whether a Trainer or a Fabric is given several devices or nodes, or a strategy for them."""
+    """Whether a Trainer or a Fabric is given several devices or nodes, or a strategy for them; in the words of old
+    releases, too."""
     devices = script.value(script.argument(trainer, "devices", 2 if _is(script, trainer, TRAINER) else None))
     nodes = script.value(script.argument(trainer, "num_nodes"))
     strategy = script.argument(trainer, "strategy")
+    if devices in (1, "1", (0,)) and not isinstance(devices, bool) and nodes in (1, UNKNOWN):
+        return False
     return (
         _is_several(devices)
+        or _is_several(script.value(script.argument(trainer, "gpus")))
+        or script.value(script.argument(trainer, "accelerator")) in _OLD_STRATEGIES
         or (isinstance(nodes, int) and nodes > 1)
         or (strategy is not None and script.value(strategy) not in _SINGLE)
         or (isinstance(strategy, ast.Call) and "Strategy" in script.name(strategy))
@@ -70,6 +86,21 @@ def _is_several(devices: object) -> bool:
     return isinstance(devices, tuple) and len(devices) > 1
 
 
+_PARTS_LOADERS = re.compile(
+    r"^(?:accelerate\.Accelerator|lightning\.|transformers\.(?:\w*Trainer|TrainingArguments)|trl\.|composer\.Trainer|"
+    r"ignite\.distributed\.auto_dataloader|ray\.train\.torch\.prepare_data_loader|fastai\.|catalyst\.|mmengine\.|"
+    r"sentence_transformers\.|colossalai\.)"
+)
+_PARTING_METHODS = frozenset({"prepare_data_loader", "setup_dataloaders", "auto_dataloader", "prepare"})
+
+
+def parts_loaders_by_itself(script: Script) -> bool:
+    """Whether a framework is used that puts distributed samplers into loaders, and sets their epochs, by itself."""
+    made = any(_PARTS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
+    derived = any(_PARTS_LOADERS.match(base) for one in script.all(ast.ClassDef) for base in script.bases(one))
+    return made or derived or next(script.method_calls(*_PARTING_METHODS), None) is not None
+
+
 class Loop(NamedTuple):
     """A loop that trains or evaluates. ``node``: it goes through batches; ``source``: what it goes through, as it is
     written, without ``enumerate`` and progress bars; ``epochs``: the loop around it, if there is one in its function;
@@ -81,18 +112,23 @@ class Loop(NamedTuple):
     trains: bool
 
 
-_WRAPPERS = frozenset({"enumerate", "tqdm", "trange", "track", "iter", "islice", "zip", "progress_bar", "prefetch"})
+_WRAPPING = frozenset(
+    {
+        *("enumerate", "tqdm", "trange", "track", "iter", "islice", "zip", "progress_bar", "prefetch", "log_every"),
+        *("cycle", "prog_bar", "progress", "alive_it", "master_bar", "ParallelLoader", "MpDeviceLoader"),
+    }
+)
 
 
 def loops(script: Script) -> Iterator[Loop]:
     """The innermost loops that have a backward pass in them, and loops over loaders that have none."""
     for node in script.all(ast.For):
         source = unwrapped(node.iter)
-        trains = _has_backward(script, node) and not any(
-            _has_backward(script, inner) for inner in script.inside(node, ast.For) if inner is not node
+        trains = has_backward(script, node) and not any(
+            has_backward(script, inner) for inner in script.inside(node, ast.For) if inner is not node
         )
         loads = script.name(source) == LOADER + "()" or _sounds_like_a_loader(source)
-        if trains or (loads and not _has_backward(script, node)):
+        if trains or (loads and not has_backward(script, node)):
             around = [one for one in script.around(node) if isinstance(one, (ast.For, ast.While, ast.FunctionDef))]
             outer = around[0] if around and isinstance(around[0], (ast.For, ast.While)) else None
             yield Loop(node, source, outer, trains)
@@ -102,17 +138,41 @@ def unwrapped(source: ast.expr) -> ast.expr:
     """What a loop goes through: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
     while isinstance(source, ast.Call) and source.args and not isinstance(source.args[0], ast.Starred):
         called = source.func.attr if isinstance(source.func, ast.Attribute) else getattr(source.func, "id", "")
-        if called not in _WRAPPERS:
+        if called not in _WRAPPING:
             break
         source = source.args[0]
     return source
 
 
-def _has_backward(script: Script, node: ast.AST) -> bool:
-    return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "manual_backward", "training_step")
-        for call in script.inside(node, ast.Call)
-    )
+_BACKWARD = frozenset({"backward", "manual_backward", "training_step"})
+_SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
+
+
+def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
+    """Whether a backward pass runs in it, also in functions of this file that it calls, if not in a loop of theirs."""
+    for call in script.inside(node, ast.Call):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if (called in _BACKWARD and isinstance(call.func, ast.Attribute)) or _SCALERS.search(called):
+            return True
+        function = script.definition(call.func) if depth > 0 else None
+        if function is not None and _steps_back(script, function, depth - 1):
+            return True
+    return False
+
+
+def _steps_back(script: Script, function: FunctionNode, depth: int) -> bool:
+    looped = {inner for loop in _loops_in(script, function) for inner in script.inside(loop, ast.stmt)}
+    return any(one not in looped and has_backward(script, one, depth) for one in _simple_statements(script, function))
+
+
+def _loops_in(script: Script, function: FunctionNode) -> Iterator[ast.For | ast.While]:
+    yield from script.inside(function, ast.For)
+    yield from script.inside(function, ast.While)
+
+
+def _simple_statements(script: Script, function: FunctionNode) -> Iterator[ast.stmt]:
+    """Those without others in them."""
+    yield from (one for one in script.inside(function, ast.stmt) if not hasattr(one, "body"))
 
 
 def _sounds_like_a_loader(source: ast.expr) -> bool:
@@ -120,21 +180,98 @@ def _sounds_like_a_loader(source: ast.expr) -> bool:
     return "loader" in bare.lower() or bare.lower().endswith("_dl")
 
 
-def is_loader_of(script: Script, source: ast.expr) -> ast.Call | None:
-    """The call ``DataLoader(…)`` that made what a loop goes through, followed through ``prepare`` and the like where
-    the name stays the same; ``None`` where it can't be told or several may have."""
-    made = [one for one in script.values_of(source) if isinstance(one, ast.Call) and script.name(one.func) == LOADER]
-    return made[0] if len(made) == 1 else None
+def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
+    """The loops over epochs of a loop over batches: around it, or around the calls of the function that it is in."""
+    if loop.epochs is not None:
+        return (loop.epochs,)
+    function = script.function_of(loop.node)
+    if function is None:
+        return ()
+    around = (_loop_around(script, call) for call in calls_of(script, function))
+    return tuple(dict.fromkeys(one for one in around if one is not None))
 
 
-EVALUATION = ("val", "valid", "validation", "test", "eval", "evaluation", "dev", "predict")
-"""Words in the names of functions, loaders and data sets that are not trained on."""
+def _loop_around(script: Script, node: ast.AST) -> ast.For | ast.While | None:
+    for outer in script.around(node):
+        if isinstance(outer, (ast.For, ast.While)):
+            return outer
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+    return None
 
 
-def is_for_evaluation(name: str) -> bool:
-    """Whether a name speaks of evaluation: ``val_loader``, ``test_dataset``, ``evaluate``."""
-    words = name.lower().replace("-", "_").split("_")
-    return any(word in EVALUATION or word.startswith(("valid", "evalu")) for word in words)
+def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
+    """The calls in this file of a function of this file; of ``__init__``, those of its class."""
+    yield from (
+        call
+        for call in script.all(ast.Call)
+        if script.definition(call.func) is function or _constructor(script, call) is function
+    )
+
+
+_LAUNCHERS = frozenset(
+    {
+        *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "accelerate.notebook_launcher"),
+        *("torch.multiprocessing.Process", "multiprocessing.Process", "ray.train.torch.TorchTrainer"),
+        *("accelerate.debug_launcher", "detectron2.engine.launch", "torch_xla.distributed.xla_multiprocessing.spawn"),
+        "lightning.fabric.Fabric().launch",
+    }
+)
+"""Calls that start ranks, with the function that these run."""
+
+
+def run_by_all(script: Script) -> frozenset[ast.AST | None]:
+    """Functions of this file that every rank runs, as far as one looks; ``None``: the statements of the module itself.
+
+    Ranks that a launcher in the file starts run its function; ranks that came from outside run the module. From there
+    calls are followed that stand under no condition on the rank, and functions that are handed on.
+    """
+    found = script.__dict__.get("_run_by_all")
+    if found is None:
+        found = script.__dict__["_run_by_all"] = frozenset(_reached(script, _started(script)))
+    return found
+
+
+def _started(script: Script) -> set[ast.AST | None]:
+    targets: set[ast.AST | None] = {
+        function
+        for call in script.all(ast.Call)
+        if script.name(call.func) in _LAUNCHERS
+        for argument in (*call.args, *(one.value for one in call.keywords))
+        if (function := script.definition(argument)) is not None
+    }
+    hooked = {
+        method
+        for owner in script.all(ast.ClassDef)
+        if script.derives(owner, MODULE, CALLBACK, DATA_MODULE)
+        for method in owner.body
+        if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
+    }
+    return {*(targets or {None}), *hooked}
+
+
+def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
+    from doctor.lint.ranks import rank_condition
+
+    edges: dict[ast.AST | None, set[ast.AST]] = {}
+    for call in script.all(ast.Call):
+        handed = [call.func, *call.args, *(one.value for one in call.keywords)]
+        targets = {one for node in handed if (one := script.definition(node)) is not None}
+        targets |= {one for one in (_constructor(script, call),) if one is not None}
+        if targets and rank_condition(script, call) is None:
+            edges.setdefault(script.function_of(call), set()).update(targets)
+    reached, waiting = set(roots), list(roots)
+    while waiting:
+        for function in edges.get(waiting.pop(), ()):
+            if function not in reached:
+                reached.add(function)
+                waiting.append(function)
+    return reached
+
+
+def _constructor(script: Script, call: ast.Call) -> FunctionNode | None:
+    owner = script.class_definition(call.func) if not script.name(call.func).endswith("()") else None
+    return script.bindings.methods.get((owner.name, "__init__")) if owner is not None else None
 
 
 def lightning_modules(script: Script) -> Iterator[ast.ClassDef]:
@@ -147,3 +284,35 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
     for statement in owner.body:
         if isinstance(statement, ast.FunctionDef) and statement.name in names:
             yield statement
+
+
+def gradients_reduced(script: Script) -> frozenset[ast.Call]:
+    """Calls ``loss.backward()`` of models that the file wraps so that gradients are reduced in them: in the function
+    or class that wraps one, or in functions that are called there."""
+    found = script.__dict__.get("_gradients_reduced")
+    if found is None:
+        wrapping = list(script.calls(*WRAPPERS))
+        calls = [call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping)]
+        found = script.__dict__["_gradients_reduced"] = frozenset(calls)
+    return found
+
+
+def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> bool:
+    around = script.function_of(call)
+    for one in wrapping:
+        where = script.function_of(one)
+        if where in (None, around) or (
+            script.class_of(one) is not None and script.class_of(one) is script.class_of(call)
+        ):
+            return True
+        if around is not None and where is not None and _calls(script, where, around):
+            return True
+    return False
+
+
+def _calls(script: Script, caller: FunctionNode, function: FunctionNode, depth: int = 2) -> bool:
+    """Whether a function calls another one of the file, also through functions between them."""
+    called = {one for call in script.inside(caller, ast.Call) if (one := script.definition(call.func)) is not None}
+    if function in called:
+        return True
+    return depth > 1 and any(_calls(script, one, function, depth - 1) for one in called - {caller})

@@ -35,6 +35,7 @@ class Memory:
         self._surroundings = surroundings or Surroundings()
         self._device: Device | None = None
         self._name: str | None = None
+        self._floor: int | None = None
         self._peaks = Peaks()
         self._fresh: deque[MemorySample] = deque(maxlen=UNREAD)
         self._samples = Samples()
@@ -44,6 +45,10 @@ class Memory:
         """Look at this :class:`torch.device` too, where it is a CUDA device; ``None`` for none."""
         self._name = None if device is None else str(device)
         self._device = Device(device) if device is not None and device.type == "cuda" else None
+
+    def expect(self, floor: int | None) -> None:
+        """Bytes that training will hold at least on the device (:mod:`doctor.monitor.memory_floor`)."""
+        self._floor = floor
 
     def sample(self, step: int, units: int | None) -> None:
         """Remember the memory after batch ``step``; ``units`` of the largest batch since the call before."""
@@ -68,7 +73,13 @@ class Memory:
         device = self._device
         size = device.free_and_total() if device else None
         rest, samples = self._read(children, size)
-        facts = RunMemoryFacts(device=self._name, resident=rest.resident, children=children, samples=samples)
+        facts = RunMemoryFacts(
+            device=self._name,
+            resident=rest.resident,
+            children=children,
+            samples=samples,
+            estimated_floor=self._floor,
+        )
         return _with_device(facts, device, device.allocator(), size) if device else facts
 
     def _read(
@@ -174,5 +185,13 @@ def _with_device(facts: RunMemoryFacts, device: Device, now: Allocator, size: tu
         foreign=max(0, size[1] - size[0] - (now.reserved or 0)) if size else None,
         processes=device.processes(),
         utilization=device.utilization(facts.samples[0].at or 0.0) if facts.samples else (),
+        estimate_error=_error(facts, now),
         **now._asdict(),
     )
+
+
+def _error(facts: RunMemoryFacts, now: Allocator) -> float | None:
+    """Of the floor, once steps were measured."""
+    if facts.estimated_floor is None or not facts.samples or not now.peak_allocated:
+        return None
+    return round(facts.estimated_floor / now.peak_allocated - 1, 3)

@@ -1,8 +1,9 @@
-"""The list of checks, for people and for programs."""
+"""The list of checks and rules, for people and for programs."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import IO, Any
 
 import msgspec
@@ -10,24 +11,36 @@ from rich.table import Table
 
 from doctor.catalog import Catalog
 from doctor.checking import Check
+from doctor.lint.rule import Rule
+from doctor.lint.rules import Rulebook
 from doctor.report.terminal import make_console
 from doctor.report.words import spelt_out
 
+_OF_CHECKS = ("id", "name", "family", "severity", "scope", "when", "needs", "origin")
+_OF_RULES = ("id", "name", "family", "severity", "reads", "foreshadows", "origin")
 
-def render_listing(catalog: Catalog, form: str, stream: IO[str]) -> str:
-    """All checks as ``text`` (as wide as ``stream``) or ``json`` (schema 1)."""
+
+def render_listing(catalog: Catalog, book: Rulebook, form: str, stream: IO[str]) -> str:
+    """All checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1). Rules over launch files bear the
+    ids of the checks that they foreshadow."""
+    checks = [_describe_check(check) for check in catalog.checks]
+    rules = [_describe_rule(rule) for rule in book.rules]
     if form == "json":
-        document = {"schema": 1, "checks": [_describe(check) for check in catalog.checks]}
+        document = {"schema": 1, "checks": checks, "rules": rules}
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     paper = io.StringIO()
     console = make_console(paper, width=make_console(stream).width)
-    console.print(_table(catalog))
-    for broken in catalog.broken:
+    if checks:
+        console.print(_table(_OF_CHECKS, checks))
+    if rules:
+        console.print("\nRules of doctor lint", style="bold")
+        console.print(_table(_OF_RULES, rules))
+    for broken in (*catalog.broken, *book.broken):
         console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
     return paper.getvalue()
 
 
-def _describe(check: Check) -> dict[str, Any]:
+def _describe_check(check: Check) -> dict[str, Any]:
     return {
         "id": check.id,
         "name": check.name,
@@ -40,12 +53,23 @@ def _describe(check: Check) -> dict[str, Any]:
     }
 
 
-def _table(catalog: Catalog) -> Table:
+def _describe_rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "name": rule.name,
+        "family": rule.family,
+        "severity": rule.severity.value,
+        "reads": "comments" if rule.reads is object else rule.reads.__name__.lower(),
+        "foreshadows": list(rule.foreshadows),
+        "origin": rule.origin,
+    }
+
+
+def _table(headings: Iterable[str], rows: Iterable[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("id", "name", "family", "severity", "scope", "when", "needs", "origin"):
+    for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "severity"))
-    for check in catalog.checks:
-        row = _describe(check)
+    for row in rows:
         cells = (", ".join(value) if isinstance(value, list) else value for value in row.values())
         table.add_row(*map(spelt_out, cells))
     return table

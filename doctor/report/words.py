@@ -83,7 +83,10 @@ def some(words: Sequence[str], most: int = 4) -> str:
 
 
 def place(finding: ReportFinding, report: Report) -> str:
-    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone."""
+    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone, and where there is no job
+    the line of a file is."""
+    if report.job is None and finding.source is not None:
+        return f"{finding.source.file}:{finding.source.line}" if finding.source.line else finding.source.file
     hosts = some(told_hosts(finding))
     if _is_one_process(report):
         return hosts or "this process"
@@ -189,12 +192,15 @@ def coverage_line(report: Report) -> str:
     """How many checks could speak, on how many ranks."""
     counts = report.coverage.checks
     judged = counts["ok"] + counts["sick"]
+    checks = (
+        f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
+        f"{counts['skip']} skipped, {counts['crash']} crashed"
+    )
+    if report.job is None and not report.coverage.ranks_expected:
+        return checks
     ranks = f"{report.coverage.ranks_seen} of {report.coverage.ranks_expected}"
     word = "rank" if report.coverage.ranks_expected == 1 else "ranks"
-    return (
-        f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
-        f"{counts['skip']} skipped, {counts['crash']} crashed; {ranks} {word} seen"
-    )
+    return f"{checks}; {ranks} {word} seen"
 
 
 def families(report: Report) -> dict[str, list[CheckResult]]:

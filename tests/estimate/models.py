@@ -238,15 +238,30 @@ def lora() -> tuple[nn.Module, Any]:
 def gpt2_transformers() -> tuple[nn.Module, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=8, vocab_size=8000, n_positions=256))
-    return model, _language(4, 128)
+    still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    config = GPT2Config(n_layer=4, n_embd=256, n_head=8, vocab_size=8000, n_positions=256, **still)
+    return GPT2LMHeadModel(config), _language(4, 128)
+
+
+def gpt2_dropout() -> tuple[nn.Module, Any]:
+    """With the dropout that its configuration has by default: the kernels for it are others on a GPU than on a CPU."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=4, n_embd=256, n_head=8, vocab_size=8000, n_positions=256)
+    return GPT2LMHeadModel(config), _language(4, 128)
 
 
 def bert_transformers() -> tuple[nn.Module, Any]:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        num_hidden_layers=4, hidden_size=256, num_attention_heads=8, intermediate_size=1024, vocab_size=8000
+        num_hidden_layers=4,
+        hidden_size=256,
+        num_attention_heads=8,
+        intermediate_size=1024,
+        vocab_size=8000,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     return BertForMaskedLM(config), {**_language(4, 128), "attention_mask": torch.ones(4, 128, dtype=torch.long)}
 

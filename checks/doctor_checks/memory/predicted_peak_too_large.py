@@ -10,10 +10,14 @@ from doctor.api import (
     Finding,
     GpuFacts,
     Job,
+    MemorySample,
     MigDevice,
     Rank,
+    RunMemoryFacts,
     Severity,
     Sick,
+    Sketch,
+    Skip,
     Unknown,
     Verdict,
     Well,
@@ -22,15 +26,36 @@ from doctor.api import (
     healthy,
     mebibytes,
     on_processor,
+    running,
 )
 
 GIB = 1 << 30
 
 
+def _begins(floor: int | None, *, free: int, measured: bool = False) -> Sketch:
+    """A job of four GPUs of 80 GiB before its first step, or after some: rank 1 will hold ``floor`` GiB at least, has 8
+    GiB by now, and ``free`` GiB are left to it."""
+    sketch = running(1, 4).alter(RunMemoryFacts, estimated_floor=30 * GIB, estimate_error=None, samples=())
+    sketch = sketch.alter(
+        RunMemoryFacts,
+        ranks=(1,),
+        estimated_floor=floor and floor * GIB,
+        allocated=7 * GIB,
+        reserved=8 * GIB,
+        peak_allocated=7 * GIB,
+        device_free=free * GIB,
+    )
+    if not measured:
+        return sketch
+    return sketch.alter(RunMemoryFacts, estimate_error=-0.3, samples=(MemorySample(50, allocated=7 * GIB),))
+
+
 @check(
     id="MEM005",
     severity=Severity.ERROR,
+    when="PR",
     needs=(GpuFacts, EstimateFacts),
+    instead=(RunMemoryFacts,),
     cases=lambda: (
         Well("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
         Well("nobody estimated", healthy(per_host=2)),
@@ -54,16 +79,28 @@ GIB = 1 << 30
             .put(EstimateFacts(device_peak=30 * GIB)),
             ranks=(0,),
         ),
+        Well("a run whose floor fits", _begins(70, free=72)),
+        Well("just", _begins(80, free=72)),
+        Well("a run whose steps were measured: it does fit", _begins(90, free=72, measured=True)),
+        Well("a run of which no floor is known", _begins(None, free=1)),
+        Well("a run on the CPU", running(1, 2, gpus=0)),
+        Sick("not even what is kept between steps fits", _begins(90, free=72), ranks=(1,)),
+        Sick("nor beside what others hold", _begins(40, free=20), ranks=(1,)),
     ),
 )
 def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
-    """Ask whether the estimated peak of device memory fits into what is free on the rank's GPU.
+    """Ask whether the estimated peak of device memory, or the floor of a run, fits into what is free on the rank's GPU.
 
     Why it hurts: the run ends with "CUDA out of memory", often only after the first optimizer step or the first long
     batch.
     Fix: take a smaller batch with gradient accumulation, bf16, activation checkpointing, or a sharded strategy (FSDP);
     `doctor estimate` shows what each saves.
     """
+    # The floor is what a run holds whatever its batch is. Once steps were measured, MEM004 goes by these.
+    floors = [(rank, run) for rank in job.ranks if (run := _beginning(rank))]
+    if not floors and not any(rank.find(EstimateFacts) for rank in job.ranks):
+        yield Skip("no rank is before its first step with a floor that is known")
+    yield from _judge_floors(floors)
     groups: dict[tuple[int, int], list[tuple[Rank, Device]]] = {}
     unclear: list[int] = []
     for rank, device in devices_of(job).items():
@@ -79,6 +116,32 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
         yield Unknown("which GPU these ranks will use, or how much of it is free, is not known", tuple(unclear))
     for (peak, free), members in groups.items():
         yield _finding(peak, free, members)
+
+
+def _beginning(rank: Rank) -> RunMemoryFacts | None:
+    """Memory of a rank on a GPU whose steps were not measured yet."""
+    run = rank.find(RunMemoryFacts)
+    is_known = run is not None and run.estimated_floor is not None and run.device_free is not None
+    return run if run is not None and is_known and not run.samples else None
+
+
+def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding]:
+    groups: dict[tuple[int, int], list[Rank]] = {}
+    for rank, run in floors:
+        room = (run.device_free or 0) + (run.reserved or 0)
+        if run.estimated_floor is not None and run.estimated_floor > room:
+            groups.setdefault((run.estimated_floor, room), []).append(rank)
+    for (floor, room), ranks in groups.items():
+        yield Finding(
+            f"parameters, gradients and optimizer state alone take {mebibytes(floor)}, and this rank can have "
+            f"{mebibytes(room)} of its GPU: no batch fits, however small",
+            ranks=tuple(rank.number for rank in ranks),
+            evidence={"floor_bytes": floor, "room_bytes": room},
+            fix="shard them (FSDP, ZeRO), keep parameters in bf16, or take an optimizer with less state; a smaller "
+            "batch does not help. `doctor estimate` shows what each saves",
+            confidence=0.9,  # parameters that never get a gradient have no state either
+            explains=("MEM011",),
+        )
 
 
 def _free(device: Device) -> int | None:

@@ -1,1 +1,2 @@
-"""Rules over launch files: what is written there and contradicts itself, by the ids of the checks that would find it."""
+"""Rules over launch files: what is written there and contradicts itself, by the ids of the checks that would find
+it."""

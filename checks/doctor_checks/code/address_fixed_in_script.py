@@ -1,0 +1,276 @@
+"""CODE025: a port, an address or an interface is written into the script."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.api import Bad, Good, Hit, Script, Severity, rule, runs_alone
+
+_PORT = "MASTER_PORT"
+_ADDRESS = "MASTER_ADDR"
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "NCCL_IB_HCA")
+_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - compared, not bound
+_TCP = re.compile(r"^tcp://(?P<host>[^:/\\]+|\[[^\]]+\]):(?P<port>\d+)$")
+_GIVEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Variables that torchrun gives to ranks, together with the address and the port."""
+_STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.Process")
+
+
+@rule(
+    id="CODE025",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
+    foreshadows=("ENV008", "NET007"),
+    cases=lambda: (
+        Bad(
+            "port and address of the tutorial, started by a launcher",
+            """\
+import os
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+os.environ["MASTER_ADDR"] = "localhost"  # !
+os.environ["MASTER_PORT"] = "12355"  # !
+dist.init_process_group("nccl")
+""",
+        ),
+        Bad(
+            "an interface that other hosts need not have",
+            """\
+import os
+import torch.distributed as dist
+
+os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
+os.environ["GLOO_SOCKET_IFNAME"] = "ens5"  # !
+os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
+dist.init_process_group("nccl")
+""",
+        ),
+        Bad(
+            "one host's address in the call",
+            """\
+import torch.distributed as dist
+
+dist.init_process_group("nccl", init_method="tcp://10.1.1.20:23456", rank=args.rank, world_size=4)  # !
+""",
+        ),
+        Bad(
+            "a port of one's own for spawned ranks",
+            """\
+import os, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def worker(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"  # !
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+
+mp.spawn(worker, args=(8,), nprocs=8)
+""",
+        ),
+        Good(
+            "only where nothing is given",
+            """\
+import os
+import torch.distributed as dist
+
+os.environ.setdefault("MASTER_ADDR", "localhost")
+os.environ.setdefault("MASTER_PORT", "29500")
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "ib0")
+if "MASTER_PORT" not in os.environ:
+    os.environ["MASTER_PORT"] = "29501"
+if "LOCAL_RANK" not in os.environ:
+    os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("nccl")
+""",
+        ),
+        Good(
+            "a free port, an option, and interfaces left out",
+            """\
+import os
+import torch.distributed as dist
+
+parser.add_argument("--dist-url", default="tcp://127.0.0.1:23456")
+os.environ["MASTER_ADDR"] = args.master
+os.environ["MASTER_PORT"] = str(find_free_port())
+os.environ["NCCL_SOCKET_IFNAME"] = "^lo,docker0"
+dist.init_process_group("nccl", init_method=args.dist_url)
+""",
+        ),
+        Good(
+            "read, and kept from before",
+            """\
+import os
+import torch.distributed as dist
+
+port = os.environ["MASTER_PORT"]
+os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
+dist.init_process_group("nccl", init_method="env://")
+""",
+        ),
+        Good(
+            "the address of ranks that tell themselves which they are",
+            """\
+import os
+import torch.distributed as dist
+
+os.environ["RANK"] = os.environ["PMI_RANK"]
+os.environ["WORLD_SIZE"] = os.environ["PMI_SIZE"]
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]))
+""",
+        ),
+        Good(
+            "one process that needs a group",
+            """\
+import os
+import torch.distributed as dist
+
+if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "29500"
+dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29501")
+""",
+        ),
+    ),
+)
+def address_fixed_in_script(script: Script) -> Iterator[Hit]:
+    """Ask whether ports, addresses and interfaces come from the job, not from the script.
+
+    Why it hurts: two jobs on a host want one port (Address already in use), ranks of other hosts wait for an address
+    that is not theirs, and an interface that a host does not have ends NCCL with "no socket interface found".
+    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, os.environ.setdefault(...) where it is not used, and
+    NCCL_SOCKET_IFNAME to the environment of the cluster.
+    """
+    writes = list(_writes(script))
+    given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
+    starts = next(script.calls(*_STARTS), None) is not None
+    for write in writes:
+        if write.kept or _is_asked_before(script, write.at, write.name):
+            continue
+        if hit := _judge(write, given, starts):
+            yield hit
+    for call in script.calls("torch.distributed.init_process_group"):
+        yield from _of_method(script, call)
+
+
+def _reads_ranks(script: Script) -> bool:
+    """Whether the script is told by a launcher which rank it is."""
+    for one in script.all(ast.Subscript):
+        if (
+            isinstance(one.ctx, ast.Load)
+            and script.name(one.value) == "os.environ"
+            and script.value(one.slice) in _GIVEN
+        ):
+            return True
+    asked = script.calls("os.environ.get", "os.getenv")
+    return any(call.args and script.value(call.args[0]) in _GIVEN for call in asked)
+
+
+class _Write(NamedTuple):
+    """A variable that is given a value; empty where that can't be told. ``kept``: only where it has none."""
+
+    at: ast.AST
+    name: str
+    value: str
+    kept: bool = False
+
+
+def _writes(script: Script) -> Iterator[_Write]:
+    for statement in script.all(ast.Assign):
+        target = statement.targets[0]
+        if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
+            yield from _write(script, statement, target.slice, statement.value)
+    for call in script.calls("os.environ.setdefault", "os.putenv"):
+        if len(call.args) == 2:
+            key, value = call.args
+            yield from _write(script, call, key, value, kept="setdefault" in script.text_of(call.func))
+    for call in script.calls("os.environ.update"):
+        for one in call.args:
+            for name, given in zip(one.keys, one.values, strict=True) if isinstance(one, ast.Dict) else ():
+                if name is not None:
+                    yield from _write(script, name, name, given)
+
+
+def _write(script: Script, at: ast.AST, key: ast.expr, value: ast.expr, kept: bool = False) -> Iterator[_Write]:
+    if isinstance(value, ast.Call) and script.text_of(value.func) == "str" and len(value.args) == 1:
+        value = value.args[0]
+    name, text = script.value(key), script.value(value)
+    if isinstance(name, str):
+        told = isinstance(text, (str, int)) and not isinstance(text, bool)
+        yield _Write(at, name, str(text) if told else "", kept)
+
+
+def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:
+    """Whether it is written only where the job gave none, or where there is one process."""
+    for outer in script.around(at):
+        if isinstance(outer, (ast.If, ast.IfExp, ast.Try)):
+            words = ast.unparse(outer.test) if not isinstance(outer, ast.Try) else "environ"
+            if name in words or "environ" in words or "getenv" in words or "RANK" in words:
+                return True
+    return runs_alone(script, at)
+
+
+def _judge(write: _Write, given: bool, starts: bool) -> Hit | None:
+    if write.name in _INTERFACES:
+        return _of_interface(write)
+    if write.name == _PORT and write.value.isdigit() and write.value != "0":
+        return _of_port(write, given and not starts)
+    if write.name == _ADDRESS and write.value and given and not starts:
+        return Hit(
+            write.at,
+            f'MASTER_ADDR="{write.value}" in the script replaces what the launcher gave the ranks'
+            + (": ranks of other hosts wait for one of their own" if write.value in _HERE else ""),
+        )
+    return None
+
+
+def _of_port(write: _Write, given: bool) -> Hit:
+    if given:
+        claim = "replaces what the launcher gave the ranks, and two jobs on a host want the same one"
+        return Hit(write.at, f"MASTER_PORT={write.value} in the script {claim}")
+    return Hit(
+        write.at,
+        f"MASTER_PORT={write.value} in the script: a second job on this host, or a rank left from the last one, has it",
+        fix='os.environ.setdefault("MASTER_PORT", str(port)), the port from a socket bound to port 0 before the ranks '
+        "start",
+        severity=Severity.INFO,
+    )
+
+
+def _of_interface(write: _Write) -> Hit | None:
+    value = write.value.strip()
+    if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
+        return None
+    what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
+    return Hit(
+        write.at,
+        f'{write.name}="{value}" in the script: a host whose {what} bears another name can\'t join',
+        fix=f"set {write.name} in the environment of the cluster, or leave out what must not be used: "
+        f"{write.name}=^lo,docker0",
+        confidence=0.8,
+    )
+
+
+def _of_method(script: Script, call: ast.Call) -> Iterator[Hit]:
+    """``init_method="tcp://10.1.1.20:23456"``."""
+    method = script.argument(call, "init_method", 1)
+    text = script.value(method) if method is not None else None
+    found = _TCP.match(text) if isinstance(text, str) else None
+    if found is None or found["port"] == "0" or script.value(script.argument(call, "world_size")) == 1:
+        return
+    if runs_alone(script, call):
+        return
+    here = found["host"] in _HERE
+    yield Hit(
+        call,
+        f'init_method="{text}" in the script: '
+        + ("a second job on this host has the port" if here else "the job starts on the host of that address alone"),
+        fix='init_method="env://" (the default), with MASTER_ADDR and MASTER_PORT from torchrun',
+        severity=Severity.INFO if here else None,
+    )

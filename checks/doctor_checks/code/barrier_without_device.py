@@ -1,0 +1,166 @@
+"""CODE004: a barrier over NCCL in a process that has not said which GPU is its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Edit,
+    Good,
+    Hit,
+    Script,
+    SetArgument,
+    Severity,
+    binds_device,
+    collectives_of,
+    is_nccl,
+    is_whole,
+    joins,
+    on_current_device,
+    place_of,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("devices by number, and a barrier without one", _NUMBERED, fixed=_NUMBERED_FIXED),
+        Bad("the wait at the end", _AT_END),
+        Bad("a wait for the download of rank 0", _DOWNLOAD),
+        Good("the barrier is told its device", _NUMBERED_FIXED),
+        Good("the process group knows the device", _NUMBERED_BOUND),
+        Good(
+            "set_device",
+            _AT_END.replace("  # !", "").replace("    model =", "    torch.cuda.set_device(rank)\n    model ="),
+        ),
+        Good("gloo", _AT_END.replace("nccl", "gloo").replace("  # !", "")),
+        Good("a file that does not start the job", _LIBRARY),
+        Good("a group of its own, on the CPU", _GROUP),
+    )
+
+
+@rule(
+    id="CODE004",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("barrier",),
+    foreshadows=("MEM001",),
+    cases=_cases,
+)
+def barrier_without_device(script: Script) -> Iterator[Hit]:
+    """Ask whether barriers over NCCL know the GPU of their rank.
+
+    Why it hurts: a barrier of NCCL is an all_reduce of one number, on the current device where nothing else is told.
+    In ranks that never called set_device that is GPU 0: each opens a context of several hundred MiB there, and the
+    barrier may hang.
+    Fix: torch.cuda.set_device(local_rank) at the start, or init_process_group(..., device_id=torch.device("cuda",
+    local_rank)), or dist.barrier(device_ids=[local_rank]).
+    """
+    started = list(joins(script))
+    if (
+        not started
+        or not all(is_nccl(script, call) for call in started)
+        or binds_device(script)
+        or on_current_device(script) is not None
+    ):
+        return  # what works on the current device without a word is CODE003's
+    for one in collectives_of(script).all():
+        call = one.call
+        if script.name(call.func) != "torch.distributed.barrier" or one.grouped or script.is_given(call, "device_ids"):
+            continue
+        if not is_whole(script, started[0], call):
+            continue
+        yield Hit(
+            call,
+            f"{script.text_of(call)} at line {call.lineno} runs on the current GPU, which no rank has set: that is GPU "
+            "0 in every rank of a host",
+            edits=_edits(script, call),
+            evidence=(("process_group_started_at_line", started[0].lineno),),
+            confidence=0.85,
+        )
+
+
+def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
+    """Where a variable of the same function is called after the rank on the host."""
+    for name in ("local_rank",):
+        scope = script.scope_of(call, name)
+        if scope is not None and len(scope.names[name]) == 1 and scope.node is script.function_of(call):
+            return (SetArgument(place_of(call), "device_ids", f"[{name}]"),)
+    return ()
+
+
+_NUMBERED = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    model = DDP(build().to(local_rank), device_ids=[local_rank])
+    train(model)
+    dist.barrier()  # !
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+"""
+_NUMBERED_FIXED = _NUMBERED.replace("dist.barrier()  # !", "dist.barrier(device_ids=[local_rank])")
+_NUMBERED_BOUND = """\
+import os
+import torch
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+model = build().to(local_rank)
+dist.barrier()
+"""
+_AT_END = """\
+import torch
+import torch.multiprocessing as mp
+import torch.distributed as dist
+
+def run(rank, world):
+    dist.init_process_group(backend="nccl", rank=rank, world_size=world)
+    model = build().to(f"cuda:{rank}")
+    train(model)
+    torch.distributed.barrier()  # !
+    dist.destroy_process_group()
+
+mp.spawn(run, args=(4,), nprocs=4)
+"""
+_DOWNLOAD = """\
+from torch import distributed as dist
+
+def prepare(rank):
+    if rank == 0:
+        download()
+    dist.barrier()  # !
+
+def main(rank, world):
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world)
+    prepare(rank)
+    return build().to(rank)
+
+if __name__ == "__main__":
+    main(*environment())
+"""
+_LIBRARY = """\
+import torch.distributed as dist
+
+def synchronize():
+    if dist.is_initialized():
+        dist.barrier()
+"""
+_GROUP = """\
+import torch.distributed as dist
+
+def main(rank, world):
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    quiet = dist.new_group(backend="gloo")
+    model = build().to(rank)
+    dist.barrier(quiet)
+    dist.barrier(group=quiet)
+"""

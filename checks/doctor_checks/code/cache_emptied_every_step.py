@@ -1,0 +1,203 @@
+"""CODE021: the cache of the allocator is emptied in every step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import CALLBACK, MODULE, Bad, Good, Hit, Script, Severity, calls_of, has_backward, rule
+
+_STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
+_STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
+
+
+@rule(
+    id="CODE021",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("empty_cache",),
+    foreshadows=("MEM006",),
+    cases=lambda: (
+        Bad(
+            "at the end of each step",
+            """\
+import gc, torch
+
+for epoch in range(10):
+    for x, y in loader:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        gc.collect()
+        torch.cuda.empty_cache()  # !
+""",
+        ),
+        Bad(
+            "in a hook of each batch",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        torch.cuda.empty_cache()  # !
+        return self.loss(batch)
+
+class Tidy(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        torch.cuda.empty_cache()  # !
+""",
+        ),
+        Bad(
+            "in the function that is one step",
+            """\
+from torch.cuda import empty_cache
+
+def step(batch):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    empty_cache()  # !
+    return loss.item()
+
+while steps < limit:
+    for batch in loader:
+        step(batch)
+""",
+        ),
+        Good(
+            "once an epoch",
+            """\
+import torch
+
+for epoch in range(10):
+    for x, y in loader:
+        criterion(model(x), y).backward()
+    torch.cuda.empty_cache()
+    validate(model)
+""",
+        ),
+        Good(
+            "now and then, and where memory ran out",
+            """\
+import torch
+
+for step, (x, y) in enumerate(loader):
+    if step % 500 == 0:
+        torch.cuda.empty_cache()
+    try:
+        criterion(model(x), y).backward()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        continue
+""",
+        ),
+        Good(
+            "a loop that looks for a batch size",
+            """\
+import torch
+
+size = 1
+while True:
+    try:
+        model(torch.randn(size, 3, 224, 224).cuda()).sum().backward()
+        model.zero_grad()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        break
+    size *= 2
+""",
+        ),
+        Good(
+            "another hook, and a function that is run once",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    def on_train_epoch_end(self):
+        torch.cuda.empty_cache()
+
+def profile(batch):
+    model(batch).loss.backward()
+    torch.cuda.empty_cache()
+
+profile(first)
+""",
+        ),
+    ),
+)
+def cache_emptied_every_step(script: Script) -> Iterator[Hit]:
+    """Ask whether the allocator may keep its memory from step to step.
+
+    Why it hurts: each call waits for the GPU and gives blocks back that the next step asks of the driver anew: steps
+    get slower, and no more fits.
+    Fix: take it out of the step; against fragmentation export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    """
+    for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
+        if where := _step_around(script, call):
+            yield Hit(call, f"{script.text_of(call)} runs in every step: {where}")
+
+
+def _step_around(script: Script, call: ast.Call) -> str:
+    """The step that a call runs in unconditionally; empty: it runs less often, or one can't tell."""
+    for outer in script.around(call):
+        if isinstance(outer, (ast.If, ast.IfExp, ast.ExceptHandler, ast.Lambda, ast.BoolOp)):
+            return ""
+        if isinstance(outer, (ast.For, ast.While)):
+            return _of_a_loop(script, outer)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return _of_a_function(script, outer)
+    return ""
+
+
+def _of_a_loop(script: Script, loop: ast.For | ast.While) -> str:
+    if not has_backward(script, loop) or not _steps(script, loop):
+        return ""
+    inner = (one for kind in (ast.For, ast.While) for one in script.inside(loop, kind) if one is not loop)
+    if any(has_backward(script, one) for one in inner):
+        return ""
+    return f"line {loop.lineno} loops over them" if _has_own_backward(script, loop) else ""
+
+
+def _steps(script: Script, node: ast.AST) -> bool:
+    """Whether an optimizer or an engine steps in it: loops that look for a batch size do not."""
+    for call in script.inside(node, ast.Call):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        function = script.definition(call.func)
+        if "step" in called or "scaler" in called or (function is not None and _has_step(script, function)):
+            return True
+    return False
+
+
+def _has_step(script: Script, function: ast.AST) -> bool:
+    called = (one.func for one in script.inside(function, ast.Call))
+    return any(isinstance(one, ast.Attribute) and one.attr == "step" for one in called)
+
+
+def _has_own_backward(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether the loop is one of steps, not of epochs whose steps are in another function."""
+    for call in script.inside(loop, ast.Call):
+        bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if bare in ("backward", "manual_backward", "training_step"):
+            return True
+        function = script.definition(call.func)
+        if function is not None and has_backward(script, function) and not _loops_inside(script, function):
+            return True
+    return False
+
+
+def _loops_inside(script: Script, function: ast.AST) -> bool:
+    return any(has_backward(script, one) for kind in (ast.For, ast.While) for one in script.inside(function, kind))
+
+
+def _of_a_function(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    owner = script.class_of(function)
+    if function.name in _STEPS and script.derives(owner, MODULE, CALLBACK):
+        return f"{function.name} is a hook of each batch"
+    if function.name in _STEPS_OF_OTHERS and script.derives(owner, "transformers.TrainerCallback"):
+        return f"{function.name} is called for each batch"
+    if not has_backward(script, function) or not _steps(script, function) or _loops_inside(script, function):
+        return ""
+    looped = next((one for one in calls_of(script, function) if script.nearest(one, ast.For, ast.While)), None)
+    return f"{function.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""

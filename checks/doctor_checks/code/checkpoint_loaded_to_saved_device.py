@@ -1,0 +1,360 @@
+"""CODE001: every rank loads a checkpoint onto the GPU that it was saved from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    ACCELERATOR,
+    TRAINER,
+    UNKNOWN,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    SetArgument,
+    Severity,
+    has_backward,
+    place_of,
+    pretends_to_have_ranks,
+    rank_condition,
+    rule,
+    run_by_all,
+    runs_alone,
+    several_ranks,
+    uses_gpus,
+)
+
+_CHECKPOINT = re.compile(
+    r"ckpt|checkpoint|chkpt|\bcp\b|resume|pretrain|weight|snapshot|state_?dict|model|optim|\bbest|backbone|\.pth|"
+    r"finetune|restore",
+    re.IGNORECASE,
+)
+_DATA = re.compile(r"data|feature|feat\b|cache|embed|vocab|index|token|buffer|bytes|sample|batch|latent", re.IGNORECASE)
+_HELD_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random", re.IGNORECASE)
+"""States that are numbers or tensors of the CPU, whoever saved them."""
+_OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
+"""A file that each rank saved for itself."""
+_FIRST = re.compile(r"^cuda:0$")
+_SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "best_acc1", "best_loss", "config")
+
+
+@rule(
+    id="CODE001",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("load(",),
+    foreshadows=("MEM001",),
+    cases=lambda: (
+        Bad(
+            "a snapshot of the elastic example",
+            """\
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Trainer:
+    def __init__(self, model, snapshot_path):
+        self.gpu_id = int(os.environ["LOCAL_RANK"])
+        self.model = model.to(self.gpu_id)
+        if os.path.exists(snapshot_path):
+            self._load_snapshot(snapshot_path)
+        self.model = DDP(self.model, device_ids=[self.gpu_id])
+
+    def _load_snapshot(self, snapshot_path):
+        snapshot = torch.load(snapshot_path)  # !
+        self.model.load_state_dict(snapshot["MODEL_STATE"])
+        self.epochs_run = snapshot["EPOCHS_RUN"]
+
+trainer = Trainer(Net(), "snapshot.pt")
+""",
+        ),
+        Bad(
+            "the weights straight into the model",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = Net().cuda()
+model.load_state_dict(torch.load("pretrained.pt", weights_only=True))  # !
+""",
+            fixed="""\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = Net().cuda()
+model.load_state_dict(torch.load("pretrained.pt", weights_only=True, map_location="cpu"))
+""",
+        ),
+        Bad(
+            "model and optimizer, mapped files are no other device",
+            """\
+from torch import load
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+checkpoint = load(args.resume, mmap=True)  # !
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+start = checkpoint["epoch"] + 1
+for batch in loader:
+    accelerator.backward(model(batch))
+""",
+            fixed="""\
+from torch import load
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+checkpoint = load(args.resume, mmap=True, map_location="cpu")
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+start = checkpoint["epoch"] + 1
+for batch in loader:
+    accelerator.backward(model(batch))
+""",
+        ),
+        Bad(
+            "mapped to the first GPU",
+            """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+state = torch.load("last.ckpt", map_location="cuda:0")  # !
+also = torch.load("ema.ckpt", torch.device("cuda", 0))  # !
+moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
+model = DistributedDataParallel(model)
+""",
+        ),
+        Good(
+            "onto the CPU, by name and by place",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model.load_state_dict(torch.load("pretrained.pt", map_location="cpu"))
+optimizer.load_state_dict(torch.load("optimizer.pt", "cpu"))
+ema.load_state_dict(torch.load("ema.pt", lambda storage, place: storage))
+""",
+        ),
+        Good(
+            "onto the GPU of the rank",
+            """\
+import os, torch
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+state = torch.load(args.resume, map_location=f"cuda:{local_rank}")
+older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
+""",
+        ),
+        Good(
+            "nothing shows several ranks",
+            """\
+import torch
+
+model = Net().cuda()
+model.load_state_dict(torch.load("model.pt"))
+""",
+        ),
+        Good(
+            "the first rank alone, one process alone, and no checkpoint",
+            """\
+import io, torch
+import torch.distributed as dist
+
+if args.distributed:
+    dist.init_process_group("nccl")
+if dist.get_rank() == 0:
+    state = torch.load("model.pt")
+if args.gpu is None:
+    checkpoint = torch.load(args.resume)
+else:
+    checkpoint = torch.load(args.resume, map_location=f"cuda:{args.gpu}")
+tokens = torch.load("tokens.pt")
+received = torch.load(io.BytesIO(message))
+buffer = io.BytesIO(message)
+model.load_state_dict(torch.load(buffer))
+torch.save(model.state_dict(), mine)
+model.load_state_dict(torch.load(mine))
+""",
+        ),
+        Good(
+            "states that are numbers, and an app that trains nothing",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+scheduler.load_state_dict(torch.load("scheduler.pt"))
+grad_scaler.load_state_dict(torch.load("scaler.pt"))
+
+shard = torch.load(f"model_rank{dist.get_rank()}.pt")
+
+def load_checkpoint(path):
+    return torch.load(path)
+""",
+        ),
+        Good(
+            "ranks on CPUs, other functions of that name, and arguments that can't be told",
+            """\
+import json, torch, yaml
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model.load_state_dict(torch.load("model.pt"))
+settings = yaml.load(open("model.yaml"))
+names = json.load(open("checkpoint.json"))
+other = torch.load("model.pt", **options)
+""",
+        ),
+    ),
+)
+def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Hit]:
+    """Ask whether ranks load checkpoints onto the CPU or their own GPU.
+
+    Why it hurts: torch.load puts each tensor back onto the device that it was saved from, mostly the first GPU: all
+    ranks of a host hold a copy of the checkpoint there, and rank 0 runs out of memory.
+    Fix: torch.load(path, map_location="cpu"), and let load_state_dict copy it to the GPU of the rank.
+    """
+    shown = several_ranks(script)
+    if shown is None or not uses_gpus(script) or pretends_to_have_ranks(script) or _only_infers(script, shown):
+        return
+    everywhere = run_by_all(script)
+    for call in script.calls("torch.load", "torch.jit.load"):
+        if (
+            script.function_of(call) not in everywhere
+            or rank_condition(script, call) is not None
+            or runs_alone(script, call)
+            or script.is_open(call)
+        ):
+            continue
+        where = script.argument(call, "map_location", 1)
+        if where is None or script.value(where) is None:
+            if _is_checkpoint(script, call):
+                yield _unmapped(script, call, shown)
+        elif fixed := _first_gpu(script, where):
+            yield Hit(
+                call,
+                f"every rank loads {_source(script, call)} onto the first GPU: map_location is {fixed}",
+                fix='map_location="cpu", or the GPU of the rank: map_location=f"cuda:{local_rank}"',
+            )
+
+
+def _only_infers(script: Script, shown: ast.Call) -> bool:
+    """Whether an Accelerator or a Trainer is all that speaks of ranks, and nothing is trained: demos and converters."""
+    if script.name(shown.func) == TRAINER:
+        return next(script.method_calls("fit", "validate", "test", "predict"), None) is None
+    return script.name(shown.func) == ACCELERATOR and not any(
+        has_backward(script, one) for one in (script.tree, *script.functions)
+    )
+
+
+def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Hit:
+    certain = script.name(call.func) == "torch.load" and _goes_into_state(script, call)
+    return Hit(
+        call,
+        f"every rank loads {_source(script, call)} onto the GPU that it was saved from: no map_location, and "
+        f"line {shown.lineno} makes this a script of several ranks",
+        confidence=0.9,
+        edits=(SetArgument(place_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
+    )
+
+
+def _source(script: Script, call: ast.Call) -> str:
+    return script.text_of(call.args[0], 40) if call.args else "a checkpoint"
+
+
+def _is_checkpoint(script: Script, call: ast.Call) -> bool:
+    """Whether the file says that this is a checkpoint: by its path, by the name it is given, by where it goes; data
+    saved with torch.save are tensors of the CPU as a rule."""
+    path = _words_of_path(script, call)
+    if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
+        return False
+    if _goes_into_state(script, call):
+        return True
+    statement = script.statement_of(call)
+    given = script.text_of(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+    if _DATA.search(given) or _HELD_ON_CPU.search(given):
+        return False
+    return bool(_CHECKPOINT.search(given) or (_CHECKPOINT.search(path) and not _DATA.search(path)))
+
+
+def _words_of_path(script: Script, call: ast.Call) -> str:
+    """The path as it is written, and what its name was given."""
+    if not call.args:
+        return ""
+    return " ".join(script.text_of(one, 200) for one in (call.args[0], *script.values_of(call.args[0])))
+
+
+def _saved_here(script: Script, call: ast.Call) -> bool:
+    """Whether this very rank has saved what it loads, in the same function."""
+    path = ast.unparse(call.args[0]) if call.args else ""
+    return any(
+        len(one.args) > 1
+        and ast.unparse(one.args[1]) == path
+        and one.lineno < call.lineno
+        and script.function_of(one) is script.function_of(call)
+        and rank_condition(script, one) is None
+        for one in script.calls("torch.save")
+    )
+
+
+def _goes_into_state(script: Script, call: ast.Call) -> bool:
+    """Whether all that is loaded is copied by ``load_state_dict``, beside numbers that are kept with it."""
+    if _copies(script, call):
+        return True
+    statement = script.parent(call)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or len(script.values_of(target)) != 1:
+        return False
+    scope = script.function_of(call) or script.tree
+    uses = [one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == target.id and one is not target]
+    copied = [one for one in uses if _copies(script, one)]
+    return bool(copied) and all(one in copied or _is_scalar(script, one) for one in uses)
+
+
+def _copies(script: Script, node: ast.expr) -> bool:
+    """Whether an expression, or a part of it by name, is the argument of ``load_state_dict``."""
+    parent = script.parent(node)
+    while isinstance(parent, ast.Subscript) and parent.value is node:
+        node, parent = parent, script.parent(parent)
+    return (
+        isinstance(parent, ast.Call)
+        and node in parent.args[:1]
+        and isinstance(parent.func, ast.Attribute)
+        and parent.func.attr == "load_state_dict"
+        and script.argument(parent, "assign") is None
+        and not _HELD_ON_CPU.search(script.text_of(parent.func.value))
+    )
+
+
+def _is_scalar(script: Script, node: ast.expr) -> bool:
+    """``checkpoint["epoch"]``, ``"optimizer" in checkpoint``, ``del checkpoint``."""
+    parent = script.parent(node)
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        return script.value(parent.slice) in _SCALARS
+    return isinstance(parent, ast.Delete) or (isinstance(parent, ast.Compare) and node in parent.comparators)
+
+
+def _first_gpu(script: Script, where: ast.expr) -> str:
+    """The words of a place that is the first GPU on every rank; empty: it is another, or can't be told."""
+    value = script.value(where) if isinstance(where, ast.Constant) else UNKNOWN
+    if isinstance(value, str) and _FIRST.match(value):
+        return f'"{value}"'
+    if isinstance(where, ast.Call) and script.name(where.func) == "torch.device" and where.args:
+        named, index = script.value(where.args[0]), script.value(script.argument(where, "index", 1))
+        return script.text_of(where) if (named, index) in (("cuda:0", UNKNOWN), ("cuda", 0)) else ""
+    if isinstance(where, ast.Lambda) and isinstance(where.body, ast.Call):
+        moved = where.body
+        bare = moved.func.attr if isinstance(moved.func, ast.Attribute) else ""
+        is_first = bare == "cuda" and script.value(script.argument(moved, "device", 0)) == 0
+        return script.text_of(where) if is_first else ""
+    return ""

@@ -1,0 +1,205 @@
+"""CODE017: a collate function that leaves samples out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    LOADERS,
+    Bad,
+    FunctionNode,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    rule,
+    several_ranks,
+)
+
+_COLLATES = re.compile(r"collat", re.IGNORECASE)
+_REFILLS = frozenset(
+    {"choice", "choices", "randint", "sample", "append", "extend", "repeat", "pad", "cycle", "resample"}
+)
+
+
+@rule(
+    id="CODE017",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("collat",),
+    foreshadows=("DATA002",),
+    cases=lambda: (
+        Bad("without what could not be read", _script("batch = [item for item in batch if item is not None]  # !")),
+        Bad("filtered", _script("batch = list(filter(lambda item: item is not None, batch))  # !")),
+        Bad("by length", _script("kept = [x for x in batch if len(x['tokens']) <= 512]  # !\n    batch = kept")),
+        Bad("pictures of those that have one", _script("batch = [x[0] for x in batch if x is not None]  # !")),
+        Bad("a lambda", _LAMBDA),
+        Bad("a loop that goes on", _LOOP),
+        Good("all of them", _script("batch = [item['image'] for item in batch]")),
+        Good(
+            "filled up again",
+            _script(
+                "good = [item for item in batch if item is not None]\n"
+                "    batch = good + random.choices(good, k=len(batch) - len(good))"
+            ),
+        ),
+        Good("some labels, of all samples", _script("labels = [x['label'] for x in batch if x['id'] in known]")),
+        Good(
+            "parts of a sample, not samples", _script("boxes = [[b for b in item if b is not None] for item in batch]")
+        ),
+        Good(
+            "one process",
+            _script("batch = [item for item in batch if item is not None]").replace("dist.init", "# dist.init"),
+        ),
+        Good(
+            "not what collates",
+            _script("pass").replace("pass", "pass\n\ndef clean(batch):\n    return [x for x in batch if x]\n"),
+        ),
+    ),
+)
+def collate_drops_samples(script: Script) -> Iterator[Hit]:
+    """Ask whether collate functions return a batch as large as the one that they were given.
+
+    Why it hurts: the ranks' batches then differ in size. `all_gather` of them hangs or fails, DDP averages gradients as
+    if all batches were as large, and a batch of which nothing is left ends the rank, or skips a step that others wait
+    for.
+    Fix: leave bad samples out of the data set before it is parted between ranks, or put others in their place:
+    `good += random.choices(good, k=len(batch) - len(good))`.
+    """
+    ranks = several_ranks(script)
+    if ranks is None:
+        return
+    for function in _collating(script):
+        name = getattr(function, "name", "the collate function")
+        batch = _batch_of(function)
+        if batch and not _refills(script, function):
+            for node in _filters(script, function, batch):
+                yield Hit(
+                    node,
+                    f"{name} leaves out samples of its batch: batches differ in size between the ranks "
+                    f"({script.text_of(ranks.func)}, line {ranks.lineno})",
+                )
+
+
+def _collating(script: Script) -> Iterator[FunctionNode | ast.Lambda]:
+    """Functions that are handed to a loader as collate_fn, or are called as if they were."""
+    found: dict[ast.AST, None] = {}
+    for call in script.calls(*LOADERS):
+        given = script.argument(call, "collate_fn", 6)
+        for one in script.values_of(given) if given is not None else ():
+            if isinstance(one, ast.Lambda):
+                found[one] = None
+        function = script.definition(given) if given is not None else None
+        if function is not None:
+            found[function] = None
+    found.update((one, None) for one in script.functions if _COLLATES.search(one.name))
+    yield from found  # type: ignore[misc]
+
+
+def _batch_of(function: FunctionNode | ast.Lambda) -> str:
+    """The name of the list of samples: the first parameter that is not the object."""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg not in ("self", "cls")]
+    return names[0] if names else ""
+
+
+def _refills(script: Script, function: ast.AST) -> bool:
+    called = (call.func for call in script.inside(function, ast.Call))
+    names = {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in called}
+    return not names.isdisjoint(_REFILLS - {"append", "extend"})
+
+
+def _filters(script: Script, function: ast.AST, batch: str) -> Iterator[ast.AST]:
+    for node in ast.walk(function):
+        if (isinstance(node, ast.ListComp) and _keeps_some(node, batch)) or (
+            isinstance(node, ast.Call) and _is_filter(node, batch)
+        ):
+            yield node
+        elif isinstance(node, ast.For) and _is_batch(node.iter, batch):
+            yield from (one for one in node.body if _goes_on(script, one, node))
+
+
+def _keeps_some(node: ast.ListComp, batch: str) -> bool:
+    """``[x for x in batch if …]``, and ``[f(x) for x in batch if x is not None]``; a selection of labels is neither."""
+    first = node.generators[0]
+    if len(node.generators) > 1 or not first.ifs or not _is_batch(first.iter, batch):
+        return False
+    sample = ast.dump(first.target).replace("Store", "Load")
+    return ast.dump(node.elt) == sample or any(_asks_for_none(one, sample) for one in first.ifs)
+
+
+def _asks_for_none(test: ast.expr, sample: str) -> bool:
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and ast.dump(test.left) == sample
+
+
+def _is_batch(node: ast.expr, batch: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == batch
+
+
+def _is_filter(call: ast.Call, batch: str) -> bool:
+    return (
+        isinstance(call.func, ast.Name)
+        and call.func.id == "filter"
+        and len(call.args) == 2
+        and _is_batch(call.args[1], batch)
+    )
+
+
+def _goes_on(script: Script, statement: ast.stmt, loop: ast.For) -> bool:
+    """``if …: continue`` in a loop over the samples that collects them."""
+    return (
+        isinstance(statement, ast.If)
+        and not statement.orelse
+        and isinstance(statement.body[-1], ast.Continue)
+        and any(
+            isinstance(call.func, ast.Attribute) and call.func.attr == "append"
+            for call in script.inside(loop, ast.Call)
+        )
+    )
+
+
+def _script(body: str) -> str:
+    return f"""
+import random
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, default_collate
+
+def collate(batch):
+    {body}
+    return default_collate(batch)
+
+dist.init_process_group("nccl")
+loader = DataLoader(load(), batch_size=16, collate_fn=collate)
+"""
+
+
+_LAMBDA = """
+import lightning as L
+from torch.utils.data import DataLoader, default_collate
+
+loader = DataLoader(
+    load(),
+    batch_size=16,
+    collate_fn=lambda batch: default_collate([x for x in batch if x is not None]),  # !
+)
+L.Trainer(devices=2).fit(model, loader)
+"""
+
+_LOOP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Collator:
+    def collate_fn(self, samples):
+        images = []
+        for sample in samples:
+            if sample["image"] is None:  # !
+                continue
+            images.append(sample["image"])
+        return torch.stack(images)
+
+loader = torch.utils.data.DataLoader(load(), batch_size=16, collate_fn=Collator().collate_fn)
+model = DDP(build())
+"""

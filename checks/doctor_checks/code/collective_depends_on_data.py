@@ -1,0 +1,256 @@
+"""CODE008: a collective that a rank makes only if its own data, or its clock, says so."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    collectives_of,
+    disagreement,
+    gradients_reduced,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("a reduction where the loss is finite", _FINITE),
+        Bad("ranks with an empty mask have returned", _EMPTY),
+        Bad("the backward pass of DDP", _BACKWARD),
+        Bad("a barrier when the time is up", _CLOCK),
+        Bad("as long as the rank's own loss is large", _WHILE),
+        Good("the ranks agree first", _AGREED),
+        Good("both branches reduce", _BRANCHES),
+        Good("every so many steps", _STEPS),
+        Good("what is done with the result depends on data", _AFTER),
+        Good("a model of one process", _BACKWARD.replace("DDP(net)", "net").replace("  # !", "")),
+    )
+
+
+@rule(
+    id="CODE008",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=(
+        "isnan",
+        "isfinite",
+        "isinf",
+        ".item(",
+        ".any(",
+        "nonzero",
+        "numel",
+        "time(",
+        "monotonic",
+        "perf_counter",
+    ),
+    foreshadows=("RUN002", "RUN006"),
+    cases=_cases,
+)
+def collective_depends_on_data(script: Script) -> Iterator[Hit]:
+    """Ask whether a collective depends on what a rank alone knows: its data, or its clock.
+
+    Why it hurts: one rank makes the call and another does not. They wait for each other until a time-out ends the job,
+    hours into it, when the first bad batch comes.
+    Fix: let the ranks agree first, and all follow: flag = torch.tensor(float(bad), device=device);
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX); if flag.item(): ...
+    """
+    calls = [(one.call, one.word) for one in collectives_of(script).all()]
+    calls += [(call, "backward") for call in gradients_reduced(script)]
+    for call, word in calls:
+        found = _condition(script, call, word)
+        if found is not None:
+            yield _hit(script, call, word, *found)
+
+
+def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast.expr, str] | None:
+    """The statement that keeps some ranks out, its test and what it hangs on."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        for statement, test in (*_around(outer, inner), *_before(script, outer, inner)):
+            kind = disagreement(script, test)
+            if kind and not _is_in_other_branch(script, statement, inner, word):
+                return statement, test, kind
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+        inner = outer
+    return None
+
+
+def _around(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    if isinstance(outer, (ast.If, ast.While)) and inner is not outer.test:
+        yield outer, outer.test
+
+
+def _before(script: Script, outer: ast.AST, inner: ast.AST) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    """``if mask.sum() == 0: return`` above it in the same block."""
+    block = getattr(outer, "body", None)
+    if not isinstance(block, list) or inner not in block:
+        return
+    for statement in block[: block.index(inner)]:
+        if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], ast.Return):
+            yield statement, statement.test
+
+
+def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, word: str) -> bool:
+    if not isinstance(statement, ast.If):
+        return False
+    other = statement.body if inner in statement.orelse else statement.orelse
+    if inner not in statement.body and inner not in statement.orelse:
+        other = statement.body  # the branch that leaves
+    calls = {call for part in other for call in script.inside(part, ast.Call)}
+    words = {one.word for one in collectives_of(script).all() if one.call in calls}
+    words |= {"backward" for call in gradients_reduced(script) if call in calls}
+    return word in words
+
+
+def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Hit:
+    what = script.text_of(call.func, 40)
+    what += " (it reduces the gradients of DDP)" if word == "backward" else ""
+    whose = "its own data" if kind == "data" else "its own clock"
+    leaves = isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], ast.Return)
+    how = "is not reached if" if leaves and call.lineno > (statement.end_lineno or 0) else "runs only if"
+    if isinstance(statement, ast.If) and how == "runs only if" and any(_has(part, call) for part in statement.orelse):
+        how = "is not reached if"
+    if isinstance(statement, ast.While):
+        how = "runs as long as"
+    return Hit(
+        call,
+        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), which each rank answers from "
+        f"{whose}: ranks that differ wait for each other",
+        evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
+        confidence=0.85,
+    )
+
+
+def _has(part: ast.AST, node: ast.AST) -> bool:
+    return any(one is node for one in ast.walk(part))
+
+
+_FINITE = """\
+import torch
+import torch.distributed as dist
+
+def step(model, batch, optimizer):
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    if torch.isfinite(loss):
+        dist.all_reduce(loss)  # !
+    return loss / dist.get_world_size()
+"""
+_EMPTY = """\
+import torch
+import torch.distributed as dist
+
+class BoxLoss(torch.nn.Module):
+    def forward(self, predictions, targets, mask):
+        if mask.any().item() is False:
+            return predictions.sum() * 0
+        count = mask.sum()
+        dist.all_reduce(count)  # !
+        return (predictions - targets)[mask].sum() / count
+"""
+_BACKWARD = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        if not torch.isnan(loss):
+            loss.backward()  # !
+            optimizer.step()
+"""
+_CLOCK = """\
+import time
+import torch.distributed as dist
+
+def train(model, loader, limit):
+    began = time.time()
+    for step, batch in enumerate(loader):
+        train_step(model, batch)
+        elapsed = time.time() - began
+        if elapsed > limit:
+            dist.barrier()  # !
+            save(model)
+            break
+"""
+_WHILE = """\
+import torch.distributed as dist
+
+def refine(model, batch):
+    loss = model(batch).mean()
+    while loss.item() > 0.1:
+        total = model(batch).mean()
+        dist.all_reduce(total)  # !
+        loss = model(batch).mean()
+"""
+_AGREED = """\
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, limit, began):
+    model = DDP(net)
+    for batch in loader:
+        loss = model(batch).mean()
+        bad = torch.isnan(loss).float()
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        if bad.item() == 0:
+            loss.backward()
+        mean_loss = reduce_mean(loss)
+        if torch.isfinite(mean_loss):
+            dist.barrier()
+        late = torch.tensor(time.time() - began)
+        dist.broadcast(late, src=0)
+        if late > limit:
+            dist.barrier()
+"""
+_BRANCHES = """\
+import torch
+import torch.distributed as dist
+
+def count(mask):
+    if mask.any():
+        total = mask.sum()
+        dist.all_reduce(total)
+    else:
+        total = torch.zeros(())
+        dist.all_reduce(total)
+    return total
+"""
+_STEPS = """\
+import time
+import torch.distributed as dist
+
+def train(model, loader, every, distributed):
+    for step, batch in enumerate(loader):
+        began = time.time()
+        loss = model(batch)
+        if step % every == 0 and distributed:
+            dist.all_reduce(loss)
+            print(time.time() - began, loss.item())
+        if len(loader) > 10:
+            dist.barrier()
+"""
+_AFTER = """\
+import torch
+import torch.distributed as dist
+
+def check(loss, grads):
+    dist.all_reduce(loss)
+    if torch.isnan(loss).any():
+        raise ValueError("loss")
+    norms = [grad.norm() for grad in grads]
+    dist.barrier()
+    if norms[0].item() > 1:
+        print("large")
+"""

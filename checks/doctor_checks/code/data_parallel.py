@@ -1,0 +1,181 @@
+"""CODE009: training with DataParallel."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    UNKNOWN,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    has_backward,
+    rule,
+    runs_alone,
+    several_ranks,
+)
+
+_DP = "torch.nn.DataParallel"
+
+
+@rule(
+    id="CODE009",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("DataParallel",),
+    cases=lambda: (
+        Bad(
+            "as many a script has it",
+            """\
+import torch
+import torch.nn as nn
+
+model = Net()
+if torch.cuda.device_count() > 1:
+    model = nn.DataParallel(model)  # !
+model.cuda()
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x.cuda()), y.cuda()).backward()
+    optimizer.step()
+""",
+        ),
+        Bad(
+            "the devices named",
+            """\
+from torch.nn import DataParallel
+
+def train(model, loader, optimizer):
+    model = DataParallel(model, device_ids=[0, 1, 2, 3])  # !
+    for x, y in loader:
+        loss = model(x, y).mean()
+        loss.backward()
+        optimizer.step()
+""",
+        ),
+        Bad(
+            "inside of ranks",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.DataParallel(Net().cuda())  # !
+for x, y in loader:
+    criterion(model(x), y).backward()
+    optimizer.step()
+""",
+        ),
+        Good(
+            "DistributedDataParallel",
+            """\
+import torch.nn as nn
+
+model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[local_rank])
+for x, y in loader:
+    criterion(model(x), y).backward()
+""",
+        ),
+        Good(
+            "beside it, where there is one process",
+            """\
+import torch
+
+if args.distributed:
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu])
+else:
+    model = torch.nn.DataParallel(model).cuda()
+for x, y in loader:
+    criterion(model(x), y).backward()
+""",
+        ),
+        Good(
+            "for one process, in a script that another kind of ranks may run",
+            """\
+import torch
+from apex.parallel import DistributedDataParallel as DDP
+
+if args.local_rank != -1:
+    torch.distributed.init_process_group("nccl")
+    model = DDP(model)
+elif n_gpu > 1:
+    model = torch.nn.DataParallel(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+""",
+        ),
+        Good(
+            "to read a checkpoint, with one device, or to ask for the type",
+            """\
+import torch.nn as nn
+
+model = nn.DataParallel(Net())
+model.load_state_dict(state)
+model.eval()
+with torch.no_grad():
+    for x in loader:
+        model(x)
+""",
+        ),
+        Good(
+            "one device alone",
+            """\
+import torch.nn as nn
+
+model = nn.DataParallel(Net(), device_ids=[0])
+if isinstance(model, nn.DataParallel):
+    model = model.module
+for x, y in loader:
+    criterion(model(x), y).backward()
+""",
+        ),
+    ),
+)
+def data_parallel(script: Script) -> Iterator[Hit]:
+    """Ask whether training on several GPUs uses a process for each.
+
+    Why it hurts: DataParallel runs all GPUs from threads of one process and copies the model to each in every step: two
+    GPUs are often no faster than one, the first one holds more, and there is no second host.
+    Fix: model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank]), started with
+    torchrun --nproc-per-node=4 train.py.
+    """
+    if not has_backward(script, script.tree) and not any(has_backward(script, one) for one in script.functions):
+        return
+    shown = several_ranks(script)
+    offered = "DistributedDataParallel" in script.text
+    for call in script.calls(_DP):
+        devices = script.value(script.argument(call, "device_ids", 1))
+        if devices is not UNKNOWN and isinstance(devices, tuple) and len(devices) < 2:
+            continue
+        if _names_one(script, call) or runs_alone(script, call):
+            continue
+        if (shown is not None and _is_in_ranks(script, call, shown)) or not (shown is not None or offered):
+            yield _hit(script, call, shown)
+
+
+def _names_one(script: Script, call: ast.Call) -> bool:
+    """``device_ids=[gpu]``: one device, whichever it is."""
+    devices = script.argument(call, "device_ids", 1)
+    return isinstance(devices, ast.List) and len(devices.elts) == 1 and not isinstance(devices.elts[0], ast.Starred)
+
+
+def _is_in_ranks(script: Script, call: ast.Call, shown: ast.Call) -> bool:
+    """Whether ranks run it for certain: beside what makes them, and not one way of several, as scripts for ranks keep
+    one for where they are started as one process."""
+    together = script.function_of(call) is script.function_of(shown)
+    return together and script.nearest(call, ast.If, ast.IfExp) is None
+
+
+def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Hit:
+    if shown is not None:
+        return Hit(
+            call,
+            f"DataParallel inside of ranks (line {shown.lineno}): each rank drives all GPUs of its host, and no "
+            "gradients are reduced",
+            severity=Severity.ERROR,
+        )
+    model = script.text_of(call.args[0], 30) if call.args else "the model"
+    return Hit(call, f"DataParallel({model}) copies the model to every GPU in each step, from one process")

@@ -1,0 +1,307 @@
+"""CODE002: ranks put their work onto a GPU that is written into the script."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    DDP,
+    UNKNOWN,
+    Bad,
+    FunctionNode,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    pretends_to_have_ranks,
+    rank_condition,
+    rule,
+    run_by_all,
+    runs_alone,
+    several_ranks,
+)
+
+_INDEXED = re.compile(r"^cuda:(\d+)$")
+_OF_ONE_HOST = re.compile(r"local_?rank|nproc|device_count|torchrun|spawn|accelerate|localid", re.IGNORECASE)
+"""Words of scripts that have several ranks on one host; others may have one GPU in each."""
+_MOVES = ("to", "cuda")
+_VISIBLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()[^\n]*CUDA_VISIBLE_DEVICES|set_visible_devices")
+_BY_NAME = ("torch.", "transformers.")
+
+
+@rule(
+    id="CODE002",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("cuda", "device"),
+    foreshadows=("GPU001", "MEM001"),
+    cases=lambda: (
+        Bad(
+            "a fixed device beside a process group",
+            """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("nccl")
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")  # !
+model = DDP(Net().to(device))
+for images, labels in loader:
+    loss = criterion(model(images.to(device)), labels.to(device))
+    loss.backward()
+""",
+        ),
+        Bad(
+            "the first GPU by number",
+            """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def main():
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(0)  # !
+    model = Net().cuda(0)  # !
+    model = DistributedDataParallel(model, device_ids=[0])  # !
+    for x, y in loader:
+        x = x.to("cuda:0", non_blocking=True)  # !
+        criterion(model(x), y.to(0)).backward()  # !
+
+main()
+""",
+        ),
+        Bad(
+            "moved before the rank has its device",
+            """\
+import os, torch
+import torch.distributed as dist
+
+def main():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl")
+    model = Net().cuda()  # !
+    torch.cuda.set_device(local_rank)
+    train(model)
+
+main()
+""",
+        ),
+        Bad(
+            "a model that Transformers puts onto the first GPU",
+            """\
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={"": 0})  # !
+model, optimizer = accelerator.prepare(model, optimizer)
+""",
+        ),
+        Good(
+            "the device of the rank",
+            """\
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+model = DDP(Net().cuda(), device_ids=[local_rank])
+for x, y in loader:
+    criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
+""",
+        ),
+        Good(
+            "chosen anew where there are ranks",
+            """\
+import torch
+import torch.distributed as dist
+
+def main(args):
+    device = torch.device("cuda:0")
+    if args.distributed:
+        device = torch.device("cuda", args.local_rank)
+        dist.init_process_group("nccl")
+    else:
+        torch.cuda.set_device(0)
+    if args.local_rank == 0:
+        ema = Net().to("cuda:0")
+    model = Net().to(device)
+
+main(parse())
+""",
+        ),
+        Good(
+            "one process, or one model over several GPUs",
+            """\
+import torch
+
+device = torch.device("cuda:0")
+model = Net().to(device)
+for x, y in loader:
+    criterion(model(x.to(device)), y.to(device)).backward()
+""",
+        ),
+        Good(
+            "layers of one model on two GPUs, and every rank sees its own GPU alone",
+            """\
+import os, torch
+import torch.distributed as dist
+
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLURM_LOCALID"]
+dist.init_process_group("nccl")
+model = Net().to("cuda:0")
+""",
+        ),
+        Good(
+            "a group of one rank",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl", rank=0, world_size=1)
+model = Net().to("cuda:0")
+""",
+        ),
+        Good(
+            "a model of two halves",
+            """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+first = Half().to("cuda:0")
+second = Half().to("cuda:1")
+""",
+        ),
+    ),
+)
+def device_fixed_in_ranks(script: Script) -> Iterator[Hit]:
+    """Ask whether ranks use the GPU that is theirs.
+
+    Why it hurts: all ranks of a host land on one GPU: NCCL says "Duplicate GPU detected" or hangs, the GPU runs out of
+    memory, and the others idle.
+    Fix: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything touches CUDA, and
+    device = torch.device("cuda", local_rank).
+    """
+    shown = several_ranks(script)
+    if shown is None or pretends_to_have_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
+        return
+    yield from _early(script)
+    everywhere = run_by_all(script)
+    for node, words in _fixed(script):
+        function = script.function_of(node)
+        if function in everywhere and rank_condition(script, node) is None and not runs_alone(script, node):
+            certain = bool(_OF_ONE_HOST.search(script.text))
+            yield Hit(
+                node,
+                f"every rank uses the first GPU of its host: {words}; line {shown.lineno} makes this a script of "
+                "several ranks",
+                severity=None if certain else Severity.WARNING,
+                confidence=0.9 if certain else 0.6,
+            )
+
+
+def _spreads_one_model(script: Script) -> bool:
+    """Whether the file names other GPUs, too: layers of one model, a server beside the training."""
+    numbers = {
+        match[1]
+        for one in script.all(ast.Constant)
+        if isinstance(one.value, str) and (match := _INDEXED.match(one.value))
+    }
+    return bool(numbers - {"0"})
+
+
+def _fixed(script: Script) -> Iterator[tuple[ast.AST, str]]:
+    """Places that fix the first GPU, with their words."""
+    for call in script.all(ast.Call):
+        if words := _moves_to_first(script, call) or _made_on_first(script, call):
+            yield call, words
+
+
+def _moves_to_first(script: Script, call: ast.Call) -> str:
+    """``x.to("cuda:0")``, ``x.cuda(0)``, ``set_device(0)``, ``device_ids=[0]``."""
+    bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    name = script.name(call.func)
+    if bare in _MOVES and call.args and _is_first(call.args[0]):
+        return f".{bare}({script.text_of(call.args[0])})"
+    if name == "torch.cuda.set_device" and call.args and _is_first(call.args[0]):
+        return script.text_of(call)
+    if name == DDP and script.value(script.argument(call, "device_ids", 1)) == (0,):
+        return "device_ids=[0]"
+    return ""
+
+
+def _is_first(node: ast.expr) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else UNKNOWN
+    return value == "cuda:0" or (value == 0 and isinstance(value, int) and not isinstance(value, bool))
+
+
+def _made_on_first(script: Script, call: ast.Call) -> str:
+    """``torch.device("cuda:0")`` that is given to no name which may hold another; ``device=`` and ``device_map=``."""
+    name = script.name(call.func)
+    if name == "torch.device":
+        return script.text_of(call) if _is_device_of_all(script, call) else ""
+    if not name.startswith(_BY_NAME):
+        return ""
+    if (device := script.argument(call, "device")) is not None and _is_first(device):
+        return f"device={script.text_of(device)}"
+    mapped = script.argument(call, "device_map")
+    if isinstance(mapped, ast.Dict) and len(mapped.values) == 1 and _is_first(mapped.values[0]):
+        return f"device_map={script.text_of(mapped)}"
+    return ""
+
+
+def _is_device_of_all(script: Script, call: ast.Call) -> bool:
+    if not call.args or not _is_first_device(script, call):
+        return False
+    statement = script.statement_of(call)
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], (ast.Name, ast.Attribute)):
+        return isinstance(script.parent(call), ast.Call)
+    return len(script.values_of(statement.targets[0])) == 1
+
+
+def _is_first_device(script: Script, call: ast.Call) -> bool:
+    """``"cuda:0"``, ``"cuda", 0``, ``"cuda:0" if torch.cuda.is_available() else "cpu"``."""
+    named = call.args[0]
+    if isinstance(named, ast.IfExp):
+        named = named.body
+    if isinstance(named, ast.Constant) and named.value == "cuda":
+        return script.value(script.argument(call, "index", 1)) == 0
+    return isinstance(named, ast.Constant) and named.value == "cuda:0"
+
+
+def _early(script: Script) -> Iterator[Hit]:
+    """What goes to CUDA before ``set_device`` in the same block of statements."""
+    for sets in script.calls("torch.cuda.set_device"):
+        function = script.function_of(sets)
+        if not sets.args or _is_first(sets.args[0]):
+            continue
+        for call in script.method_calls("cuda", "to"):
+            if (
+                call.lineno < sets.lineno
+                and script.function_of(call) is function
+                and _is_current_device(script, call)
+                and _is_same_block(script, call, sets, function)
+            ):
+                yield Hit(
+                    call,
+                    f"{script.text_of(call)} goes to the first GPU: the rank gets its own in line {sets.lineno}",
+                    fix=f"{script.text_of(sets)} before it",
+                )
+
+
+def _is_current_device(script: Script, call: ast.Call) -> bool:
+    bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if bare == "cuda":
+        return not call.args and not call.keywords
+    return bool(call.args) and script.value(call.args[0]) == "cuda"
+
+
+def _is_same_block(script: Script, one: ast.AST, other: ast.AST, function: FunctionNode | None) -> bool:
+    """Whether both are run whenever the function is, one after the other."""
+    body = (function or script.tree).body
+    return script.statement_of(one) in body and script.statement_of(other) in body

@@ -1,0 +1,194 @@
+"""CODE003: ranks talk over NCCL, and nothing ties each of them to a GPU of its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Edit,
+    Good,
+    Hit,
+    InsertStatement,
+    Script,
+    Severity,
+    binds_device,
+    is_nccl,
+    is_whole,
+    joins,
+    on_current_device,
+    place_of,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("a script for torchrun", _TORCHRUN, fixed=_TORCHRUN_BOUND),
+        Bad("a function for mp.spawn", _SPAWNED),
+        Bad("the device is called cuda", _NAMED),
+        Bad("objects travel over the current device", _OBJECTS),
+        Good("set_device before", _TORCHRUN_BOUND),
+        Good(
+            "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
+        ),
+        Good("devices told by number", _BY_NUMBER),
+        Good("gloo", _TORCHRUN.replace("nccl", "gloo").replace("  # !", "")),
+        Good("one process sees one GPU", _MASKED),
+        Good("a helper of the project sets it", _HELPER),
+        Good("a file of helpers, for scripts that set it", _LIBRARY),
+    )
+
+
+@rule(
+    id="CODE003",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("nccl",),
+    foreshadows=("GPU001", "MEM001"),
+    cases=_cases,
+)
+def device_not_set_before_nccl(script: Script) -> Iterator[Hit]:
+    """Ask whether each rank is tied to its GPU before it talks over NCCL.
+
+    Why it hurts: the current device of every process is GPU 0. All ranks of a host put their tensors there: NCCL ends
+    with "Duplicate GPU detected", or GPU 0 holds what was meant for all of them and runs out of memory.
+    Fix: right before init_process_group: local_rank = int(os.environ["LOCAL_RANK"]); torch.cuda.set_device(local_rank).
+    """
+    calls = [call for call in joins(script) if is_nccl(script, call)]
+    if not calls or binds_device(script):
+        return
+    used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
+    if used is None or not is_whole(script, calls[0], used):
+        return
+    yield Hit(
+        calls[0],
+        f"no rank sets its GPU before NCCL starts here, and `{script.text_of(used, 40)}` at line {used.lineno} works "
+        "on the current one: that is GPU 0 in every rank of a host",
+        edits=_edits(script, calls[0]),
+        evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
+        confidence=0.9,
+    )
+
+
+_OBJECTS_TRAVEL = tuple(
+    f"torch.distributed.{name}" for name in ("all_gather_object", "broadcast_object_list", "gather_object")
+)
+
+
+def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
+    """Where a variable of the same function holds LOCAL_RANK already."""
+    scope = script.scope_of(call, "local_rank")
+    given = scope.names["local_rank"] if scope is not None else []
+    before = given[0] if len(given) == 1 else None
+    if not isinstance(before, ast.expr) or "LOCAL_RANK" not in script.text_of(before) or before.lineno >= call.lineno:
+        return ()
+    statement = script.statement_of(call)
+    if script.function_of(before) is not script.function_of(call) or script.scope_of(call, "torch") is None:
+        return ()
+    return (InsertStatement(place_of(statement), "torch.cuda.set_device(local_rank)", inside=False),)
+
+
+_TORCHRUN = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group(backend="nccl")  # !
+    model = DDP(torch.nn.Linear(8, 8).cuda())
+    for x in batches():
+        model(x.cuda(non_blocking=True)).sum().backward()
+"""
+_TORCHRUN_BOUND = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group(backend="nccl")
+    model = DDP(torch.nn.Linear(8, 8).cuda())
+    for x in batches():
+        model(x.cuda(non_blocking=True)).sum().backward()
+"""
+_SPAWNED = """\
+import torch
+import torch.multiprocessing as mp
+import torch.distributed as dist
+
+def worker(rank, world):
+    dist.init_process_group("nccl", init_method="tcp://localhost:29511", rank=rank, world_size=world)  # !
+    total = torch.zeros(1, device="cuda")
+    dist.all_reduce(total)
+
+if __name__ == "__main__":
+    mp.spawn(worker, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+"""
+_NAMED = """\
+import torch
+from torch.distributed import init_process_group
+from torch.nn.parallel import DistributedDataParallel
+
+init_process_group("nccl")  # !
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = DistributedDataParallel(build().to(device))
+"""
+_OBJECTS = """\
+import torch
+import torch.distributed as dist
+
+def gather(rank, scores):
+    dist.init_process_group("nccl", rank=rank, world_size=2)  # !
+    model = load().to(rank)
+    found = [None, None]
+    dist.all_gather_object(found, scores)
+"""
+_BY_NUMBER = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+model = DDP(build().to(rank), device_ids=[rank])
+for x in batches():
+    model(x.cuda(rank)).sum().backward()
+other = torch.device("cuda", rank)
+text = torch.zeros(3, device=f"cuda:{rank}")
+"""
+_MASKED = """\
+import os
+import torch
+import torch.distributed as dist
+
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
+dist.init_process_group("nccl")
+model = build().cuda()
+"""
+_HELPER = """\
+import torch.distributed as dist
+from project.setup import setup_device
+
+setup_device()
+dist.init_process_group("nccl")
+model = build().cuda()
+"""
+_LIBRARY = """\
+import torch
+import torch.distributed as dist
+
+def start(args):
+    dist.init_process_group("nccl", rank=args.rank, world_size=args.world)
+
+def total(value):
+    found = torch.tensor(value).cuda()
+    dist.all_reduce(found)
+    return found.item()
+"""

@@ -1,0 +1,299 @@
+"""CODE026: a variable of the environment is written after what reads it has started."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from doctor.lint.api import (
+    WRAPPERS,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    collectives_of,
+    initialises_cuda,
+    joins,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("the address, after the job was joined", _ADDRESS),
+        Bad("visible GPUs, after CUDA has started", _VISIBLE),
+        Bad("NCCL has its settings by then", _NCCL),
+        Bad("the allocator has them too", _ALLOCATOR),
+        Bad("joined in a function that was called before", _CALLED),
+        Good("before", _BEFORE),
+        Good("NCCL reads its own at the first collective", _LAZY),
+        Good("for children", _CHILDREN),
+        Good("in another branch", _BRANCHES),
+        Good("a variable that is read when it is used", _AT_USE),
+    )
+
+
+@rule(
+    id="CODE026",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("environ", "putenv"),
+    foreshadows=("NCCL003", "NCCL005", "ENV005"),
+    cases=_cases,
+)
+def environment_written_late(script: Script) -> Iterator[Hit]:
+    """Ask whether variables of the environment are written before what reads them starts.
+
+    Why it hurts: they are read once. What is written later has no effect, and nothing says so: the job goes on over the
+    interface, the GPUs or the settings that were there before.
+    Fix: write the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
+    """
+    for at, variable in _written(script):
+        reader = _reader(variable)
+        started = _started_before(script, at, reader) if reader is not None else None
+        if reader is None or started is None or _is_for_later(script, at):
+            continue
+        yield Hit(
+            at,
+            f"{variable} is written at line {at.lineno}, after `{script.text_of(started, 40)}` at line "
+            f"{started.lineno}: {reader.words}",
+            evidence=(("variable", variable), ("read_at_line", started.lineno)),
+            confidence=0.85,
+        )
+
+
+class _Reader(NamedTuple):
+    """What reads a variable: ``words`` on when it is too late, ``starts``: the calls from which on it is."""
+
+    words: str
+    starts: Callable[[Script], Iterator[ast.Call]]
+
+
+def _joining(script: Script) -> Iterator[ast.Call]:
+    yield from joins(script)
+
+
+def _communicating(script: Script) -> Iterator[ast.Call]:
+    """The first communicator is made by the first collective, or at once where the group knows its device."""
+    yield from (call for call in joins(script) if script.argument(call, "device_id") is not None)
+    yield from script.calls(*WRAPPERS)
+    without = ("init_process_group", "new_group", "prepare", "setup")
+    for one in collectives_of(script).all():
+        if script.name(one.call.func).startswith("torch.distributed.") and one.word not in without:
+            yield one.call
+
+
+def _using_cuda(script: Script) -> Iterator[ast.Call]:
+    for call in script.all(ast.Call):
+        if initialises_cuda(script, call):
+            yield call
+
+
+_OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+_READ_BY_TORCH = ("TORCH_NCCL_", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
+_READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
+_READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _reader(variable: str) -> _Reader | None:
+    if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
+        return _Reader("the process group has read it by then", _joining)
+    if variable.startswith("NCCL_"):
+        return _Reader("NCCL reads it once, for its first communicator", _communicating)
+    if variable in _READ_BY_CUDA:
+        return _Reader("CUDA reads it once, when it starts", _using_cuda)
+    if variable in _READ_BY_ALLOCATOR:
+        return _Reader("the allocator reads it once, for the first tensor on a GPU", _using_cuda)
+    return None
+
+
+def _written(script: Script) -> Iterator[tuple[ast.stmt, str]]:
+    """``os.environ[…] = …`` and the like, with the name of the variable."""
+    for statement in script.all(ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
+                yield from _named(script, statement, target.slice)
+    for call in script.calls("os.environ.setdefault", "os.putenv"):
+        if call.args:
+            yield from _named(script, script.statement_of(call), call.args[0])
+
+
+def _named(script: Script, at: ast.stmt, key: ast.expr) -> Iterator[tuple[ast.stmt, str]]:
+    name = script.value(key)
+    if isinstance(name, str):
+        yield at, name
+
+
+def _started_before(script: Script, at: ast.stmt, reader: _Reader) -> ast.Call | None:
+    """The first call above that reads, in the same function or the module, or in a function that is called above."""
+    scope = script.function_of(at)
+    starts = list(reader.starts(script))
+    inside = {script.function_of(one) for one in starts} - {scope, None}
+    calls = [one for one in script.all(ast.Call) if script.definition(one.func) in inside] if inside else []
+    for call in sorted((*starts, *calls), key=lambda one: one.lineno):
+        if call.lineno >= at.lineno or script.function_of(call) not in (scope, None):
+            continue
+        if not _is_apart(script, call, at):
+            return call
+    return None
+
+
+def _is_apart(script: Script, call: ast.Call, at: ast.stmt) -> bool:
+    """Whether the two are never both run: in two branches, or the one leaves; or the call may not be run."""
+    inner: ast.AST = call
+    around = set(script.around(at))
+    for outer in script.around(call):
+        if outer in around:
+            return isinstance(outer, (ast.If, ast.Try)) and not _same_block(outer, inner, at, script)
+        if isinstance(outer, (ast.If, ast.Try, ast.While, ast.Lambda, ast.IfExp)) and inner is not getattr(
+            outer, "test", None
+        ):
+            return True
+        inner = outer
+    return False
+
+
+def _same_block(outer: ast.AST, inner: ast.AST, at: ast.stmt, script: Script) -> bool:
+    """Whether ``at`` and ``inner`` stand in one block of ``outer``, its test included."""
+    if inner is getattr(outer, "test", None):
+        return True
+    above = (at, *script.around(at))
+    for name in ("body", "orelse", "finalbody", "handlers"):
+        block = getattr(outer, name, None) or []
+        if inner in block:
+            return any(one in block for one in above)
+    return False
+
+
+_CHILDREN_STARTED = ("subprocess.", "torch.multiprocessing.", "multiprocessing.", "os.system", "os.exec", "os.spawn")
+
+
+def _is_for_later(script: Script, at: ast.stmt) -> bool:
+    """Whether processes are started below, which get the variable, or communicators are made for which NCCL reads some
+    of its variables anew."""
+    scope = script.function_of(at)
+    return any(
+        script.name(call.func).startswith((*_CHILDREN_STARTED, "torch.distributed.new_group"))
+        and call.lineno > at.lineno
+        for call in script.inside(scope or script.tree, ast.Call)
+    )
+
+
+_ADDRESS = """\
+import os
+import torch.distributed as dist
+
+def main(rank, world):
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    os.environ["MASTER_ADDR"] = "10.0.0.1"  # !
+    os.environ["MASTER_PORT"] = "29500"  # !
+    train()
+"""
+_VISIBLE = """\
+import os
+import torch
+
+model = build().cuda()
+os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"  # !
+model = torch.nn.DataParallel(model)
+"""
+_NCCL = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(rank):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    model = DDP(build())
+    os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
+    os.environ.setdefault("NCCL_IB_DISABLE", "1")  # !
+    train(model)
+"""
+_ALLOCATOR = """\
+import os
+import torch
+
+def main():
+    device = torch.device("cuda:0")
+    model = build().to(device)
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # !
+    train(model)
+"""
+_CALLED = """\
+import os
+import torch.distributed as dist
+
+def setup(rank, world):
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+
+def main(rank, world):
+    setup(rank, world)
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # !
+    train()
+"""
+_BEFORE = """\
+import os
+import torch
+import torch.distributed as dist
+
+def setup(rank, world):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "29501"
+    os.environ["NCCL_DEBUG"] = "INFO"
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    model = build().cuda()
+    setup(0, 1)
+"""
+_LAZY = """\
+import os
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+os.environ["NCCL_DEBUG"] = "WARN"
+dist.barrier()
+"""
+_CHILDREN = """\
+import os
+import subprocess
+import torch
+
+def main(commands):
+    torch.zeros(1, device="cuda")
+    for number, command in enumerate(commands):
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+        subprocess.Popen(command)
+"""
+_BRANCHES = """\
+import os
+import torch
+import torch.distributed as dist
+
+def main(args):
+    if args.distributed:
+        dist.init_process_group("nccl")
+    else:
+        os.environ["MASTER_ADDR"] = "localhost"
+        dist.init_process_group("gloo", rank=0, world_size=1)
+    if args.warm:
+        torch.zeros(1).cuda()
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+"""
+_AT_USE = """\
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["WANDB_MODE"] = "offline"
+print(os.environ["MASTER_ADDR"])
+"""

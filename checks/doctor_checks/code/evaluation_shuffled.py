@@ -1,0 +1,154 @@
+"""CODE014: a loader for evaluation that shuffles."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    RANK_WORDS,
+    SAMPLER,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    SetArgument,
+    Severity,
+    belongs_to_lightning,
+    evaluates,
+    loaders,
+    place_of,
+    rule,
+    several_ranks,
+    target_name,
+    unwrapped,
+)
+
+
+@rule(
+    id="CODE014",
+    severity=Severity.INFO,
+    reads=Script,
+    mentions=RANK_WORDS,
+    foreshadows=("DATA007",),
+    cases=lambda: (
+        Bad(
+            "the loader of the validation",
+            _script("DataLoader(val_set, batch_size=64, shuffle=True)  # !"),
+            _script("DataLoader(val_set, batch_size=64, shuffle=False)"),
+        ),
+        Bad("by position", _script("DataLoader(val_set, 64, True)  # !")),
+        Bad(
+            "in a data module of Lightning",
+            _DATA_MODULE,
+            _DATA_MODULE.replace("shuffle=True, num", "shuffle=False, num"),
+        ),
+        Bad(
+            "a sampler, which shuffles unless it is told not to",
+            _script("DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set)  # !"),
+            _script(
+                "DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set, shuffle=False)"
+            ),
+        ),
+        Good("in order", _script("DataLoader(val_set, batch_size=64)")),
+        Good("the training", _script("DataLoader(val_set)", "train_loader = DataLoader(train_set, shuffle=True)")),
+        Good(
+            "a sampler that shuffles by intention",
+            _script("DataLoader(val_set, sampler=sampler)", "val_sampler = DistributedSampler(val_set, shuffle=True)"),
+        ),
+        Good("one rank", _script("DataLoader(val_set, shuffle=True)").replace("dist.init_process_group()", "")),
+        Good(
+            "a few pictures to look at",
+            _script("DataLoader(val_set, shuffle=True)") + "pictures = next(iter(val_loader))\n",
+        ),
+    ),
+)
+def evaluation_shuffled(script: Script) -> Iterator[Hit]:
+    """Ask whether the evaluation goes through its data in order.
+
+    Why it hurts: on several ranks the sampler repeats samples until all ranks have as many. In a shuffled evaluation
+    these are others each time, so the metric of one and the same model moves, and what ranks gathered does not fit the
+    order of the data set.
+    Fix: `shuffle=False`, for DistributedSampler too, whose default is `shuffle=True`.
+    """
+    if several_ranks(script) is None:
+        return
+    looked_at = _looked_at(script)
+    for loader in loaders(script):
+        shuffled = script.argument(loader.call, "shuffle", 2)
+        if loader.evaluates and script.value(shuffled) is True and loader.name not in looked_at:
+            named = any(one.arg == "shuffle" for one in loader.call.keywords)
+            yield Hit(
+                loader.call,
+                f"{loader.title} shuffles the evaluation: {_effect(script, loader.call)}",
+                edits=(SetArgument(place_of(loader.call), "shuffle", "False"),) if named else (),
+            )
+    yield from _samplers(script)
+
+
+def _effect(script: Script, call: ast.Call) -> str:
+    if belongs_to_lightning(script, call):
+        return "the Trainer's distributed sampler then repeats other samples in each epoch"
+    return "the order of its results is another one on each rank"
+
+
+def _samplers(script: Script) -> Iterator[Hit]:
+    """Samplers of an evaluation that nobody told anything."""
+    for call in script.calls(SAMPLER):
+        name = target_name(script, call)
+        data = script.argument(call, "dataset", 0)
+        told = evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
+        if told and not script.is_given(call, "shuffle", 3):
+            yield Hit(
+                call,
+                f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation, as it does unless it is "
+                "told not to: its results come in another order than the data, and random samples fill the ranks up",
+                edits=(SetArgument(place_of(call), "shuffle", "False"),),
+            )
+
+
+def _looked_at(script: Script) -> set[str]:
+    """Loaders of which a few batches are taken, or that a loop leaves early: there the shuffle is a sample."""
+    taken = [call.args[0] for call in script.all(ast.Call) if _is(call, "next", "islice") and call.args]
+    left = [loop.iter for loop in script.all(ast.For) if next(script.inside(loop, ast.Break), None) is not None]
+    sources = [unwrapped(one) for one in (*taken, *left)]
+    return {
+        one.id if isinstance(one, ast.Name) else one.attr
+        for one in sources
+        if isinstance(one, (ast.Name, ast.Attribute))
+    }
+
+
+def _is(call: ast.Call, *names: str) -> bool:
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return called in names
+
+
+def _script(loader: str, before: str = "pass") -> str:
+    return f"""
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group()
+train_set, val_set = load()
+{before}
+val_loader = {loader}
+for x, y in val_loader:
+    evaluate(x, y)
+"""
+
+
+_DATA_MODULE = """
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+class Cats(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(self.train_set, batch_size=32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.held_out, batch_size=32, shuffle=True, num_workers=4)  # !
+
+pl.Trainer(devices=8, accelerator="gpu").fit(model, Cats())
+"""

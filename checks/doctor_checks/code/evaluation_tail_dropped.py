@@ -1,0 +1,156 @@
+"""CODE015: an evaluation that leaves out the last samples, or counts some twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    SAMPLER,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    evaluates,
+    loaders,
+    rank_condition,
+    rule,
+    several_ranks,
+    target_name,
+)
+
+_WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape", re.IGNORECASE)
+"""Files whose kernels need whole batches, in evaluation too."""
+
+
+@rule(
+    id="CODE015",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("drop_last",),
+    foreshadows=("DATA007",),
+    cases=lambda: (
+        Bad("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
+        Bad("returned by a function, where the names of the data say nothing", _FUNCTION),
+        Bad(
+            "its sampler",
+            _script(
+                "DataLoader(test_set, 64)",
+                "test_sampler = DistributedSampler(test_set, shuffle=False, drop_last=True)  # !",
+            ),
+        ),
+        Bad("in a data module", _DATA_MODULE),
+        Good(
+            "the training, where the tail can go",
+            _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
+        ),
+        Good("kept", _script("DataLoader(test_set, drop_last=False)")),
+        Good("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
+        Good(
+            "the samplers' rest by itself",
+            _script("DataLoader(test_set, 64)", "test_sampler = DistributedSampler(test_set, drop_last=True)")
+            + "rest = Subset(test_loader.dataset, range(64, 99))\n",
+        ),
+        Good(
+            "one loader for both",
+            _script("0", "def make(dataset, is_train):\n    return DataLoader(dataset, drop_last=is_train)"),
+        ),
+        Good("one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")),
+    ),
+)
+def evaluation_tail_dropped(script: Script) -> Iterator[Hit]:
+    """Ask whether an evaluation on several ranks sees all of its samples.
+
+    Why it hurts: `drop_last=True` leaves out up to a batch of samples, on each rank. The metric is that of another data
+    set for each number of ranks and each batch size, and samples at the end, often of one class, never count.
+    Fix: leave `drop_last` out in evaluation; forward passes alone need no equal batches.
+    """
+    if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text):
+        return
+    for loader in loaders(script):
+        if not loader.evaluates or _is_whole(script, loader.call):
+            continue
+        if script.value(script.argument(loader.call, "drop_last", 8)) is True:
+            yield Hit(
+                loader.call,
+                f"{loader.title} leaves out up to {_batch(script, loader.call)} on each rank (drop_last=True), and "
+                "what it measures depends on the number of ranks",
+            )
+    for call in script.calls(SAMPLER):
+        data = script.argument(call, "dataset", 0)
+        told = [evaluates(target_name(script, call)), evaluates(script.text_of(data)) if data is not None else None]
+        if True not in told or False in told or _is_made_up_for(script):
+            continue
+        if script.value(script.argument(call, "drop_last", 5)) is True:
+            yield _of_sampler(call, target_name(script, call))
+
+
+def _is_whole(script: Script, loader: ast.Call) -> bool:
+    """Batches of one sample, which leave none over, or a loader of one rank."""
+    size = script.argument(loader, "batch_size", 1)
+    one = size is None or script.value(size) == 1
+    return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
+
+
+def _is_made_up_for(script: Script) -> bool:
+    """Whether the samples that a sampler leaves out are evaluated by themselves, as a subset."""
+    subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
+    return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
+
+
+def _batch(script: Script, loader: ast.Call) -> str:
+    size = script.value(script.argument(loader, "batch_size", 1))
+    return f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
+
+
+def _of_sampler(call: ast.Call, name: str) -> Hit:
+    return Hit(
+        call,
+        f"{name or 'DistributedSampler'} (line {call.lineno}) leaves out up to one sample for each other rank "
+        "(drop_last=True), and what it measures depends on the number of ranks",
+        fix="evaluate the rest by itself: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; without "
+        "drop_last=True as many samples count twice",
+        severity=Severity.INFO,
+    )
+
+
+def _script(loader: str, before: str = "pass") -> str:
+    return f"""
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+dist.init_process_group()
+train_set, test_set = load()
+{before}
+test_loader = {loader}
+"""
+
+
+_DATA_MODULE = """
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader
+
+class Scans(pl.LightningDataModule):
+    def val_dataloader(self):
+        return DataLoader(self.scans["held out"], batch_size=4, drop_last=True)  # !
+
+    def train_dataloader(self):
+        return DataLoader(self.scans["seen"], batch_size=4, drop_last=True)
+
+trainer = pl.Trainer(accelerator="gpu", devices=4, strategy="ddp")
+"""
+
+_FUNCTION = """
+import torch
+from torch.utils.data import DataLoader
+
+def get_val_loader(folder, options):
+    images = Images(folder)
+    return DataLoader(  # !
+        images, batch_size=32, drop_last=True, **options
+    )
+
+torch.distributed.init_process_group("nccl")
+"""

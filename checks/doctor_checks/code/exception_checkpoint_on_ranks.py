@@ -1,0 +1,225 @@
+"""CODE028: a rank that has failed saves a checkpoint, or waits at a barrier, together with ranks that have not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    collectives_of,
+    hooks,
+    rule,
+    several_ranks,
+    trains_on_several,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("OnExceptionCheckpoint with DDP", _CHECKPOINT),
+        Bad("a list of callbacks that is made before", _LIST),
+        Bad("a callback of one's own", _HOOK),
+        Bad("a barrier in the handler of an error", _HANDLER),
+        Good("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1").replace("  # !", "")),
+        Good("checkpoints by time", _CHECKPOINT.replace("OnException", "Model").replace("  # !", "")),
+        Good("a hook that only writes what its rank knows", _WRITES),
+        Good("all ranks are interrupted alike", _INTERRUPTED),
+        Good("the end of all ranks, and the process group is taken down", _FINALLY),
+    )
+
+
+@rule(
+    id="CODE028",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("OnExceptionCheckpoint", "on_exception", "barrier", "wait_for_everyone", "all_reduce", "save_checkpoint"),
+    foreshadows=("RUN006",),
+    cases=_cases,
+)
+def exception_checkpoint_on_ranks(script: Script) -> Iterator[Hit]:
+    """Ask whether a rank that has failed does something in which it waits for the others.
+
+    Why it hurts: the others are in the middle of their step and never come. The error is not shown before the wait
+    runs out of time, if at all: what is seen is a time-out of NCCL half an hour later, on every rank.
+    Fix: save on a schedule instead: ModelCheckpoint(every_n_train_steps=500, save_last=True), and let the error end the
+    job; the launcher ends the other ranks.
+    """
+    yield from _callbacks(script)
+    yield from _hooks(script)
+    yield from _handlers(script)
+
+
+_NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
+
+
+def _callbacks(script: Script) -> Iterator[Hit]:
+    made = list(script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"))
+    trainers = [one for one in script.calls("lightning.pytorch.Trainer") if trains_on_several(script, one)]
+    for call in made if trainers else ():
+        yield Hit(
+            call,
+            f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank that "
+            "fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
+            evidence=(("trainer_at_line", trainers[0].lineno),),
+        )
+
+
+def _hooks(script: Script) -> Iterator[Hit]:
+    for owner in script.all(ast.ClassDef):
+        if not script.derives(owner, "lightning.pytorch.Callback") or not _knows_ranks(script, owner):
+            continue
+        for hook in hooks(owner, "on_exception"):
+            for one in collectives_of(script).in_body(hook):
+                yield Hit(
+                    one.call,
+                    f"on_exception calls {script.text_of(one.call.func, 40)} (line {one.call.lineno}), which all ranks "
+                    "have to call: those that did not fail are elsewhere",
+                    evidence=(("collective", one.word),),
+                    confidence=0.9,
+                )
+                break
+
+
+def _knows_ranks(script: Script, owner: ast.ClassDef) -> bool:
+    return several_ranks(script) is not None or any("rank" in one.attr for one in _attributes(owner))
+
+
+def _attributes(owner: ast.ClassDef) -> Iterator[ast.Attribute]:
+    yield from (one for one in ast.walk(owner) if isinstance(one, ast.Attribute))
+
+
+_WAITS = frozenset(
+    {"barrier", "wait_for_everyone", "all_reduce", "all_gather", "all_gather_object", "broadcast", "save_checkpoint"}
+)
+_ALIKE = frozenset({"KeyboardInterrupt", "SystemExit", "ImportError", "ModuleNotFoundError", "AttributeError"})
+"""What every rank meets at the same time, or where a library lacks something."""
+
+
+def _handlers(script: Script) -> Iterator[Hit]:
+    for one in collectives_of(script).all():
+        handler = script.nearest(one.call, ast.ExceptHandler)
+        if handler is None or one.word not in _WAITS or one.grouped or one.through:
+            continue
+        if one.word == "save_checkpoint" and several_ranks(script) is None:
+            continue
+        tried = script.parent(handler)
+        if script.function_of(handler) is not script.function_of(one.call) or not isinstance(tried, ast.Try):
+            continue
+        if _is_of_all(script, handler) or not _trains(script, tried):
+            continue
+        caught = f"except {script.text_of(handler.type)}" if handler.type is not None else "except"
+        yield Hit(
+            one.call,
+            f"{script.text_of(one.call.func, 40)} at line {one.call.lineno} stands in `{caught}` (line "
+            f"{handler.lineno}): a rank comes there on an error of its own, and waits for ranks that have none",
+            evidence=(("handler", caught), ("line_of_handler", handler.lineno), ("collective", one.word)),
+            confidence=0.85,
+        )
+
+
+def _is_of_all(script: Script, handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return False
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return all(script.text_of(one).rpartition(".")[2] in _ALIKE for one in kinds)
+
+
+def _trains(script: Script, tried: ast.Try) -> bool:
+    """Whether what is tried is the work of a rank: loops, steps, a fit."""
+    words = ("fit", "train", "backward", "step", "training_step", "forward")
+    for part in tried.body:
+        if any(True for _ in script.inside(part, ast.For)):
+            return True
+        for call in script.inside(part, ast.Call):
+            bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if any(word in bare.split("_") or bare == word for word in words):
+                return True
+    return False
+
+
+_CHECKPOINT = """\
+import lightning as L
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+def main(model, data):
+    keep = OnExceptionCheckpoint("checkpoints")  # !
+    trainer = L.Trainer(devices=4, strategy='ddp', callbacks=[keep])
+    trainer.fit(model, data)
+"""
+_LIST = """\
+import pytorch_lightning as pl
+import pytorch_lightning.callbacks as callbacks
+
+watchers = [
+    callbacks.LearningRateMonitor(),
+    callbacks.OnExceptionCheckpoint("checkpoints", filename="crash"),  # !
+]
+trainer = pl.Trainer(accelerator="gpu", devices=-1, num_nodes=2, callbacks=watchers)
+"""
+_HOOK = """\
+import lightning.pytorch as pl
+
+class Rescue(pl.Callback):
+    def on_exception(self, trainer, pl_module, exception):
+        print("saving what there is on rank", trainer.global_rank, exception)
+        trainer.save_checkpoint("rescue.ckpt")  # !
+"""
+_HANDLER = """\
+import torch
+import torch.distributed as dist
+
+def main(model, loader):
+    try:
+        for batch in loader:
+            train_step(model, batch)
+    except Exception as error:
+        print(error)
+        dist.barrier()  # !
+        raise
+"""
+_WRITES = """\
+import torch
+import lightning.pytorch as pl
+
+class Rescue(pl.Callback):
+    def on_exception(self, trainer, pl_module, exception):
+        with open(f"error-{trainer.global_rank}.txt", "w") as file:
+            file.write(repr(exception))
+
+    def on_train_end(self, trainer, pl_module):
+        trainer.save_checkpoint("last.ckpt")
+"""
+_INTERRUPTED = """\
+import torch.distributed as dist
+
+def main(trainer, model, loader):
+    try:
+        for batch in loader:
+            train_step(model, batch)
+    except KeyboardInterrupt:
+        dist.barrier()
+    try:
+        version = dist.get_version()
+    except AttributeError:
+        dist.barrier()
+"""
+_FINALLY = """\
+import torch.distributed as dist
+
+def main(model, loader):
+    dist.init_process_group("nccl")
+    try:
+        for batch in loader:
+            train_step(model, batch)
+        dist.barrier()
+    except RuntimeError:
+        report()
+        raise
+    finally:
+        dist.destroy_process_group()
+"""

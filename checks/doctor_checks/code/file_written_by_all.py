@@ -1,0 +1,318 @@
+"""CODE029: one file that all ranks write."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    RANK_WORDS,
+    Bad,
+    FunctionNode,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    calls_of,
+    may_run_alone,
+    rule,
+    run_by_all,
+    several_ranks,
+    words_behind,
+)
+
+_WRITERS = {
+    "torch.save": ("f", 1),
+    "numpy.save": ("file", 0),
+    "numpy.savez": ("file", 0),
+    "numpy.savez_compressed": ("file", 0),
+    "safetensors.torch.save_file": ("filename", 1),
+    "joblib.dump": ("filename", 1),
+}
+"""Calls that write, with the argument that says where."""
+_OWN = re.compile(
+    r"rank|proc(?:ess)?_?(?:id|index)|getpid|gethostname|hostname|node_?name|uuid|te?mp|mkstemp|local|device|gpu|worker|"
+    r"shard|BytesIO|buffer|stream|time|now|random|dev.null|part|split_id|\bpid\b|stdout|stderr|socket|queue|job_id",
+    re.IGNORECASE,
+)
+"""Words of places that are another one on each rank, or no file."""
+
+
+@rule(
+    id="CODE029",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=RANK_WORDS,
+    cases=lambda: (
+        Bad("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
+        Bad(
+            "in a function",
+            _script(
+                "save(model, epoch)",
+                "def save(model, epoch):\n"
+                "    path = os.path.join(OUT, f'{epoch}.pt')\n"
+                "    torch.save(model.state_dict(), path)  # !",
+            ),
+        ),
+        Bad(
+            "results as JSON",
+            _script("with open(OUT + '/results.json', 'w') as file:  # !\n        json.dump({'epoch': epoch}, file)"),
+        ),
+        Bad(
+            "the best one",
+            _script("if loss < best:\n        torch.save({'model': model.state_dict()}, f'{OUT}/best.pth')  # !"),
+        ),
+        Bad("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
+        Bad("in ranks that the script starts", _SPAWNED),
+        Bad("a path that the caller hands in", _HANDED),
+        Good(
+            "a path that the caller hands in, with the rank in it",
+            _HANDED.replace("{name}/", "{name}/{dist.get_rank()}"),
+        ),
+        Good("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
+        Good("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
+        Good(
+            "a folder for each rank",
+            _script("torch.save(model, os.path.join(mine, 'last.pt'))", "mine = f'{OUT}/{dist.get_rank()}'"),
+        ),
+        Good(
+            "in a function that rank 0 calls",
+            _script("if rank == 0: save(model)", "def save(model):\n    torch.save(model, 'last.pt')"),
+        ),
+        Good(
+            "in a function that nobody calls here",
+            _script("pass", "def save(model):\n    torch.save(model, 'last.pt')"),
+        ),
+        Good("in a method that the process of device 0 calls", _BY_DEVICE),
+        Good(
+            "what rank 0 alone has",
+            _script("if found is not None:\n        np.save('found.npy', found)", "found = None").replace(
+                "    predictions", "    if rank == 0:\n        found = loss\n    predictions"
+            ),
+        ),
+        Good(
+            "one of many, by turns", _script("for n in range(rank, 24, 8):\n        np.save(f'{n}.npy', predictions)")
+        ),
+        Good("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
+        Good("a cache that rank 0 makes first, while the others wait", _CACHED),
+        Good("a mode that is not for several ranks", _EVOLVED),
+        Good(
+            "returned before by the others",
+            _script(
+                "save(model)",
+                "def save(model):\n    if dist.get_rank() != 0:\n        return\n    torch.save(model, 'last.pt')",
+            ),
+        ),
+        Good(
+            "a checkpoint of all ranks together",
+            _script("torch.distributed.checkpoint.save(state, checkpoint_id='last')"),
+        ),
+        Good("read", _script("with open('settings.json') as file:\n        settings = json.load(file)")),
+        Good(
+            "before the ranks are started",
+            _SPAWNED.replace("def main", "np.save('a.npy', data)\n\ndef main").replace("torch.save", "print"),
+        ),
+        Good(
+            "one process",
+            _script("torch.save(model, 'last.pt')").replace("dist.init", "# dist.init").replace("DDP(", "("),
+        ),
+        Good("saved by accelerate", _ACCELERATE),
+    ),
+)
+def file_written_by_all(script: Script) -> Iterator[Hit]:
+    """Ask whether every file that a job writes is written by one rank.
+
+    Why it hurts: ranks on one file system write over one another. The file is torn or holds a mix, which shows when the
+    checkpoint is loaded; on a shared file system all of them wait for it.
+    Fix: `if torch.distributed.get_rank() == 0:` around what writes (not around what synchronises), or a name with the
+    rank in it.
+    """
+    ranks = several_ranks(script)
+    if ranks is None:
+        return
+    for call, where in _written(script):
+        function = script.function_of(call)
+        if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
+            yield Hit(
+                call,
+                f"all ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
+                f"line {ranks.lineno})",
+                fix=f"`if torch.distributed.get_rank() == 0:` before line {call.lineno}",
+            )
+
+
+def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Calls that write, and where."""
+    for name, (argument, place) in _WRITERS.items():
+        for call in script.calls(name):
+            if (where := script.argument(call, argument, place)) is not None:
+                yield call, where
+    for call in script.calls("open", ""):
+        if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
+            mode = script.value(script.argument(call, "mode", 1))
+            if isinstance(mode, str) and mode[:1] in ("w", "x"):
+                yield call, call.args[0]
+
+
+def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
+    """Whether the place may be another one on each rank: by its words, or those that callers hand in."""
+    words = words_behind(script, where)
+    if any(_OWN.search(word) for word in words) or not _can_be_told(script, where, function):
+        return True
+    handed = (given for name in words for given in _handed_in(script, name, function))
+    return any(_OWN.search(word) for given in handed for word in words_behind(script, given))
+
+
+def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
+    """Whether it is a path: written out, joined, or of the settings; of a parameter, whether callers hand in one."""
+    if isinstance(where, ast.Attribute):
+        return True
+    values = script.values_of(where)
+    if isinstance(where, ast.Name) and not values:
+        values = tuple(made for given in _handed_in(script, where.id, function) for made in script.values_of(given))
+    return bool(values) and all(isinstance(one, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Call)) for one in values)
+
+
+def _handed_in(script: Script, name: str, function: FunctionNode | None) -> Iterator[ast.expr]:
+    """What the callers in this file give to a parameter."""
+    names = [one.arg for one in function.args.args] if function is not None else []
+    if function is None or name not in names:
+        return
+    place = names.index(name) - (names[0] in ("self", "cls"))
+    for call in calls_of(script, function):
+        given = script.argument(call, name, place) if place >= 0 else None
+        if given is not None:
+            yield given
+
+
+def _script(body: str, before: str = "pass") -> str:
+    return f"""
+import json
+import os
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+OUT = "runs/a"
+{before}
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model, loader = build()
+model = DDP(model)
+best = 9.0
+for epoch in range(10):
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+    predictions = model(x).cpu().numpy()
+    {body}
+"""
+
+
+_SPAWNED = """
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, world_size):
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=world_size)
+    model = DistributedDataParallel(build())
+    train(model)
+    torch.save(model.state_dict(), "model.pt")  # !
+
+if __name__ == "__main__":
+    mp.spawn(main, nprocs=4, args=(4,))
+"""
+
+_HANDED = """
+import json
+import torch.distributed as dist
+
+def train(model, output_file):
+    with open(output_file, "w") as file:  # !
+        json.dump(model.history, file)
+
+def main(name):
+    dist.init_process_group("nccl")
+    summary = f"output/{name}/train.json"
+    train(build(), summary)
+
+main("bert")
+"""
+
+_ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, loader = accelerator.prepare(model, loader)
+accelerator.wait_for_everyone()
+accelerator.save(accelerator.unwrap_model(model).state_dict(), "last.pt")
+if accelerator.is_main_process:
+    with open("done.txt", "w") as file:
+        file.write("done")
+"""
+
+_BY_DEVICE = """
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Trainer:
+    def __init__(self, model, gpu_id):
+        self.gpu_id = gpu_id
+        self.model = DDP(model, device_ids=[gpu_id])
+
+    def save(self, epoch):
+        torch.save(self.model.module.state_dict(), "checkpoint.pt")
+
+    def train(self):
+        for epoch in range(9):
+            if self.gpu_id == 0 and epoch % 3 == 0:
+                self.save(epoch)
+
+trainer = Trainer(build(), 0)
+trainer.train()
+"""
+
+_EVOLVED = """
+import os
+import torch
+
+if int(os.environ["RANK"]) != -1:
+    assert not opt.evolve, "one process"
+    torch.distributed.init_process_group("nccl")
+if not opt.evolve:
+    train()
+else:
+    with open("population.yaml", "w") as file:
+        file.write(str(opt))
+"""
+
+
+_CACHED = """
+import os
+import pickle
+import torch
+
+class Texts:
+    def __init__(self, path):
+        if os.path.exists(path):
+            self.texts = pickle.load(open(path, "rb"))
+        else:
+            self.texts = read()
+            with open("cached.bin", "wb") as file:
+                pickle.dump(self.texts, file)
+
+def main(args):
+    torch.distributed.init_process_group("nccl")
+    if args.local_rank not in (-1, 0):
+        torch.distributed.barrier()
+    data = Texts(args.path)
+    if args.local_rank == 0:
+        torch.distributed.barrier()
+
+main(parse())
+"""

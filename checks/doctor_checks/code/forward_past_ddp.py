@@ -1,0 +1,240 @@
+"""CODE033: the forward pass of training goes past the wrapper that reduces gradients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import ACCELERATOR, DDP, Bad, Good, Hit, Script, Severity, has_backward, is_for_evaluation, rule
+
+_WITHOUT = ("no_grad", "inference_mode")
+
+
+@rule(
+    id="CODE033",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("DistributedDataParallel", "unwrap_model"),
+    foreshadows=("RUN007",),
+    cases=lambda: (
+        Bad(
+            "the module inside",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(Net().to(local_rank), device_ids=[local_rank])
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model.module(x), y)  # !
+    loss.backward()
+    optimizer.step()
+""",
+        ),
+        Bad(
+            "the model that was wrapped under another name",
+            """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = Net().to(device)
+ddp_model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = SGD(ddp_model.parameters(), lr=0.1)
+for epoch in range(epochs):
+    for x, y in loader:
+        loss = criterion(model(x), y)  # !
+        loss.backward()
+        optimizer.step()
+""",
+        ),
+        Bad(
+            "a method that is a forward pass, and an unwrapped name",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, raw):
+    model = DDP(model)
+    for batch in loader:
+        loss = model.module.compute_loss(batch)  # !
+        loss.backward()
+
+def other(net):
+    wrapped = DDP(net)
+    raw_model = wrapped.module
+    for batch in loader:
+        raw_model(batch).sum().backward()  # !
+""",
+        ),
+        Bad(
+            "unwrapped by Accelerate",
+            """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = accelerator.unwrap_model(model)(**batch).loss  # !
+    accelerator.backward(loss)
+    optimizer.step()
+""",
+        ),
+        Good(
+            "through the wrapper",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(Net())
+for x, y in loader:
+    loss = criterion(model(x), y) + model.module.penalty()
+    loss.backward()
+    model.module.clip_weights()
+""",
+        ),
+        Good(
+            "to evaluate, to save and to sample",
+            """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(Net())
+for step, (x, y) in enumerate(loader):
+    model(x).sum().backward()
+    if step % 100 == 0:
+        with torch.no_grad():
+            picture = model.module(x)
+        torch.save(model.module.state_dict(), "last.pt")
+
+def evaluate(model):
+    for x in loader:
+        model.module(x)
+""",
+        ),
+        Good(
+            "the same name, and a model in either form",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = Net()
+if distributed:
+    model = DDP(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+""",
+        ),
+        Good(
+            "a teacher, and a wrapper that is used elsewhere",
+            """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+student = DDP(Net())
+teacher = Net()
+for x, y in loader:
+    with torch.inference_mode():
+        target = teacher(x)
+    criterion(student(x), target).backward()
+""",
+        ),
+    ),
+)
+def forward_past_ddp(script: Script) -> Iterator[Hit]:
+    """Ask whether the forward pass of training goes through DistributedDataParallel.
+
+    Why it hurts: DDP prepares its reduction in its own forward; without it each rank trains a model of its own, and
+    nothing says so: the ranks drift apart, and rank 0's is saved.
+    Fix: loss = criterion(ddp_model(x), y): call the wrapper, and put what is computed into the module's forward.
+    """
+    wraps = list(script.calls(DDP))
+    accelerates = next(script.calls(ACCELERATOR), None) is not None
+    if not wraps and not accelerates:
+        return
+    for call in script.all(ast.Call):
+        words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, wraps)
+        if not words:
+            continue
+        block = _training(script, call)
+        if block is not None and not _is_prepared(script, block, words):
+            yield Hit(
+                call,
+                f"{script.text_of(call.func)}(...) goes past {words}: the gradients of this step are not reduced",
+            )
+
+
+def _training(script: Script, call: ast.Call) -> ast.AST | None:
+    """The loop that trains around a call with gradients, or the function that is a step."""
+    for outer in script.around(call):
+        if isinstance(outer, ast.With):
+            if any(word in script.text_of(item.context_expr) for item in outer.items for word in _WITHOUT):
+                return None
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            silent = any(word in script.text_of(one) for one in outer.decorator_list for word in _WITHOUT)
+            if silent or is_for_evaluation(outer.name):
+                return None
+            return outer if has_backward(script, outer, 0) else None
+        elif isinstance(outer, (ast.For, ast.While)) and has_backward(script, outer, 0):
+            return outer
+        elif isinstance(outer, ast.Lambda):
+            return None
+    return None
+
+
+_METHODS = ("forward", "compute_loss", "loss", "get_loss", "training_step", "train_step", "forward_train", "calc_loss")
+
+
+def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str:
+    """The wrapper that ``model.module(x)`` goes past, as it is written."""
+    target = call.func
+    if isinstance(target, ast.Attribute) and target.attr in _METHODS:
+        target = target.value
+    if isinstance(target, ast.Name):
+        values = script.values_of(target)
+        target = values[0] if len(values) == 1 else target
+    if wraps and isinstance(target, ast.Attribute) and target.attr == "module":
+        inner = target.value
+        return "" if isinstance(inner, ast.Name) and inner.id == "self" else ast.unparse(inner)
+    if accelerates and isinstance(target, ast.Call) and script.name(target.func) == f"{ACCELERATOR}().unwrap_model":
+        return ast.unparse(target.args[0]) if target.args else ""
+    return ""
+
+
+def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
+    """The wrapper beside a model that is called by the name it had before."""
+    if not isinstance(call.func, (ast.Name, ast.Attribute)):
+        return ""
+    called = ast.unparse(call.func)
+    for wrap in wraps:
+        statement = script.parent(wrap)
+        if not wrap.args or ast.unparse(wrap.args[0]) != called or not isinstance(statement, ast.Assign):
+            continue
+        target = ast.unparse(statement.targets[0])
+        if (
+            target != called
+            and wrap.lineno < call.lineno
+            and script.function_of(wrap) is script.function_of(call)
+            and not _is_given_again(script, call.func, wrap)
+        ):
+            return target
+    return ""
+
+
+def _is_given_again(script: Script, name: ast.expr, wrap: ast.Call) -> bool:
+    """Whether the bare name holds something else later: ``model = ddp_model``."""
+    scope = script.function_of(wrap) or script.tree
+    own = ast.unparse(name)
+    return any(
+        one.lineno > wrap.lineno and any(ast.unparse(target) == own for target in one.targets)
+        for one in script.inside(scope, ast.Assign)
+    )
+
+
+def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
+    """Whether the wrapper itself is called in the same step, which prepares the reduction, or handed to what may."""
+    for one in script.inside(block, ast.Call):
+        if ast.unparse(one.func) in (wrapper, f"{wrapper}.forward"):
+            return True
+        handed = (*one.args, *(keyword.value for keyword in one.keywords))
+        if any(
+            ast.unparse(argument) == wrapper for argument in handed if isinstance(argument, (ast.Name, ast.Attribute))
+        ):
+            bare = one.func.attr if isinstance(one.func, ast.Attribute) else ""
+            if bare not in ("unwrap_model", "clip_grad_norm_", "save", "update", "accumulate", "clip_grad_value_"):
+                return True
+    return False

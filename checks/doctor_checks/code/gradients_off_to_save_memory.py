@@ -1,0 +1,344 @@
+"""CODE019: gradients are switched off in what is to be trained, as if that were activation checkpointing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import Bad, Good, Hit, Script, Severity, hooks, lightning_modules, loops, rule
+
+_OFF = ("torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad")
+_ON = ("enable_grad", "set_grad_enabled")
+_FREEZES = re.compile(r"freeze|frozen|requires_grad|toggle_grad|deactivate|\.eval$|set_trainable")
+_HARMLESS = frozenset(
+    {
+        *("parameters", "named_parameters", "to", "cuda", "cpu", "train", "half", "float", "bfloat16", "state_dict"),
+        *("load_state_dict", "apply", "zero_grad", "modules", "named_modules", "children", "buffers", "named_buffers"),
+    }
+)
+"""Methods of a module that compute nothing with its parameters."""
+
+
+@rule(
+    id="CODE019",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("no_grad", "inference_mode"),
+    foreshadows=("RUN009",),
+    cases=lambda: (
+        Bad(
+            "a backward pass where gradients are off",
+            """\
+import torch
+
+for x, y in loader:
+    with torch.no_grad():
+        loss = criterion(model(x), y)
+        loss.backward()  # !
+    optimizer.step()
+""",
+        ),
+        Bad(
+            "an encoder that the optimizer is to train",
+            """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+encoder, head = Encoder(), Head()
+optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
+for x, y in loader:
+    with torch.no_grad():  # activations of the encoder do not fit
+        features = encoder(x)  # !
+    criterion(head(features), y).backward()
+    optimizer.step()
+""",
+        ),
+        Bad(
+            "a part of a LightningModule",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50()
+        self.head = torch.nn.Linear(2048, 10)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.backbone(x)  # !
+        return self.head(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+""",
+        ),
+        Bad(
+            "the whole step",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    @torch.no_grad()
+    def training_step(self, batch, batch_idx):  # !
+        return self.loss(batch)
+""",
+        ),
+        Good(
+            "checkpointing",
+            """\
+from torch.utils.checkpoint import checkpoint
+
+optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
+for x, y in loader:
+    features = checkpoint(encoder, x, use_reentrant=False)
+    criterion(head(features), y).backward()
+""",
+        ),
+        Good(
+            "a backbone that is frozen",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50().requires_grad_(False)
+        self.teacher = resnet50()
+        for p in self.teacher.parameters():
+            p.requires_grad = False
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            x = self.backbone(batch)
+            t = self.teacher(batch)
+        return self.loss(x, t)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+class Probe(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50()
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            x = self.backbone(batch)
+        return self.head(x).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.head.parameters(), lr=1e-3)
+""",
+        ),
+        Good(
+            "a teacher of its own, and a model that acts before it learns",
+            """\
+import torch
+
+optimizer = torch.optim.Adam([*policy.parameters(), *student.parameters()])
+for state in loader:
+    with torch.no_grad():
+        action = policy(state)
+        target = teacher(state)
+    loss = criterion(policy(state), action) + criterion(student(state), target)
+    loss.backward()
+""",
+        ),
+        Good(
+            "a step that trains nothing",
+            """\
+import torch
+import lightning as L
+
+class Neighbours(L.LightningModule):
+    @torch.no_grad()
+    def training_step(self, batch, batch_idx):
+        self.features.append(self.model(batch))
+""",
+        ),
+        Good(
+            "a step with gradients switched on again, and evaluation",
+            """\
+import torch
+import lightning as L
+
+class Model(L.LightningModule):
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx):
+        with torch.enable_grad():
+            self.energy(batch).backward()
+
+with torch.no_grad():
+    with torch.enable_grad():
+        loss.backward()
+""",
+        ),
+    ),
+)
+def gradients_off_to_save_memory(script: Script) -> Iterator[Hit]:
+    """Ask whether what is to be trained runs with gradients.
+
+    Why it hurts: torch.no_grad saves memory because nothing below it learns; its parameters stay as they were, and DDP
+    waits for gradients that never come ("Expected to have finished reduction").
+    Fix: checkpoint(encoder, x, use_reentrant=False) saves the memory and trains it; what is not to be trained is frozen
+    with requires_grad_(False) and left out of the optimizer.
+    """
+    yield from _backward_without(script)
+    yield from _steps_without(script)
+    for loop in loops(script):
+        if loop.trains:
+            yield from _untrained(script, loop.node)
+    for owner in lightning_modules(script):
+        yield from _untrained_parts(script, owner)
+
+
+def _off(script: Script, node: ast.AST) -> ast.AST | None:
+    """The statement that switches gradients off around a node, unless they are switched on again below it."""
+    for outer in script.around(node):
+        if isinstance(outer, ast.With):
+            names = [_called(script, item.context_expr) for item in outer.items]
+            if any(name.rpartition(".")[2] in _ON for name in names):
+                return None
+            if any(name in _OFF for name in names):
+                return outer
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+    return None
+
+
+def _called(script: Script, node: ast.expr) -> str:
+    return script.name(node.func) if isinstance(node, ast.Call) else script.name(node)
+
+
+def _backward_without(script: Script) -> Iterator[Hit]:
+    for call in script.method_calls("backward", "manual_backward"):
+        where = _off(script, call)
+        if not isinstance(where, ast.With) or not isinstance(call.func, ast.Attribute):
+            continue
+        made = call.func.value if not call.args else call.args[0]
+        if isinstance(made, ast.Name) and _is_made_in(script, made, where):
+            yield Hit(
+                call,
+                f"{made.id} is made without gradients (line {where.lineno}), and has none to pass back",
+                fix="the forward pass without torch.no_grad()",
+            )
+
+
+def _is_made_in(script: Script, name: ast.Name, where: ast.With) -> bool:
+    made = [
+        one for one in script.inside(where, ast.Assign) if any(ast.unparse(target) == name.id for target in one.targets)
+    ]
+    return bool(made) and all(isinstance(one.value, ast.Call) and _off(script, one) is where for one in made)
+
+
+def _steps_without(script: Script) -> Iterator[Hit]:
+    for owner in lightning_modules(script):
+        for step in hooks(owner, "training_step"):
+            off = next((one for one in step.decorator_list if _called(script, one) in _OFF), None)
+            gives = any(one.value is not None for one in script.inside(step, ast.Return))
+            switched = any(True for _ in script.inside(step, ast.With))
+            if off is not None and gives and not switched:
+                yield Hit(
+                    step,
+                    f"{owner.name}.training_step runs under @{script.text_of(off)}: its loss has no gradients",
+                    fix="training_step without the decorator",
+                )
+
+
+def _untrained(script: Script, loop: ast.For) -> Iterator[Hit]:
+    """Models that an optimizer is given, and that run in the loop without gradients alone."""
+    for call in script.inside(loop, ast.Call):
+        where = _off(script, call) if isinstance(call.func, ast.Name) else None
+        if where is None or not isinstance(call.func, ast.Name):
+            continue
+        name = call.func.id
+        scope = script.function_of(call) or script.tree
+        made = _optimized(script, scope, name)
+        if made is not None and not _learns_elsewhere(script, scope, name):
+            yield _hit(call, name, where, made)
+
+
+def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Hit:
+    off = getattr(where, "lineno", 0)
+    return Hit(
+        call,
+        f"{name} is given to the optimizer in line {made.lineno} and runs without gradients alone (line {off}): it is "
+        "never trained",
+        confidence=0.9,
+    )
+
+
+def _optimized(script: Script, scope: ast.AST, name: str) -> ast.Call | None:
+    """The optimizer that takes ``name.parameters()``."""
+    for call in script.inside(scope, ast.Call):
+        if not script.name(call.func).startswith("torch.optim."):
+            continue
+        for inner in ast.walk(call):
+            if isinstance(inner, ast.Attribute) and inner.attr in ("parameters", "named_parameters"):
+                if ast.unparse(inner.value) == name:
+                    return call
+    return None
+
+
+def _learns_elsewhere(script: Script, scope: ast.AST, name: str) -> bool:
+    """Whether anything else is done with a model: it runs with gradients, is handed on, or is frozen."""
+    for node in ast.walk(scope):
+        if not (isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name) or isinstance(
+            node.ctx, ast.Store
+        ):
+            continue
+        parent = script.parent(node)
+        if isinstance(parent, ast.Attribute):
+            if parent.attr not in _HARMLESS or _is_freezing(script, parent):
+                return True
+        elif isinstance(parent, ast.Call) and parent.func is node:
+            if _off(script, parent) is None:
+                return True
+        else:
+            return True
+    return False
+
+
+def _is_freezing(script: Script, node: ast.AST) -> bool:
+    """``for p in model.parameters(): p.requires_grad = False``."""
+    loop = script.nearest(node, ast.For)
+    return (
+        loop is not None and any(one in ast.walk(loop.iter) for one in (node,)) and "requires_grad" in ast.unparse(loop)
+    )
+
+
+def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Hit]:
+    """``self.backbone`` of a LightningModule whose optimizer takes ``self.parameters()``."""
+    optimizers = next(hooks(owner, "configure_optimizers"), None)
+    if optimizers is None or _FREEZES.search(ast.unparse(owner)):
+        return
+    made = _optimized(script, optimizers, "self")
+    if made is None:
+        return
+    parts = _parts(owner)
+    for method in hooks(owner, "forward", "training_step"):
+        for call in script.inside(method, ast.Call):
+            where, name = _off(script, call), ast.unparse(call.func)
+            if where is not None and name in parts and not _learns_elsewhere(script, owner, name):
+                yield _hit(call, name, where, made)
+
+
+def _parts(owner: ast.ClassDef) -> set[str]:
+    """Attributes of ``self`` that ``__init__`` gives what a call makes."""
+    start = next(hooks(owner, "__init__"), None)
+    return {
+        ast.unparse(target)
+        for one in ast.walk(start or ast.Pass())
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)
+        for target in one.targets
+        if isinstance(target, ast.Attribute)
+    }

@@ -1,0 +1,228 @@
+"""CODE032: gradients that DDP averages in each of the steps that are accumulated."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    ACCELERATOR,
+    DDP,
+    FABRIC,
+    Bad,
+    Good,
+    Hit,
+    Loop,
+    Script,
+    Severity,
+    loops,
+    rule,
+    trains_on_several,
+)
+
+_SPARES = re.compile(
+    r"\bno_sync\b|\bno_backward_sync\b|\brequire_backward_grad_sync\b|\baccumulate\(|set_requires_gradient_sync|set_gradient_accumulation_boundary|\bmaybe_no_sync\b"
+)
+_STEPS = frozenset({"step"})
+
+
+@rule(
+    id="CODE032",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("DistributedDataParallel", "Accelerator", "Fabric"),
+    cases=lambda: (
+        Bad(
+            "every fourth step",
+            _script(
+                "loss.backward()  # !\n"
+                "        if (step + 1) % 4 == 0:\n"
+                "            optimizer.step()\n"
+                "            optimizer.zero_grad()"
+            ),
+        ),
+        Bad(
+            "with a gradient scaler",
+            _script(
+                "scaler.scale(loss / accumulation).backward()  # !\n"
+                "        if step % accumulation == 0 or step + 1 == len(loader):\n"
+                "            scaler.step(optimizer)\n"
+                "            scaler.update()"
+            ),
+        ),
+        Bad("with accelerate", _ACCELERATE),
+        Bad("a loop over micro-batches", _MICRO),
+        Good(
+            "not yet averaged",
+            _script(
+                "last = (step + 1) % 4 == 0\n"
+                "        with contextlib.nullcontext() if last else model.no_sync():\n"
+                "            loss.backward()\n"
+                "        if last:\n"
+                "            optimizer.step()"
+            ),
+        ),
+        Good(
+            "a step after each",
+            _script("loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            print(loss)"),
+        ),
+        Good(
+            "a schedule that goes on now and then",
+            _script(
+                "loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            scheduler.step()"
+            ),
+        ),
+        Good(
+            "accelerate does it",
+            _ACCELERATE.replace(
+                "accelerator.backward(loss)  # !",
+                "with accelerator.accumulate(model):\n        accelerator.backward(loss)",
+            ),
+        ),
+        Good(
+            "one process",
+            _script("loss.backward()\n        if (step + 1) % 4 == 0:\n            optimizer.step()").replace(
+                "DDP(", "("
+            ),
+        ),
+    ),
+)
+def gradients_reduced_each_micro_step(script: Script) -> Iterator[Hit]:
+    """Ask whether ranks talk in each of the steps whose gradients are accumulated.
+
+    Why it hurts: DDP averages the gradients in every backward pass. Of four accumulated steps three averages are thrown
+    away, and on slow links they are most of the time.
+    Fix: `with model.no_sync():` around forward and backward of all but the last; `accelerator.accumulate(model)`
+    and `fabric.no_backward_sync(model, enabled=not last)` do it for these.
+    """
+    wrapper = _wrapper(script)
+    if wrapper is None or _SPARES.search(script.text):
+        return
+    for loop in loops(script):
+        backward = _backward(script, loop)
+        step = _accumulated(script, loop) if backward is not None else None
+        if backward is not None and step is not None:
+            yield Hit(
+                backward,
+                f"gradients are averaged over the ranks in every backward pass, and used in {step} alone "
+                f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",
+                fix=_FIXES.get(script.name(wrapper.func), ""),
+            )
+
+
+_FIXES = {
+    ACCELERATOR: "`Accelerator(gradient_accumulation_steps=n)`, and `with accelerator.accumulate(model):` around it",
+    FABRIC: "`with fabric.no_backward_sync(model, enabled=not last):` around forward and backward",
+}
+
+
+def _wrapper(script: Script) -> ast.Call | None:
+    fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
+    return next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
+
+
+def _backward(script: Script, loop: Loop) -> ast.Call | None:
+    """The backward pass of every round of a loop."""
+    for call in script.inside(loop.node, ast.Call):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not _is_of_deepspeed(script, call):
+            between = [one for one in script.around(call) if one is not loop.node and loop.node in script.around(one)]
+            if not any(isinstance(one, (ast.For, ast.While)) for one in between):
+                return call
+    return None
+
+
+def _is_of_deepspeed(script: Script, call: ast.Call) -> bool:
+    """A backward pass of an engine that knows by itself when to average."""
+    return "engine" in script.text_of(call.func)
+
+
+def _accumulated(script: Script, loop: Loop) -> str | None:
+    """In which rounds the optimizer steps, in words, where it is not in all of them."""
+    steps = [call for call in script.inside(loop.node, ast.Call) if _is_optimizer_step(call)]
+    if not steps:
+        return _after(script, loop)
+    tests = [_rounds(script, loop, call) for call in steps]
+    return tests[0] if tests[0] is not None and None not in tests else None
+
+
+def _is_optimizer_step(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _STEPS:
+        return False
+    owner = call.func.value
+    name = (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")).lower()
+    return "opt" in name or ("scaler" in name and bool(call.args))
+
+
+def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
+    """``(step + 1) % n == 0`` around a step of the optimizer."""
+    inner: ast.AST = call
+    for outer in script.around(call):
+        if outer is loop.node:
+            return None
+        if isinstance(outer, ast.If) and inner in outer.body and _is_every_nth(script, outer.test):
+            return f"rounds with {script.text_of(outer.test, 45)} (line {outer.lineno})"
+        inner = outer
+    return None
+
+
+def _is_every_nth(script: Script, test: ast.expr) -> bool:
+    for part in ast.walk(test):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            return script.value(part.right) != 1
+    return False
+
+
+def _after(script: Script, loop: Loop) -> str | None:
+    """A loop over micro-batches with the step of the optimizer behind it."""
+    if "micro" not in script.text_of(loop.node.iter).lower() and "accum" not in script.text_of(loop.node.iter).lower():
+        return None
+    parent = script.parent(loop.node)
+    body = getattr(parent, "body", [])
+    behind = body[body.index(loop.node) + 1 :] if loop.node in body else []
+    steps = (call for one in behind for call in script.inside(one, ast.Call) if _is_optimizer_step(call))
+    step = next(steps, None)
+    return f"line {step.lineno}" if step is not None else None
+
+
+def _script(body: str) -> str:
+    return f"""
+import contextlib
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model, optimizer, loader, scaler, scheduler, accumulation = build()
+model = DDP(model)
+for epoch in range(3):
+    for step, (x, y) in enumerate(loader):
+        loss = model(x, y)
+        {body}
+"""
+
+
+_ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for step, batch in enumerate(loader):
+    loss = model(**batch).loss / args.gradient_accumulation_steps
+    accelerator.backward(loss)  # !
+    if step % args.gradient_accumulation_steps == 0 or step == len(loader) - 1:
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+"""
+
+_MICRO = """
+import torch
+
+model = torch.nn.parallel.DistributedDataParallel(build())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    optimizer.zero_grad()
+    for micro_step in range(accumulation_steps):
+        loss = model(next(batches)) / accumulation_steps
+        loss.backward()  # !
+    optimizer.step()
+"""

@@ -1,0 +1,224 @@
+"""CODE027: a lambda, or a function inside a function, goes to processes that are spawned."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import LOADER, UNKNOWN, Bad, Good, Hit, Script, Severity, rule
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("a lambda is spawned", _LAMBDA),
+        Bad("a function of a function is spawned", _LOCAL),
+        Bad("a collate function, where workers are spawned", _COLLATE),
+        Bad("an argument of the spawned function", _ARGUMENT),
+        Bad("a process of a context that spawns", _CONTEXT),
+        Good("functions of the module", _MODULE),
+        Good("workers that are forked", _FORKED),
+        Good("no workers", _NO_WORKERS),
+        Good("a call that makes the argument", _CALLED),
+    )
+
+
+@rule(
+    id="CODE027",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("spawn", "forkserver"),
+    cases=_cases,
+)
+def lambda_with_spawn(script: Script) -> Iterator[Hit]:
+    """Ask whether anything that can't be pickled goes to processes that are spawned.
+
+    Why it hurts: a spawned process gets its function and arguments as a pickle, and a lambda or a function inside a
+    function has no name that the other process could import: "Can't pickle local object", at the start of the ranks or
+    of the first epoch.
+    Fix: def the function at the top of the module, and hand settings over with functools.partial.
+    """
+    default = _default(script)
+    for call in script.all(ast.Call):
+        for what, sent in _sent(script, call, default):
+            if words := _unpicklable(script, sent):
+                yield Hit(
+                    sent,
+                    f"{words} at line {sent.lineno} goes to {what} (line {call.lineno}) by spawn, and can't be pickled",
+                    evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
+                )
+
+
+_SPAWNED = ("spawn", "forkserver")
+_SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_MULTIPROCESSING = ("multiprocessing", "torch.multiprocessing")
+
+
+def _default(script: Script) -> object:
+    """How processes of the file start, where it says so."""
+    for module in _MULTIPROCESSING:
+        for call in script.calls(f"{module}.set_start_method"):
+            return script.value(script.argument(call, "method", 0))
+    return UNKNOWN
+
+
+def _sent(script: Script, call: ast.Call, default: object) -> Iterator[tuple[str, ast.expr]]:
+    """What a call hands to other processes, and the words for these."""
+    name = script.name(call.func)
+    if name in _SPAWN:
+        if name.endswith("spawn") or script.value(script.argument(call, "start_method")) in _SPAWNED:
+            yield from (("ranks", one) for one in _handed(script, call, "fn", 0, 1))
+    elif name == LOADER:
+        context = script.argument(call, "multiprocessing_context")
+        started = _method(script, context) if context is not None else default
+        workers = script.value(script.argument(call, "num_workers", 5))
+        if started in _SPAWNED and workers not in (0, UNKNOWN):
+            for option, place in (("collate_fn", 6), ("worker_init_fn", 10)):
+                if (given := script.argument(call, option, place)) is not None:
+                    yield "data workers", given
+    elif name.endswith(".Process") and _started_by(script, call, default) in _SPAWNED:
+        yield from (("a process", one) for one in _handed(script, call, "target", 1, 3))
+
+
+def _handed(script: Script, call: ast.Call, function: str, place: int, arguments: int) -> Iterator[ast.expr]:
+    given = script.argument(call, function, place)
+    if given is not None:
+        yield given
+    packed = script.argument(call, "args", arguments)
+    if isinstance(packed, (ast.Tuple, ast.List)):
+        yield from packed.elts
+
+
+def _started_by(script: Script, call: ast.Call, default: object) -> object:
+    """The start method of ``mp.Process`` and of ``context.Process``."""
+    name = script.name(call.func).removesuffix(".Process")
+    if name in _MULTIPROCESSING:
+        return default
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return _method(script, owner) if owner is not None and "get_context" in name else UNKNOWN
+
+
+def _method(script: Script, node: ast.expr) -> object:
+    """``"spawn"``, or ``get_context("spawn")``."""
+    for value in script.values_of(node):
+        if isinstance(value, ast.Call) and script.name(value.func).endswith("multiprocessing.get_context"):
+            return script.value(script.argument(value, "method", 0))
+    return script.value(node)
+
+
+def _unpicklable(script: Script, node: ast.expr) -> str:
+    if isinstance(node, ast.Lambda):
+        return "a lambda"
+    if not isinstance(node, ast.Name):
+        return ""
+    scope = script.scope_of(node, node.id)
+    given = scope.names[node.id] if scope is not None else []
+    if len(given) != 1:
+        return ""
+    if isinstance(given[0], ast.Lambda):
+        return f"the lambda {node.id}"
+    if isinstance(given[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+        outer = script.function_of(given[0])
+        return f"{node.id}, a function inside {outer.name}," if outer is not None else ""
+    return ""
+
+
+_LAMBDA = """\
+import torch.multiprocessing as mp
+
+def train(rank, world, settings):
+    run(rank, world, settings)
+
+if __name__ == "__main__":
+    settings = load()
+    mp.spawn(lambda rank: train(rank, 4, settings), nprocs=4)  # !
+"""
+_LOCAL = """\
+import torch
+
+def main(settings):
+    def worker(rank):
+        train(rank, settings)
+
+    torch.multiprocessing.spawn(worker, nprocs=settings.gpus)  # !
+"""
+_COLLATE = """\
+import torch
+from torch.utils.data import DataLoader
+
+def loaders(data, pad):
+    return DataLoader(
+        data,
+        batch_size=8,
+        num_workers=4,
+        multiprocessing_context="spawn",
+        collate_fn=lambda rows: torch.nn.utils.rnn.pad_sequence(rows, padding_value=pad),  # !
+    )
+"""
+_ARGUMENT = """\
+import torch.multiprocessing as mp
+
+def train(rank, build, world):
+    build().to(rank)
+
+def main():
+    build = lambda: make("resnet50")
+    mp.spawn(train, args=(build, 2), nprocs=2)  # !
+"""
+_CONTEXT = """\
+import torch.multiprocessing as mp
+
+def main(ranks):
+    context = mp.get_context("spawn")
+    started = []
+    for rank in range(ranks):
+        process = context.Process(target=lambda: train(rank))  # !
+        process.start()
+        started.append(process)
+"""
+_MODULE = """\
+import functools
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+def collate(rows, pad=0):
+    return rows
+
+def train(rank, world):
+    return DataLoader(
+        data(), num_workers=2, multiprocessing_context="spawn", collate_fn=functools.partial(collate, pad=1)
+    )
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(4,), nprocs=4, join=True)
+    print(sorted([1, 2], key=lambda one: -one))
+"""
+_FORKED = """\
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+def main(data):
+    process = mp.Process(target=lambda: print("forked"))
+    process.start()
+    context = mp.get_context("fork")
+    context.Process(target=lambda: print("forked")).start()
+    return DataLoader(data, num_workers=4, collate_fn=lambda rows: rows)
+
+def spawn(data):
+    return DataLoader(data, num_workers=0, multiprocessing_context=None, collate_fn=lambda rows: rows)
+"""
+_NO_WORKERS = """\
+import multiprocessing
+from torch.utils.data import DataLoader
+
+multiprocessing.set_start_method("spawn")
+loader = DataLoader(data, num_workers=0, collate_fn=lambda rows: rows)
+"""
+_CALLED = """\
+import torch.multiprocessing as mp
+
+def train(rank, lengths):
+    print(rank, lengths)
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(max([[1], [2, 3]], key=lambda one: len(one)),), nprocs=2)
+"""

@@ -1,0 +1,396 @@
+"""CODE022: what a script asks of Lightning was removed or renamed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.api import (
+    HALF,
+    STRATEGIES_AS_ACCELERATORS,
+    TRAINER,
+    UNKNOWN,
+    Bad,
+    Edit,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    hooks,
+    is_older,
+    lightning_hook,
+    lightning_import,
+    lightning_modules,
+    lightning_release,
+    rule,
+    trainer_argument,
+    trainer_edits,
+    trainer_method,
+    trainer_strategy,
+)
+
+_V1 = (("lightning", "1.9.5"), ("pytorch-lightning", "1.9.5"))
+_V2 = (("lightning", "2.6.6"), ("pytorch-lightning", "2.6.6"))
+_PACKAGE = "lightning.pytorch."
+_OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
+
+
+@rule(
+    id="CODE022",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("lightning",),
+    foreshadows=("VER006",),
+    cases=lambda: (
+        Bad(
+            "written for 1.x",
+            """\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(
+    gpus=2,  # !
+    precision=16,  # !
+    strategy="fsdp_native",  # !
+    replace_sampler_ddp=False,  # !
+    max_epochs=10,
+)
+trainer.fit(model)
+""",
+            fixed="""\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(
+    devices=2,
+    precision="16-mixed",
+    strategy="fsdp",
+    use_distributed_sampler=False,
+    max_epochs=10,
+    accelerator="gpu",
+)
+trainer.fit(model)
+""",
+            releases=_V2,
+        ),
+        Bad(
+            "a dictionary of arguments",
+            """\
+import pytorch_lightning as pl
+
+trainer_params = {
+    "gpus": gpus,  # !
+    "max_epochs": TRAIN_ARGS.max_epochs,
+    "callbacks": all_callbacks,
+}
+trainer = pl.Trainer(**trainer_params)
+""",
+            releases=_V2,
+        ),
+        Bad(
+            "the strategy as accelerator",
+            """\
+from pytorch_lightning import Trainer
+
+trainer = Trainer(gpus=8, accelerator="ddp", max_epochs=3)  # !
+trainer.fit(model)
+""",
+            fixed="""\
+from pytorch_lightning import Trainer
+
+trainer = Trainer(devices=8, strategy="ddp", max_epochs=3, accelerator="gpu")
+trainer.fit(model)
+""",
+        ),
+        Bad(
+            "hooks and methods",
+            """\
+import lightning as L
+from pytorch_lightning.utilities.distributed import rank_zero_only  # !
+from pytorch_lightning.plugins import DDPPlugin  # !
+
+class Model(L.LightningModule):
+    def training_step(self, batch, batch_idx, optimizer_idx):  # !
+        return self.loss(batch)
+
+    def validation_epoch_end(self, outputs):  # !
+        self.log("val", sum(outputs))
+
+trainer = L.Trainer.from_argparse_args(args)  # !
+trainer.tune(Model())  # !
+""",
+            releases=_V2,
+        ),
+        Bad(
+            "newer than the release",
+            """\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(devices=2, barebones=True)  # !
+""",
+            releases=_V1,
+        ),
+        Bad(
+            "values that are gone",
+            """\
+import lightning as L
+
+trainer = L.Trainer(
+    strategy="dp",  # !
+    accumulate_grad_batches={0: 8, 4: 4},  # !
+    gpus=args.gpus,  # !
+    resume_from_checkpoint=path,  # !
+)
+""",
+            releases=_V2,
+        ),
+        Good(
+            "as Lightning 2 has it",
+            """\
+import lightning as L
+
+class Model(L.LightningModule):
+    def on_validation_epoch_end(self):
+        self.log("val", sum(self.outputs))
+
+trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp", precision="16-mixed", use_distributed_sampler=False)
+trainer.fit(model, ckpt_path="last")
+""",
+            releases=_V2,
+        ),
+        Good(
+            "1.x where 1.x is installed",
+            """\
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.distributed import rank_zero_only
+
+class Model(pl.LightningModule):
+    def validation_epoch_end(self, outputs):
+        self.log("val", sum(outputs))
+
+trainer = pl.Trainer(gpus=2, precision=16, strategy="ddp_sharded")
+""",
+            releases=_V1,
+        ),
+        Good(
+            "other Trainers, and strategies that others register",
+            """\
+import lightning as L
+from transformers import Trainer
+from mylib import Trainer as Own
+
+other = Trainer(model=model, gpus=2)
+own = Own(gpus=2, resume_from_checkpoint=path)
+trainer = L.Trainer(strategy="horizon", precision="32-true")
+""",
+            releases=_V2,
+        ),
+        Good(
+            "where both kinds of releases are served",
+            """\
+import pytorch_lightning as pl
+
+try:
+    from pytorch_lightning.utilities.distributed import rank_zero_only
+except ImportError:
+    from pytorch_lightning.utilities import rank_zero_only
+
+if pl.__version__ < "2":
+    trainer = pl.Trainer(gpus=2)
+else:
+    trainer = pl.Trainer(accelerator="gpu", devices=2)
+""",
+            releases=_V2,
+        ),
+        Good(
+            "an option of one's own of that name, where the release is not known",
+            """\
+import lightning as L
+
+class Model(L.LightningModule):
+    def __init__(self, gpus=1):
+        super().__init__()
+
+model = Model(gpus=2)
+trainer = L.Trainer(precision=16, barebones=False)
+""",
+        ),
+    ),
+)
+def lightning_call_outdated(script: Script) -> Iterator[Hit]:
+    """Ask whether the Lightning that is installed or asked for takes what the script asks of it.
+
+    Why it hurts: Trainer.__init__() got an unexpected keyword argument, on every rank; or a hook is never called.
+    Fix: write what the release takes, or pin Lightning to the release that the script was written for.
+    """
+    release = lightning_release(script)
+    found: dict[int, list[_Complaint]] = {}
+    for complaint in _complaints(script, release):
+        if not _is_guarded(script, complaint.at):
+            found.setdefault(getattr(complaint.at, "lineno", 0), []).append(complaint)
+    for complaints in found.values():
+        yield _hit(complaints, release)
+
+
+class _Complaint(NamedTuple):
+    """What is asked for (``words``), since when it is gone or there, and what to write."""
+
+    at: ast.AST
+    words: str
+    removed: str
+    replacement: str
+    edits: tuple[Edit, ...] = ()
+    severity: Severity = Severity.ERROR
+
+
+def _hit(complaints: list[_Complaint], release: str | None) -> Hit:
+    """One for all of a line."""
+    words = " and ".join(dict.fromkeys(one.words for one in complaints))
+    severity = min((one.severity for one in complaints), key=list(Severity).index)
+    certain = all(one.edits for one in complaints)
+    if release is None:
+        severity = Severity.WARNING if severity is Severity.ERROR else severity
+    return Hit(
+        complaints[0].at,
+        f"{words}: {_claim(complaints, release)}",
+        fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),
+        severity=severity,
+        edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
+        evidence=(("lightning", release),) if release is not None else (),
+    )
+
+
+def _claim(complaints: list[_Complaint], release: str | None) -> str:
+    first = complaints[0]
+    if first.severity is Severity.INFO:
+        return f"spelled as before Lightning {first.removed}"
+    if first.removed.startswith("since "):
+        return f"Lightning {release} has no such argument, it came with {first.removed.removeprefix('since ')}"
+    gone = f"gone since Lightning {first.removed}"
+    return f"{gone}; this is {release}" if release is not None else f"{gone}; none is pinned here"
+
+
+def _is_gone(removed: str | None, release: str | None) -> bool:
+    """Whether a release lacks it; where none is known, the newest is meant."""
+    return removed is not None and (release is None or is_older(release, removed) is False)
+
+
+def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
+    for call in script.calls(TRAINER):
+        yield from _of_trainer(script, call, release)
+    yield from _of_methods(script, release)
+    yield from _of_imports(script, release)
+    for owner in lightning_modules(script):
+        yield from _of_module(owner, release)
+
+
+def _of_trainer(script: Script, call: ast.Call, release: str | None) -> Iterator[_Complaint]:
+    for name, value, at in _given(script, call):
+        known = trainer_argument(name)
+        place = at if isinstance(at, ast.keyword) else None
+        if known is not None and _is_gone(known.removed, release):
+            edits = trainer_edits(script, call, name, value) if place else ()
+            yield _Complaint(
+                at, f"Trainer({name}={_short(script, value)})", known.removed or "", known.replacement, edits
+            )
+        elif known is not None and known.since and release is not None and is_older(release, known.since):
+            yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
+        else:
+            yield from _of_value(script, call, name, value, at, release)
+
+
+def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+    """Keyword arguments, also those of a dictionary that is unpacked, where it is written out."""
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield keyword.arg, keyword.value, keyword
+            continue
+        for one in script.values_of(keyword.value):
+            if isinstance(one, ast.Dict):
+                for key, value in zip(one.keys, one.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield key.value, value, key
+            elif isinstance(one, ast.Call) and script.text_of(one.func) == "dict":
+                yield from ((inner.arg, inner.value, inner.value) for inner in one.keywords if inner.arg)
+
+
+def _short(script: Script, value: ast.expr) -> str:
+    return script.text_of(value, 24)
+
+
+def _of_value(
+    script: Script, call: ast.Call, name: str, value: ast.expr, at: ast.AST, release: str | None
+) -> Iterator[_Complaint]:
+    """Values of arguments that live on."""
+    written = value.value if isinstance(value, ast.Constant) else UNKNOWN
+    words = f"Trainer({name}={_short(script, value)})"
+    edits = trainer_edits(script, call, name, value) if isinstance(at, ast.keyword) else ()
+    if name == "strategy" and isinstance(written, str):
+        known = trainer_strategy(written)
+        if known is not None and _is_gone(known.removed, release):
+            yield _Complaint(at, words, known.removed or "", f'strategy="{known.replacement}"', edits)
+    elif name == "accelerator" and written in STRATEGIES_AS_ACCELERATORS and _is_gone("1.7.0", release):
+        yield _Complaint(at, words, "1.7.0", f'strategy="{written}" with accelerator="gpu"', edits)
+    elif name == "accumulate_grad_batches" and isinstance(value, ast.Dict) and _is_gone("2.0.0", release):
+        yield _Complaint(at, words, "2.0.0", "callbacks=[GradientAccumulationScheduler(scheduling=...)]")
+    elif name == "precision" and written in HALF and release is not None and _is_gone("2.0.0", release):
+        yield _Complaint(at, words, "2.0.0", f'precision="{HALF[written]}"', edits, Severity.INFO)
+
+
+def _of_methods(script: Script, release: str | None) -> Iterator[_Complaint]:
+    for call in script.method_calls("from_argparse_args", "add_argparse_args", "tune"):
+        name = script.name(call.func)
+        known = trainer_method(name.rpartition(".")[2])
+        if name.startswith(TRAINER) and known is not None and _is_gone(known.removed, release):
+            yield _Complaint(call, f"Trainer.{name.rpartition('.')[2]}", known.removed or "", known.replacement)
+
+
+def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
+    for node in script.all(ast.ImportFrom):
+        if not node.module or node.level or node.module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
+            continue
+        module = node.module.replace("pytorch_lightning", "lightning.pytorch", 1) + "."
+        if not module.startswith(_PACKAGE):
+            continue
+        for one in node.names:
+            path = (module + one.name).removeprefix(_PACKAGE)
+            known = lightning_import(path)
+            if known is not None and _is_gone(known.removed, release):
+                yield _Complaint(node, f"{node.module}.{one.name}", known.removed or "", known.replacement)
+
+
+def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]:
+    for statement in owner.body:
+        if isinstance(statement, ast.FunctionDef):
+            known = lightning_hook(statement.name)
+            if known is not None and _is_gone(known.removed, release):
+                words = f"{owner.name}.{statement.name}"
+                yield _Complaint(statement, words, known.removed or "", known.replacement)
+    if not _is_gone("2.0.0", release):
+        return
+    for method in hooks(owner, "training_step", "optimizer_step"):
+        taken = [one for one in _required(method) if one in _OPTIMIZER_STEP]
+        if taken:
+            words = f"{owner.name}.{method.name}({', '.join(taken)})"
+            yield _Complaint(
+                method, words, "2.0.0", "self.optimizers() with automatic_optimization = False, no argument"
+            )
+
+
+def _required(method: ast.FunctionDef) -> list[str]:
+    """Parameters that must be given."""
+    places = [*method.args.posonlyargs, *method.args.args]
+    return [one.arg for one in places[: len(places) - len(method.args.defaults)]]
+
+
+def _is_guarded(script: Script, node: ast.AST) -> bool:
+    """Whether the script asks for the release, or tries and does something else where it fails."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers):
+            return True
+        if isinstance(outer, (ast.If, ast.IfExp)):
+            test = ast.unparse(outer.test).lower()
+            if any(word in test for word in ("version", "_greater", "_ge_", "_lt_", "is_old", "signature", "hasattr")):
+                return True
+        inner = outer
+    return False

@@ -1,0 +1,253 @@
+"""CODE010: a training loader in plain DDP that gives every rank the whole data set."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    WRAPPERS,
+    Bad,
+    Good,
+    Hit,
+    Loader,
+    Script,
+    Severity,
+    data_of,
+    depends_on_ranks,
+    is_iterable,
+    loaders,
+    loops,
+    parts_loaders_by_itself,
+    rule,
+    run_by_all,
+    speaks_of_ranks,
+)
+
+_MADE_UP = re.compile(
+    r"^(?:rand|randn|randint|rand_like|randn_like|fake\w*|dummy\w*|synth\w*|toy\w*|"
+    r"random_?(?:data|tensor|image|sample|input|text)\w*)$",
+    re.IGNORECASE,
+)
+"""Words of data that is drawn anew on each rank, so that there is nothing to share."""
+_SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.distributed.pipelining.pipeline")
+"""Ranks that hold parts of one model have to read the same."""
+
+
+@rule(
+    id="CODE010",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=(
+        "DistributedDataParallel",
+        "fully_shard",
+        "FullyShardedDataParallel",
+        "DistributedOptimizer",
+        "deepspeed",
+    ),
+    foreshadows=("DATA003",),
+    cases=lambda: (
+        Bad("plain DDP with a shuffling loader", _script("DataLoader(train_set, batch_size=64, shuffle=True)  # !")),
+        Bad("the validation has a sampler, the training none", _WITH_VALIDATION),
+        Bad("FSDP, in functions", _FSDP),
+        Bad("DeepSpeed, which was not given the data", _DEEPSPEED),
+        Good("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
+        Good("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
+        Good("one of the two branches is for one process", _BRANCHES),
+        Good(
+            "validation that each rank does as a whole",
+            _script("loader = 0\nval_loader = DataLoader(train_set, shuffle=True)"),
+        ),
+        Good(
+            "each rank has its own files",
+            _script("DataLoader(Images(f'part-{rank}', transform), batch_size=64, shuffle=True)"),
+        ),
+        Good("prepared by accelerate", _ACCELERATE),
+        Good(
+            "a subset by rank",
+            _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
+        ),
+        Good("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
+        Good("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
+    ),
+)
+def loader_not_distributed(script: Script) -> Iterator[Hit]:
+    """Ask whether the training loader of a plain loop shares the data between the ranks.
+
+    Why it hurts: every rank reads everything, so an epoch takes as long as on one rank, and what is counted as an epoch
+    is as many epochs as there are ranks; the schedule of the learning rate is wrong.
+    Fix: `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and
+    `loader.sampler.set_epoch(epoch)` before each epoch.
+    """
+    wrapper = _wrapper(script)
+    if wrapper is None or parts_loaders_by_itself(script):
+        return
+    if next(script.calls(*_SHARED_INPUT), None) is not None:
+        return
+    trained = {loop.source.id for loop in loops(script) if loop.trains and isinstance(loop.source, ast.Name)}
+    for loader in loaders(script):
+        if _is_trained_on(script, loader, trained) and _gives_all(script, loader):
+            yield _hit(script, loader, wrapper)
+
+
+def _wrapper(script: Script) -> ast.Call | None:
+    """What joins the ranks to train one model; DeepSpeed parts the data set that it is given."""
+    engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
+    return next(script.calls(*WRAPPERS), None) or next(engines, None)
+
+
+def _is_trained_on(script: Script, loader: Loader, trained: set[str]) -> bool:
+    return (
+        script.function_of(loader.call) in run_by_all(script)
+        and loader.evaluates is not True
+        and (loader.evaluates is False or loader.name in trained)
+    )
+
+
+def _gives_all(script: Script, loader: Loader) -> bool:
+    """No sampler, no stream, and nothing that says that this rank's data is another one's."""
+    call = loader.call
+    if script.is_open(call) or any(
+        script.argument(call, name, place) is not None for name, place in (("sampler", 3), ("batch_sampler", 4))
+    ):
+        return False
+    if is_iterable(script, call) is not False or depends_on_ranks(script, call):
+        return False
+    words = data_of(script, call)
+    return not speaks_of_ranks(words) and not any(_MADE_UP.match(word) for word in words)
+
+
+def _hit(script: Script, loader: Loader, wrapper: ast.Call) -> Hit:
+    data = script.argument(loader.call, "dataset", 0)
+    named = script.text_of(data, 40) if data is not None else "dataset"
+    return Hit(
+        loader.call,
+        f"{loader.title} has no distributed sampler: every rank trains on all of {named}, though "
+        f"{script.text_of(wrapper.func)} (line {wrapper.lineno}) averages their gradients",
+        fix=f"`sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
+        "`shuffle=True`, and `sampler.set_epoch(epoch)` before each epoch",
+    )
+
+
+def _script(loader: str) -> str:
+    loader = loader if "loader =" in loader else f"loader = {loader}"
+    return f"""
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from corpus import Images, load_corpus
+
+dist.init_process_group("nccl")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+train_set = ImageFolder("/data/train")
+sampler = DistributedSampler(train_set)
+{loader}
+model = DDP(torch.nn.Linear(8, 8).cuda(), device_ids=[rank % 8])
+for epoch in range(10):
+    for x, y in loader:
+        model(x).sum().backward()
+"""
+
+
+_WITH_VALIDATION = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+class Tiles(torch.utils.data.Dataset):
+    def __init__(self, root):
+        self.root = root
+    def __len__(self):
+        return 10
+    def __getitem__(self, index):
+        return index
+
+def main(args):
+    torch.distributed.init_process_group(backend="nccl")
+    train_set, val_set = Tiles("train"), Tiles("val")
+    train_loader = DataLoader(train_set, batch_size=args.batch_size, num_workers=8)  # !
+    val_loader = DataLoader(val_set, sampler=DistributedSampler(val_set, shuffle=False))
+    net = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    for epoch in range(args.epochs):
+        train(net, train_loader)
+
+def train(net, loader):
+    for x in loader:
+        net(x).mean().backward()
+
+if __name__ == "__main__":
+    main(None)
+"""
+
+_FSDP = """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.utils.data import DataLoader
+from torchvision import datasets
+
+def get_train_loader(batch_size):
+    dataset = datasets.CIFAR10(".", train=True)
+    return DataLoader(dataset, batch_size, True)  # !
+
+def fit():
+    torch.distributed.init_process_group("nccl")
+    model = FSDP(torch.nn.Linear(4, 4).cuda())
+    for x, y in get_train_loader(32):
+        model(x).sum().backward()
+
+fit()
+"""
+
+_DEEPSPEED = """
+import deepspeed
+import torch
+
+def main(args):
+    train_set = get_dataset(args.dataset, "train")
+    train_loader = torch.utils.data.DataLoader(train_set, batch_size=args.batch_size, shuffle=True)  # !
+    model, optimizer, _, schedule = deepspeed.initialize(model=build(args), args=args)
+    for epoch in range(args.epochs):
+        for images, target in train_loader:
+            model.backward(model(images, target))
+            model.step()
+
+main(parse())
+"""
+
+_BRANCHES = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torchvision.datasets import MNIST
+
+def main(args, model):
+    train_set = MNIST(".", train=True)
+    if args.distributed:
+        sampler = torch.utils.data.distributed.DistributedSampler(train_set)
+        train_loader = DataLoader(train_set, batch_size=32, sampler=sampler)
+        model = DistributedDataParallel(model)
+    else:
+        train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
+    for x, y in train_loader:
+        model(x).sum().backward()
+
+main(*load())
+"""
+
+_ACCELERATE = """
+from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+train_loader = DataLoader(train_set, shuffle=True)
+model = DistributedDataParallel(model)
+train_loader = accelerator.prepare(train_loader)
+for x in train_loader:
+    accelerator.backward(model(x))
+"""

@@ -1,0 +1,159 @@
+"""CODE006: self.log under a condition on the rank."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Edit,
+    Good,
+    Hit,
+    RankCondition,
+    Script,
+    SetArgument,
+    Severity,
+    place_of,
+    rank_condition,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad(
+            "a validation loss on rank 0",
+            _VALIDATION,
+            fixed=_VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)"),
+        ),
+        Bad("a callback", _CALLBACK),
+        Bad("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
+        Bad("a method that returns on the others", _RETURNS),
+        Good("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "").replace("  # !", "")),
+        Good("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
+        Good("the logger itself, from rank 0", _LOGGER),
+        Good("another log", _OTHER_LOG),
+        Good("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
+    )
+
+
+@rule(
+    id="CODE006",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=(".log(", ".log_dict("),
+    foreshadows=("RUN006",),
+    cases=_cases,
+)
+def log_in_rank_condition(script: Script) -> Iterator[Hit]:
+    """Ask whether self.log is called by all ranks.
+
+    Why it hurts: the other ranks do not know the metric. A ModelCheckpoint or EarlyStopping that monitors it fails on
+    them or decides otherwise, and at the end of the epoch, where metrics are reduced, they do not join: the job hangs.
+    Fix: call self.log on all ranks (it writes on rank 0 alone by itself), or with rank_zero_only=True where the value
+    is known to rank 0 alone and nothing monitors it.
+    """
+    for call in script.method_calls("log", "log_dict"):
+        condition = rank_condition(script, call)
+        if condition is None or not _is_lightnings(script, call) or script.is_open(call):
+            continue
+        if (
+            script.argument(call, "rank_zero_only") is None
+            and script.value(script.argument(call, "sync_dist")) is not True
+        ):
+            yield _hit(script, call, condition)
+
+
+def _is_lightnings(script: Script, call: ast.Call) -> bool:
+    """``self.log`` in a module or a callback, ``pl_module.log`` in a callback; never the log of a class of the file."""
+    name = script.name(call.func)
+    return name.removesuffix("_dict") in (
+        "lightning.pytorch.LightningModule().log",
+        "lightning.pytorch.Callback().log",
+    )
+
+
+def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Hit:
+    line = getattr(condition.where, "lineno", call.lineno)
+    what = script.text_of(call.args[0], 30) if call.args else "a metric"
+    return Hit(
+        call,
+        f"{script.text_of(call.func)} of {what} at line {call.lineno} runs only where `{condition.test}` holds (line "
+        f"{line}): the others never hear of the metric",
+        edits=_edits(script, call, condition),
+        evidence=(("condition", condition.test), ("line_of_condition", line)),
+        confidence=0.9,
+    )
+
+
+_ZERO = ("self.global_rank == 0", "self.trainer.is_global_zero", "trainer.is_global_zero", "@rank_zero_only")
+
+
+def _edits(script: Script, call: ast.Call, condition: RankCondition) -> tuple[Edit, ...]:
+    """For rank 0, and where the file monitors nothing."""
+    if condition.test not in _ZERO or "monitor" in script.text:
+        return ()
+    return (SetArgument(place_of(call), "rank_zero_only", "True"),)
+
+
+_VALIDATION = """\
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        loss = self.net(batch).mean()
+        if self.global_rank == 0:
+            self.log("val_loss", loss)  # !
+        return loss
+"""
+_CALLBACK = """\
+import pytorch_lightning as pl
+
+class Tell(pl.Callback):
+    def on_validation_epoch_end(self, trainer, pl_module):
+        score = pl_module.score()
+        if trainer.is_global_zero and score is not None:
+            pl_module.log("score", score)  # !
+"""
+_HOOK = """\
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+
+class Net(LightningModule):
+    @rank_zero_only
+    def on_train_epoch_end(self):
+        self.log_dict({"lr": self.lr, "epoch_loss": self.loss})  # !
+"""
+_RETURNS = """\
+from lightning import LightningModule
+
+class Net(LightningModule):
+    def on_validation_epoch_end(self):
+        if not self.trainer.is_global_zero:
+            return
+        self.log("fid", self.fid())  # !
+"""
+_LOGGER = """\
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", self.net(batch).mean(), sync_dist=True)
+        if self.trainer.is_global_zero:
+            self.logger.experiment.log({"images": batch})
+            self.logger.log_metrics({"seen": batch_idx})
+"""
+_OTHER_LOG = """\
+import wandb
+import lightning.pytorch as pl
+
+class Writer:
+    def log(self, words, value):
+        print(words, value)
+
+def main(rank, writer: Writer):
+    if rank == 0:
+        writer.log("loss", 1.0)
+        wandb.log({"loss": 1.0})
+"""

@@ -1,0 +1,189 @@
+"""CODE030: one rank downloads or prepares data while the others stand at a barrier with the default time limit."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    ACCELERATOR,
+    UNKNOWN,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    collectives_of,
+    joins,
+    main_first,
+    rank_condition,
+    rule,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("the main process tokenises first", _FIRST),
+        Bad("rank 0 downloads a model", _DOWNLOAD),
+        Bad("the arguments of Transformers", _ARGUMENTS),
+        Good(
+            "with a limit of its own",
+            _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)').replace("  # !", ""),
+        ),
+        Good("all ranks load what was prepared", _PREPARED),
+        Good("a known small data set", _SMALL),
+        Good("nobody waits", _NOBODY),
+        Good("the limit is given where the script is started", _PARSED),
+    )
+
+
+@rule(
+    id="CODE030",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("init_process_group", "Accelerator", "TrainingArguments"),
+    foreshadows=("RUN010",),
+    cases=_cases,
+)
+def long_work_before_barrier(script: Script) -> Iterator[Hit]:
+    """Ask whether ranks wait, with the default time limit, for one that downloads or prepares data of any size.
+
+    Why it hurts: the limit is 10 minutes with NCCL and 30 with gloo. A larger data set, or a slower disk or network,
+    and the waiting ranks end the job with a time-out that looks like a fault of the network.
+    Fix: prepare the data before the run and load the result on all ranks, or give the job the time:
+    init_process_group(timeout=timedelta(hours=2)), Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]),
+    TrainingArguments(ddp_timeout=7200).
+    """
+    started = _started(script)
+    if started is None:
+        return
+    told = set()
+    for call in script.all(ast.Call):
+        found = _waiting(script, call) if _is_long(script, call) else None
+        if found is not None and found[0] not in told:
+            place, words = found
+            told.add(place)
+            yield Hit(
+                call,
+                f"{script.text_of(call.func, 40)} at line {call.lineno} may take long, and the other ranks wait for it "
+                f"{words}, with the default time limit of {script.text_of(started.func)} (line {started.lineno})",
+                evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
+                confidence=0.7,
+            )
+
+
+def _started(script: Script) -> ast.Call | None:
+    """The call that starts the job and takes the time limit; ``None`` where there is none, or a limit is given."""
+    if "timeout" in script.text:
+        return None
+    calls = (*joins(script), *script.calls(ACCELERATOR, "transformers.TrainingArguments"))
+    return None if not calls or any(script.is_open(call) for call in calls) else calls[0]
+
+
+_FETCHES = frozenset({"snapshot_download", "urlretrieve", "extractall", "download_and_extract_archive"})
+
+
+def _is_long(script: Script, call: ast.Call) -> bool:
+    """Downloads, archives, and ``dataset.map(function)`` over data that is told when the script is started."""
+    bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if bare in _FETCHES:
+        return True
+    if bare != "map" or not isinstance(call.func, ast.Attribute) or not (call.args or call.keywords):
+        return False
+    told = [script.value(script.argument(one, "path", 0)) for one in script.calls("datasets.load_dataset")]
+    return UNKNOWN in told or any(True for _ in script.calls("datasets.load_from_disk"))
+
+
+def _waiting(script: Script, call: ast.Call) -> tuple[int, str] | None:
+    """Where the others wait: at the block that the main process enters first, or at a barrier behind the condition."""
+    first = main_first(script, call)
+    if first is not None:
+        return first.lineno, f"in `with {script.text_of(first, 50)}` (line {first.lineno})"
+    condition = rank_condition(script, call)
+    if condition is None or not isinstance(condition.where, ast.If):
+        return None
+    for one in collectives_of(script).in_body(script.function_of(call) or script.tree):
+        after = one.call.lineno > (condition.where.end_lineno or 0)
+        if after and one.word in _WAITS and rank_condition(script, one.call) is None:
+            return one.call.lineno, f"at {script.text_of(one.call.func, 40)} (line {one.call.lineno})"
+    return None
+
+
+_WAITS = frozenset({"barrier", "wait_for_everyone", "broadcast", "broadcast_object_list", "all_reduce"})
+
+
+_FIRST = """\
+import argparse
+from accelerate import Accelerator
+from datasets import load_dataset
+
+def main(args, tokenizer):
+    accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)
+    raw = load_dataset(args.dataset_name)
+    with accelerator.main_process_first():
+        tokenised = raw.map(lambda rows: tokenizer(rows["text"]), batched=True)  # !
+    return tokenised
+"""
+_DOWNLOAD = """\
+from datetime import timedelta
+import torch.distributed as dist
+from huggingface_hub import snapshot_download
+
+def main(name, folder):
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        snapshot_download(name, local_dir=folder)  # !
+    dist.barrier()
+    return load(folder)
+"""
+_ARGUMENTS = """\
+from transformers import Trainer, TrainingArguments
+from datasets import load_dataset
+
+def main(path, tokenizer):
+    training_args = TrainingArguments(output_dir="out", per_device_train_batch_size=4)
+    data = load_dataset("json", data_files=path)
+    other = load_dataset(path)
+    with training_args.main_process_first(desc="tokenise"):
+        data = other.map(tokenizer, num_proc=8)  # !
+"""
+_PREPARED = """\
+from accelerate import Accelerator
+from datasets import load_dataset, load_from_disk
+
+accelerator = Accelerator()
+data = load_from_disk(args.prepared)
+with accelerator.main_process_first():
+    data = data.with_transform(augment)
+words = list(map(len, data))
+"""
+_SMALL = """\
+from accelerate import Accelerator
+from datasets import load_dataset
+
+accelerator = Accelerator()
+data = load_dataset("glue", "mrpc")
+with accelerator.main_process_first():
+    data = data.map(tokenise, batched=True)
+"""
+_NOBODY = """\
+import torch.distributed as dist
+from huggingface_hub import snapshot_download
+
+def main(name, rank):
+    dist.init_process_group("nccl")
+    snapshot_download(name)
+    if rank == 0:
+        snapshot_download("another")
+    train()
+"""
+_PARSED = """\
+from datasets import load_dataset
+from transformers import HfArgumentParser, TrainingArguments
+
+def main(path, tokenizer):
+    training_args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    data = load_dataset(path)
+    with training_args.main_process_first():
+        data = data.map(tokenizer)
+"""

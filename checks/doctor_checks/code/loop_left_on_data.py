@@ -1,0 +1,399 @@
+"""CODE016: a rank leaves a step, or the loop, for a reason that the others do not know."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    collectives_of,
+    disagreement,
+    gradients_reduced,
+    hooks,
+    lightning_modules,
+    rank_condition,
+    rule,
+    several_ranks,
+    unwrapped,
+)
+
+LoopNode = ast.For | ast.AsyncFor | ast.While
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("a bad loss skips the step", _SKIPS),
+        Bad("an empty batch skips the step", _NO_BATCH),
+        Bad("a rank out of memory goes on with the next batch", _MEMORY),
+        Bad("the time is up on one rank", _CLOCK),
+        Bad("no loss from training_step", _LIGHTNING),
+        Good("the ranks agree to skip", _AGREED),
+        Good("a loss of zero takes part", _ZERO),
+        Good("every rank stops at the same step", _STEPS),
+        Good("a loop without collectives", _PLAIN),
+        Good("the error goes on", _RAISED),
+        Good("nothing after the last collective is skipped", _AFTER),
+    )
+
+
+@rule(
+    id="CODE016",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("backward", "distributed", "all_reduce", "all_gather", "training_step"),
+    foreshadows=("DATA001", "RUN001"),
+    cases=_cases,
+)
+def loop_left_on_data(script: Script) -> Iterator[Hit]:
+    """Ask whether a rank may skip a step, or end the loop, on account of its own data, clock or memory.
+
+    Why it hurts: the others are in the backward pass of that step, where gradients are reduced, and wait for a rank
+    that has gone on to the next one. The job hangs at the first bad batch, or pairs the gradients of different steps.
+    Fix: take part with a loss of zero (loss = loss * 0 does not help with NaN: use torch.nan_to_num or
+    sum(p.sum() for p in model.parameters()) * 0), or reduce a flag first so that all ranks skip together.
+    """
+    synchronising = _synchronising(script)
+    leaving: list[ast.Continue | ast.Break] = [*script.all(ast.Continue), *script.all(ast.Break)]
+    for statement in leaving:
+        if found := _left(script, statement, synchronising):
+            yield found
+    for tried in script.all(ast.Try):
+        yield from _swallowed(script, tried, synchronising)
+    if several_ranks(script) is not None:
+        yield from _without_loss(script)
+
+
+def _synchronising(script: Script) -> dict[ast.Call, str]:
+    calls = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
+    calls.update(dict.fromkeys(gradients_reduced(script), "backward"))
+    return calls
+
+
+_NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
+
+
+def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.Call, str]) -> Hit | None:
+    loop = next((one for one in script.around(statement) if isinstance(one, LoopNode)), None)
+    if rank_condition(script, statement) is not None:
+        return None
+    asked = _asked(script, statement, loop)
+    if loop is None or asked is None:
+        return None
+    test, why = asked
+    after = statement.lineno if isinstance(statement, ast.Continue) else 0
+    missed = [call for call in script.inside(loop, ast.Call) if call in calls and call.lineno > after]
+    if not missed or any(_is_under(script, call, test) for call in missed):
+        return None
+    word = "skips the rest of the step" if isinstance(statement, ast.Continue) else "ends the loop"
+    return _hit(script, statement, f"`{script.text_of(test)}` (line {test.lineno})", word, missed[0], why)
+
+
+def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[ast.expr, str] | None:
+    """The test that decides, between the statement and its loop, and what it hangs on."""
+    inner: ast.AST = statement
+    for outer in script.around(statement):
+        if outer is loop:
+            return None
+        if isinstance(outer, ast.If) and inner in outer.body:
+            why = disagreement(script, outer.test) or _no_batch(loop, outer.test)
+            if why:
+                return outer.test, why
+        inner = outer
+    return None
+
+
+_LOADER = re.compile(r"loader|(?:^|_)(?:dl|batches|iter|iterator)$", re.IGNORECASE)
+
+
+def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
+    """``if batch is None``, ``if len(batch["x"]) == 0``: of what the loop goes through."""
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _LOADER.search(_bare(unwrapped(loop.iter))):
+        return ""
+    own = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    for one in ast.walk(test):
+        if not isinstance(one, ast.Compare) or not isinstance(one.comparators[0], ast.Constant):
+            continue
+        value, left = one.comparators[0].value, one.left
+        is_none = value is None and isinstance(one.ops[0], (ast.Is, ast.Eq)) and isinstance(left, ast.Name)
+        is_empty = value == 0 and value is not False and isinstance(left, ast.Call) and _is_len(left)
+        read = {part.id for part in ast.walk(left) if isinstance(part, ast.Name)}
+        if (is_none or (is_empty and isinstance(one.ops[0], ast.Eq))) and read & own:
+            return "data"
+    return ""
+
+
+def _is_len(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "len"
+
+
+def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:
+    """A collective in the branch that leaves: the ranks may be agreeing there."""
+    branch = script.parent(test)
+    return any(one is branch for one in script.around(call))
+
+
+_ERRORS = ("RuntimeError", "Exception", "OutOfMemoryError", "BaseException")
+
+
+def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Hit]:
+    """A step of a loop whose error is caught, and the loop goes on."""
+    loop = next((one for one in script.around(tried) if isinstance(one, (*_LOOPS, ast.FunctionDef))), None)
+    if not isinstance(loop, _LOOPS):
+        return
+    missed = [call for part in tried.body for call in script.inside(part, ast.Call) if call in calls]
+    for handler in tried.handlers if missed else ():
+        if _bare(handler.type) not in _ERRORS or _ends(script, handler):
+            continue
+        if _goes_through_batches(script, loop) or "memory" in ast.unparse(handler).lower():
+            caught = (
+                f"`{'except ' + script.text_of(handler.type) if handler.type else 'except'}` (line {handler.lineno})"
+            )
+            yield _hit(script, handler, caught, "goes on with the next step", missed[0], "error")
+
+
+def _goes_through_batches(script: Script, loop: ast.AST) -> bool:
+    """What is tried so many times (``for _ in range(3)``) may be meant to fail on all ranks."""
+    return isinstance(loop, ast.For) and not script.text_of(unwrapped(loop.iter)).startswith("range(")
+
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def _bare(node: ast.expr | None) -> str:
+    if node is None:
+        return "BaseException"
+    if isinstance(node, ast.Tuple):
+        return next((name for one in node.elts if (name := _bare(one)) in _ERRORS), "")
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _ends(script: Script, handler: ast.ExceptHandler) -> bool:
+    """Whether a handler raises, returns, leaves the loop or exits in every case."""
+    return not _goes_on(script, handler.body)
+
+
+def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
+    """Whether the statements of a block may come to their end, or to the next step of the loop."""
+    for statement in block:
+        if isinstance(statement, ast.Continue):
+            return True
+        if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
+            return False
+        if isinstance(statement, ast.If) and statement.orelse:
+            if not _goes_on(script, statement.body) and not _goes_on(script, statement.orelse):
+                return False
+    return True
+
+
+def _exits(script: Script, statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    return script.text_of(statement.value.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")
+
+
+def _without_loss(script: Script) -> Iterator[Hit]:
+    for owner in lightning_modules(script):
+        for step in hooks(owner, "training_step"):
+            for left in script.inside(step, ast.Return):
+                if left.value is not None and script.value(left.value) is not None:
+                    continue
+                branch = next((one for one in script.around(left) if isinstance(one, ast.If)), None)
+                if branch is not None and left in branch.body and disagreement(script, branch.test):
+                    yield Hit(
+                        left,
+                        f"training_step returns no loss if {script.text_of(branch.test)} (line {branch.lineno}), which "
+                        "each rank answers from its own data: the others wait in the backward pass of that step, and "
+                        "newer releases of Lightning refuse it",
+                        evidence=(("condition", script.text_of(branch.test)), ("line_of_condition", branch.lineno)),
+                        confidence=0.85,
+                    )
+
+
+def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, why: str) -> Hit:
+    own = {"data": "its own data", "time": "its own clock", "error": "an error of its own"}[why]
+    return Hit(
+        at,
+        f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
+        f"(line {missed.lineno})",
+        evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
+        confidence=0.85,
+    )
+
+
+_SKIPS = """\
+import math
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer, device):
+    model = DDP(net.to(device), device_ids=[device])
+    for x, y in loader:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):
+            print("skipping a batch")
+            continue  # !
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+_NO_BATCH = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(build(), make_optimizer(), make_loader())
+for step, batch in enumerate(loader):
+    if batch is None:
+        continue  # !
+    accelerator.backward(model(batch))
+    optimizer.step()
+"""
+_MEMORY = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        try:
+            loss = model(batch).mean()
+            loss.backward()
+            optimizer.step()
+        except RuntimeError as error:  # !
+            if "out of memory" in str(error):
+                torch.cuda.empty_cache()
+                optimizer.zero_grad()
+            else:
+                raise
+"""
+_CLOCK = """\
+import time
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer, budget):
+    model = DDP(net)
+    began = time.monotonic()
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+        if time.monotonic() - began > budget:
+            break  # !
+"""
+_LIGHTNING = """\
+import torch
+import lightning as L
+
+class Net(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        loss = self.net(batch).mean()
+        if torch.isnan(loss):
+            return None  # !
+        return loss
+
+trainer = L.Trainer(devices=4, strategy="ddp")
+"""
+_AGREED = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        loss = model(batch).mean()
+        bad = torch.isnan(loss).to(torch.int32)
+        dist.all_reduce(bad)
+        if bad.item() > 0:
+            continue
+        loss.backward()
+        loss_reduced = reduce_mean(loss).item()
+        if loss_reduced > 1e4:
+            break
+"""
+_ZERO = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        loss = model(batch).mean()
+        if not torch.isfinite(loss):
+            loss = sum(p.sum() for p in model.parameters()) * 0
+        loss.backward()
+"""
+_STEPS = """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, most, skipped):
+    model = DDP(net)
+    for step, batch in enumerate(loader):
+        if step >= most:
+            break
+        if step in skipped or step % 2 == 0:
+            continue
+        model(batch).mean().backward()
+"""
+_PLAIN = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def look(net, loader):
+    model = DDP(net)
+    for batch in loader:
+        loss = model.module(batch).mean()
+        if torch.isnan(loss):
+            continue
+        print(loss.item())
+
+def alone(net, loader):
+    for batch in loader:
+        try:
+            look(net, batch)
+        except RuntimeError:
+            continue
+
+def expected(net):
+    model = DDP(net)
+    for _ in range(3):
+        try:
+            model(torch.ones(1)).mean().backward()
+        except RuntimeError as error:
+            assert "unused" in str(error)
+"""
+_RAISED = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        try:
+            model(batch).mean().backward()
+        except torch.cuda.OutOfMemoryError:
+            print(torch.cuda.memory_summary())
+            raise
+        except KeyboardInterrupt:
+            break
+"""
+_AFTER = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, optimizer, rank):
+    model = DDP(net)
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        if not torch.isfinite(loss) or rank != 0:
+            continue
+        print(loss.item())
+"""

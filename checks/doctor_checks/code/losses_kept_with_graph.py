@@ -1,0 +1,383 @@
+"""CODE020: losses are kept together with the graph that they came from."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    FunctionNode,
+    Good,
+    Hit,
+    ReplaceExpression,
+    Script,
+    Severity,
+    hooks,
+    lightning_modules,
+    place_of,
+    rule,
+)
+
+_FREE = ("item", "detach", "tolist", "cpu", "numpy", "data")
+_PLAIN = ("float", "int", "str", "repr", "len")
+_KEEPS = ("append", "appendleft", "add", "insert")
+
+
+@rule(
+    id="CODE020",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("backward", "training_step"),
+    foreshadows=("MEM004",),
+    cases=lambda: (
+        Bad(
+            "a running sum",
+            """\
+for epoch in range(epochs):
+    running_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        running_loss += loss  # !
+    print(running_loss / len(loader))
+""",
+            fixed="""\
+for epoch in range(epochs):
+    running_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        running_loss += loss.detach()
+    print(running_loss / len(loader))
+""",
+        ),
+        Bad(
+            "a list of all losses, and a history by name",
+            """\
+losses = []
+history = {"train": []}
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    losses.append(loss)  # !
+    history["train"].append(loss)  # !
+""",
+            fixed="""\
+losses = []
+history = {"train": []}
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    losses.append(loss.detach())
+    history["train"].append(loss.detach())
+""",
+        ),
+        Bad(
+            "the epoch of a LightningModule",
+            """\
+import lightning as L
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.training_step_outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.training_step_outputs.append(loss)  # !
+        return {"loss": loss}
+""",
+            fixed="""\
+import lightning as L
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.training_step_outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.training_step_outputs.append(loss.detach())
+        return {"loss": loss}
+""",
+        ),
+        Bad(
+            "scaled, and summed by hand",
+            """\
+total = 0
+for x, y in loader:
+    loss = criterion(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    total = total + loss  # !
+""",
+            fixed="""\
+total = 0
+for x, y in loader:
+    loss = criterion(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    total = total + loss.detach()
+""",
+        ),
+        Bad(
+            "a step of a trainer of one's own",
+            """\
+class Trainer:
+    def run_batch(self, source, targets):
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(source), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss)  # !
+""",
+            fixed="""\
+class Trainer:
+    def run_batch(self, source, targets):
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(source), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+""",
+        ),
+        Good(
+            "the number alone",
+            """\
+total, losses = 0.0, []
+for x, y in loader:
+    loss = criterion(model(x), y)
+    loss.backward()
+    total += loss.item()
+    losses.append(loss.detach())
+    seen = loss.detach()
+    losses.append(seen)
+""",
+        ),
+        Good(
+            "a sum that is what the backward pass goes through",
+            """\
+for batch in loader:
+    total = 0.0
+    for head in heads:
+        loss = head(batch)
+        total += loss
+    total.backward()
+
+for task in tasks:
+    meta = 0
+    for step in range(5):
+        loss = inner(task)
+        loss.backward(retain_graph=True)
+        meta += loss
+""",
+        ),
+        Good(
+            "detached before it is kept, and without gradients",
+            """\
+import torch
+
+losses, total = [], 0.0
+for x, y in loader:
+    loss = criterion(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        total += loss
+    loss = loss.detach()
+    losses.append(loss)
+for x, y in val_loader:
+    loss = criterion(model(x), y)
+    losses.append(loss)
+""",
+        ),
+        Good(
+            "made anew in every step, and meters that keep numbers",
+            """\
+for x, y in loader:
+    parts = []
+    total = 0
+    loss = criterion(model(x), y)
+    loss.backward()
+    parts.append(loss)
+    total += loss
+    meter.update(loss)
+""",
+        ),
+    ),
+)
+def losses_kept_with_graph(script: Script) -> Iterator[Hit]:
+    """Ask whether losses that are kept beyond their step are freed of their graph.
+
+    Why it hurts: each kept loss holds the graph of its step and what that still refers to: memory grows step by step
+    until it is gone.
+    Fix: running += loss.detach(), and .item() when it is printed.
+    """
+    every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
+    for loop in every:
+        losses = _passed_back(script, loop)
+        if losses:
+            yield from _kept(script, loop, losses, loop.lineno)
+    for function in script.functions:
+        losses = _passed_back(script, function)
+        for hit in _kept(script, function, losses, function.lineno) if losses else ():
+            if isinstance(hit.at, ast.stmt) and script.text_of(hit.at).startswith("self."):
+                yield hit
+    for owner in lightning_modules(script):
+        for step in hooks(owner, "training_step"):
+            returned = _returned(script, step)
+            yield from _kept(script, step, returned, step.lineno)
+
+
+def _passed_back(script: Script, body: ast.For | ast.While | FunctionNode) -> frozenset[str]:
+    """Names whose backward pass runs in this very loop or step, once each."""
+    found: set[str] = set()
+    for call in script.inside(body, ast.Call):
+        if script.nearest(call, ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef) is not body:
+            continue
+        bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if bare not in ("backward", "manual_backward"):
+            continue
+        if any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords):
+            return frozenset()
+        found |= {one.id for one in call.args if isinstance(one, ast.Name)}
+        if not call.args and isinstance(call.func, ast.Attribute):
+            found |= _names_in(call.func.value)
+    return frozenset(found)
+
+
+def _names_in(node: ast.expr) -> set[str]:
+    """``loss``, and ``loss`` of ``scaler.scale(loss)`` and ``(loss / steps)``."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
+        return _names_in(node.left)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale" and node.args:
+        return _names_in(node.args[0])
+    return set()
+
+
+def _returned(script: Script, step: ast.FunctionDef) -> frozenset[str]:
+    """Names of what ``training_step`` returns to be passed back."""
+    found: set[str] = set()
+    for one in script.inside(step, ast.Return):
+        value = one.value
+        if isinstance(value, ast.Dict):
+            pairs = zip(value.keys, value.values, strict=True)
+            value = next((item for key, item in pairs if isinstance(key, ast.Constant) and key.value == "loss"), None)
+        if isinstance(value, ast.Name):
+            found.add(value.id)
+    return frozenset(found)
+
+
+def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> Iterator[Hit]:
+    for statement in script.inside(body, ast.stmt):
+        found = _keeps(statement)
+        if found is None or not isinstance(found[1], ast.Name) or found[1].id not in losses:
+            continue
+        keeper, kept = found
+        assert isinstance(kept, ast.Name)
+        if _is_sum(statement) and _without_gradients(script, statement):
+            continue
+        if _outlives(script, keeper, body) and not _is_freed(script, kept, body) and not _goes_back(script, keeper):
+            words = script.text_of(keeper, 40)
+            yield Hit(
+                statement,
+                f"{words} keeps {kept.id} with its graph, from every step of line {line}",
+                fix=f"{kept.id}.detach() instead of {kept.id}",
+                edits=(ReplaceExpression(place_of(kept), f"{kept.id}.detach()"),) if "loss" in kept.id.lower() else (),
+            )
+
+
+def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    """What is kept where: ``total += loss``, ``total = total + loss``, ``losses.append(loss)``."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        return statement.target, statement.value
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp) and len(statement.targets) == 1:
+        target, added = statement.targets[0], statement.value
+        if isinstance(added.op, ast.Add) and ast.unparse(added.left) == ast.unparse(target):
+            return target, added.right
+    if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS and call.args and not call.keywords:
+            return call.func.value, call.args[-1]
+    return None
+
+
+def _is_sum(statement: ast.stmt) -> bool:
+    return not isinstance(statement, ast.Expr)
+
+
+def _without_gradients(script: Script, node: ast.AST) -> bool:
+    for outer in script.around(node):
+        if isinstance(outer, ast.With):
+            if any(
+                script.text_of(item.context_expr).endswith(("no_grad()", "inference_mode()")) for item in outer.items
+            ):
+                return True
+    return False
+
+
+def _outlives(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
+    """Whether what keeps them was there before the step: it is given nothing new in it."""
+    while isinstance(keeper, ast.Subscript):
+        keeper = keeper.value
+    if not isinstance(keeper, (ast.Name, ast.Attribute)):
+        return False
+    own = ast.unparse(keeper)
+    for one in script.inside(body, ast.Assign):
+        renewed = any(ast.unparse(target) == own for target in one.targets)
+        if renewed and not (isinstance(one.value, ast.BinOp) and ast.unparse(one.value.left) == own):
+            return False
+    return not isinstance(keeper, ast.Name) or not _is_bounded(script, keeper)
+
+
+def _is_bounded(script: Script, keeper: ast.Name) -> bool:
+    """A deque that drops the oldest, or an object that can't be told to be a list or a number."""
+    values = script.values_of(keeper)
+    return any(isinstance(one, ast.Call) and script.text_of(one.func).endswith("deque") for one in values) or not values
+
+
+def _is_freed(script: Script, kept: ast.Name, body: ast.AST) -> bool:
+    """Whether the name is given something without a graph in the step."""
+    for one in script.inside(body, ast.Assign):
+        if any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets) and _is_plain(
+            one.value
+        ):
+            return True
+    return False
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """Ends in ``.item()``, ``.detach()``, ``.data``, or goes through a function that may free it."""
+    if isinstance(value, ast.Attribute):
+        return value.attr in _FREE
+    if isinstance(value, ast.BinOp):
+        return _is_plain(value.left) or _is_plain(value.right)
+    if not isinstance(value, ast.Call):
+        return False
+    bare = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+    return bare in (*_FREE, *_PLAIN) or "reduce" in bare or "gather" in bare
+
+
+def _goes_back(script: Script, keeper: ast.expr) -> bool:
+    """Whether what keeps them is itself passed back, by this name or through another one."""
+    while isinstance(keeper, ast.Subscript):
+        keeper = keeper.value
+    scope = script.function_of(keeper) or script.tree
+    names = {ast.unparse(keeper)}
+    for one in script.inside(scope, ast.Assign):
+        if any(ast.unparse(part) in names for part in ast.walk(one.value) if isinstance(part, ast.Name)):
+            names |= {target.id for target in one.targets if isinstance(target, ast.Name)}
+    for call in script.inside(scope, ast.Call):
+        bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if bare in ("backward", "manual_backward", "grad") and any(
+            isinstance(part, (ast.Name, ast.Attribute)) and ast.unparse(part) in names for part in ast.walk(call)
+        ):
+            return True
+    return False

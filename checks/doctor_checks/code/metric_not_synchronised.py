@@ -1,0 +1,245 @@
+"""CODE007: a metric of the evaluation that each rank keeps to itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    MODULE,
+    TRAINER,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    SetArgument,
+    Severity,
+    hooks,
+    lightning_modules,
+    place_of,
+    rank_condition,
+    rule,
+    several_ranks,
+    words_behind,
+)
+
+_STEPS = ("validation_step", "test_step")
+_ENDS = ("on_validation_epoch_end", "on_test_epoch_end", "validation_epoch_end", "test_epoch_end")
+_LOGS = (f"{MODULE}().log", f"{MODULE}().log_dict")
+_SYNCED = re.compile(
+    r"^(?:compute|all_gather\w*|gather\w*|all_?reduce\w*|reduce|reduce_\w+|sync_ddp\w*|synchronize_between_processes|"
+    r"broadcast|world_size|callback_metrics|logged_metrics|optimizers|lr|learning_rate|param_groups|current_epoch|"
+    r"global_step|torchmetrics|memory_allocated|max_memory_allocated|perf_counter|time)$"
+)
+"""Words of values that are the same on all ranks already, that ranks gathered, or that a metric object holds."""
+_COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/])")
+
+
+@rule(
+    id="CODE007",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end"),
+    cases=lambda: (
+        Bad(
+            "the loss of validation",
+            _model("self.log('val_loss', loss)  # !"),
+            _model("self.log('val_loss', loss, sync_dist=True)  # !"),
+        ),
+        Bad(
+            "a dictionary, where the line above is synchronised",
+            _model(
+                "self.log('val_loss', loss, sync_dist=True)\n"
+                "        self.log_dict({'val_acc': acc, 'lr': self.lr})  # !"
+            ),
+            _model(
+                "self.log('val_loss', loss, sync_dist=True)\n"
+                "        self.log_dict({'val_acc': acc, 'lr': self.lr}, sync_dist=True)  # !"
+            ),
+        ),
+        Bad(
+            "a mean over the epoch, of this rank's outputs",
+            _AT_THE_END,
+            _AT_THE_END.replace("mean)", "mean, sync_dist=True)"),
+        ),
+        Bad(
+            "a count, for which the right reduction is the author's to choose",
+            _model("self.log('num_correct', hits)  # !"),
+        ),
+        Bad("what a metric object returned for a batch", _model("self.log('val_acc', self.accuracy(logits, y))  # !")),
+        Bad(
+            "the loss in what a model returned",
+            _model("output = self.net(x, y)\n        self.log('val_loss', output.loss)  # !"),
+            _model("output = self.net(x, y)\n        self.log('val_loss', output.loss, sync_dist=True)  # !"),
+        ),
+        Good("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
+        Good("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
+        Good("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
+        Good("by step alone", _model("self.log('val_loss', loss, on_step=True, on_epoch=False)")),
+        Good("of one rank by intention", _model("self.log('val_loss', loss, rank_zero_only=True)")),
+        Good(
+            "in training, where a mean over ranks is not worth its price",
+            _model("pass", "self.log('train_loss', loss)"),
+        ),
+        Good("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
+        Good(
+            "a loss that the ranks reduced",
+            _model("loss = self.all_gather(loss).mean()\n        self.log('val_loss', loss)"),
+        ),
+    ),
+)
+def metric_not_synchronised(script: Script) -> Iterator[Hit]:
+    """Ask whether what an evaluation logs for the whole epoch is averaged over the ranks.
+
+    Why it hurts: each rank has seen another part of the data, and what is printed and compared is the part of rank 0.
+    ModelCheckpoint and EarlyStopping decide by it; where ranks decide for themselves, they disagree and hang.
+    Fix: `self.log(name, value, sync_dist=True)`, or log an object of torchmetrics, which gathers by itself.
+    """
+    if not _is_for_several(script):
+        return
+    for owner in lightning_modules(script):
+        for hook in hooks(owner, *_STEPS, *_ENDS):
+            for call in script.inside(hook, ast.Call):
+                if script.name(call.func) in _LOGS and _is_by_epoch(script, call, hook):
+                    yield from _hits(script, call, hook)
+
+
+def _is_for_several(script: Script) -> bool:
+    """A Trainer of several devices in the file, or a module that speaks of them by itself."""
+    if several_ranks(script) is not None:
+        return True
+    if next(script.calls(TRAINER), None) is not None:
+        return False
+    synced = (script.argument(call, "sync_dist") for call in script.calls(*_LOGS))
+    return any(script.value(one) is True for one in synced if one is not None)
+
+
+def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
+    """On the epoch's level and for all ranks, with nothing left open."""
+    if script.is_open(call) or rank_condition(script, call) is not None:
+        return False
+    if script.argument(call, "sync_dist") is not None or script.argument(call, "rank_zero_only") is not None:
+        return False
+    told = script.argument(call, "on_epoch")
+    return told is None or script.value(told) is True
+
+
+def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Hit]:
+    for name, value in _logged(script, call):
+        if _is_of_this_rank(script, value, hook):
+            metric = _metric_of(script, value)
+            certain = not (metric or _COUNTS.search(name.lower()) or _is_on_the_host(script, value))
+            yield Hit(
+                call,
+                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value is "
+                "that of rank 0's share of the data",
+                fix=f"`self.log({name!r}, {metric})`: the metric object, which gathers by itself" if metric else "",
+                edits=(SetArgument(place_of(call), "sync_dist", "True"),) if certain else (),
+            )
+            return
+
+
+def _logged(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Names and values of one call."""
+    first = script.argument(call, "name", 0) or script.argument(call, "dictionary", 0)
+    value = script.argument(call, "value", 1)
+    if script.name(call.func).endswith("log") and first is not None and value is not None:
+        name = script.value(first)
+        yield name if isinstance(name, str) else script.text_of(first), value
+    elif first is not None and script.name(call.func).endswith("log_dict"):
+        for one in script.values_of(first):
+            if isinstance(one, ast.Dict):
+                for key, part in zip(one.keys, one.values, strict=True):
+                    yield str(script.value(key)) if isinstance(key, ast.Constant) else "", part
+
+
+def _is_of_this_rank(script: Script, value: ast.expr, hook: ast.FunctionDef) -> bool:
+    """A value that is computed from a batch, or from outputs, in this hook: no metric object, no number, nothing that
+    was gathered, and nothing that can't be followed."""
+    made = [one for one in script.values_of(value) if _is_computed(one)]
+    if not made or isinstance(value, ast.Constant) or _is_stored(value):
+        return False
+    words = words_behind(script, value)
+    if any(_SYNCED.match(word) for word in words):
+        return False
+    return hook.name in _STEPS or not _is_stored(value)
+
+
+def _metric_of(script: Script, value: ast.expr) -> str:
+    """``self.accuracy``, an object of torchmetrics, where the value is what a call of it returned for a batch."""
+    for made in script.values_of(value):
+        if isinstance(made, ast.Call) and _is_stored(made.func) and script.name(made.func).startswith("torchmetrics."):
+            return script.text_of(made.func)
+    return ""
+
+
+def _is_computed(node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.value, ast.Name) and node.value.id != "self"  # outputs.loss
+    if isinstance(node, ast.Subscript):
+        return not _is_stored(node.value)
+    return isinstance(node, (ast.Call, ast.BinOp, ast.Starred))
+
+
+def _is_stored(node: ast.expr) -> bool:
+    """``self.metrics``, which may hold metric objects."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_on_the_host(script: Script, value: ast.expr) -> bool:
+    """A tensor that was moved to the processor, which NCCL can't reduce."""
+    return not {"cpu", "numpy"}.isdisjoint(words_behind(script, value))
+
+
+def _model(validation: str, training: str = "pass") -> str:
+    return f"""
+import lightning as L
+import torch.nn.functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+class Classifier(L.LightningModule):
+    def __init__(self, net, lr=1e-3):
+        super().__init__()
+        self.net, self.lr = net, lr
+        self.accuracy = MulticlassAccuracy(10)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        {training}
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(x)
+        loss = F.cross_entropy(logits, y)
+        acc = (logits.argmax(1) == y).float().mean()
+        hits = (logits.argmax(1) == y).sum()
+        self.accuracy(logits, y)
+        {validation}
+
+trainer = L.Trainer(devices=4, strategy="ddp", max_epochs=10)
+"""
+
+
+_AT_THE_END = """
+import pytorch_lightning as pl
+import torch
+from torchmetrics import Accuracy
+
+class Segmenter(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+        self.accuracy = Accuracy(task="multiclass", num_classes=3)
+
+    def validation_step(self, batch, batch_idx):
+        self.outputs.append(self.loss(batch))
+
+    def on_validation_epoch_end(self):
+        mean = torch.stack(self.outputs).mean()
+        self.log("val/loss", mean)  # !
+        self.outputs.clear()
+
+pl.Trainer(accelerator="gpu", devices=-1).fit(Segmenter())
+"""

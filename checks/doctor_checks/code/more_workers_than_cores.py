@@ -1,0 +1,202 @@
+"""CODE024: data loaders start more workers than there are cores."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.api import FABRIC, LOADER, TRAINER, Bad, Good, Hit, Script, Severity, rule, runs_alone, several_ranks
+
+_ALL_CORES = ("os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count", "psutil.cpu_count")
+_SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+
+
+@rule(
+    id="CODE024",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("num_workers",),
+    foreshadows=("DATA009",),
+    cases=lambda: (
+        Bad(
+            "more than the machine has",
+            """\
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, num_workers=64)  # !
+""",
+            processors=16,
+        ),
+        Bad(
+            "times the ranks of the host",
+            """\
+import lightning as L
+from torch.utils.data import DataLoader
+
+WORKERS = 8
+train_loader = DataLoader(data, 32, num_workers=WORKERS)  # !
+trainer = L.Trainer(devices=8, strategy="ddp")
+trainer.fit(model, train_loader)
+""",
+            processors=32,
+        ),
+        Bad(
+            "all cores for each rank",
+            """\
+import os, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl")
+loader = DataLoader(data, batch_size=64, sampler=sampler, num_workers=os.cpu_count())  # !
+""",
+        ),
+        Bad(
+            "an option whose default is too many",
+            """\
+import argparse
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-j", "--workers", default=48, type=int)
+args = parser.parse_args()
+loader = DataLoader(data, batch_size=64, num_workers=args.workers)  # !
+""",
+            processors=8,
+        ),
+        Good(
+            "as many as there are cores, on a machine of that size",
+            """\
+import lightning as L
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, num_workers=8)
+trainer = L.Trainer(devices=4, strategy="ddp")
+""",
+            processors=32,
+        ),
+        Good(
+            "the machine is not known",
+            """\
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, num_workers=64)
+""",
+        ),
+        Good(
+            "shared between the ranks, or one process that may have them all",
+            """\
+import os
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl")
+loader = DataLoader(data, 32, num_workers=os.cpu_count() // int(os.environ["LOCAL_WORLD_SIZE"]))
+""",
+            processors=8,
+        ),
+        Good(
+            "one process that may have them all",
+            """\
+import os
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, 32, num_workers=os.cpu_count())
+other = make_loader(data, num_workers=64)
+""",
+            processors=8,
+        ),
+    ),
+)
+def more_workers_than_cores(script: Script) -> Iterator[Hit]:
+    """Ask whether the workers of all ranks of a host fit onto its cores.
+
+    Why it hurts: workers and the threads that feed the GPUs take turns on the cores: steps wait for data, and each
+    worker holds a copy of the data set.
+    Fix: num_workers of at most the cores of the host divided by its ranks, less one for the rank itself.
+    """
+    ranks = _ranks_of_host(script)
+    for call in script.calls(LOADER):
+        given = script.argument(call, "num_workers", 5)
+        workers = _workers(script, given) if given is not None else None
+        if workers is None:
+            continue
+        if workers.number is None:
+            yield from _every_core(script, call, workers, ranks)
+        elif script.processors is not None and workers.number * ranks > script.processors:
+            yield _too_many(script, call, workers, ranks, script.processors)
+
+
+class _Workers(NamedTuple):
+    """``number``: ``None`` for all cores. ``of``: the words for where it stands."""
+
+    number: int | None
+    of: str
+    certain: bool = True
+
+
+def _workers(script: Script, given: ast.expr) -> _Workers | None:
+    value = script.value(given)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _Workers(value, f"num_workers={value}")
+    if isinstance(given, ast.Name) and len(values := script.values_of(given)) == 1:
+        given = values[0]
+    if isinstance(given, ast.Call) and script.name(given.func) in _ALL_CORES:
+        return _Workers(None, f"num_workers={script.text_of(given)}")
+    if isinstance(given, ast.Attribute) and (default := _default_of(script, given.attr)) is not None:
+        return _Workers(default, f"num_workers={script.text_of(given)}, {default} if nothing else is given", False)
+    return None
+
+
+def _default_of(script: Script, name: str) -> int | None:
+    """The default of the command line's option of that name."""
+    for call in script.method_calls("add_argument"):
+        flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        if any(flag.lstrip("-").replace("-", "_") == name for flag in flags):
+            default = script.value(script.argument(call, "default"))
+            return default if isinstance(default, int) and not isinstance(default, bool) else None
+    return None
+
+
+def _ranks_of_host(script: Script) -> int:
+    """Ranks that the script itself puts onto one host; 1 where it does not say."""
+    counts = [1]
+    for call in script.calls(TRAINER, FABRIC):
+        devices = script.value(script.argument(call, "devices"))
+        if isinstance(devices, tuple):
+            counts.append(len(devices))
+        elif isinstance(devices, int) and not isinstance(devices, bool):
+            counts.append(devices)
+    for call in script.calls(*_SPAWNS):
+        processes = script.value(script.argument(call, "nprocs", 2))
+        if isinstance(processes, int):
+            counts.append(processes)
+    return max(counts)
+
+
+def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -> Iterator[Hit]:
+    """As many as the host has, for each of its ranks."""
+    shown = several_ranks(script)
+    if shown is None or runs_alone(script, call):
+        return
+    many = f"{ranks} ranks" if ranks > 1 else "each rank"
+    yield Hit(
+        call,
+        f"{workers.of} gives {many} of a host a worker for every core of it; line {shown.lineno} makes this a script "
+        "of several ranks",
+        fix="num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)",
+        confidence=0.9,
+    )
+
+
+def _too_many(script: Script, call: ast.Call, workers: _Workers, ranks: int, cores: int) -> Hit:
+    total = (workers.number or 0) * ranks
+    times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
+    return Hit(
+        call,
+        f"{workers.of}{times} on {cores} cores",
+        fix=f"num_workers={max(1, cores // ranks - 1)}",
+        confidence=1.0 if workers.certain else 0.7,
+        evidence=(("workers", total), ("ranks", ranks), ("cores", cores)),
+    )

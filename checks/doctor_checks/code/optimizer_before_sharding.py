@@ -1,0 +1,184 @@
+"""CODE034: the optimizer is made before FSDP shards the parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import FSDP, Bad, Good, Hit, Script, Severity, rule
+
+
+@rule(
+    id="CODE034",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("FullyShardedDataParallel", "FSDP", "fully_shard"),
+    cases=lambda: (
+        Bad(
+            "the wrapper last",
+            """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # !
+model = FSDP(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+    optimizer.step()
+""",
+        ),
+        Bad(
+            "FSDP2, layer by layer",
+            """\
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Adam
+
+def main():
+    model = Transformer(args)
+    optimizer = Adam(model.parameters(), lr=3e-4, fused=True)  # !
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, optimizer)
+""",
+        ),
+        Bad(
+            "parameters that were taken before",
+            """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+class Runner:
+    def build(self):
+        self.model = build_model()
+        decayed = [p for p in self.model.parameters() if p.dim() > 1]
+        self.model = FullyShardedDataParallel(self.model, device_id=self.local_rank)
+        self.optimizer = torch.optim.SGD(decayed, lr=0.1)  # !
+""",
+        ),
+        Good(
+            "wrapped first",
+            """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+model = FSDP(Net().cuda())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+""",
+        ),
+        Good(
+            "another model, another branch, and made anew",
+            """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+critic_optimizer = torch.optim.Adam(critic.parameters())
+if args.fsdp:
+    model = FSDP(model)
+    optimizer = torch.optim.Adam(model.parameters())
+else:
+    optimizer = torch.optim.Adam(model.parameters())
+
+optimizer = torch.optim.Adam(model.parameters())
+if args.shard:
+    model = FSDP(model)
+    optimizer = torch.optim.Adam(model.parameters())
+""",
+        ),
+        Good(
+            "DistributedDataParallel keeps the parameters, and other functions",
+            """\
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+optimizer = torch.optim.Adam(model.parameters())
+model = DDP(model)
+
+def shard(model):
+    fully_shard(model)
+    return model
+""",
+        ),
+    ),
+)
+def optimizer_before_sharding(script: Script) -> Iterator[Hit]:
+    """Ask whether optimizers hold the parameters that FSDP left.
+
+    Why it hurts: FSDP replaces the parameters by shards; an optimizer that was made before holds the old ones: it
+    updates what nobody uses, holds whole tensors in memory, and the loss does not fall.
+    Fix: model = FSDP(model) or fully_shard(model) first, then optimizer = torch.optim.AdamW(model.parameters()).
+    """
+    wraps = [call for call in script.calls(*FSDP) if call.args]
+    for made in script.all(ast.Call) if wraps else ():
+        if not script.name(made.func).startswith("torch.optim.") or not made.args:
+            continue
+        for taken in _taken_from(script, made):
+            wrapped = next((call for call in wraps if _replaces(script, call, taken, made)), None)
+            if wrapped is not None:
+                where = "" if taken.lineno == made.lineno else f" taken in line {taken.lineno}"
+                yield Hit(
+                    made,
+                    f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken))}{where}, which "
+                    f"{script.text_of(wrapped.func)} replaces in line {wrapped.lineno}",
+                )
+                break
+
+
+def _taken_from(script: Script, made: ast.Call) -> Iterator[ast.Call]:
+    """``model.parameters()`` that an optimizer is given, also by a name."""
+    groups = [made.args[0]]
+    if isinstance(made.args[0], ast.Name):
+        groups = list(script.values_of(made.args[0]))
+        if len(groups) != 1:
+            return
+    for node in ast.walk(groups[0]) if groups else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("parameters", "named_parameters"):
+                yield node
+
+
+def _model(taken: ast.Call) -> ast.expr:
+    assert isinstance(taken.func, ast.Attribute)
+    return taken.func.value
+
+
+def _replaces(script: Script, wrap: ast.Call, taken: ast.Call, made: ast.Call) -> bool:
+    """Whether a wrapper takes the parameters that were taken before, on the same way through the same function."""
+    if ast.unparse(wrap.args[0]) != ast.unparse(_model(taken)) or wrap.lineno <= taken.lineno:
+        return False
+    if script.function_of(wrap) is not script.function_of(taken):
+        return False
+    return not _apart(script, taken, wrap) and not _made_again(script, made, wrap)
+
+
+def _apart(script: Script, one: ast.AST, other: ast.AST) -> bool:
+    """Whether the first one stands in a branch that the other does not share: they need not both run."""
+    conditions = {outer for outer in script.around(other) if isinstance(outer, (ast.If, ast.Try))}
+    for outer in script.around(one):
+        if isinstance(outer, (ast.If, ast.Try, ast.ExceptHandler)):
+            return outer not in conditions or _branch(script, outer, one) != _branch(script, outer, other)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+    return False
+
+
+def _branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
+    """Which of the blocks of a statement holds a node."""
+    chain = {node, *script.around(node)}
+    blocks = ("body", "orelse", "handlers", "finalbody")
+    return next((name for name in blocks if not chain.isdisjoint(getattr(outer, name, ()))), "")
+
+
+def _made_again(script: Script, made: ast.Call, wrap: ast.Call) -> bool:
+    """Whether the optimizer of that name is made once more behind the wrapper."""
+    statement = script.statement_of(made)
+    if made.lineno > wrap.lineno or not isinstance(statement, ast.Assign):
+        return False
+    names = {ast.unparse(target) for target in statement.targets}
+    scope = script.function_of(made) or script.tree
+    return any(
+        one.lineno > wrap.lineno and not names.isdisjoint(ast.unparse(target) for target in one.targets)
+        for one in script.inside(scope, ast.Assign)
+    )

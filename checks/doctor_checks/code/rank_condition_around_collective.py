@@ -1,0 +1,376 @@
+"""CODE005: a condition on the rank around something that all ranks have to do together."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Collective,
+    Good,
+    Hit,
+    RankCondition,
+    Script,
+    Severity,
+    collectives_of,
+    main_first,
+    rank_condition,
+    rule,
+    trains_on_several,
+    unjoined,
+)
+
+
+def _cases() -> tuple[Bad | Good, ...]:
+    return (
+        Bad("a loss is reduced on rank 0 alone", _REDUCED),
+        Bad("evaluation in a function that gathers", _EVALUATED),
+        Bad("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
+        Bad("the others have returned", _RETURNED),
+        Bad("the state of a sharded model", _SHARDED),
+        Bad("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
+        Bad("two ranks, two collectives", _DIFFERENT),
+        Good("all reduce, one prints", _REDUCED_BY_ALL),
+        Good("both branches broadcast", _BRANCHES),
+        Good("the others wait, rank 0 works, rank 0 joins", _FIRST),
+        Good("the others come to their call below", _BELOW),
+        Good("no job of several ranks: -1 is no rank", _NO_JOB),
+        Good("the ranks of a group reduce in it", _GROUP),
+        Good("one process alone tests, with a Trainer of one device", _ALONE),
+        Good("a condition on the rank in another function", _ELSEWHERE),
+    )
+
+
+@rule(
+    id="CODE005",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
+    foreshadows=("RUN006",),
+    cases=_cases,
+)
+def rank_condition_around_collective(script: Script) -> Iterator[Hit]:
+    """Ask whether anything that synchronises ranks stands under a condition on the rank.
+
+    Why it hurts: the ranks that come there wait for the others, which never come, or are already in their next
+    collective: the job hangs until a time-out ends it, or pairs calls that do not belong together.
+    Fix: make the call on all ranks, and put only what is done with its result under the condition.
+    """
+    for one in collectives_of(script).all():
+        if one.word in _BY_SOME or _is_of_one_device(script, one.call):
+            continue
+        condition = unjoined(script, one)
+        first = main_first(script, one.call) if condition is None else None
+        if condition is not None:
+            yield _hit(script, one, condition)
+        elif first is not None and not one.grouped and rank_condition(script, one.call) is None:
+            yield _waited_for(script, one, first)
+
+
+_BY_SOME = frozenset({"save_state", "load_state", "init_process_group"})
+"""Plain DDP bears that one rank saves; and who joins a job is no question of who is in it."""
+
+
+def _is_of_one_device(script: Script, call: ast.Call) -> bool:
+    """A Trainer of the file that is told one device and no strategy."""
+    if not script.name(call.func).startswith(("lightning.pytorch.Trainer().", "lightning.fabric.Fabric().")):
+        return False
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    made = [one for one in script.values_of(owner) if isinstance(one, ast.Call)]
+    return any(
+        script.value(script.argument(one, "devices")) in (1, "1", (0,)) and not trains_on_several(script, one)
+        for one in made
+    )
+
+
+def _hit(script: Script, one: Collective, condition: RankCondition) -> Hit:
+    line = getattr(condition.where, "lineno", one.call.lineno)
+    what = _words(script, one)
+    at = f"{what} at line {one.call.lineno}"
+    if condition.test.startswith("@"):
+        summary = f"{at} runs on one rank alone ({condition.test}, line {line}): the other ranks never join it"
+    else:
+        summary = f"{at} runs only if {_plain(condition.test)} (line {line}): the other ranks never join it"
+    return Hit(
+        one.call,
+        summary,
+        fix=_fix(script, one),
+        evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
+        confidence=0.95 if one.through is None else 0.9,
+    )
+
+
+def _waited_for(script: Script, one: Collective, first: ast.Call) -> Hit:
+    return Hit(
+        one.call,
+        f"{_words(script, one)} at line {one.call.lineno} stands in `with {script.text_of(first)}` (line "
+        f"{first.lineno}): the main process waits in it for the others, and they wait to be let into the block",
+        fix="Take the call out of the block: all ranks make it, after the block.",
+        evidence=(("condition", script.text_of(first)), ("line_of_condition", first.lineno), ("collective", one.word)),
+    )
+
+
+def _words(script: Script, one: Collective) -> str:
+    """``dist.all_reduce``, or ``evaluate (it does all_gather)``."""
+    if one.word == "sync_dist":
+        return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
+    name = script.text_of(one.call.func, 40)
+    return f"{name} (it does {one.word})" if one.through else name
+
+
+def _plain(test: str) -> str:
+    """``not (rank != 0)`` as ``rank == 0``, where that is all there is to it."""
+    inner = test.removeprefix("not (").removesuffix(")") if test.startswith("not (") else ""
+    for one, other in ((" != ", " == "), (" == ", " != ")):
+        if inner.count(one) == 1 and not any(word in inner for word in (" and ", " or ", " not ")):
+            return inner.replace(one, other)
+    return test
+
+
+_FIXES = {
+    "sync_dist": "Log on all ranks: `self.log(..., sync_dist=True)` outside of the condition; what one rank knows "
+    "alone is logged with `rank_zero_only=True` and without sync_dist.",
+    "save_checkpoint": "Call `trainer.save_checkpoint(path)` on all ranks: it writes on rank 0 alone, and has a "
+    "barrier.",
+    "save": "Call `fabric.save(path, state)` on all ranks: it writes on rank 0 alone, and has a barrier.",
+    "barrier": "Take the barrier out of the condition, or take it away: the others do not wait there.",
+    "wait_for_everyone": "Take it out of the condition: all ranks have to come there.",
+    "validate": "Evaluate on all ranks, each its part; a test by one process belongs in a script of its own with "
+    "`Trainer(devices=1)`.",
+    "new_group": "Make the group on all ranks, also on those that are not in it: `group = dist.new_group(ranks)` "
+    "outside of the condition.",
+    "state_dict of FSDP": "Take the state on all ranks (`state = model.state_dict()`), and save it on rank 0: `if rank "
+    "== 0: torch.save(state, path)`.",
+}
+_FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
+
+
+def _fix(script: Script, one: Collective) -> str:
+    if one.through:
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use what it returns on rank 0."
+    return _FIXES.get(one.word, "")
+
+
+_REDUCED = """\
+import torch
+import torch.distributed as dist
+
+def train(model, loader, optimizer, rank):
+    for step, (x, y) in enumerate(loader):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 0 and rank == 0:
+            dist.all_reduce(loss)  # !
+            print(step, loss.item() / dist.get_world_size())
+"""
+_REDUCED_BY_ALL = """\
+import torch
+import torch.distributed as dist
+
+def train(model, loader, optimizer, rank):
+    for step, (x, y) in enumerate(loader):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 0:
+            dist.all_reduce(loss)
+            if rank == 0:
+                print(step, loss.item() / dist.get_world_size())
+"""
+_EVALUATED = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def is_main():
+    return int(os.environ["RANK"]) == 0
+
+def evaluate(model, loader):
+    model.eval()
+    scores = [model(x).mean() for x in loader]
+    if dist.is_initialized():
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, scores)
+    return scores
+
+def main(model, train_loader, val_loader):
+    dist.init_process_group("nccl")
+    model = DDP(model.cuda())
+    for epoch in range(10):
+        train_one_epoch(model, train_loader)
+        if is_main():
+            print(evaluate(model, val_loader))  # !
+"""
+_HOOK = """\
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+
+class Keep(L.Callback):
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.save_checkpoint("last.ckpt")  # !
+
+class Net(L.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        loss = self.net(batch).mean()
+        if self.trainer.is_global_zero:
+            self.log("val_loss", loss, sync_dist=True)  # !
+"""
+_RETURNED = """\
+import torch
+import torch.distributed as dist
+
+def save(model, path):
+    if dist.get_rank() != 0:
+        return
+    torch.save(model.state_dict(), path)
+    dist.barrier()  # !
+"""
+_SHARDED = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def main(build, path):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    model = FSDP(build().cuda())
+    train(model)
+    if rank == 0:
+        torch.save(model.state_dict(), path)  # !
+"""
+_ACCELERATE = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+def evaluate(model, loader):
+    for batch in loader:
+        logits = model(batch)
+        if accelerator.is_main_process:
+            everything = accelerator.gather_for_metrics(logits)  # !
+
+with accelerator.main_process_first():
+    data = load()
+    accelerator.wait_for_everyone()  # !
+"""
+_DIFFERENT = """\
+import torch
+import torch.distributed as dist
+
+def share(rank, settings):
+    if rank == 0:
+        dist.broadcast_object_list([settings], src=0)  # !
+    else:
+        dist.barrier()  # !
+"""
+_BRANCHES = """\
+import torch.distributed as dist
+
+def share(rank, settings):
+    if rank == 0:
+        box = [settings]
+        dist.broadcast_object_list(box, src=0)
+    else:
+        box = [None]
+        dist.broadcast_object_list(box, src=0)
+    if dist.get_rank() == 0:
+        dist.gather(box[0], gather_list=[], dst=0)
+    else:
+        dist.gather(box[0], dst=0)
+    return box[0]
+"""
+_FIRST = """\
+import torch
+from contextlib import contextmanager
+
+def load(args, build):
+    if args.local_rank not in [-1, 0]:
+        torch.distributed.barrier()
+    data = build()
+    if args.local_rank == 0:
+        torch.distributed.barrier()
+    return data
+
+@contextmanager
+def zero_first(local_rank):
+    if local_rank not in (-1, 0):
+        torch.distributed.barrier(device_ids=[local_rank])
+    yield
+    if local_rank == 0:
+        torch.distributed.barrier(device_ids=[0])
+"""
+_BELOW = """\
+import torch.distributed as dist
+
+def best(metrics, score, is_last_rank):
+    if metrics is None or not is_last_rank():
+        dist.all_reduce(score)
+        return score
+    score += metrics["score"]
+    dist.all_reduce(score)
+    return score
+
+def load(settings, build):
+    if getattr(settings, "wait_for_the_first_process", True) and settings.shared and settings.local_rank not in [-1, 0]:
+        dist.barrier()
+    data = build(settings)
+    if getattr(settings, "wait_for_the_first_process", True) and settings.shared and settings.local_rank == 0:
+        dist.barrier()
+    return data
+"""
+_NO_JOB = """\
+import torch
+import torch.distributed as dist
+
+def reduce(loss, args, rank=None):
+    if args.local_rank != -1:
+        dist.all_reduce(loss)
+    if rank is not None:
+        dist.barrier()
+    if args.world_size == 1 and args.rank == 0:
+        dist.barrier()
+    if args.local_rank >= 0:
+        dist.barrier()
+"""
+_GROUP = """\
+import torch.distributed as dist
+
+def reduce(loss, rank, ranks, tp_rank):
+    group = dist.new_group(ranks)
+    if rank in ranks:
+        dist.all_reduce(loss, group=group)
+    if tp_rank == 0:
+        dist.broadcast(loss, 0, group)
+"""
+_ALONE = """\
+import lightning as L
+
+def main(model, data):
+    trainer = L.Trainer(devices=8, strategy="ddp")
+    trainer.fit(model, data)
+    if trainer.is_global_zero:
+        tester = L.Trainer(devices=1, num_nodes=1)
+        tester.test(model, data)
+"""
+_ELSEWHERE = """\
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
+
+@rank_zero_only
+def say(words):
+    print(words)
+
+def step(loss, rank, first):
+    if rank == 0:
+        def late():
+            dist.barrier()
+        register(late)
+    if first:
+        dist.all_reduce(loss)
+    say(loss)
+"""

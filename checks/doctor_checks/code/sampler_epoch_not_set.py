@@ -1,0 +1,248 @@
+"""CODE011: a distributed sampler that is never told the epoch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    SAMPLER,
+    Bad,
+    Good,
+    Hit,
+    InsertStatement,
+    Loop,
+    Script,
+    Severity,
+    calls_of,
+    depends_on_ranks,
+    epoch_loops,
+    evaluates,
+    loops,
+    parts_loaders_by_itself,
+    place_of,
+    rule,
+    target_name,
+)
+
+
+@rule(
+    id="CODE011",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("DistributedSampler",),
+    foreshadows=("DATA006",),
+    cases=lambda: (
+        Bad("one loop in the other", _PLAIN, _PLAIN.replace("range(10):", "range(10):\n    sampler.set_epoch(epoch)")),
+        Bad(
+            "the loop over batches is a function of its own",
+            _FUNCTIONS,
+            _FUNCTIONS.replace("epochs):", "epochs):\n        train_loader.sampler.set_epoch(epoch)"),
+        ),
+        Bad("in methods, where other loaders come as well", _METHODS),
+        Bad("made in a branch, where no line fits all", _BRANCH),
+        Good("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
+        Good("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
+        Good("made for each epoch, of other data", _EACH),
+        Good("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
+        Good("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
+        Good("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
+        Good("the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")),
+    ),
+)
+def sampler_epoch_not_set(script: Script) -> Iterator[Hit]:
+    """Ask whether each epoch is shuffled anew where a script uses DistributedSampler by itself.
+
+    Why it hurts: the sampler shuffles by its seed and the epoch; without `set_epoch` all epochs have the same order and
+    the same share of the data on each rank, and the model generalises worse. Nothing fails.
+    Fix: `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
+    """
+    if parts_loaders_by_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
+        return
+    trained = [loop for loop in loops(script) if loop.trains]
+    for call in script.calls(SAMPLER):
+        if _shuffles(script, call) and evaluates(target_name(script, call)) is not True:
+            yield from _hits(script, call, trained)
+
+
+def _shuffles(script: Script, sampler: ast.Call) -> bool:
+    told = script.argument(sampler, "shuffle", 3)
+    if script.is_open(sampler):
+        return False
+    return told is None or script.value(told) is True
+
+
+def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Hit]:
+    for loop in trained:
+        fed = _is_fed_by(script, loop, sampler)
+        repeated = [one for one in epoch_loops(script, loop) if _counts(one)]
+        if fed and repeated and not _is_made_in(script, sampler, repeated):
+            name = target_name(script, sampler) or "DistributedSampler"
+            yield Hit(
+                sampler,
+                f"{name} (line {sampler.lineno}) is never told the epoch: every epoch of the loop in line "
+                f"{repeated[0].lineno} trains in the same order",
+                fix=f"`{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop in line "
+                f"{repeated[0].lineno}",
+                edits=tuple(_edit(script, sampler, repeated, fed)) if _is_always_fed(script, loop, sampler) else (),
+            )
+            return
+
+
+def _is_made_in(script: Script, sampler: ast.Call, epochs: list[ast.For | ast.While]) -> bool:
+    """A sampler of each epoch's own, which may have other data each time."""
+    return any(outer in epochs for outer in script.around(sampler))
+
+
+def _counts(loop: ast.For | ast.While) -> bool:
+    """A loop over several epochs, and not over one."""
+    return isinstance(loop, ast.While) or not isinstance(loop.iter, (ast.Tuple, ast.List))
+
+
+def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
+    """The name of the loader that a loop goes through and that has the sampler, where it is made; empty: another one
+    may have."""
+    sources = [loop.source, *_handed(script, loop)]
+    for source in sources:
+        for made in script.values_of(source):
+            if isinstance(made, ast.Call) and _uses(script, made, sampler):
+                return script.text_of(source)
+    return ""
+
+
+def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
+    """What is handed to the function of a loop as the parameter that it goes through."""
+    function = script.function_of(loop.node)
+    if function is None or not isinstance(loop.source, ast.Name):
+        return
+    parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if loop.source.id in parameters:
+        place = parameters.index(loop.source.id) - (parameters[0] in ("self", "cls"))
+        for call in calls_of(script, function):
+            given = script.argument(call, loop.source.id, place)
+            if given is not None:
+                yield given
+
+
+def _is_always_fed(script: Script, loop: Loop, sampler: ast.Call) -> bool:
+    """Whether the loop goes through loaders with this sampler and no others."""
+    handed = list(_handed(script, loop))
+    made = [script.values_of(source) for source in handed or [loop.source]]
+    return all(
+        len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler) for values in made
+    )
+
+
+def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
+    given = script.argument(loader, "sampler", 3) or script.argument(loader, "batch_sampler", 4)
+    if given is None:
+        return False
+    inside = [one for made in script.values_of(given) for one in ast.walk(made)]
+    return sampler in inside or any(sampler in script.values_of(one) for one in inside if isinstance(one, ast.Name))
+
+
+def _statement(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, loader: str) -> str:
+    name = target_name(script, sampler)
+    counter = epochs.target.id if isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name) else "epoch"
+    is_kept = isinstance(script.parent(sampler), ast.Assign) and script.scope_of(epochs, name) is not None
+    return f"{name if is_kept else f'{loader}.sampler'}.set_epoch({counter})"
+
+
+def _edit(
+    script: Script, sampler: ast.Call, repeated: list[ast.For | ast.While], loader: str
+) -> Iterator[InsertStatement]:
+    """Where one loop counts the epochs, and the sampler is made on every way there."""
+    epochs = repeated[0]
+    if len(repeated) > 1 or not isinstance(epochs, ast.For) or not isinstance(epochs.target, ast.Name):
+        return
+    if "range" not in script.text_of(epochs.iter) or depends_on_ranks(script, sampler):
+        return
+    if any(isinstance(one, (ast.If, ast.IfExp)) for one in script.around(sampler)):
+        return
+    if loader.isidentifier() and script.scope_of(epochs, loader) is not None:
+        yield InsertStatement(place_of(epochs), _statement(script, sampler, epochs, loader))
+
+
+_PLAIN = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+dataset, net = load()
+sampler = DistributedSampler(dataset)  # !
+loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+for epoch in range(10):
+    for step, batch in enumerate(loader):
+        net(batch).sum().backward()
+"""
+
+_METHODS = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+class Trainer:
+    def __init__(self, model, dataset, extra):
+        self.model = model
+        self.extra = DataLoader(extra)
+        self.loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))  # !
+
+    def run(self, loader):
+        for batch in loader:
+            self.model(batch).backward()
+
+    def fit(self):
+        for epoch in range(10):
+            self.run(self.loader)
+            self.run(self.extra)
+"""
+
+_EACH = """
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+for epoch in range(3):
+    dataset = Pregenerated(epoch)
+    loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+    for batch in loader:
+        model(batch).backward()
+"""
+
+_FUNCTIONS = """
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
+
+def train_epoch(model, loader, optimizer):
+    for x, y in tqdm(loader):
+        loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+
+def main(args):
+    dataset, model, optimizer = build(args)
+    train_loader = DataLoader(
+        dataset,
+        batch_size=args.batch_size,
+        sampler=DistributedSampler(dataset, shuffle=True),  # !
+    )
+    for epoch in range(args.epochs):
+        train_epoch(model, train_loader, optimizer)
+"""
+
+_BRANCH = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+def main(args, dataset, model):
+    if args.local_rank == -1:
+        sampler = RandomSampler(dataset)
+    else:
+        sampler = DistributedSampler(dataset)  # !
+    loader = DataLoader(dataset, sampler=sampler)
+    for _ in range(int(args.num_train_epochs)):
+        for batch in loader:
+            model(batch).loss.backward()
+"""

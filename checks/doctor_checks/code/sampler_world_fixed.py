@@ -1,0 +1,131 @@
+"""CODE012: a distributed sampler for a number of ranks, or a rank, that is written down."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    SAMPLER,
+    WRAPPERS,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    rule,
+    words_behind,
+)
+
+_JOINS = "torch.distributed.init_process_group"
+_SEVERAL = (*WRAPPERS, _JOINS, "deepspeed.initialize", "deepspeed.init_distributed")
+_STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_LOCAL = re.compile(r"^(?:args\.|opt\.|config\.|self\.)?_?local_?rank$|LOCAL_RANK|^gpu_id$", re.IGNORECASE)
+_WORLD = re.compile(r"world_?size", re.IGNORECASE)
+_OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZE|local_world_size", re.IGNORECASE)
+
+
+@rule(
+    id="CODE012",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("DistributedSampler",),
+    foreshadows=("DATA004",),
+    cases=lambda: (
+        Bad("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
+        Bad("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
+        Bad("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
+        Bad("by position", _script("8, dist.get_rank()")),
+        Good("what torch tells it", _script("shuffle=True")),
+        Good("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
+        Good("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
+        Good(
+            "ranks of one node, which the script starts",
+            _script("num_replicas=world_size, rank=local_rank").replace(
+                "dist.get_world_size()", "torch.cuda.device_count()"
+            ),
+        ),
+        Good("the number under which it joins the group", _JOINED),
+        Good(
+            "no job of several ranks: a test of the sampler",
+            _script("num_replicas=2, rank=1").replace("dist.init", "# dist.init"),
+        ),
+    ),
+)
+def sampler_world_fixed(script: Script) -> Iterator[Hit]:
+    """Ask whether DistributedSampler parts the data for the ranks that there are.
+
+    Why it hurts: with more ranks than it was told, some read the same and the indices of others do not exist; with
+    fewer, a part of the data is never read. A fixed rank gives every rank the same part. Nothing fails.
+    Fix: leave `num_replicas` and `rank` out: DistributedSampler asks torch.distributed.
+    """
+    if next(script.calls(*_SEVERAL), None) is None:
+        return
+    for call in script.calls(SAMPLER):
+        if not script.is_open(call):
+            yield from _hits(script, call)
+
+
+def _hits(script: Script, call: ast.Call) -> Iterator[Hit]:
+    replicas, rank = script.argument(call, "num_replicas", 1), script.argument(call, "rank", 2)
+    if _number(replicas) == 1:
+        return
+    if (number := _number(replicas)) is not None:
+        yield Hit(call, f"DistributedSampler parts the data in {number}, however many ranks the job has")
+    elif (number := _number(rank)) is not None:
+        yield Hit(call, f"DistributedSampler takes part {number} of the data on every rank")
+    elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
+        yield Hit(
+            call,
+            f"DistributedSampler takes the place on the node ({script.text_of(rank)}) for the rank among all "
+            f"({script.text_of(replicas)}): on several nodes each node reads the same, and the rest is never read",
+            fix="`rank=dist.get_rank()`, or neither `num_replicas` nor `rank`",
+            confidence=0.8,
+        )
+
+
+def _number(node: ast.expr | None) -> int | None:
+    """A number that stands in the call itself."""
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
+    """A rank on the node against the number of all ranks; where that comes from this node's devices, there is one."""
+    if not _LOCAL.search(script.text_of(rank)) or not _WORLD.search(script.text_of(replicas)):
+        return False
+    if any(script.name(call.func) in _STARTS or _joins_as(script, call, rank) for call in script.all(ast.Call)):
+        return False
+    behind = words_behind(script, replicas) | words_behind(script, rank)
+    return not any(_OF_ONE_NODE.search(word) for word in behind) and "get_rank" not in behind
+
+
+def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:
+    """Whether a process joins the group under the same number, which is its rank then, whatever it is called."""
+    given = script.argument(call, "rank", 4) if script.name(call.func) == _JOINS else None
+    return given is not None and script.text_of(given) == script.text_of(rank)
+
+
+def _script(arguments: str) -> str:
+    return f"""
+import os
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("nccl")
+world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+sampler = DistributedSampler(dataset, {arguments})  # !
+loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+"""
+
+
+_JOINED = """
+import torch.distributed as dist
+from torch.utils.data.distributed import DistributedSampler
+
+def worker(local_rank, world_size):
+    dist.init_process_group("nccl", world_size=world_size, rank=local_rank)
+    return DistributedSampler(load(), num_replicas=world_size, rank=local_rank)
+"""

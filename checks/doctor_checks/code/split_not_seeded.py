@@ -1,0 +1,250 @@
+"""CODE031: a split of the data that each rank draws for itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    depends_on_ranks,
+    is_rank,
+    rank_condition,
+    rule,
+    run_by_all,
+    several_ranks,
+)
+
+_SPLITS = {
+    "torch.utils.data.random_split": ("generator", 2),
+    "sklearn.model_selection.train_test_split": ("random_state", None),
+    "sklearn.model_selection._split.train_test_split": ("random_state", None),
+}
+"""Calls that draw, and the argument that holds what they draw from."""
+_ORDERS = {
+    "torch.randperm": ("generator", None),
+    "numpy.random.permutation": ("", None),
+    "numpy.random.shuffle": ("", None),
+    "random.shuffle": ("", None),
+}
+_SUBSETS = (
+    "torch.utils.data.Subset",
+    "torch.utils.data.SubsetRandomSampler",
+    "torch.utils.data.sampler.SubsetRandomSampler",
+)
+_SEEDS = re.compile(r"seed|deterministic|fix_random|reproduc", re.IGNORECASE)
+_COPIED = ("spawn", "fork", "notebook")
+
+
+@rule(
+    id="CODE031",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("random_split", "train_test_split", "Subset"),
+    foreshadows=("DATA005",),
+    cases=lambda: (
+        Bad("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
+        Bad(
+            "each rank with a seed of its own",
+            _script("torch.manual_seed(42 + rank)\ntrain, val = random_split(data, [900, 100])  # !"),
+        ),
+        Bad(
+            "indices in another order on each rank",
+            _script("order = torch.randperm(len(data)).tolist()  # !\ntrain = Subset(data, order[:900])"),
+        ),
+        Bad(
+            "shuffled in place",
+            _script("order = list(range(len(data)))\nrandom.shuffle(order)  # !\ntrain = Subset(data, order[100:])"),
+        ),
+        Bad("in a data module of Lightning", _DATA_MODULE),
+        Good(
+            "a generator with a seed",
+            _script("train, val = random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))"),
+        ),
+        Good("one seed on all ranks", _script("torch.manual_seed(42)\ntrain, val = random_split(data, [0.9, 0.1])")),
+        Good(
+            "seeded by a function of somebody else",
+            _script("set_seed(args.seed)\ntrain, val = random_split(data, [0.9, 0.1])"),
+        ),
+        Good(
+            "seeded by Lightning",
+            _DATA_MODULE.replace("trainer =", "L.seed_everything(1)\ntrainer =").replace("# !", ""),
+        ),
+        Good(
+            "the order of rank 0, sent to all",
+            _script("order = torch.randperm(len(data))\ndist.broadcast(order, 0)\ntrain = Subset(data, order[:900])"),
+        ),
+        Good("an order for another use", _script("noise = torch.randperm(10)")),
+        Good(
+            "one process",
+            _script("train, val = random_split(data, [0.9, 0.1])")
+            .replace("dist.init", "# dist.init")
+            .replace("DistributedSampler(train)", "None"),
+        ),
+        Good("before ranks are started, which get the same", _SPAWNED),
+    ),
+)
+def split_not_seeded(script: Script) -> Iterator[Hit]:
+    """Ask whether all ranks split the data alike.
+
+    Why it hurts: a process without a seed draws its own split. What one rank validates on, others train on, so the
+    validation looks better than it is; and a DistributedSampler parts another list on each rank.
+    Fix: `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or one seed
+    on all ranks before it (`torch.manual_seed(42)`, without the rank in it).
+    """
+    ranks = several_ranks(script)
+    if ranks is None or _copies(script, ranks):
+        return
+    seeds = list(_seeding(script))
+    for call, argument in _draws(script):
+        if _is_shared(script, call):
+            continue
+        if _is_of_each_rank(script, call) and not (argument and script.is_given(call, *argument)):
+            before = [one for one in seeds if _comes_first(script, one, call)]
+            own = _own_seed(script, before)
+            if not before or own is not None:
+                yield _hit(script, call, own)
+
+
+def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | None]]:
+    for name, argument in _SPLITS.items():
+        yield from ((call, argument) for call in script.calls(name))
+    for name, argument in _ORDERS.items():
+        for call in script.calls(name):
+            if _parts_data(script, call):
+                yield call, argument if argument[0] else None
+
+
+def _is_of_each_rank(script: Script, call: ast.Call) -> bool:
+    return (
+        script.function_of(call) in run_by_all(script)
+        and rank_condition(script, call) is None
+        and not depends_on_ranks(script, call)
+    )
+
+
+def _is_shared(script: Script, call: ast.Call) -> bool:
+    """Whether what was drawn is sent to all ranks afterwards."""
+    names = _names_of(script, call.args[0] if _in_place(call) and call.args else call)
+    for sent in script.method_calls("broadcast", "broadcast_object_list"):
+        if any(isinstance(part, ast.Name) and part.id in names for one in sent.args for part in ast.walk(one)):
+            return True
+    return False
+
+
+def _parts_data(script: Script, call: ast.Call) -> bool:
+    """Whether what is drawn says which samples there are in a subset."""
+    kept = call.args[0] if _in_place(call) and call.args else call
+    names = _names_of(script, kept)
+    for subset in script.calls(*_SUBSETS):
+        for part in (node for one in subset.args[:2] for node in ast.walk(one)):
+            if part is call or (isinstance(part, ast.Name) and (part.id in names or _sliced_from(script, part, names))):
+                return True
+    return False
+
+
+def _in_place(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "shuffle"
+
+
+def _names_of(script: Script, node: ast.expr) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id}
+    statement = script.statement_of(node)
+    if isinstance(statement, ast.Assign):
+        return {one.id for target in statement.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return set()
+
+
+def _sliced_from(script: Script, name: ast.Name, names: set[str]) -> bool:
+    """``train_order = order[:900]``."""
+    parts = (part for value in script.values_of(name) for part in ast.walk(value))
+    return any(isinstance(part, ast.Name) and part.id in names for part in parts)
+
+
+def _seeding(script: Script) -> Iterator[ast.Call]:
+    """Calls that seed, of torch, of a framework, or of a function that sounds like it."""
+    for call in script.all(ast.Call):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if _SEEDS.search(called) and "get" not in called and "initial_seed" not in called:
+            yield call
+
+
+def _comes_first(script: Script, seed: ast.Call, draw: ast.Call) -> bool:
+    """Whether it may run before: above in the same function, or in any other."""
+    return script.function_of(seed) is not script.function_of(draw) or seed.lineno <= draw.lineno
+
+
+def _own_seed(script: Script, seeds: list[ast.Call]) -> ast.Call | None:
+    """The seeding of this rank alone, where every one has the rank in it."""
+    own = [
+        one
+        for one in seeds
+        if any(is_rank(script, part) for given in one.args for part in ast.walk(given) if isinstance(part, ast.expr))
+    ]
+    return own[0] if own and len(own) == len(seeds) else None
+
+
+def _copies(script: Script, ranks: ast.Call) -> bool:
+    """Whether a Trainer copies its process, with all that was drawn, to the ranks."""
+    strategy = script.value(script.argument(ranks, "strategy"))
+    return isinstance(strategy, str) and any(word in strategy for word in _COPIED)
+
+
+def _hit(script: Script, call: ast.Call, own: ast.Call | None) -> Hit:
+    drawn = script.text_of(call.func)
+    why = (
+        f"is drawn from a seed of this rank's own (line {own.lineno})" if own is not None else "is drawn without a seed"
+    )
+    return Hit(call, f"{drawn} {why}: each rank has another split, and trains on what others validate on")
+
+
+def _script(body: str) -> str:
+    return f"""
+import random
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, Subset, random_split
+from helpers import args, build, load, set_seed
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+data = load()
+{body}
+loader = DataLoader(train, sampler=DistributedSampler(train))
+"""
+
+
+_DATA_MODULE = """
+import lightning as L
+from torch.utils.data import DataLoader, random_split
+
+class Data(L.LightningDataModule):
+    def setup(self, stage):
+        whole = load(self.root)
+        self.train, self.val = random_split(whole, [0.8, 0.2])  # !
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=32, shuffle=True)
+
+trainer = L.Trainer(devices=2, strategy="ddp")
+"""
+
+_SPAWNED = """
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DistributedSampler, random_split
+
+def main(rank, train):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    sampler = DistributedSampler(train)
+
+if __name__ == "__main__":
+    train, val = random_split(load(), [0.9, 0.1])
+    mp.spawn(main, args=(train,), nprocs=2)
+"""

@@ -1,0 +1,284 @@
+"""CODE013: a stream that every worker and every rank reads as a whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    ACCELERATOR,
+    LOADERS,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    data_of,
+    loaders,
+    parts_loaders_by_itself,
+    rule,
+    several_ranks,
+    speaks_of_ranks,
+)
+
+_STREAM = "torch.utils.data.IterableDataset"
+_PARTS = re.compile(
+    r"worker|rank|world|shard|replica|process_index|num_processes|split_by|partition|distribut|node|islice_by|"
+    r"num_parts|part_id|subset_id",
+    re.IGNORECASE,
+)
+"""Words of streams that ask who reads them, or are told which part is theirs."""
+_DRAWS = re.compile(r"^(?:rand\w*|random|randn|choices?|shuffle|sample|Generator|default_rng|normal|uniform|env|step)$")
+"""Words of streams without an end that are drawn anew, or played, by each reader."""
+_READS = frozenset(
+    {
+        *("open", "glob", "iglob", "rglob", "iterdir", "listdir", "scandir", "read_csv", "read_parquet", "read_text"),
+        *("read_table", "ParquetFile", "TarFile", "iter_lines", "readlines", "reader", "DictReader", "jsonlines"),
+    }
+)
+_FILES = re.compile(r"(?:^|_)(?:files?|filenames?|paths?|urls?|lines|samples|examples|texts|rows|records|documents)$")
+_SPLITS = frozenset(
+    {
+        *("split_dataset_by_node", "split_by_node", "shard", "nodesplitter", "ResampledShards", "resampled"),
+        *("dispatch_batches", "prepare_data_loader", "split_by_worker"),
+    }
+)
+
+
+@rule(
+    id="CODE013",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=("IterableDataset", "load_dataset"),
+    foreshadows=("DATA008",),
+    cases=lambda: (
+        Bad("workers that all read the file", _STREAM_CASE),
+        Bad(
+            "ranks that all read the files",
+            _STREAM_CASE.replace("num_workers=4", "num_workers=0") + "torch.distributed.init_process_group()\n",
+        ),
+        Bad("the documents that were loaded, in order", _LIST),
+        Bad("a stream of Hugging Face in plain DDP", _HUB),
+        Good("parted by worker and rank", _PARTED),
+        Good("files of each rank's own", _OWN_FILES),
+        Good("one process", _STREAM_CASE.replace("num_workers=4", "num_workers=0")),
+        Good("drawn at random by each reader", _STREAM_CASE.replace("yield json.loads(line)", "yield random.random()")),
+        Good("around another stream, which may be parted", _AROUND),
+        Good("split by node", _HUB.replace("model = ", "data = split_dataset_by_node(data, rank, world)\nmodel = ")),
+        Good(
+            "accelerate gives each rank its batches",
+            _HUB.replace(
+                "import torch\n", "import torch\nimport accelerate\naccelerate.Accelerator().prepare(loader)\n"
+            ),
+        ),
+        Good("not in this file's loaders", _STREAM_CASE.partition("loader =")[0]),
+    ),
+)
+def stream_not_parted(script: Script) -> Iterator[Hit]:
+    """Ask whether an IterableDataset gives each rank and each worker a part of its own.
+
+    Why it hurts: torch hands a stream to every worker of every rank as it is. Each of them yields all samples, so an
+    epoch has every sample as many times as there are readers, and learns from it as if it were new.
+    Fix: in `__iter__`, `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
+    readers)` with `readers = world_size * (info.num_workers if info else 1)` and
+    `reader = rank * (info.num_workers if info else 1) + (info.id if info else 0)`.
+    """
+    ranks = several_ranks(script)
+    if next(script.calls(ACCELERATOR, "transformers.Trainer"), None) is not None:
+        ranks = None
+    for owner in script.all(ast.ClassDef):
+        if script.derives(owner, _STREAM):
+            yield from _hits(script, owner, ranks)
+    if ranks is not None and not parts_loaders_by_itself(script):
+        yield from _from_the_hub(script, ranks)
+
+
+def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterator[Hit]:
+    reads = next((one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__iter__"), None)
+    loader = next((one for one in _fed_loaders(script, owner)), None)
+    if reads is None or loader is None or not _reads_by_itself(script, owner, reads):
+        return
+    if speaks_of_ranks(data_of(script, loader)):
+        ranks = None
+    workers = script.argument(loader, "num_workers", 5)
+    several = workers is not None and script.value(workers) != 0
+    if ranks is None and not several:
+        return
+    readers = " and ".join(
+        one
+        for one in (
+            f"each of the {_number(script, workers)}workers (line {loader.lineno})" if several else "",
+            f"each rank ({script.text_of(ranks.func)}, line {ranks.lineno})" if ranks is not None else "",
+        )
+        if one
+    )
+    yield Hit(reads, f"{owner.name} yields all of its samples in {readers}: every sample is trained on several times")
+
+
+def _number(script: Script, workers: ast.expr | None) -> str:
+    number = script.value(workers)
+    return f"{number} " if isinstance(number, int) else ""
+
+
+def _fed_loaders(script: Script, owner: ast.ClassDef) -> Iterator[ast.Call]:
+    for call in script.calls(*LOADERS):
+        data = script.argument(call, "dataset", 0)
+        if data is not None and script.class_definition(data) is owner and "worker_init_fn" not in _given(call):
+            yield call
+
+
+def _given(call: ast.Call) -> set[str | None]:
+    return {one.arg for one in call.keywords}
+
+
+def _reads_by_itself(script: Script, owner: ast.ClassDef, reads: ast.FunctionDef) -> bool:
+    """A stream with an end of its own, over files or a list, that asks nobody which part is its."""
+    words = {word for one in (owner, *_bases(script, owner)) for part in ast.walk(one) for word in _words(part)}
+    if any(_PARTS.search(word) or _DRAWS.match(word) for word in words):
+        return False
+    if not words.isdisjoint(_READS):
+        return True
+    return any(_is_whole(loop.iter) for loop in script.inside(reads, ast.For))
+
+
+def _bases(script: Script, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    for base in owner.bases:
+        found = script.class_definition(base)
+        if found is not None and found is not owner:
+            yield found
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.arg):
+        yield node.arg
+
+
+def _is_whole(source: ast.expr) -> bool:
+    """``for line in self.lines``, ``for i in range(len(self.samples))``."""
+    if isinstance(source, ast.Call) and isinstance(source.func, ast.Name):
+        if source.func.id == "range":
+            return any(isinstance(one, ast.Attribute) for one in ast.walk(source))
+        if source.func.id in ("enumerate", "iter", "zip") and source.args:
+            return _is_whole(source.args[0])
+    return isinstance(source, ast.Attribute) and bool(_FILES.search(source.attr))
+
+
+def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Hit]:
+    """``load_dataset(…, streaming=True)``, which parts for workers and not for ranks."""
+    words = {word for part in ast.walk(script.tree) for word in _words(part)}
+    if not words.isdisjoint(_SPLITS) or "Trainer" in words:
+        return
+    fed = {
+        script.name(data) for one in loaders(script) if (data := script.argument(one.call, "dataset", 0)) is not None
+    }
+    for call in script.calls("datasets.load_dataset"):
+        if script.value(script.argument(call, "streaming")) is True and any("load_dataset()" in name for name in fed):
+            yield Hit(
+                call,
+                f"this stream is read as a whole by each rank ({script.text_of(ranks.func)}, line {ranks.lineno}): "
+                "every sample is trained on several times",
+                fix="`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`",
+            )
+
+
+_STREAM_CASE = """
+import json
+import random
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Lines(IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):  # !
+        with open(self.path) as file:
+            for line in file:
+                yield json.loads(line)
+
+loader = DataLoader(Lines("train.jsonl"), batch_size=8, num_workers=4)
+"""
+
+_OWN_FILES: str = (
+    _STREAM_CASE.replace("num_workers=4", "num_workers=0").replace('"train.jsonl"', 'f"{rank}.jsonl"')
+    + 'torch.distributed.init_process_group("gloo")\n'
+)
+
+_LIST = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Packed(torch.utils.data.IterableDataset):
+    def __init__(self, documents, length):
+        self.documents, self.length = documents, length
+
+    def __iter__(self):  # !
+        held = []
+        for document in self.documents:
+            held.extend(document)
+            while len(held) >= self.length:
+                yield torch.tensor(held[: self.length])
+                held = held[self.length :]
+
+def main(documents, model):
+    dist.init_process_group("nccl")
+    dataset = Packed(documents, 1024)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+    model = DDP(model)
+    for batch in loader:
+        model(batch).mean().backward()
+"""
+
+_PARTED = """
+import itertools
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+class Lines(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        workers, worker = (info.num_workers, info.id) if info else (1, 0)
+        reader = dist.get_rank() * workers + worker
+        with open("train.jsonl") as file:
+            yield from itertools.islice(file, reader, None, dist.get_world_size() * workers)
+
+dist.init_process_group("nccl")
+loader = DataLoader(Lines(), batch_size=8, num_workers=4)
+"""
+
+_AROUND = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Tokenised(IterableDataset):
+    def __init__(self, source, tokenizer):
+        self.source, self.tokenizer = source, tokenizer
+
+    def __iter__(self):
+        for text in self.source:
+            yield self.tokenizer(text)
+
+loader = DataLoader(Tokenised(build(), tokenizer), num_workers=4)
+"""
+
+_HUB = """
+import torch
+from datasets import load_dataset
+from datasets.distributed import split_dataset_by_node as split
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+torch.distributed.init_process_group("nccl")
+data = load_dataset("allenai/c4", "en", split="train", streaming=True)  # !
+model = DistributedDataParallel(build_model())
+loader = DataLoader(data, batch_size=8, num_workers=2)
+for batch in loader:
+    model(**batch).loss.backward()
+"""

@@ -1,0 +1,299 @@
+"""CODE018: the search for unused parameters contradicts what the script does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.api import (
+    DDP,
+    FABRIC,
+    TRAINER,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    SetArgument,
+    Severity,
+    hooks,
+    is_older,
+    lightning_modules,
+    lightning_release,
+    place_of,
+    rule,
+    trains_on_several,
+)
+
+_CHECKPOINT = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
+_KWARGS = ("accelerate.DistributedDataParallelKwargs", "accelerate.utils.DistributedDataParallelKwargs")
+_STRATEGIES = ("lightning.pytorch.strategies.DDPStrategy", "lightning.fabric.strategies.DDPStrategy")
+_FINDS = "_find_unused_parameters_true"
+_PLAIN = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
+_NOT_REENTRANT_SINCE = "5.0"
+"""Transformers: ``gradient_checkpointing_enable`` was reentrant before, unless told otherwise."""
+
+
+@rule(
+    id="CODE018",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("find_unused_parameters", "manual_backward"),
+    foreshadows=("RUN009",),
+    cases=lambda: (
+        Bad(
+            "with reentrant checkpointing",
+            """\
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def forward(self, x):
+        return checkpoint(self.mlp, x)
+
+model = DDP(Net(), device_ids=[local_rank], find_unused_parameters=True)  # !
+""",
+        ),
+        Bad(
+            "as a strategy of Lightning",
+            """\
+import lightning as L
+import torch.utils.checkpoint as cp
+
+class Model(L.LightningModule):
+    def forward(self, x):
+        return cp.checkpoint(self.encoder, x, use_reentrant=True)
+
+trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")  # !
+""",
+        ),
+        Bad(
+            "as arguments of Transformers",
+            """\
+from transformers import TrainingArguments
+
+args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)  # !
+""",
+            releases=(("transformers", "4.57.1"),),
+        ),
+        Bad(
+            "a graph that is said to be the same in every step",
+            """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(model, find_unused_parameters=True, static_graph=True)  # !
+""",
+        ),
+        Bad(
+            "two optimizers, each with a backward pass of its own",
+            """\
+import lightning as L
+
+class GAN(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        g_opt, d_opt = self.optimizers()
+        g_loss = self.generator_loss(batch)
+        g_opt.zero_grad()
+        self.manual_backward(g_loss)
+        g_opt.step()
+        d_loss = self.discriminator_loss(batch)
+        d_opt.zero_grad()
+        self.manual_backward(d_loss)
+        d_opt.step()
+
+trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp")  # !
+trainer.fit(GAN())
+""",
+            fixed="""\
+import lightning as L
+
+class GAN(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        g_opt, d_opt = self.optimizers()
+        g_loss = self.generator_loss(batch)
+        g_opt.zero_grad()
+        self.manual_backward(g_loss)
+        g_opt.step()
+        d_loss = self.discriminator_loss(batch)
+        d_opt.zero_grad()
+        self.manual_backward(d_loss)
+        d_opt.step()
+
+trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp_find_unused_parameters_true")
+trainer.fit(GAN())
+""",
+        ),
+        Good(
+            "with checkpointing that is not reentrant",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+def forward(block, x):
+    return checkpoint(block, x, use_reentrant=False)
+
+model = DDP(Net(), find_unused_parameters=True)
+""",
+        ),
+        Good(
+            "reentrant, and no search or a static graph",
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+def forward(block, x):
+    return checkpoint(block, x, use_reentrant=True)
+
+model = DDP(Net(), find_unused_parameters=args.find_unused)
+other = DDP(Net(), find_unused_parameters=False)
+""",
+        ),
+        Good(
+            "a search alone, where unused parameters can't be told",
+            """\
+import lightning as L
+from transformers import TrainingArguments
+
+args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)
+trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")
+""",
+            releases=(("transformers", "5.23.0"),),
+        ),
+        Good(
+            "two optimizers on one device, with the search, and before Lightning 2",
+            """\
+import lightning as L
+
+class GAN(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        g_opt, d_opt = self.optimizers()
+        self.manual_backward(self.generator_loss(batch))
+        self.manual_backward(self.discriminator_loss(batch))
+
+alone = L.Trainer(accelerator="gpu", devices=1)
+trainer = L.Trainer(devices=2, strategy="ddp_find_unused_parameters_true")
+""",
+        ),
+    ),
+)
+def unused_parameters_contradict(script: Script) -> Iterator[Hit]:
+    """Ask whether DDP's search for unused parameters fits the checkpointing, the graph and the optimizers.
+
+    Why it hurts: with reentrant checkpointing DDP ends with "Expected to mark a variable ready only once"; where each
+    backward pass reaches a part of the parameters alone, it ends without the search.
+    Fix: checkpoint(..., use_reentrant=False), and find_unused_parameters=True only where parameters stay unused.
+    """
+    reentrant = _reentrant(script)
+    for call, word in _searches(script):
+        if script.value(script.argument(call, "static_graph")) is True:
+            yield _idle(call, word)
+        elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
+            yield Hit(
+                call,
+                f"{word} with reentrant checkpointing in line {reentrant.lineno}: each parameter is marked ready twice",
+                fix="checkpoint(..., use_reentrant=False), or without the search",
+            )
+    yield from _parts(script)
+
+
+def _idle(call: ast.Call, word: str) -> Hit:
+    return Hit(
+        call,
+        f"{word} beside static_graph=True, which finds unused parameters by itself",
+        fix="leave find_unused_parameters out",
+        severity=Severity.INFO,
+    )
+
+
+def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that turn the search on, with the words that do it."""
+    for call in script.calls(DDP, *_KWARGS, *_STRATEGIES):
+        if script.value(script.argument(call, "find_unused_parameters")) is True:
+            yield call, "find_unused_parameters=True"
+    for call in script.calls(TRAINER, FABRIC):
+        strategy = script.value(script.argument(call, "strategy"))
+        if isinstance(strategy, str) and strategy.endswith(_FINDS):
+            yield call, f'strategy="{strategy}"'
+    for call in script.calls("transformers.TrainingArguments"):
+        if script.value(script.argument(call, "ddp_find_unused_parameters")) is True:
+            yield call, "ddp_find_unused_parameters=True"
+
+
+def _reentrant(script: Script) -> ast.Call | None:
+    """The first call that checkpoints activations the reentrant way."""
+    for call in script.calls(*_CHECKPOINT):
+        chosen = script.argument(call, "use_reentrant")
+        if not script.is_open(call) and (chosen is None or script.value(chosen) is True):
+            return call
+    for call in (
+        *script.method_calls("gradient_checkpointing_enable"),
+        *script.calls("transformers.TrainingArguments"),
+    ):
+        if _is_reentrant_in_transformers(script, call):
+            return call
+    return None
+
+
+def _is_reentrant_in_transformers(script: Script, call: ast.Call) -> bool:
+    enables = isinstance(call.func, ast.Attribute) and call.func.attr == "gradient_checkpointing_enable"
+    if not enables and script.value(script.argument(call, "gradient_checkpointing")) is not True:
+        return False
+    options = script.argument(call, "gradient_checkpointing_kwargs", 0 if enables else None)
+    if isinstance(options, ast.Dict):
+        pairs = zip(options.keys, options.values, strict=True)
+        return any(
+            key is not None and script.value(key) == "use_reentrant" and script.value(value) is True
+            for key, value in pairs
+        )
+    release = script.releases.get("transformers", "")
+    return options is None and not script.is_open(call) and is_older(release, _NOT_REENTRANT_SINCE) is True
+
+
+def _parts(script: Script) -> Iterator[Hit]:
+    """Lightning 2 no longer searches by itself: modules of several optimizers end in their first step."""
+    step = next(
+        (
+            one
+            for owner in lightning_modules(script)
+            for one in hooks(owner, "training_step")
+            if _alternates(script, one)
+        ),
+        None,
+    )
+    release = lightning_release(script)
+    if step is None or (release is not None and is_older(release, "2.0") is True):
+        return
+    for call in script.calls(TRAINER):
+        strategy = script.argument(call, "strategy")
+        name = script.value(strategy) if strategy is not None else "ddp"
+        if name in _PLAIN and trains_on_several(script, call):
+            yield Hit(
+                call,
+                f"strategy {name} does not look for unused parameters, and training_step in line {step.lineno} has a "
+                "backward pass for each optimizer, which reaches a part of them",
+                fix=f'strategy="{name}{_FINDS}"',
+                edits=(SetArgument(place_of(call), "strategy", f'"{name}{_FINDS}"'),)
+                if not script.is_open(call)
+                else (),
+            )
+
+
+def _alternates(script: Script, step: ast.FunctionDef) -> bool:
+    """Whether a step takes several optimizers and passes back once for each."""
+    passes = [one for one in script.inside(step, ast.Call) if script.text_of(one.func) == "self.manual_backward"]
+    taken = [
+        one
+        for one in script.inside(step, ast.Assign)
+        if isinstance(one.targets[0], (ast.Tuple, ast.List))
+        and len(one.targets[0].elts) > 1
+        and script.text_of(one.value).startswith("self.optimizers(")
+    ]
+    return len(passes) > 1 and bool(taken)

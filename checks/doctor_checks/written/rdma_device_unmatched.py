@@ -1,0 +1,38 @@
+"""NET018: an entry of NCCL_IB_HCA can be no device's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, list_fault, rule
+
+
+@rule(
+    id="NET018",
+    severity=Severity.ERROR,
+    reads=LaunchFile,
+    cases=lambda: (
+        Bad(
+            "a blank behind the comma", lines('export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"), name="a.sh"
+        ),
+        Bad("a second caret", lines("export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"), name="a.sh"),
+        Bad("a second equals sign", lines("NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"), name="a.sh"),
+        Good("a list", lines("export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        Good("whole names", lines("export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        Good(
+            "found by a command",
+            lines("export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
+            name="a.sh",
+        ),
+    ),
+)
+def rdma_device_unmatched(file: LaunchFile) -> Iterator[Hit]:
+    """Ask whether each entry of NCCL_IB_HCA can be the name of a device, by NCCL's own grammar.
+
+    Why it hurts: nothing is trimmed: an entry that matches no device selects none, or leaves none out, and NCCL goes
+    by fewer ports or by sockets without a message.
+    Fix: names with commas between and no blanks; one ^ or = before the whole list: `=mlx5_0:1,mlx5_1:1`.
+    """
+    for setting in file.settings:
+        if setting.name == "NCCL_IB_HCA" and setting.is_exported and setting.told and (why := list_fault(setting.told)):
+            yield Hit(setting.place, f"NCCL_IB_HCA={setting.told!r}: {why}", evidence=(("value", setting.told),))

@@ -1,0 +1,47 @@
+"""NCCL002: a launch file gives a known variable a value that it does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, known_variable, lines, rule, value_fault
+
+
+@rule(
+    id="NCCL002",
+    severity=Severity.ERROR,
+    reads=LaunchFile,
+    cases=lambda: (
+        Bad("true is read as 0", lines("export NCCL_IB_DISABLE=true  # !", "torchrun train.py"), name="train.sh"),
+        Bad("an unknown log level", lines("NCCL_DEBUG=DEBUG srun python train.py  # !"), name="train.sh"),
+        Bad("a level in small letters", lines("export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"), name="a.sh"),
+        Bad("no level of torch", lines("export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"), name="train.sh"),
+        Good(
+            "sound values",
+            lines("export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"),
+            name="train.sh",
+        ),
+        Good("from outside", lines("export NCCL_DEBUG=$1", "torchrun train.py"), name="train.sh"),
+        Good("empty", lines("export NCCL_IB_DISABLE=", "torchrun train.py"), name="train.sh"),
+        Good("of the script alone", lines("NCCL_DEBUG=maybe", "torchrun train.py"), name="train.sh"),
+    ),
+)
+def value_invalid(file: LaunchFile) -> Iterator[Hit]:
+    """Ask whether every known variable of a launch file has a value that its reader takes.
+
+    Why it hurts: NCCL reads text as 0 and passes unknown words over in silence, so the setting does not do what it
+    says; torch raises when it makes the process group.
+    Fix: write a value that the variable takes, or unset it.
+    """
+    for setting in file.settings:
+        if not setting.is_exported or setting.told is None or known_variable(setting.name) is None:
+            continue
+        fault = value_fault(setting.name, setting.told)
+        if fault is not None:
+            yield Hit(
+                setting.place,
+                f"{setting.name}={setting.told or repr('')} {fault.problem}",
+                fix=f"A value that fits: {fault.expected}.",
+                severity=Severity.WARNING if fault.mild else None,
+                evidence=(("name", setting.name), ("value", setting.told), ("expected", fault.expected)),
+            )

@@ -1,0 +1,73 @@
+"""NCCL001: a launch file sets a variable that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.lint.launch.api import (
+    Bad,
+    Good,
+    Hit,
+    LaunchFile,
+    Severity,
+    concerns_nccl,
+    is_foreign_variable,
+    known_variable,
+    lines,
+    nearest_variable,
+    rule,
+)
+
+_POD = """\
+apiVersion: v1
+kind: Pod
+spec:
+  containers:
+    - name: trainer
+      env:
+        - {name: NAME, value: eth0}
+"""
+
+
+@rule(
+    id="NCCL001",
+    severity=Severity.WARNING,
+    reads=LaunchFile,
+    cases=lambda: (
+        Bad("a letter is missing", lines("export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"), name="train.sh"),
+        Bad("an underscore too many", lines("NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"), name="train.sh"),
+        Bad(
+            "for mpirun",
+            lines("mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
+            name="train.sh",
+        ),
+        Bad("in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"),
+        Good("known names", lines("export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"), name="a.sh"),
+        Good(
+            "packages and plug-ins",
+            lines("export NCCL_VERSION=2.27.3 NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0", "torchrun train.py"),
+            name="train.sh",
+        ),
+        Good("of the script alone", lines("NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"), name="build.sh"),
+        Good("near to nothing", lines("export NCCL_TEAM_COLOUR=blue", "torchrun train.py"), name="train.sh"),
+        Good("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
+    ),
+)
+def variable_unknown(file: LaunchFile) -> Iterator[Hit]:
+    """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads.
+
+    Why it hurts: nobody tells you: the setting has no effect, and the run behaves as if it were not there.
+    Fix: write the name as NCCL's or torch's documentation has it, or remove the variable.
+    """
+    for setting in file.settings:
+        name = setting.name
+        if not setting.is_exported or not concerns_nccl(name) or known_variable(name) or is_foreign_variable(name):
+            continue
+        near = nearest_variable(name)
+        if near is not None:
+            yield Hit(
+                setting.place,
+                f"{name} is no variable that NCCL, torch or a known plug-in reads; {near} was probably meant",
+                fix=f"`{near}` in place of `{name}`.",
+                evidence=(("name", name), ("near", near)),
+            )

@@ -1,0 +1,168 @@
+"""``doctor lint``: options into what is asked, findings onto paper."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from doctor.cli_options import (
+    PATH,
+    fail_on_option,
+    format_option,
+    ignore_option,
+    output_option,
+    plugin_option,
+    quiet_option,
+    redact_option,
+    select_option,
+    strict_option,
+    verbose_option,
+)
+from doctor.cli_settings import settings_of, words
+from doctor.cli_writing import write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from doctor.lint.judging import Verdict
+    from doctor.lint.mending import Mended
+    from doctor.lint.running import Asked
+    from doctor.report.sarif import Fixes
+    from doctor.result import Report
+    from doctor.settings import FailOn
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, required=True, type=PATH)
+@format_option("text", "json", "github", "sarif", "markdown", "junit", "html")
+@output_option
+@select_option
+@ignore_option
+@fail_on_option
+@strict_option
+@plugin_option
+@redact_option
+@click.option("--fix", is_flag=True, help="Mend what can be mended for certain, then judge again (needs LibCST).")
+@click.option("--diff", is_flag=True, help="Print what --fix would change, and change nothing.")
+@click.option("--lightning", metavar="RELEASE", help="The Lightning that scripts will meet (default: installed).")
+@click.option("--cores", type=click.IntRange(1, 100_000), help="Cores of the machine on which scripts will run.")
+@quiet_option
+@verbose_option
+def command(
+    paths: tuple[Path, ...],
+    form: str,
+    output: Path | None,
+    select: str,
+    ignore: str,
+    fail_on: FailOn | None,
+    strict: bool,
+    plugins: tuple[Path, ...],
+    redact: bool,
+    fix: bool,
+    diff: bool,
+    lightning: str | None,
+    cores: int | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Tell what in training scripts and launch files hangs, diverges or wastes memory on several ranks.
+
+    PATHS are files and folders: Python, notebooks, shell scripts for SLURM and torchrun, YAML and JSON of Kubernetes,
+    Accelerate and DeepSpeed. They are read and parsed, and nothing in them is imported or run. A finding is accepted
+    by `# doctor: ignore[ID] reason` on its line or alone on the line above.
+    """
+    from doctor.lint.asking import ask
+    from doctor.lint.mending import replacements_for
+    from doctor.lint.running import draw_up, judge_paths
+
+    if (fix and diff) or (diff and redact):
+        raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
+    started = time.time()
+    settings = settings_of(select, ignore, fail_on, plugins, None)
+    with redirect_stdout(sys.stderr):  # guests may print
+        asked = ask(settings, typed=words(select), lightning=lightning, processors=cores, strict=strict)
+        verdicts = judge_paths(paths, asked)
+        patch = _patch(verdicts, asked) if diff else None
+        if fix:
+            verdicts = _mended(verdicts, asked)
+        report = draw_up(verdicts, asked, started=started)
+        fixes = replacements_for(verdicts, asked) if form == "sarif" and not redact and not diff else {}
+    if patch is not None:
+        write(patch, output)
+    else:
+        _deliver(_redacted(report) if redact else report, form, output, asked, fixes, quiet=quiet, verbose=verbose)
+    raise SystemExit(report.exit_code)
+
+
+def _patch(verdicts: Sequence[Verdict], asked: Asked) -> str:
+    from doctor.lint.mending import patches_for
+
+    found = patches_for(verdicts, asked)
+    _tell(found, "would be")
+    return "".join(found.patches)
+
+
+def _mended(verdicts: Sequence[Verdict], asked: Asked) -> list[Verdict]:
+    from doctor.lint.mending import mend
+
+    current, found = mend(verdicts, asked)
+    _tell(found, "were" if found.count != 1 else "was")
+    return current
+
+
+def _tell(found: Mended, verb: str) -> None:
+    """What was mended, and what was left, on stderr."""
+    from doctor.report.words import some, spelt_out
+
+    for left in found.left:
+        click.echo(f"doctor: not mended: {spelt_out(left)}", err=True)
+    things = "finding" if found.count == 1 else "findings"
+    where = f" in {spelt_out(some(found.files))}" if found.files else ""
+    click.echo(f"doctor: {found.count} {things} {verb} mended{where}", err=True)
+
+
+def _redacted(report: Report) -> Report:
+    """With stand-ins for users, hosts, addresses and folders, in the lines of code, too."""
+    import msgspec
+
+    from doctor.redaction import redact
+
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    return msgspec.convert(redact(document, paths=True), type(report))
+
+
+def _deliver(
+    report: Report,
+    form: str,
+    output: Path | None,
+    asked: Asked,
+    fixes: Fixes,
+    *,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    if form == "text":
+        from doctor.report.lint import draw_lint
+        from doctor.report.terminal import make_console
+
+        console = make_console(sys.stdout if output is None else io.StringIO())
+        write(draw_lint(report, console, verbose=verbose, quiet=quiet), output)
+    elif form == "sarif":
+        from doctor.report.sarif import render_sarif
+
+        write(render_sarif(report, asked.book.rules, fixes), output)
+    elif form == "html":
+        from doctor.report.html import render_html
+
+        write(render_html(report), output)
+    else:
+        from doctor.report import MACHINE_FORMATS
+
+        text = MACHINE_FORMATS[form](report)
+        write(text if text.endswith("\n") else text + "\n", output)

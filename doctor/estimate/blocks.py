@@ -1,0 +1,69 @@
+"""The blocks of a model that repeat: what is wrapped for activation checkpointing, and sharded unit by unit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch.nn import Module, ModuleDict, ModuleList, Sequential
+from torch.utils.checkpoint import checkpoint
+
+_CONTAINERS = (ModuleList, ModuleDict, Sequential)
+NEARLY = 0.8
+"""Of the most parameters that a class holds: another one that holds so many may be the better block."""
+
+
+def repeated_blocks(module: Module) -> tuple[Module, ...]:
+    """Members of lists and sequences, of the class that holds most parameters there: at least two, none inside another.
+    A class of the model's own goes before a sequence, and that before a single layer."""
+    members: dict[type, dict[int, Module]] = defaultdict(dict)
+    for container in module.modules():
+        for child in container.children() if isinstance(container, _CONTAINERS) else ():
+            if not isinstance(child, (ModuleList, ModuleDict)):
+                members[type(child)][id(child)] = child
+    found = [_outermost(tuple(blocks.values())) for blocks in members.values()]
+    sizes = {blocks: _size(blocks) for blocks in found if len(blocks) > 1}
+    enough = NEARLY * max(sizes.values(), default=0)
+    candidates = [blocks for blocks, size in sizes.items() if size and size >= enough]
+    return max(candidates, key=lambda blocks: (_rank(blocks[0]), sizes[blocks], -len(blocks)), default=())
+
+
+def _rank(block: Module) -> int:
+    if isinstance(block, Sequential):
+        return 1
+    return 2 if any(True for _ in block.children()) else 0
+
+
+def _outermost(blocks: tuple[Module, ...]) -> tuple[Module, ...]:
+    inner = {id(each) for block in blocks for each in block.modules() if each is not block}
+    return tuple(block for block in blocks if id(block) not in inner)
+
+
+def _size(blocks: tuple[Module, ...]) -> int:
+    return sum({id(each): each.numel() for block in blocks for each in block.parameters()}.values())
+
+
+@contextmanager
+def checkpointed(blocks: tuple[Module, ...]) -> Iterator[None]:
+    """Each block keeps its inputs alone and is run again in the backward pass."""
+    for block in blocks:
+        block.forward = partial(_again, block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _again(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    # The state of random numbers is kept on a GPU that is not there, and without data nothing can differ.
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none", **kwargs)
+
+
+def in_words(blocks: tuple[Module, ...]) -> str:
+    """``12 x Block``."""
+    kinds = {type(block).__name__ for block in blocks}
+    return f"{len(blocks)} x {', '.join(sorted(kinds))}"

@@ -1,0 +1,271 @@
+"""One file, judged by all rules. The one place that forgives a rule its exceptions: it ends as ``crash``.
+
+What comes out holds no tree, so that it can leave the process that made it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from doctor.catalog import sentence_of
+from doctor.lint.ignoring import IGNORE_IN_VAIN, Comment, Ignores, comments_in
+from doctor.lint.notebooks import Notebook, read_notebook
+from doctor.lint.reading import LINE_END, Target, Text, Unreadable, read_text
+from doctor.lint.rule import Edit, Hit, Place, Rule
+from doctor.lint.rules import Rulebook
+from doctor.lint.script import Script
+from doctor.result import Ignored
+
+DEADLINE = 30.0
+"""Seconds that one file may take."""
+MOST_HITS = 1_000
+"""Hits of one rule in one file that are kept."""
+LONGEST_LINE = 240
+"""Characters of a line that are shown."""
+
+
+class OutOfTime(BaseException):
+    """A file took too long; no rule may forgive this."""
+
+
+class Found(NamedTuple):
+    """A hit: by which rule (its number in the book), where in the file (line 0: not known; columns
+    are characters), and what. ``code``: the line that is hit; ``cell``: its number in a notebook and the line in it."""
+
+    rule: int
+    place: Place
+    hit: Hit
+    code: str
+    ignored: Ignored | None = None
+    cell: tuple[int, int] | None = None
+
+
+@dataclass
+class Verdict:
+    """What became of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
+    not read; ``dull``: a file of a folder that is of no interest, and is not told. ``judged``: numbers of the rules
+    that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
+
+    target: Target
+    kind: str
+    skipped: str | None = None
+    dull: bool = False
+    found: list[Found] = field(default_factory=list)
+    judged: set[int] = field(default_factory=set)
+    crashes: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+class Judge:
+    """The rules of ``book`` over files. ``releases``: of distributions, installed or asked for; ``processors``: of the
+    machine that scripts will run on; ``known``: every id that a comment may name, with its family."""
+
+    def __init__(
+        self, book: Rulebook, *, releases: Mapping[str, str], processors: int | None, known: Mapping[str, str]
+    ) -> None:
+        self._rules = list(enumerate(book.rules))
+        self._releases = releases
+        self._processors = processors
+        self._known = known
+        self._vain = next((number for number, rule in self._rules if rule is IGNORE_IN_VAIN), None)
+
+    def judge(self, target: Target) -> Verdict:
+        """One file, within :data:`DEADLINE` seconds where there are alarms."""
+        verdict = Verdict(target, target.kind, target.skipped)
+        if target.skipped is None:
+            try:
+                with _deadline(DEADLINE):
+                    self._look(target, verdict)
+            except Unreadable as why:
+                verdict.skipped = str(why)
+            except OutOfTime:
+                verdict = Verdict(target, verdict.kind, f"it took longer than {DEADLINE:g} s")
+        return verdict
+
+    def _look(self, target: Target, verdict: Verdict) -> None:
+        text = read_text(target)
+        if target.kind in ("shell", "config"):
+            self._look_at_launch(target, text, verdict)
+        else:
+            self._look_at_python(target, text, verdict)
+
+    def _look_at_launch(self, target: Target, text: Text, verdict: Verdict) -> None:
+        launch = self._read_launch(target, text, verdict)
+        verdict.kind = "launch" if launch is not None else "unknown"
+        if launch is not None:
+            page = _Page(target.shown, text.text, comments_in(text.text, is_python=False))
+            self._apply(lambda: launch, type(launch), page, verdict)
+        elif not verdict.crashes:
+            verdict.dull = not target.is_named
+            verdict.skipped = "it is no launch file that is known"
+
+    def _read_launch(self, target: Target, text: Text, verdict: Verdict) -> object | None:
+        """What the file launches; a reader that breaks is the crash of all rules that it serves."""
+        from doctor.lint.launch import read_launch_file
+
+        try:
+            return read_launch_file(target.shown, text.text)
+        except Unreadable:
+            raise
+        except Exception as error:
+            crash = f"its reader: {sentence_of(error)} ({_innermost(error)})"
+            verdict.crashes = {number: crash for number, rule in self._rules if rule.reads not in (Script, object)}
+            return None
+
+    def _look_at_python(self, target: Target, text: Text, verdict: Verdict) -> None:
+        notebook = read_notebook(text.text) if target.kind == "notebook" else None
+        source = text.text if notebook is None else notebook.script
+        page = _Page(target.shown, source, comments_in(source, is_python=True), notebook)
+
+        def script() -> Script:
+            try:
+                return Script(target.shown, source, releases=self._releases, processors=self._processors)
+            except SyntaxError as error:
+                raise Unreadable(f"it is no Python of this interpreter: line {error.lineno}: {error.msg}") from None
+            except (ValueError, RecursionError, MemoryError) as error:
+                raise Unreadable(f"it is no Python that can be parsed: {error or type(error).__name__}") from None
+
+        self._apply(script, Script, page, verdict)
+
+    def _apply(self, make: Callable[[], Any], kind: type, page: _Page, verdict: Verdict) -> None:
+        """All rules over what is read; it is made for the first rule that has use for it."""
+        source = cache(make)
+        ignores = Ignores(page.comments)
+        for number, rule in self._rules:
+            if not issubclass(kind, rule.reads) or rule is IGNORE_IN_VAIN:
+                continue
+            if rule.mentions and not any(word in page.text for word in rule.mentions):
+                verdict.judged.add(number)
+                continue
+            self._ask(number, rule, source, page, ignores, verdict)
+        if self._vain is not None:
+            judged = {rule.id for number, rule in self._rules if number in verdict.judged}
+            vain = list(ignores.in_vain(judged, self._known))
+            verdict.found += [page.found(self._vain, hit, None) for hit in vain]
+            verdict.judged.add(self._vain)
+        verdict.found.sort(key=lambda one: (one.place, one.rule))
+
+    def _ask(
+        self, number: int, rule: Rule, source: Callable[[], Any], page: _Page, ignores: Ignores, verdict: Verdict
+    ) -> None:
+        began = time.perf_counter()
+        try:
+            for hit in _few(rule.hits(source())):
+                verdict.found.append(page.found(number, hit, ignores.reason_for(rule, page.lines_of(hit))))
+            verdict.judged.add(number)
+        except Unreadable:
+            raise
+        except Exception as error:
+            verdict.crashes[number] = f"{sentence_of(error)} ({_innermost(error)})"
+        verdict.seconds[number] = time.perf_counter() - began
+
+
+class _Page:
+    """The text that rules look at, by lines, and where its lines stand in the file."""
+
+    def __init__(self, path: str, text: str, comments: tuple[Comment, ...], notebook: Notebook | None = None) -> None:
+        self.text = text
+        self.comments = comments
+        self._path = path
+        self._notebook = notebook
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return LINE_END.split(self.text)
+
+    def lines_of(self, hit: Hit) -> tuple[int, ...]:
+        """Where a comment ignores it: the line on which it begins, or that on which its expression ends."""
+        is_simple = isinstance(hit.at, (ast.expr, ast.keyword, ast.Expr, ast.Assign))
+        return (hit.place.line, (hit.place.end_line if is_simple else None) or hit.place.line)
+
+    def found(self, number: int, hit: Hit, ignored: tuple[str, int] | None) -> Found:
+        """The hit as it is told."""
+        place = self._in_characters(hit.place) if isinstance(hit.at, ast.AST) else hit.place
+        code = self._line(place.line).rstrip()[:LONGEST_LINE]
+        reason = None
+        if ignored is not None:
+            reason = Ignored(ignored[0], f"{self._path}:{self._told(ignored[1])[0]}")
+        line, cell = self._told(place.line)
+        if cell is not None:
+            place = Place(line, place.column)
+        return Found(number, place, portable(hit), code, reason, cell)
+
+    def _told(self, line: int) -> tuple[int, tuple[int, int] | None]:
+        """The line of the file, and the cell with the line in it."""
+        if self._notebook is None or not 0 < line <= len(self._notebook.places):
+            return line, None
+        of_file, cell, inner = self._notebook.places[line - 1]
+        return of_file, (cell, inner)
+
+    def _line(self, number: int) -> str:
+        return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
+
+    def _in_characters(self, place: Place) -> Place:
+        """Columns of :mod:`ast` count bytes of UTF-8."""
+        end = place.end_column
+        if end is not None and place.end_line is not None:
+            end = _characters(self._line(place.end_line), end)
+        return place._replace(column=_characters(self._line(place.line), place.column), end_column=end)
+
+
+def _characters(line: str, column: int) -> int:
+    if line.isascii():
+        return column
+    return len(line.encode("utf-8", "replace")[:column].decode("utf-8", "ignore"))
+
+
+def portable(hit: Hit) -> Hit:
+    """The hit without the tree that it stands in, its evidence as JSON can hold it.
+
+    Raises:
+        TypeError: it can't.
+    """
+    if not isinstance(hit, Hit):
+        raise TypeError(f"a rule yields Hit, not {type(hit).__name__}")
+    evidence = tuple((str(name), msgspec.to_builtins(value)) for name, value in hit.evidence)
+    edits: tuple[Edit, ...] = tuple(hit.edits)
+    return Hit(hit.place, str(hit.summary), str(hit.fix), hit.severity, float(hit.confidence), edits, evidence)
+
+
+def _few(hits: Iterator[Hit]) -> Iterator[Hit]:
+    for count, hit in enumerate(hits):
+        if count >= MOST_HITS:
+            raise OverflowError(f"it hits more than {MOST_HITS} lines of one file")
+        yield hit
+
+
+def _innermost(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no frame"
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise :class:`OutOfTime` in what is done within. Only the main thread of a process hears alarms."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

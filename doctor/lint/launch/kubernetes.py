@@ -1,0 +1,225 @@
+"""Jobs of Kubernetes: how many pods of which kind, what each is given, and what it runs.
+
+Sources: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/,
+https://kubernetes.io/docs/concepts/workloads/controllers/job/, https://jobset.sigs.k8s.io/docs/reference/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from doctor.lint.launch.model import Launch, Setting
+from doctor.lint.launch.shell import ScriptReader
+from doctor.lint.launch.told import OUTPUT, untold
+from doctor.lint.launch.tree import Node
+from doctor.lint.rule import Place
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+@dataclass(frozen=True)
+class Container:
+    """``gpus``: ``None`` where it asks for none. ``has_shm``: something is mounted at /dev/shm, or it uses the host's.
+    ``command`` and ``args`` were read into ``launches`` and ``settings``."""
+
+    name: str
+    place: Place
+    gpus: int | None
+    gpus_place: Place | None
+    has_shm: bool
+    settings: tuple[Setting, ...]
+    launches: tuple[Launch, ...]
+    words: str
+
+    def chain(self) -> Iterator[Launch]:
+        """Every program that is started."""
+        return (one for launch in self.launches for one in launch.chain())
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pods that are alike. ``replicas``: ``None`` where it can't be told."""
+
+    name: str
+    place: Place
+    replicas: int | None
+    on_host_network: bool
+    containers: tuple[Container, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job. ``kind`` as it is written there; ``processes_per_pod``: nprocPerNode, numProcPerNode."""
+
+    kind: str
+    place: Place
+    roles: tuple[Role, ...]
+    processes_per_pod: str | None = None
+    processes_place: Place | None = None
+    is_elastic: bool = False
+
+    @property
+    def pods(self) -> int | None:
+        """Pods of all roles together."""
+        counts = [role.replicas for role in self.roles]
+        return sum(count for count in counts if count is not None) if None not in counts else None
+
+
+def workloads_in(tree: Node) -> Iterator[Workload]:
+    """The job that a document describes; each of a List."""
+    if tree.word("kind") == "List":
+        for item in (tree.get("items") or tree).children():
+            yield from workloads_in(item)
+        return
+    spec = tree.get("spec")
+    read = _KINDS.get(tree.word("kind") or "")
+    if read is None or spec is None or not tree.word("apiVersion"):
+        return
+    roles = tuple(read(spec, _given(tree)))
+    if roles:
+        processes = spec.get("nprocPerNode") or spec.get("trainer", "numProcPerNode")
+        yield Workload(
+            tree.word("kind") or "",
+            tree.place,
+            roles,
+            processes.text if processes else None,
+            processes.place if processes else None,
+            spec.get("elasticPolicy") is not None,
+        )
+
+
+Given = Mapping[str, Setting]
+"""What an operator adds to the environment of containers."""
+
+_PET = (
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NPROC_PER_NODE",
+    "RDZV_BACKEND",
+    "RDZV_ENDPOINT",
+    "RDZV_ID",
+)
+_TOLD_BY_KUBEFLOW = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *(f"PET_{name}" for name in _PET))
+"""training-operator pkg/controller.v1/pytorch/envvar.go and elastic.go."""
+
+
+def _given(tree: Node) -> Given:
+    if tree.word("kind") not in ("PyTorchJob", "TrainJob"):
+        return {}
+    return {name: Setting(name, untold(name), tree.place) for name in _TOLD_BY_KUBEFLOW}
+
+
+def _replicated(spec: Node, key: str, given: Given) -> Iterator[Role]:
+    """Kubeflow's jobs: {Master: {replicas, template}, Worker: …}."""
+    for name, role in (spec.get(key) or spec).pairs or ():
+        pod = role.get("template", "spec")
+        if pod is not None:
+            yield _role(name.text or "", role, pod, _count(role, "replicas"), given)
+
+
+def _pytorch(spec: Node, given: Given) -> Iterator[Role]:
+    return _replicated(spec, "pytorchReplicaSpecs", given) if spec.get("pytorchReplicaSpecs") else iter(())
+
+
+def _mpi(spec: Node, given: Given) -> Iterator[Role]:
+    return _replicated(spec, "mpiReplicaSpecs", given) if spec.get("mpiReplicaSpecs") else iter(())
+
+
+def _job(spec: Node, given: Given) -> Iterator[Role]:
+    """An indexed Job runs ``parallelism`` pods together; others are not known to belong together."""
+    pod = spec.get("template", "spec")
+    if pod is not None:
+        yield _role("pod", spec, pod, _count(spec, "parallelism"), given)
+
+
+def _jobset(spec: Node, given: Given) -> Iterator[Role]:
+    for job in (spec.get("replicatedJobs") or spec).children():
+        inner, pod = job.get("template", "spec"), job.get("template", "spec", "template", "spec")
+        if inner is not None and pod is not None:
+            times, each = _count(job, "replicas"), _count(inner, "parallelism")
+            pods = times * each if times is not None and each is not None else None
+            yield _role(job.word("name") or "", job, pod, pods, given)
+
+
+def _pod(spec: Node, given: Given) -> Iterator[Role]:
+    if spec.get("containers"):
+        yield _role("pod", spec, spec, 1, given)
+
+
+def _train_job(spec: Node, given: Given) -> Iterator[Role]:
+    """Its runtime, which is elsewhere, may mount shared memory."""
+    trainer = spec.get("trainer")
+    if trainer is not None and trainer.is_mapping:
+        box = replace(_container(trainer, spec, given), has_shm=True)
+        nodes = trainer.number("numNodes") if trainer.get("numNodes") is not None else None
+        yield Role("trainer", trainer.place, nodes, False, (box,))
+
+
+_KINDS = {"TrainJob": _train_job, "PyTorchJob": _pytorch, "MPIJob": _mpi, "Job": _job, "JobSet": _jobset, "Pod": _pod}
+
+
+def _count(node: Node, key: str) -> int | None:
+    """One where nothing is said."""
+    return node.number(key) if node.get(key) is not None else 1
+
+
+def _role(name: str, node: Node, pod: Node, replicas: int | None, given: Given) -> Role:
+    boxes = tuple(_container(box, pod, given) for box in (pod.get("containers") or pod).children() if box.is_mapping)
+    return Role(name, node.place, replicas, pod.flag("hostNetwork") is True, boxes)
+
+
+def _container(box: Node, pod: Node, given: Given) -> Container:
+    asked = next((found for key in GPU_RESOURCES if (found := _resource(box, key)) is not None), None)
+    settings = tuple(_settings(box))
+    environment = {**given, **{one.name: one for one in settings}}
+    reader = ScriptReader({name: one.value for name, one in environment.items()}, environment)
+    words = _run_command(box, reader)
+    mounts = (box.get("volumeMounts") or box).children()
+    return Container(
+        box.word("name") or "",
+        box.place,
+        int(asked.text) if asked is not None and asked.text and asked.text.isdigit() else None,
+        asked.place if asked is not None else None,
+        pod.flag("hostIPC") is True or any((one.word("mountPath") or "").startswith("/dev/shm") for one in mounts),  # noqa: S108
+        (*settings, *reader.settings),
+        tuple(reader.launches),
+        words,
+    )
+
+
+def _resource(box: Node, key: str) -> Node | None:
+    groups = (box.get(name, kind) for name in ("resources", "resourcesPerNode") for kind in ("limits", "requests"))
+    return next((found for group in groups if group is not None and (found := group.get(key)) is not None), None)
+
+
+def _settings(box: Node) -> Iterator[Setting]:
+    for entry in (box.get("env") or box).children():
+        name, value = entry.word("name"), entry.get("value")
+        if name is not None:
+            told = value.text if value is not None and value.text is not None else None
+            yield Setting(name, untold(name) if told is None else _filled(told), entry.place)
+
+
+def _filled(text: str) -> str:
+    """``$(NAME)`` is filled in by Kubernetes, ``${NAME}`` by envsubst before."""
+    return re.sub(r"\$(?:\(([A-Za-z_]\w*)\)|\{?([A-Za-z_]\w*)\}?)", lambda match: untold(match[1] or match[2]), text)
+
+
+def _word(node: Node) -> tuple[str, int]:
+    """A word of a command, and its line; in a script the shell fills its own variables in."""
+    text = node.text or OUTPUT
+    is_script = bool(re.search(r"\s", text))
+    return (re.sub(r"\$\(([A-Za-z_]\w*)\)", r"${\1}", text) if is_script else _filled(text)), node.line + node.block
+
+
+def _run_command(box: Node, reader: ScriptReader) -> str:
+    """``command`` and ``args`` together are the words of one command; its text for those who search in it."""
+    nodes = [one for key in ("command", "args") for one in (box.get(key) or box).children() if one.text is not None]
+    nodes = nodes if box.get("command") or box.get("args") else []
+    if nodes:
+        reader.run([_word(one) for one in nodes])
+    return " ".join(one.text or "" for one in nodes)

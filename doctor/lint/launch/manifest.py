@@ -1,0 +1,75 @@
+"""YAML and JSON of schedulers and launchers, told by what they hold: Kubernetes jobs, Accelerate, DeepSpeed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from doctor.lint.launch.kubernetes import Workload, workloads_in
+from doctor.lint.launch.model import LaunchFile
+from doctor.lint.launch.tree import Node, is_template, read_trees
+from doctor.lint.reading import Unreadable
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration. ``kind``: ``accelerate`` or ``deepspeed``."""
+
+    kind: str
+    root: Node
+
+
+@dataclass(frozen=True)
+class Manifest(LaunchFile):
+    """``configs``: of launchers; ``workloads``: jobs of Kubernetes."""
+
+    configs: tuple[Config, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+
+    def of_kind(self, kind: str) -> Iterator[Node]:
+        """The configurations of one kind."""
+        return (config.root for config in self.configs if config.kind == kind)
+
+
+_CUES = re.compile(
+    r"^\s*[\"']?kind[\"']?\s*:\s*[\"']?(?:PyTorchJob|MPIJob|TrainJob|JobSet|Job|Pod)\b"
+    r"|^\s*[\"']?(?:compute_environment|distributed_type)[\"']?\s*:"
+    r"|[\"'](?:zero_optimization|train_micro_batch_size_per_gpu)[\"']\s*:",
+    re.MULTILINE,
+)
+"""One of these stands in every file of interest: others are not parsed."""
+
+
+def read_manifest(path: str, text: str) -> Manifest | None:
+    """Read a YAML or JSON file; ``None`` where it is none of those that are known.
+
+    Raises:
+        Unreadable: it is one, and can't be read.
+    """
+    if not _CUES.search(text):
+        return None
+    if is_template(text):
+        raise Unreadable("it is a template, which somebody fills in first")
+    trees = read_trees(text.replace("\t", " ") if path.lower().endswith(".json") else text)
+    configs = tuple(Config(kind, tree) for tree in trees if (kind := _kind_of(tree)))
+    workloads = tuple(one for tree in trees for one in workloads_in(tree))
+    if not configs and not workloads:
+        return None
+    containers = [box for one in workloads for role in one.roles for box in role.containers]
+    return Manifest(
+        path,
+        tuple(setting for box in containers for setting in box.settings),
+        tuple(launch for box in containers for launch in box.launches),
+        (),
+        configs,
+        workloads,
+    )
+
+
+def _kind_of(tree: Node) -> str:
+    if tree.get("distributed_type") is not None and (tree.get("num_processes") or tree.get("compute_environment")):
+        return "accelerate"
+    if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu"):
+        return "deepspeed"
+    return ""

@@ -1,0 +1,203 @@
+"""Files and rules in, the report document out: ``"job": null``, a result an id, counts of files in place of ranks."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from doctor.errors import UnusableError
+from doctor.finding import Source, Status
+from doctor.lint.judging import DEADLINE, Found, Judge, Verdict
+from doctor.lint.pool import shared_work
+from doctor.lint.reading import Target, find_files
+from doctor.lint.rule import Rule
+from doctor.lint.rules import Rulebook
+from doctor.lint.script import Script
+from doctor.result import SCHEMA, CheckResult, Coverage, Ignored, Input, Report, ReportFinding, Tool
+from doctor.settings import Settings
+
+WALK_DEADLINE = 120.0
+"""Seconds in which the files of a folder have to be found."""
+GRACE = 5.0
+"""Seconds beyond its deadline after which a file is given up with the process that looks at it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be judged by what. ``known``: the family of every id there is; ``releases``: of distributions;
+    ``processors``: of the machine that scripts will run on; ``strict``: what could not be read is no verdict."""
+
+    book: Rulebook
+    settings: Settings
+    known: Mapping[str, str]
+    releases: Mapping[str, str]
+    processors: int | None = None
+    strict: bool = False
+
+
+def judge_paths(paths: Sequence[Path], asked: Asked) -> list[Verdict]:
+    """All files, in the order in which they were given and by name.
+
+    Raises:
+        UnusableError: none of them can be read.
+    """
+    roots = shared_work(paths, lambda root: find_files([root]), _lost_root, deadline=WALK_DEADLINE, most=1)
+    targets = {target.path: target for found in roots for target in found}
+    verdicts = [one for one in judge_targets(list(targets.values()), asked) if not one.dull]
+    if all(one.skipped is not None for one in verdicts):
+        first = (
+            f"{verdicts[0].target.shown}: {verdicts[0].skipped}" if verdicts else "there is no file in what was given"
+        )
+        raise UnusableError(f"nothing can be judged: {first}")
+    return verdicts
+
+
+def judge_targets(targets: Sequence[Target], asked: Asked) -> list[Verdict]:
+    """These files, shared by the cores of this machine."""
+    judge = Judge(asked.book, releases=asked.releases, processors=asked.processors, known=asked.known)
+    return shared_work(targets, judge.judge, _lost, deadline=DEADLINE + GRACE)
+
+
+def _lost(target: Target, why: str) -> Verdict:
+    return Verdict(target, target.kind, why)
+
+
+def _lost_root(root: Path, why: str) -> list[Target]:
+    return [Target(root, str(root), "unknown", root, why)]
+
+
+def draw_up(verdicts: Sequence[Verdict], asked: Asked, *, started: float) -> Report:
+    """The report. ``started``: ``time.time()`` when the command began."""
+    from doctor.examining import crash_at_load, primary_of
+    from doctor.session import exit_code, verdict_of
+
+    groups: dict[str, list[int]] = {}
+    for number, rule in enumerate(asked.book.rules):
+        groups.setdefault(rule.id, []).append(number)
+    findings = _findings(verdicts, asked)
+    results = tuple(_result(numbers, verdicts, findings, asked) for numbers in groups.values())
+    results += tuple(map(crash_at_load, asked.book.broken))
+    bad = {Status.CRASH, Status.UNKNOWN} if asked.strict else {Status.CRASH}
+    inconclusive = any(one.status in bad or one.crash is not None for one in results)
+    counts = Counter(one.status.value for one in results)
+    return Report(
+        schema=SCHEMA,
+        tool=Tool(),
+        started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.time() - started, 3),
+        exit_code=exit_code(results, asked.settings.fail_on, inconclusive=inconclusive),
+        verdict=verdict_of(results, inconclusive=inconclusive)[1],
+        job=None,
+        coverage=Coverage({status.value: counts[status.value] for status in Status}, 0, 0),
+        primary=primary_of(results),
+        inputs=tuple(Input(one.target.shown, one.kind, one.skipped) for one in verdicts),
+        results=results,
+    )
+
+
+def _findings(verdicts: Iterable[Verdict], asked: Asked) -> dict[int, list[ReportFinding]]:
+    """By number of the rule, in the order of files and lines."""
+    found: dict[int, list[ReportFinding]] = {}
+    for verdict in verdicts:
+        for one in verdict.found:
+            rule = asked.book.rules[one.rule]
+            ignored = one.ignored or asked.settings.ignored_in(rule, verdict.target.shown)
+            found.setdefault(one.rule, []).append(_finding(rule, one, verdict.target, ignored))
+    return found
+
+
+def _finding(rule: Rule, found: Found, target: Target, ignored: Ignored | None) -> ReportFinding:
+    hit = found.hit
+    return ReportFinding(
+        summary=hit.summary,
+        severity=hit.severity or rule.severity,
+        ignored=ignored,
+        ranks=(),
+        hosts=(),
+        evidence=_evidence(rule, found),
+        effect=rule.effect,
+        fix=hit.fix or rule.fix,
+        confidence=hit.confidence,
+        source=Source(target.shown, found.place.line or None),
+    )
+
+
+def _evidence(rule: Rule, found: Found) -> dict[str, object]:
+    """What was seen: ``code`` is the line, ``column`` counts characters from 1, as ``end_column``, the first behind it,
+    does; ``fixable``: ``--fix`` mends it."""
+    place = found.place
+    told: dict[str, object] = {"code": found.code, "column": place.column + 1}
+    if place.end_line is not None and place.end_column is not None:
+        told |= {"end_line": place.end_line, "end_column": place.end_column + 1}
+    if found.cell is not None:
+        told |= {"cell": found.cell[0], "line_in_cell": found.cell[1]}
+    if rule.foreshadows:
+        told["foreshadows"] = list(rule.foreshadows)
+    if found.hit.edits and found.cell is None:
+        told["fixable"] = True
+    return told | dict(found.hit.evidence)
+
+
+def _result(
+    numbers: Sequence[int], verdicts: Sequence[Verdict], findings: Mapping[int, list[ReportFinding]], asked: Asked
+) -> CheckResult:
+    """How the rules of one id ended, over all files."""
+    rules = [asked.book.rules[number] for number in numbers]
+    own = tuple(one for number in numbers for one in findings.get(number, ()))
+    crash = _crash(numbers, verdicts)
+    census = _Census(numbers, rules, verdicts)
+    status, reason = _status(own, crash, census)
+    gravest = max((one.severity for one in (own or rules)), key=lambda severity: severity.weight)
+    return CheckResult(
+        id=rules[0].id,
+        name=rules[0].name,
+        family=rules[0].family,
+        status=status,
+        severity=gravest,
+        seen=census.seen,
+        expected=census.expected,
+        reason=reason,
+        seconds=round(sum(one.seconds.get(number, 0.0) for one in verdicts for number in numbers), 6),
+        findings=own,
+        crash=crash if status is Status.SICK else None,
+    )
+
+
+def _crash(numbers: Sequence[int], verdicts: Iterable[Verdict]) -> str | None:
+    """The first file that broke one of the rules, and in how many more one broke."""
+    crashes = [
+        f"in {one.target.shown}: {one.crashes[number]}"
+        for one in verdicts
+        for number in numbers
+        if number in one.crashes
+    ]
+    return crashes[0] + (f" (and in {len(crashes) - 1} more files)" if len(crashes) > 1 else "") if crashes else None
+
+
+class _Census:
+    """Which files the rules of an id could judge."""
+
+    def __init__(self, numbers: Sequence[int], rules: Sequence[Rule], verdicts: Iterable[Verdict]) -> None:
+        self.reads_python = any(rule.reads in (Script, object) for rule in rules)
+        kinds = ("python", "notebook") if self.reads_python else ()
+        self.missing = [one for one in verdicts if one.skipped is not None and one.kind in kinds]
+        self.seen = sum(one.skipped is None and not one.judged.isdisjoint(numbers) for one in verdicts)
+        crashed = sum(not one.crashes.keys().isdisjoint(numbers) for one in verdicts)
+        self.expected = self.seen + crashed + len(self.missing)
+
+
+def _status(own: Sequence[ReportFinding], crash: str | None, census: _Census) -> tuple[Status, str | None]:
+    if any(one.stands for one in own):
+        return Status.SICK, None
+    if crash is not None:
+        return Status.CRASH, crash
+    if census.missing:
+        first = f"{census.missing[0].target.shown}: {census.missing[0].skipped}"
+        return Status.UNKNOWN, f"{len(census.missing)} of {census.expected} files could not be judged: {first}"
+    if not census.seen:
+        return Status.SKIP, "no Python was given" if census.reads_python else "no launch file of its kind was given"
+    return Status.OK, None

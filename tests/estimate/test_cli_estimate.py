@@ -1,0 +1,112 @@
+"""``doctor estimate`` as people run it: a process, its exit code, its two streams."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from doctor.api import healthy
+from doctor.capture import encode_document, to_document
+
+CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
+GIB = 1 << 30
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2048, 2048) for _ in range(3))
+
+    def forward(self, batch):
+        for layer in self.layers:
+            batch = torch.relu(layer(batch))
+        return batch.square().mean()
+
+def make():
+    return Model(), torch.zeros(64, 2048)
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def estimate(*arguments, cwd, code=None):
+    command = [sys.executable, "-m", "doctor", "estimate", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=110)
+    assert "Traceback" not in done.stderr
+    if code is not None:
+        assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "Missing argument"),
+        (("train",), "it is written as train:make"),
+        (("train:make", "--devices", "0"), "0 is not in the range"),
+        (("train:make", "--device", "H10"), "near: H100 80GB"),
+        (("train:make", "--device", "A100"), "A100 80GB, A100 40GB"),
+        (("train:make", "--device-memory", "80"), "'80' is no size of memory"),
+        (("train:make", "--host-memory", "much"), "'much' is no size of memory"),
+        (("train:make", "--device", "H200", "--device-memory", "1GiB"), "give one of them"),
+        (("train:make", "--like", "nothing.json"), "nothing.json can't be read"),
+        (("train:make", "--strategy", "magic"), "is not one of"),
+        (("train:make", "--select", "XYZ999"), "XYZ999"),
+    ],
+)
+def test_bad_usage_is_one_sentence(here, arguments, words):
+    done = estimate(*arguments, cwd=here, code=2)
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_parent_never_imports_torch(here):
+    (here / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = estimate("train:make", "--help", cwd=here, code=0)
+    assert "MODULE:FACTORY" in done.stdout
+    command = "import sys, doctor.cli_estimate, doctor.estimate.answer, doctor.estimate.judging, doctor.report.estimate"
+    subprocess.run([sys.executable, "-c", f"{command}; assert 'torch' not in sys.modules"], cwd=here, check=True)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [("nowhere:make", "nowhere"), ("train:nothing", "nothing"), ("broken:make", "broken")],
+)
+def test_a_factory_that_can_not_be_used_is_one_sentence(here, factory, words):
+    (here / "broken.py").write_text("1 / 0\n")
+    done = estimate(factory, cwd=here, code=2)
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_answer_is_alone_on_stdout_as_json(here):
+    done = estimate("train:make", "--device-memory", "4GiB", "--format", "json", cwd=here, code=0)
+    document = json.loads(done.stdout)
+    answer = document["estimate"]
+    assert (document["schema"], document["job"], document["verdict"]) == (1, None, "ok")
+    assert [result["id"] for result in document["results"]] == ["GPU007", "MEM005", "MEM008"]
+    assert answer["parts"]["parameters"] == pytest.approx(3 * 4 * 2048 * 2049, rel=0.01)
+    assert answer["batch_size"] == 64
+    assert answer["largest_batch"] > 64
+    assert answer["largest_batch"] >= answer["safe_batch"] > 64
+    assert {way["name"] for way in answer["ways"]} >= {"adafactor"}
+
+
+def test_what_does_not_fit_on_captured_devices_ends_with_1_and_names_can_be_hidden(here):
+    sketch = healthy(1, 2).gpu(1, memory_used=79 * GIB, memory_free=GIB)
+    (here / "capture.json").write_bytes(encode_document(to_document(sketch.job())))
+    options = ("--like", "capture.json", "--devices", "2", "--redact")
+    done = estimate("train.py:make", *options, cwd=here, code=1)
+    assert "It does not fit" in done.stdout
+    assert "node0" not in done.stdout
+    assert "MEM005" in done.stdout
+    assert "GPU 1 has the least memory left" in " ".join(done.stdout.split())

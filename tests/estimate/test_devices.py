@@ -1,0 +1,124 @@
+import pytest
+
+from doctor.api import GpuFacts, HostFacts, MigDevice, healthy
+from doctor.errors import UnusableError
+from doctor.estimate.devices import offer_of, size_of, with_host_memory
+from doctor.estimate.devices_outside import GROUP, NODES, PAIR, communicator, outside, workspace
+from doctor.estimate.plan import Plan
+from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GiB", 80 * GIB),
+        ("80 gib", 80 * GIB),
+        ("80G", 80 * GIB),
+        ("80GB", 80 * 10**9),
+        ("40960MiB", 40 * GIB),
+        ("1.5TiB", 1536 * GIB),
+        ("512kb", 512_000),
+    ],
+)
+def test_sizes(text, size):
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "80", "GiB", "-1GiB", "0GiB", "80 apples", "1e3GiB", "80GiB 3", "9" * 40 + "GiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UnusableError, match="is no size of memory"):
+        size_of(text)
+
+
+@pytest.mark.parametrize("name", known_devices())
+def test_every_device_is_found_by_its_own_name_and_has_less_memory_than_that_says(name):
+    (found,) = find_devices(name)
+    said = int(name.rpartition(" ")[2].removesuffix("GB"))
+    assert 0.85 * said * GIB < found.total < said * 1.05 * GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("h100 80 gb", "H100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+        ("Tesla V100-SXM2-32GB", "V100 32GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090 24GB"),
+        ("4090", "RTX 4090 24GB"),
+        ("NVIDIA H200", "H200 141GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada 48GB"),
+        ("H100 NVL", "H100 NVL 94GB"),
+    ],
+)
+def test_names_as_drivers_and_people_write_them(name, known):
+    assert [device.name for device in find_devices(name)] == [known]
+
+
+def test_a_name_that_may_mean_two_is_asked_back():
+    with pytest.raises(UnusableError, match="A100 80GB, A100 40GB"):
+        offer_of(None, "A100", None)
+
+
+def test_an_unknown_name_gets_near_ones():
+    assert "H100 80GB" in near_devices("H10 80GB")
+    with pytest.raises(UnusableError, match="H100 80GB"):
+        offer_of(None, "H10 80GB", None)
+    with pytest.raises(UnusableError, match="no device is known"):
+        offer_of(None, "quantum", None)
+
+
+def test_size_and_name_contradict_each_other():
+    with pytest.raises(UnusableError, match="give one of them"):
+        offer_of("80GiB", "H100 80GB", None)
+
+
+def test_a_capture_tells_of_the_fullest_of_the_devices_that_are_used():
+    sketch = healthy(1, 4).gpu(2, memory_used=30 * GIB, memory_free=50 * GIB)
+    offer = offer_of(None, None, sketch.job(), devices=4)
+    assert (offer.memory, offer.others) == (80 * GIB, 30 * GIB)
+    assert "GPU 2 has the least memory left" in " ".join(offer.notes)
+    assert offer.for_one_of(2) == 25 * GIB
+    assert offer_of(None, None, sketch.job(), devices=2).others < GIB
+
+
+def test_a_capture_of_a_slice():
+    sketch = healthy(1, 1).gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0, 20 * GIB),))
+    assert offer_of(None, None, sketch.job()).memory == 20 * GIB
+
+
+def test_a_capture_gives_the_host_and_a_name_the_device():
+    offer = offer_of(None, "A100 40GB", healthy(1, 2).drop(GpuFacts).job())
+    assert offer.host is not None
+    assert offer.host.ram_total == 1024 * GIB
+    assert offer.others == 0
+    assert with_host_memory(offer, "256GiB").host == HostFacts(
+        hostname="node", ram_total=256 * GIB, ram_available=256 * GIB
+    )
+
+
+def test_a_capture_without_gpus_is_not_enough():
+    with pytest.raises(UnusableError, match="no GPU"):
+        offer_of(None, None, healthy(1, 2, gpus=0).job())
+
+
+def test_a_capture_with_fewer_gpus_says_so():
+    assert "shows 2 GPUs, the job has 8" in offer_of(None, None, healthy(1, 2).job(), devices=8).notes[0]
+
+
+def test_what_torch_does_not_see():
+    assert communicator(Plan()) == 0
+    assert communicator(Plan(strategy="ddp", devices=2)) == PAIR
+    assert communicator(Plan(strategy="fsdp2", devices=8)) == GROUP
+    assert communicator(Plan(strategy="ddp", devices=8, nodes=2)) == NODES
+    assert communicator(Plan(strategy="ddp", ranks_per_device=2)) == 0
+    assert 300 * MIB < outside(Plan(), "8.6") < outside(Plan(), "9.0") < 800 * MIB
+    assert outside(Plan(), "") >= outside(Plan(), "9.0")
+
+
+def test_the_workspace_of_cublas_by_generation():
+    assert workspace("8.6") < 9 * MIB
+    assert workspace("9.0") == workspace("10.0") == workspace("") == 32 * MIB

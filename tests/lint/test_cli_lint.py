@@ -1,0 +1,225 @@
+"""``doctor lint`` as people run it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
+
+SICK = """\
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("gloo")
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(3):
+    for batch in loader:
+        model(batch).sum().backward()
+if dist.get_rank() == 0:
+    dist.barrier()
+"""
+WELL = SICK.replace("    for batch", "    sampler.set_epoch(epoch)\n    for batch").replace(
+    "if dist.get_rank() == 0:\n    dist.barrier()\n", "dist.barrier()\n"
+)
+
+
+def lint(*arguments, cwd, code=None):
+    command = [sys.executable, "-m", "doctor", "lint", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    if code is not None:
+        assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+@pytest.fixture
+def sick(tmp_path):
+    (tmp_path / "train.py").write_text(SICK)
+    return tmp_path
+
+
+def test_text(sick):
+    shown = lint("train.py", cwd=sick, code=1).stdout
+    assert "train.py:11:5: error CODE005 " in shown
+    assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
+    assert "doctor explain CODE005" in shown
+    assert "--fix does it" in shown
+    assert "sick: 1 error, 1 warning in 1 of 1 files" in shown
+
+
+def test_quiet_is_a_line_a_finding(sick):
+    first, second, *rest = lint("-q", "train.py", cwd=sick, code=1).stdout.splitlines()
+    assert first.startswith("train.py:5:")
+    assert second.startswith("train.py:11:5: error CODE005")
+    assert len(rest) == 1
+
+
+def test_the_corrected_twin_is_silent(tmp_path):
+    (tmp_path / "train.py").write_text(WELL)
+    assert lint(".", cwd=tmp_path, code=0).stdout.startswith("ok: no finding in 1 file;")
+
+
+def test_verbose_shows_what_is_ignored_and_every_rule(sick):
+    shown = lint("-v", "--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
+    assert "ignored CODE005" in shown
+    assert "typed on the command line" in shown
+    assert "ok      CODE001 " in shown
+    assert "CODE005" not in lint("--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("github", "::error file=train.py,line=11,"),
+        ("markdown", "CODE005"),
+        ("junit", '<failure message="dist.barrier'),
+        ("html", "CODE005"),
+    ],
+)
+def test_formats(sick, form, words):
+    shown = lint("--format", form, "train.py", cwd=sick, code=1).stdout
+    assert words in shown
+    assert "the whole job" not in shown
+
+
+def test_json_is_the_report_document(sick):
+    document = json.loads(lint("--format", "json", ".", cwd=sick, code=1).stdout)
+    assert (document["schema"], document["job"], document["exit_code"]) == (1, None, 1)
+    assert document["inputs"] == [{"path": "train.py", "kind": "python", "skipped": None}]
+    ids = [result["id"] for result in document["results"]]
+    assert len(set(ids)) == len(ids)
+    assert {"CODE000", "CODE001", "CODE005", "ENV010"} <= set(ids)
+
+
+def test_relative_uris_in_sarif(sick):
+    document = json.loads(lint("--format", "sarif", "-o", "out.sarif", ".", cwd=sick, code=1).stdout or "null")
+    assert document is None
+    run = json.loads((sick / "out.sarif").read_text())["runs"][0]
+    assert run["artifacts"] == [{"location": {"uri": "train.py"}}]
+
+
+def test_diff_shows_and_changes_nothing(sick):
+    done = lint("--diff", "train.py", cwd=sick, code=1)
+    assert "+    sampler.set_epoch(epoch)\n" in done.stdout
+    assert "1 finding would be mended in train.py" in done.stderr
+    assert (sick / "train.py").read_text() == SICK
+    subprocess.run(["patch", "-p0"], input=done.stdout, text=True, cwd=sick, check=True, capture_output=True)
+    assert "sampler.set_epoch(epoch)" in (sick / "train.py").read_text()
+
+
+def test_fix_writes_and_judges_again(sick):
+    done = lint("--fix", "train.py", cwd=sick, code=1)
+    assert "1 finding was mended in train.py" in done.stderr
+    assert "sick: 1 error in 1 of 1 files" in done.stdout
+    assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (sick / "train.py").read_text()
+    assert "0 findings were mended" in lint("--fix", "train.py", cwd=sick, code=1).stderr
+
+
+def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
+    (tmp_path / "away.py").write_text(SICK)
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "link.py").symlink_to(tmp_path / "away.py")
+    kept = SICK.replace("DistributedSampler(data)\n", "DistributedSampler(data)  # doctor: ignore[CODE011] one epoch\n")
+    (folder / "kept.py").write_text(kept)
+    done = lint("--fix", "given", cwd=tmp_path, code=1)
+    assert "not mended: given/link.py: it is a link" in done.stderr
+    assert (tmp_path / "away.py").read_text() == SICK
+    assert (folder / "kept.py").read_text() == kept
+
+
+def test_fix_without_libcst_is_one_sentence(sick):
+    (sick / "libcst.py").write_text("raise ImportError('not here')\n")
+    command = [sys.executable, "-c", "import sys; sys.path.insert(0, ''); from doctor.__main__ import main; main()"]
+    done = subprocess.run([*command, "lint", "--fix", "train.py"], cwd=sick, env=CLEAN, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "doctor: --fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'\n"
+    )
+
+
+def test_libcst_and_torch_are_not_loaded(sick):
+    code = (
+        "import sys; from doctor.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'lightning', 'libcst', 'jinja2'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "lint", "train.py"], cwd=sick, capture_output=True, text=True)
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gone.py"], "gone.py: it can't be read: No such file or directory"),
+        (["--select", "CODE99", "."], "no rule or family is called CODE99"),
+        (["--lightning", "two", "."], "two is no release of Lightning"),
+        (["--plugin", "gone.py", "."], "gone.py"),
+        (["--fix", "--diff", "."], "exclude each other"),
+        (["--cores", "0", "."], "--cores"),
+        ([], "PATHS"),
+    ],
+)
+def test_what_can_not_be_used_is_one_sentence(sick, arguments, words):
+    done = lint(*arguments, cwd=sick, code=2)
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_one_bad_file_among_good_ones_is_listed(sick):
+    (sick / "old.py").write_text("print 'rank torch.load DistributedSampler'\n")
+    shown = lint(".", "gone.py", cwd=sick, code=1).stdout
+    assert "passed over old.py: it is no Python of this interpreter: line 1" in shown
+    assert "passed over gone.py: it can't be read" in shown
+
+
+def test_settings_serve_both_sides(sick):
+    (sick / "doctor.toml").write_text(
+        'select = ["CODE", "NET"]\nfail-on = "warning"\n'
+        '[[ignore]]\nid = "CODE005"\nreason = "examples"\npath = "train.py"\n'
+        '[[ignore]]\nid = "NET007"\nreason = "one host"\n'
+    )
+    document = json.loads(lint("--format", "json", ".", cwd=sick, code=1).stdout)
+    (ignored,) = next(one["findings"] for one in document["results"] if one["id"] == "CODE005")
+    assert ignored["ignored"] == {"reason": "examples", "by": "doctor.toml:4"}
+    listed = [sys.executable, "-m", "doctor", "check", "--probe", "none", "--gather", "none", "--format", "json"]
+    done = subprocess.run(listed, cwd=sick, env=CLEAN, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1), done.stderr
+    assert {result["family"] for result in json.loads(done.stdout)["results"]} == {"network"}
+
+
+def test_list_and_explain_know_rules(tmp_path):
+    listed = subprocess.run(
+        [sys.executable, "-m", "doctor", "list", "--format", "json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    rules = {rule["id"]: rule for rule in json.loads(listed.stdout)["rules"]}
+    assert rules["CODE001"] == {
+        "id": "CODE001",
+        "name": "checkpoint-loaded-to-saved-device",
+        "family": "code",
+        "severity": "warning",
+        "reads": "script",
+        "foreshadows": ["MEM001"],
+        "origin": "built-in",
+    }
+    page = subprocess.run([sys.executable, "-m", "doctor", "explain", "ignore-in-vain"], capture_output=True, text=True)
+    assert page.stdout.startswith("# CODE000 ignore-in-vain")
+
+
+def test_the_hook_of_pre_commit(sick):
+    (hook,) = yaml.safe_load((Path(__file__).parent.parent.parent / ".pre-commit-hooks.yaml").read_text())
+    assert hook["id"] == "doctor-lint"
+    program, *arguments = shlex.split(hook["entry"])
+    assert program == "doctor"
+    command = [sys.executable, "-m", "doctor", *arguments, "train.py"]
+    done = subprocess.run(command, cwd=sick, env=CLEAN, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "train.py:11:5: error CODE005" in done.stdout

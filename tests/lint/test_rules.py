@@ -1,0 +1,125 @@
+"""Every rule over files keeps the same promises."""
+
+import inspect
+
+import pytest
+
+from doctor.catalog import builtin_checks
+from doctor.errors import UnusableError
+from doctor.lint.api import Bad, Good, Place, Script
+from doctor.lint.fixing import fixed_text
+from doctor.lint.rules import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
+from doctor.playbook import find_page
+
+RULES = sorted(builtin_rules(), key=lambda rule: (rule.id, rule.judge.__module__))
+CASES = [(rule, case) for rule in RULES for case in rule.cases()]
+CHECKS = {check.id: check for check in builtin_checks()}
+
+
+def _label(rule):
+    return rule.id if rule.family == OWN_FAMILY else f"{rule.id}-{rule.reads.__name__}"
+
+
+def source_of(rule, case, text=None):
+    text = case.text if text is None else text
+    if rule.reads is Script:
+        return Script(case.name, text, releases=dict(case.releases), processors=case.processors)
+    from doctor.lint.launch import read_launch_file
+
+    source = read_launch_file(case.name, text)
+    assert isinstance(source, rule.reads), f"{case.title!r} is read as {type(source).__name__}"
+    return source
+
+
+def hits_of(rule, case, text=None):
+    return list(rule.hits(source_of(rule, case, text)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_label)
+def test_says_what_it_is(rule):
+    assert rule.question.startswith("Ask ")
+    assert rule.effect, "the docstring lacks 'Why it hurts:'"
+    assert rule.fix, "the docstring lacks 'Fix:'"
+    assert isinstance(rule.mentions, tuple)
+    assert set(rule.foreshadows) <= set(CHECKS)
+    assert rule.judge.__name__ == inspect.getmodule(rule.judge).__name__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_label)
+def test_is_called_as_the_check_that_it_foreshadows_or_by_a_name_of_its_own(rule):
+    if rule.family == OWN_FAMILY:
+        assert rule.name not in {check.name for check in CHECKS.values()}
+        assert rule.reads is Script
+        assert rule.mentions, "words by which files are told that need no parsing"
+    else:
+        assert rule.name == CHECKS[rule.id].name
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_label)
+def test_has_a_page(rule):
+    page = find_page(rule.id)
+    assert page.name == rule.name
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_label)
+def test_is_proven_by_bad_and_good_cases(rule):
+    cases = list(rule.cases())
+    assert sum(isinstance(case, Bad) for case in cases) >= 3
+    assert sum(isinstance(case, Good) for case in cases) >= 3
+    assert len({case.title for case in cases}) == len(cases)
+    assert all(case.lines for case in cases if isinstance(case, Bad)), "a bad case marks no line"
+
+
+@pytest.mark.parametrize(("rule", "case"), CASES, ids=[f"{_label(rule)}-{case.title}" for rule, case in CASES])
+def test_case(rule, case):
+    hits = hits_of(rule, case)
+    found = [(hit.place.line, hit.summary) for hit in hits]
+    if isinstance(case, Good):
+        assert not found
+        return
+    assert sorted(line for line, _ in found) == list(case.lines), found
+    assert not rule.mentions or any(word in case.text for word in rule.mentions), "no word that it mentions is there"
+    for hit in hits:
+        assert hit.summary
+        assert "\n" not in hit.summary
+        assert 0 < hit.confidence <= 1
+        assert isinstance(hit.place, Place)
+
+
+FIXABLE = [(rule, case) for rule, case in CASES if isinstance(case, Bad)]
+
+
+@pytest.mark.parametrize(("rule", "case"), FIXABLE, ids=[f"{_label(rule)}-{case.title}" for rule, case in FIXABLE])
+def test_fix(rule, case):
+    """What ``--fix`` makes of a bad case is what the case says, and needs no further fix."""
+    edits = [hit.edits for hit in hits_of(rule, case) if hit.edits]
+    if not case.fixed:
+        assert not edits, "the case does not say what the fix makes of it"
+        return
+    fixed, applied = fixed_text(case.text, edits)
+    assert len(applied) == len(edits)
+    assert _unmarked(fixed) == _unmarked(case.fixed)
+    assert not [hit.summary for hit in hits_of(rule, case, fixed) if hit.edits]
+    if all(hit.edits for hit in hits_of(rule, case)):
+        assert not hits_of(rule, case, fixed)
+
+
+def _unmarked(text):
+    return [line.removesuffix("# !").rstrip() for line in text.rstrip().splitlines()]
+
+
+def test_ids_are_numbered_without_a_gap():
+    numbers = [int(rule.id[4:]) for rule in RULES if rule.family == OWN_FAMILY]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_rules_are_selected_by_id_and_family():
+    book = Rulebook(tuple(RULES))
+    first = RULES[0]
+    assert [rule.id for rule in choose_rules(book, [first.id.lower()]).rules] == [
+        rule.id for rule in RULES if rule.id == first.id
+    ]
+    assert choose_rules(book, ["ALL"]).rules == book.rules
+    assert {rule.family for rule in choose_rules(book, ["CODE"]).rules} <= {"code"}
+    with pytest.raises(UnusableError, match="CODE9"):
+        choose_rules(book, ["CODE999"])
