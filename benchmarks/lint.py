@@ -7,6 +7,7 @@
 Without PATHs: the installed sources of the libraries below. ``--hits`` prints every hit with its line and what was
 judged of it (``lint_hits.json``: whether somebody who read the line says that it is right, and why); a hit that nobody
 has judged is said, and no share is told as long as there is one. ``--new`` prints these alone, as entries to fill in.
+A PATH may be a folder of checkouts, ``owner/name`` each: ``lint_hits.json`` holds the commits that were judged.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ def _tell(what: str, seconds: list[float], limit: float) -> None:
     )
 
 
-def hits_of(report: dict[str, Any]) -> list[Hit]:
+def hits_of(report: dict[str, Any], paths: list[Path]) -> list[Hit]:
     """Every finding over Python and launch files, by rule and place."""
-    root = packages()
+    roots = [packages(), *paths]
     found = []
     for result in report["results"]:
         for one in result["findings"]:
             path = Path(one["source"]["file"])
-            shown = path.relative_to(root) if path.is_relative_to(root) else path
+            shown = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), path)
             code = str(one["evidence"].get("code", "")).strip()
             found.append(Hit(result["id"], str(shown), one["source"]["line"] or 0, code, one["summary"]))
     return sorted(found)
@@ -101,14 +102,14 @@ def hits_of(report: dict[str, Any]) -> list[Hit]:
 
 def judged() -> dict[tuple[str, str, str], tuple[bool, str]]:
     """(id, path, text of the line) -> (right, why): lines move from release to release, their text less often."""
-    entries = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.is_file() else []
+    entries = json.loads(JUDGED.read_text(encoding="utf-8"))["hits"] if JUDGED.is_file() else []
     return {(one["id"], one["path"], one["code"]): (one["right"], one["why"]) for one in entries}
 
 
 def show_hits(paths: list[Path], *, new: bool, readme: bool) -> None:
     """Print the hits, the counts by rule, and the share that is right."""
     report, seconds = lint(*paths)
-    known, hits = judged(), hits_of(report)
+    known, hits = judged(), hits_of(report, paths)
     open_ones = [hit for hit in hits if (hit.id, hit.path, hit.code) not in known]
     if new:
         print(json.dumps([{**hit._asdict(), "right": None, "why": ""} for hit in open_ones], indent=1))
@@ -118,7 +119,7 @@ def show_hits(paths: list[Path], *, new: bool, readme: bool) -> None:
         mark = {True: "right", False: "WRONG", None: "?????"}[right]
         print(f"{mark} {hit.id} {hit.path}:{hit.line}\n      {hit.code}\n      {hit.summary}\n      ({why})")
     crashes = [f"{one['id']} {one.get('crash') or one['reason']}" for one in report["results"] if _crashed(one)]
-    table = hits_table(report, hits, known, seconds)
+    table = hits_table(report, hits, known, f"{_sources(paths)}; {seconds:.0f} s")
     print(f"\n{table}\n")
     print("\n".join(crashes) if crashes else "no crash")
     if readme:
@@ -130,7 +131,7 @@ def _crashed(result: dict[str, Any]) -> bool:
 
 
 def hits_table(
-    report: dict[str, Any], hits: list[Hit], known: dict[tuple[str, str, str], tuple[bool, str]], seconds: float
+    report: dict[str, Any], hits: list[Hit], known: dict[tuple[str, str, str], tuple[bool, str]], sources: str
 ) -> str:
     """Markdown: hits by rule, how many are right, crashes."""
     marks = [(hit.id, known.get((hit.id, hit.path, hit.code), (None, ""))[0]) for hit in hits]
@@ -142,14 +143,20 @@ def hits_table(
     share = f"{sum(right.values())} of {len(hits)} right ({sum(right.values()) / len(hits):.0%})" if hits else "no hit"
     share = f"{unjudged} hits are not judged yet" if unjudged else share
     rows = [f"| {name} {names[name]} | {count} | {right[name]} |" for name, count in sorted(counts.items())]
-    head = f"{read} files of {', '.join(_releases())}: {share}; {crashed} crashes; {seconds:.0f} s."
+    head = f"{read} files: {share}; {crashed} crashes. {sources}."
     return "\n".join([head, "", "| rule | hits | right |", "| --- | --- | --- |", *rows])
 
 
-def _releases() -> list[str]:
+def _sources(paths: list[Path]) -> str:
+    """What was read: installed libraries with their releases, checkouts by name."""
     import importlib.metadata
 
-    return [f"{path.name} {importlib.metadata.version(path.name)}" for path in installed()]
+    home = packages()
+    libraries = [f"{path.name} {importlib.metadata.version(path.name)}" for path in paths if path.parent == home]
+    checkouts = [
+        f"{name.parent.name}/{name.name}" for path in paths if path.parent != home for name in sorted(path.glob("*/*"))
+    ]
+    return "; ".join(filter(None, (", ".join(libraries), ", ".join(checkouts))))
 
 
 def main() -> None:
@@ -159,7 +166,7 @@ def main() -> None:
     for name in ("speed", "hits", "rivals", "new", "readme"):
         parser.add_argument(f"--{name}", action="store_true")
     asked = parser.parse_args()
-    paths = asked.paths or installed()
+    paths = [path.resolve() for path in asked.paths] or installed()
     if asked.speed:
         measure(paths)
     if asked.hits or asked.new:

@@ -67,12 +67,12 @@ def write_cases(folder: Path) -> list[Written]:
 
 
 def ours(folder: Path, written: list[Written]) -> list[Remark]:
-    """What all our rules say, with the releases of each case."""
+    """What all our rules say, with the releases and the cores of each case."""
     asked = ask(Settings())
     remarks = []
     for one in written:
         releases = {**asked.releases, **dict(one.case.releases)}
-        judge = Judge(asked.book, releases=releases, processors=None, known=asked.known)
+        judge = Judge(asked.book, releases=releases, processors=one.case.processors, known=asked.known)
         for target in find_files([folder / one.name]):
             found = judge.judge(target).found
             remarks += [Remark(one.name, hit.place.line, asked.book.rules[hit.rule].id) for hit in found]

@@ -216,6 +216,7 @@ def _text(
 
         return render_estimate_markdown(report, estimate)
     from doctor.report import MACHINE_FORMATS
+    from doctor.report.estimate_words import github_notice
 
-    text = MACHINE_FORMATS[form](report)
+    text = (github_notice(estimate) if form == "github" else "") + MACHINE_FORMATS[form](report)
     return text if text.endswith("\n") else text + "\n"

@@ -257,8 +257,8 @@ def require_known_patterns(catalog: Catalog, patterns: Iterable[str]) -> None:
 
 
 def is_built_in(pattern: str) -> bool:
-    """Whether a family is called so, or a check or rule of this distribution: every one has a page. One file of settings
-    serves those who look at jobs and those who look at files."""
+    """Whether a family is called so, or a check or rule of this distribution: every one has a page. One file of
+    settings serves those who look at jobs and those who look at files."""
     from doctor.checking import FAMILIES
     from doctor.playbook import playbook_directory
 

@@ -17,7 +17,6 @@ _ENVIRON = {
     # No GPU is needed, and a context of the child on one would be memory taken from a job that runs there.
     "CUDA_VISIBLE_DEVICES": "",
     "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
 }
 
 

@@ -6,11 +6,12 @@ from doctor.estimate.plan import Plan
 
 MIB = 1 << 20
 
-CONTEXTS = {"6": 306 * MIB, "7": 320 * MIB, "8": 444 * MIB, "9": 520 * MIB, "10": 600 * MIB, "12": 400 * MIB}
+CONTEXTS = {"6": 306 * MIB, "7": 320 * MIB, "8": 444 * MIB, "9": 520 * MIB, "10": 600 * MIB, "12": 500 * MIB}
 """Bytes of a bare context by the generation of the GPU, the major number of its compute capability, with kernels
-loaded when they are first used (the default from CUDA 12.2 on). Reported: 306 MiB (pytorch/pytorch#7320), 256 to
-444 MiB on Ampere (invoke-ai/InvokeAI#9413 on an RTX 3090, others on A100), about 520 MiB on data centre GPUs of today
-(ai2cm/ace#1396), about 300 MiB on the whole (pytorch/pytorch#107667)."""
+loaded when they are first used (the default from CUDA 12.2 on). Reported: 306 MiB (pytorch/pytorch#7320), about 300 MiB
+(pytorch/pytorch#107667), 256 MiB on an RTX 3090 (invoke-ai/InvokeAI#9413) and up to 444 MiB in other public logs, about
+520 MiB on data centre GPUs of today (ai2cm/ace#1396). Of 10 and 12 no report was found: they are taken to be larger
+than their forerunners 9 and 8."""
 
 UNKNOWN_CONTEXT = 600 * MIB
 """Where the generation is not known. The page of MEM001 has 300 to 800 MiB."""

@@ -139,6 +139,7 @@ class Kernels(AbstractContextManager[None]):
 
     def _recurrent(self, func: Any, data: torch.Tensor, second: Any, *rest: Any) -> Any:
         """Packed data as the full sequences that they were taken to be."""
+        self._substitutes.recurs = True
         if not isinstance(second, torch.Tensor) or not isinstance(rest[1], (list, tuple)):
             return func(data, second, *rest)
         hidden = rest[0]

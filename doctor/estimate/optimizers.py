@@ -25,7 +25,7 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
     if name is None and is_lightning(module):
         own = list(_in_tree(module.configure_optimizers()))  # type: ignore[operator]
         if own:
-            return own
+            return _checked(own)
     fused = name is None and "fused" in str(getattr(getattr(trainer, "args", None), "optim", "")).lower()
     kind = _named(name or DEFAULT)
     parameters = [each for each in module.parameters() if each.requires_grad]
@@ -34,7 +34,13 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
     made = _made(kind, parameters)
     for group in made.param_groups if fused else ():
         group["fused"] = True
-    return [made]
+    return _checked([made])
+
+
+def _checked(optimizers: list[Optimizer]) -> list[Optimizer]:
+    if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
+        raise UnusableError("LBFGS keeps a history of its steps, and one that shows its size can't be traced")
+    return optimizers
 
 
 def _named(name: str) -> type[Optimizer]:
@@ -80,12 +86,23 @@ def as_on_gpu(optimizer: Optimizer) -> None:
 
 
 def replace_parameters(optimizer: Optimizer, shard_of: Callable[[Parameter], Iterable[Parameter]]) -> None:
-    """Let it hold what ``shard_of`` gives for each parameter; each shard once."""
+    """Let it hold what ``shard_of`` gives for each parameter, each shard once, with the states that it has by now."""
     seen: set[int] = set()
     for group in optimizer.param_groups:
-        shards = {id(shard): shard for each in group["params"] for shard in shard_of(each)}
-        group["params"] = [shard for key, shard in shards.items() if key not in seen]
-        seen |= set(shards)
+        pairs = [(shard, each) for each in group["params"] for shard in shard_of(each)]
+        group["params"] = list({id(shard): shard for shard, _ in pairs if id(shard) not in seen}.values())
+        seen |= {id(shard) for shard, _ in pairs}
+        for shard, whole in pairs:
+            if shard is not whole and whole in optimizer.state:
+                optimizer.state[shard] = _state_of(shard, whole, optimizer.state.pop(whole))
+
+
+def _state_of(shard: Parameter, whole: Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
+    """As that of the whole parameter, where it has its shape."""
+    return {
+        name: torch.empty_like(shard) if isinstance(value, torch.Tensor) and value.shape == whole.shape else value
+        for name, value in state.items()
+    }
 
 
 def states_of(optimizer: Optimizer) -> Iterable[object]:

@@ -57,6 +57,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device = device
         self.ledger = Ledger()
         self.is_building = False
+        self.convolves = False
+        """Whether there was a convolution, for which cuDNN may take a workspace that nobody knows before."""
         self._substitutes = substitutes
         self._workspace = workspace
         self._has_workspace: set[Moment] = set()
@@ -76,17 +78,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             return args[0]
         if func in _PRODUCTS:
-            self._take_workspace(args)
+            self._take_workspace()
+        self.convolves = self.convolves or func is aten.convolution.default
         out = self._substitutes.run(func, args, kwargs)
         self._note(out)
+        if func is aten.convolution_backward.default:
+            self._pass_a_copy(out[1])
         return out
 
-    def _take_workspace(self, args: tuple[Any, ...]) -> None:
+    def _pass_a_copy(self, gradient: torch.Tensor | None) -> None:
+        """A convolution's backward pass makes the weight's gradient in a layout of its own and copies it (oneDNN does;
+        cuDNN takes a workspace of about that size): both are there for a moment."""
+        if gradient is not None and gradient.untyped_storage()._cdata in self._keys:
+            self.ledger.free(self.ledger.allocate(gradient.untyped_storage().nbytes(), "temporary"))
+
+    def _take_workspace(self) -> None:
         moment = self.ledger.moment
         if self._workspace and moment in ("forward", "backward") and moment not in self._has_workspace:
             self._has_workspace.add(moment)
             self.ledger.allocate(self._workspace, "temporary")
-            # It stays; what the end of a forward pass tells apart does not concern it.
 
     def _note(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):

@@ -80,27 +80,38 @@ class Sharded(Alone):
         return Parameter(torch.empty(shape, dtype=dtype, device=self.recorder.device), like.requires_grad)
 
     def _follow(self, unit: Unit) -> None:
-        self._hooks.append(unit.module.register_forward_pre_hook(partial(self._before, unit), with_kwargs=True))
-        self._hooks.append(unit.module.register_forward_hook(partial(self._after, unit)))
+        if not unit.is_root:
+            self._hooks.append(unit.module.register_forward_pre_hook(partial(self._before, unit), with_kwargs=True))
+            self._hooks.append(unit.module.register_forward_hook(partial(self._after, unit)))
         for parameter in unit.trained:
             hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._accumulated, unit)
             )
             self._hooks.append(hook)
 
+    def before_forward(self) -> None:
+        """Gather the root's parameters, whichever method of the module is called."""
+        self.units[0].is_reduced = False
+        self._gather(self.units[0])
+
+    def after_forward(self, loss: object) -> None:
+        """The root keeps its parameters for the backward pass."""
+        self._drop_held()
+        self._gather_when_needed(self.units[0], loss)
+
     def _before(self, unit: Unit, _: Module, args: Any, kwargs: Any) -> None:
         self._gather(unit)
-        if torch.is_grad_enabled() and not unit.is_root:
+        if torch.is_grad_enabled():
             for tensor in tensors_in((args, kwargs)):
                 if tensor.requires_grad:
                     _on_gradient(tensor, partial(self._done, unit))
 
     def _after(self, unit: Unit, _: Module, __: Any, result: Any) -> None:
         if self.recorder.ledger.moment == "forward":
-            if unit.is_root:
-                self._drop_held()
-            else:
-                self._release(unit)
+            self._release(unit)
+        self._gather_when_needed(unit, result)
+
+    def _gather_when_needed(self, unit: Unit, result: Any) -> None:
         for tensor in tensors_in(result):
             if tensor.requires_grad:
                 _on_gradient(tensor, partial(self._begin_backward, unit))

@@ -68,6 +68,12 @@ class Training(AbstractContextManager["Training"]):
 
     def _checkpoint(self) -> None:
         blocks = repeated_blocks(self._module)
+        for each in self._module.modules():
+            config: Any = getattr(each, "config", None)
+            if getattr(config, "use_cache", False) is True:
+                # As Transformers does: a second run would find the first one's keys there.
+                config.use_cache = False
+                self._stack.callback(setattr, config, "use_cache", True)
         self._stack.enter_context(checkpointed(blocks))
         said = (
             f"run again in the backward pass: {in_words(blocks)}"
@@ -82,6 +88,7 @@ class Training(AbstractContextManager["Training"]):
         for optimizer in self._optimizers:
             replace_parameters(optimizer, self.strategy.held_by_optimizer)
             as_on_gpu(optimizer)
+            self._recorder.mark(states_of(optimizer), "optimizer")
             self._stack.callback(optimizer.register_step_pre_hook(self._before_optimizer).remove)
             self._stack.callback(optimizer.register_step_post_hook(self._after_optimizer).remove)
         if is_lightning(self._module):
@@ -110,7 +117,9 @@ class Training(AbstractContextManager["Training"]):
 
     def _micro_batch(self, number: int) -> None:
         self._recorder.ledger.enter("forward")
+        self.strategy.before_forward()
         loss = self._loss(number)
+        self.strategy.after_forward(loss)
         if self._trains_itself:
             return
         if loss is None:

@@ -34,6 +34,12 @@ class Alone:
         """What the optimizer steps in a parameter's place."""
         return (parameter,)
 
+    def before_forward(self) -> None:
+        """Do what comes before a micro-batch."""
+
+    def after_forward(self, loss: object) -> None:
+        """Do what comes once its loss is there."""
+
     def after_backward(self) -> None:
         """Do what comes once all gradients are there."""
 

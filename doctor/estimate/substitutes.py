@@ -68,14 +68,14 @@ class Substitutes:
 
     def __init__(self, *, truth: bool = False, length: int = 1, shares: tuple[int, ...] = ()) -> None:
         self.bounds: dict[str, None] = {}
-        self.asked_truth = False
+        self.asked_truth = self.recurs = False
         self.partitions = Partitions(shares)
         self._truth, self.length = truth, length
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The operation's result, or the largest that it can have."""
         try:
-            result = func(*args, **kwargs)
+            result: Any = func(*args, **kwargs) if func is not _GROUPED else _grouped_product(*args, **kwargs)
         except DataDependentOutputException:
             return self._value_of(args[0])
         except DynamicOutputShapeException:
@@ -163,6 +163,20 @@ def _index(most: Most, tensor: torch.Tensor, indices: list[torch.Tensor | None])
 
 def _repeat_interleave(_: Most, repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
     return repeats.new_empty((output_size or repeats.numel(),), dtype=torch.int64)
+
+
+_GROUPED = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+
+
+def _grouped_product(one: torch.Tensor, other: torch.Tensor, offs: Any = None, *_: Any, **kwargs: Any) -> torch.Tensor:
+    """In every precision, as it runs; its shapes are known to torch for bfloat16 alone."""
+    if one.dim() == 2 and other.dim() == 2:
+        shape: tuple[int, ...] = (offs.shape[0], one.shape[0], other.shape[1])
+    elif one.dim() == 2:
+        shape = (one.shape[0], other.shape[2])
+    else:
+        shape = (one.shape[1], other.shape[1]) if other.dim() == 2 else (*one.shape[:2], other.shape[2])
+    return one.new_empty(shape, dtype=kwargs.get("out_dtype") or one.dtype)
 
 
 _LARGEST: dict[Any, Callable[..., Any]] = {

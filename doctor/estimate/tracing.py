@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch._dynamo
 
 from doctor.errors import UnusableError
 from doctor.estimate.autocasting import install as install_autocast
@@ -32,6 +33,17 @@ from doctor.estimate.trees import resized, samples_in, tensors_in
 from doctor.estimate.zero import Partitioned
 
 
+def _by_cudnn(recorder: Recorder, substitutes: Substitutes) -> Iterator[str]:
+    """What only a GPU knows."""
+    if recorder.convolves:
+        yield (
+            "of the workspaces that cuDNN takes for convolutions one copy of a weight's gradient is counted; "
+            "how much more depends on the GPU"
+        )
+    if substitutes.recurs:
+        yield "recurrent layers are counted step by step; what cuDNN keeps of them instead depends on the GPU"
+
+
 class _OtherTruth(Exception):
     """With the other answer to conditions on data the step may work."""
 
@@ -47,6 +59,7 @@ class Bench:
         self._name = factory
         install_kernels()
         install_autocast()
+        torch._dynamo.config.disable = True  # its compiler wants data; what it would save is said not to be counted
         make = find(factory, Path(directory))
         self._fakes = Fakes()
         self._made = self._make(make)
@@ -65,9 +78,11 @@ class Bench:
     def _notes_on_made(self) -> Iterator[str]:
         if self._fakes.note:
             yield self._fakes.note
+        if any(type(each).__name__ == "OptimizedModule" for each in self._made.module.modules()):
+            yield "torch.compile is left out: compiled, the step usually holds less"
         real = sum(each.nbytes for each in self._made.module.parameters() if not is_fake(each))
         if real:
-            yield f"the factory loads {real >> 20} MiB of real weights: what that takes is outside the bound"
+            yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
 
     def run(self, plan: Plan, workspace: int) -> Traced:
         """One step, or rather two: from the second on an optimizer has its states.
@@ -108,7 +123,7 @@ class Bench:
             moment=moment,
             reserved=recorder.ledger.reserved(),
             bound="; ".join(substitutes.bounds),
-            notes=(*self._notes, *training.notes, *training.strategy.notes),
+            notes=(*self._notes, *training.notes, *training.strategy.notes, *_by_cudnn(recorder, substitutes)),
         )
 
     @contextmanager

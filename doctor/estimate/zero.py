@@ -38,6 +38,7 @@ class Partitioned(Alone):
         self._buckets = 2 if zero.get("overlap_comm", self.stage == 3 or trainer is not None) else 1
         self._live = int(zero.get("stage3_max_live_parameters", LIVE_ELEMENTS))
         self._trained = [each for each in self.parameters if each.requires_grad]
+        self._hooks: list[Any] = []
         self._share: Parameter | None = None
         self._partition: int | None = None
         self.notes = (
@@ -54,21 +55,20 @@ class Partitioned(Alone):
             whole = sum(each.numel() for each in self.parameters)
             size = sum(each.nbytes for each in self.parameters) / max(1, whole)
             ledger.allocate(int(min(whole, self._live) * size), "gathered")
+        for parameter in self._trained if self.stage > 1 else ():
+            hook = parameter.register_post_accumulate_grad_hook(self._into_bucket)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
         for _ in range(self._buckets if self._trained else 0):
             ledger.allocate(self._bucket * self._trained[0].itemsize, "communication")
         count = -(-sum(each.numel() for each in self._trained) // ranks)
         self._share = Parameter(torch.empty(count, dtype=torch.float32, device=self.recorder.device))
         self.recorder.mark((self._share,), "optimizer")
 
-    def after_backward(self) -> None:
-        """From stage 2 on a rank keeps its partition of the gradients alone, in a buffer that stays."""
-        if self.stage == 1:
-            return
-        self.recorder.mark((each.grad for each in self._trained), "gradients")
-        size = sum(each.nbytes for each in self._trained)
-        for each in self._trained:
-            each.grad = None
+    def _into_bucket(self, parameter: torch.Tensor) -> None:
+        """From stage 2 on a rank keeps its partition of the gradients alone, in a buffer that stays until the step."""
+        parameter.grad = None
         if self._partition is None:
+            size = sum(each.nbytes for each in self._trained)
             self._partition = self.recorder.ledger.allocate(-(-size // self.plan.world_size), "gradients")
 
     def before_optimizer(self) -> None:
@@ -94,6 +94,11 @@ class Partitioned(Alone):
     def stepped(self) -> Sequence[Parameter]:
         """The partition, and the parameters whose gradients a rank has."""
         return [*self.parameters, *([self._share] if self._share is not None else [])]
+
+    def close(self) -> None:
+        """Take every hook away."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _zero_options(trainer: Any) -> dict[str, Any]:

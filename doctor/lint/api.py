@@ -43,6 +43,7 @@ from doctor.lint.loading import (
     words_behind,
     words_of,
 )
+from doctor.lint.passing_over import passes_over
 from doctor.lint.ranks import (
     RankCondition,
     is_of_the_job,
@@ -52,6 +53,7 @@ from doctor.lint.ranks import (
     rank_condition,
     rank_conditions,
 )
+from doctor.lint.reaching import run_by_all
 from doctor.lint.rule import (
     MARK,
     Bad,
@@ -89,10 +91,10 @@ from doctor.lint.training import (
     gradients_reduced,
     has_backward,
     hooks,
+    is_test,
     lightning_modules,
     loops,
     parts_loaders_by_itself,
-    run_by_all,
     several_ranks,
     trains_on_several,
     unwrapped,
@@ -160,6 +162,7 @@ __all__ = [
     "is_on_current_device",
     "is_rank",
     "is_rank_test",
+    "is_test",
     "is_whole",
     "joins",
     "lightning_hook",
@@ -172,6 +175,7 @@ __all__ = [
     "may_run_alone",
     "on_current_device",
     "parts_loaders_by_itself",
+    "passes_over",
     "place_of",
     "pretends_to_have_ranks",
     "rank_condition",

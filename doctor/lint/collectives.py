@@ -59,7 +59,7 @@ COLLECTIVES: dict[str, str] = {
     "lightning.pytorch.LightningModule().all_gather": "all_gather",
     "lightning.pytorch.LightningModule().trainer.save_checkpoint": "save_checkpoint",
     **{f"lightning.pytorch.LightningModule().trainer.strategy.{name}": name for name in _STRATEGY.split()},
-    "lightning.pytorch.LightningModule().trainer.validate": "validate",
+    **{f"lightning.pytorch.LightningModule().trainer.{name}": name for name in ("validate", "test", "predict")},
     **{f"transformers.Trainer().{name}": name for name in ("train", "evaluate", "predict")},
     **{
         f"torch.distributed.checkpoint.{name}": "distributed checkpoint"
@@ -94,6 +94,10 @@ _PLAIN = frozenset(
 """Names under which projects keep their own ones, imported from a file that is not read."""
 
 
+_LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartition(".")[2] for one in COLLECTIVES}
+"""What the last word of a call has to be; other names need not be followed."""
+
+
 class Collective(NamedTuple):
     """A call that synchronises: ``word`` is what it does in the end, ``through`` the function of this file that does it
     (``None``: the call itself does). ``grouped``: among the ranks of a group that the file makes or is given, which
@@ -123,10 +127,12 @@ class Collectives:
         """What a call does among the ranks by itself; empty: nothing that is known. ``self.log(…, sync_dist=True)``
         reduces."""
         script = self._script
+        bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if isinstance(call.func, ast.Attribute) and bare not in _LAST:
+            return ""
         name = script.name(call.func)
         if name in COLLECTIVES:
             return COLLECTIVES[name]
-        bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
             return "sync_dist"
         return _of_a_project(name, bare) or _of_a_wrapper(script, call, bare)

@@ -6,10 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from doctor.lint.devices import runs_alone
 from doctor.lint.script import UNKNOWN, Script
+from doctor.lint.training import ACCELERATOR, FABRIC, TRAINER
 
 JOINS = "torch.distributed.init_process_group"
 _BINDS = re.compile(r"(?:set|setup|select|bind|init|assign|choose|pick|get|config)\w*_(?:device|gpu|cuda)|^set_device")
+_BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
+"""Libraries that set the device of a process, and the context manager."""
 _INITIALISES = frozenset(
     f"torch.cuda.{name}"
     for name in (
@@ -44,9 +48,9 @@ def is_nccl(script: Script, call: ast.Call) -> bool:
 def binds_device(script: Script) -> bool:
     """Whether anything in the file may tie a process to its GPU: ``set_device``, ``with torch.cuda.device(…)``,
     ``init_process_group(device_id=…)``, a write of CUDA_VISIBLE_DEVICES, a function whose name speaks of it."""
-    if any(script.is_given(call, "device_id") for call in joins(script)):
+    if any(script.is_given(call, "device_id") for call in joins(script)) or any(script.calls(*_BINDERS)):
         return True
-    if "CUDA_VISIBLE_DEVICES" in script.text or any(True for _ in script.calls("torch.cuda.device")):
+    if "CUDA_VISIBLE_DEVICES" in script.text:
         return True
     return any(_binds(script, call) for call in script.all(ast.Call))
 
@@ -61,7 +65,8 @@ def _binds(script: Script, call: ast.Call) -> bool:
 def on_current_device(script: Script) -> ast.Call | None:
     """The first call that puts something on the current GPU, whichever that is: ``x.cuda()``, ``x.to("cuda")``,
     ``torch.zeros(1, device="cuda")``; ``None`` where devices are told by number, or there is none."""
-    return next((call for call in script.all(ast.Call) if is_on_current_device(script, call)), None)
+    calls = (call for call in script.all(ast.Call) if is_on_current_device(script, call))
+    return next((call for call in calls if not runs_alone(script, call)), None)
 
 
 def is_on_current_device(script: Script, call: ast.Call) -> bool:

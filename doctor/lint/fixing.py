@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib.util
 import os
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from doctor.errors import UnusableError
 from doctor.lint.rule import Edit
+from doctor.lint.script import parsed
 
 MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
 
@@ -78,7 +78,7 @@ def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[
 
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
+        parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -8,6 +8,7 @@ from doctor.lint.collectives import Collective, collectives_of
 from doctor.lint.ranks import RankCondition, rank_conditions
 from doctor.lint.script import UNKNOWN, Script
 
+_OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
 _LEAVES = frozenset({"exit", "_exit", "quit", "abort"})
 
 
@@ -31,7 +32,7 @@ def _asks_a_constant(script: Script, condition: RankCondition) -> bool:
         if isinstance(one, ast.Compare) and len(one.comparators) == 1:
             for side in (one.left, one.comparators[0]):
                 bare = side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "")
-                if bare.isupper() and script.value(side) is UNKNOWN and "RANK" not in bare.removesuffix("_RANK"):
+                if bare.isupper() and bare not in _OWN_RANK and script.value(side) is UNKNOWN:
                     return True
     return False
 
@@ -44,6 +45,8 @@ def _is_joined_in_branch(script: Script, collective: Collective, condition: Rank
         there = (one for one in collectives_of(script).all() if one.call in below)
         if any(one.word == collective.word or collective.through for one in there):
             return True
+        if collective.through and any(script.definition(call.func) is not None for call in below):
+            return True  # a part of its own, of which less is known
     return False
 
 

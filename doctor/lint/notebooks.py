@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from doctor.lint.reading import Unreadable
+from doctor.lint.script import parsed
 
 _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 """What makes a cell another language's; those that are left out run the cell as Python."""
@@ -71,7 +71,7 @@ def _python_of(lines: list[str]) -> list[str]:
     plain = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in lines]
     for candidate in (lines, plain):
         try:
-            ast.parse("\n".join(candidate))
+            parsed("\n".join(candidate))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         return candidate

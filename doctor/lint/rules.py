@@ -31,7 +31,8 @@ from doctor.settings import suggestion
 
 ENTRY_POINTS = "doctor.rules"
 OWN_FAMILY = "code"
-"""Family of the rules over Python; those over launch files bear the ids of checks, and several may bear one."""
+"""Family of the rules over Python, and over configurations that no check reads; those over launch files bear the ids of
+checks, and several may bear one."""
 
 
 @dataclass(frozen=True)

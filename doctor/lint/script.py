@@ -6,6 +6,7 @@ Nothing is imported or run. What can't be followed has no name, and rules are si
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final, TypeVar
@@ -52,7 +53,7 @@ class Script:
         self.text = text
         self.releases: Mapping[str, str] = {} if releases is None else releases
         self.processors = processors
-        self.tree = ast.parse(text)
+        self.tree = parsed(text)
         self._parents: dict[ast.AST, ast.AST] = {}
         self._kinds: dict[type, list[ast.AST]] = {}
         self._names: dict[ast.AST, str] = {}
@@ -360,6 +361,17 @@ class Script:
     def scope_of(self, node: ast.AST, name: str) -> Scope | None:
         """The scope in which a name that stands at ``node`` is bound."""
         return self.bindings.scope_of(node, name)
+
+
+def parsed(text: str) -> ast.Module:
+    """The tree of a text; what Python would warn of (an escape that is none) is not told to whoever asked for faults.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python of this interpreter.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def children_of(node: ast.AST) -> list[ast.AST]:

@@ -60,7 +60,7 @@ def trains_on_several(script: Script, trainer: ast.Call) -> bool:
     devices = script.value(script.argument(trainer, "devices", 2 if _is(script, trainer, TRAINER) else None))
     nodes = script.value(script.argument(trainer, "num_nodes"))
     strategy = script.argument(trainer, "strategy")
-    if devices in (1, "1", (0,)) and not isinstance(devices, bool) and nodes in (1, UNKNOWN):
+    if _is_one_process(script, trainer, devices, nodes):
         return False
     return (
         _is_several(devices)
@@ -70,6 +70,14 @@ def trains_on_several(script: Script, trainer: ast.Call) -> bool:
         or (strategy is not None and script.value(strategy) not in _SINGLE)
         or (isinstance(strategy, ast.Call) and "Strategy" in script.name(strategy))
     )
+
+
+def _is_one_process(script: Script, trainer: ast.Call, devices: object, nodes: object) -> bool:
+    """One device, processors of which one is taken where nothing is said, or replicas inside one process."""
+    accelerator = script.value(script.argument(trainer, "accelerator"))
+    one = devices in (1, "1", (0,)) and not isinstance(devices, bool)
+    unsaid = accelerator == "cpu" and not script.is_given(trainer, "devices")
+    return accelerator == "ipu" or ((one or unsaid) and nodes in (1, UNKNOWN))
 
 
 def _is(script: Script, call: ast.Call, name: str) -> bool:
@@ -99,6 +107,12 @@ def parts_loaders_by_itself(script: Script) -> bool:
     made = any(_PARTS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
     derived = any(_PARTS_LOADERS.match(base) for one in script.all(ast.ClassDef) for base in script.bases(one))
     return made or derived or next(script.method_calls(*_PARTING_METHODS), None) is not None
+
+
+def is_test(script: Script) -> bool:
+    """Whether a file tests software: what it makes on purpose, or for one rank of many, is no fault."""
+    named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
+    return named is not None and any(one.name.startswith("test_") for one in script.functions)
 
 
 class Loop(NamedTuple):
@@ -205,71 +219,12 @@ def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
     yield from (
         call
         for call in script.all(ast.Call)
-        if script.definition(call.func) is function or _constructor(script, call) is function
+        if script.definition(call.func) is function or constructor_of(script, call) is function
     )
 
 
-_LAUNCHERS = frozenset(
-    {
-        *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "accelerate.notebook_launcher"),
-        *("torch.multiprocessing.Process", "multiprocessing.Process", "ray.train.torch.TorchTrainer"),
-        *("accelerate.debug_launcher", "detectron2.engine.launch", "torch_xla.distributed.xla_multiprocessing.spawn"),
-        "lightning.fabric.Fabric().launch",
-    }
-)
-"""Calls that start ranks, with the function that these run."""
-
-
-def run_by_all(script: Script) -> frozenset[ast.AST | None]:
-    """Functions of this file that every rank runs, as far as one looks; ``None``: the statements of the module itself.
-
-    Ranks that a launcher in the file starts run its function; ranks that came from outside run the module. From there
-    calls are followed that stand under no condition on the rank, and functions that are handed on.
-    """
-    found = script.__dict__.get("_run_by_all")
-    if found is None:
-        found = script.__dict__["_run_by_all"] = frozenset(_reached(script, _started(script)))
-    return found
-
-
-def _started(script: Script) -> set[ast.AST | None]:
-    targets: set[ast.AST | None] = {
-        function
-        for call in script.all(ast.Call)
-        if script.name(call.func) in _LAUNCHERS
-        for argument in (*call.args, *(one.value for one in call.keywords))
-        if (function := script.definition(argument)) is not None
-    }
-    hooked = {
-        method
-        for owner in script.all(ast.ClassDef)
-        if script.derives(owner, MODULE, CALLBACK, DATA_MODULE)
-        for method in owner.body
-        if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
-    }
-    return {*(targets or {None}), *hooked}
-
-
-def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
-    from doctor.lint.ranks import rank_condition
-
-    edges: dict[ast.AST | None, set[ast.AST]] = {}
-    for call in script.all(ast.Call):
-        handed = [call.func, *call.args, *(one.value for one in call.keywords)]
-        targets = {one for node in handed if (one := script.definition(node)) is not None}
-        targets |= {one for one in (_constructor(script, call),) if one is not None}
-        if targets and rank_condition(script, call) is None:
-            edges.setdefault(script.function_of(call), set()).update(targets)
-    reached, waiting = set(roots), list(roots)
-    while waiting:
-        for function in edges.get(waiting.pop(), ()):
-            if function not in reached:
-                reached.add(function)
-                waiting.append(function)
-    return reached
-
-
-def _constructor(script: Script, call: ast.Call) -> FunctionNode | None:
+def constructor_of(script: Script, call: ast.Call) -> FunctionNode | None:
+    """The ``__init__`` of a class of this file that a call makes an instance of."""
     owner = script.class_definition(call.func) if not script.name(call.func).endswith("()") else None
     return script.bindings.methods.get((owner.name, "__init__")) if owner is not None else None
 

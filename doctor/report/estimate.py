@@ -123,7 +123,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, narrow: bool) 
 def _stacked(head: Sequence[str], row: Sequence[str]) -> Iterator[RenderableType]:
     yield Text(spelt_out(row[0]))
     values = ", ".join(f"{name} {value}" for name, value in zip(head[1:], row[1:], strict=True) if value != "-")
-    yield Padding(Text(spelt_out(values), style="dim"), (0, 0, 0, 2))
+    if values:
+        yield Padding(Text(spelt_out(values), style="dim"), (0, 0, 0, 2))
 
 
 def _tail(report: Report, estimate: Estimate, *, verbose: bool, quiet: bool) -> Iterator[RenderableType]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from doctor.estimate.largest import MOST
 from doctor.estimate.plan import Estimate, HostMemory, Measured, Parts, Way
-from doctor.report.words import byte_size
+from doctor.report.words import byte_size, spelt_out
 
 LABELS = {
     "parameters": "parameters",
@@ -109,6 +109,12 @@ def _usable(estimate: Estimate) -> int | None:
     return estimate.device_memory - others
 
 
+def github_notice(estimate: Estimate) -> str:
+    """The answer as a workflow command: an annotation beside the findings."""
+    words = " ".join(filter(None, (headline(estimate), batch_words(estimate))))
+    return f"::notice title=doctor estimate::{spelt_out(words).replace('%', '%25')}\n"
+
+
 def _shares_alone(estimate: Estimate) -> bool:
     """Whether nobody but ranks of this job holds memory of the device."""
     return estimate.parts.others == (estimate.plan.ranks_per_device - 1) * estimate.peak_bytes
@@ -183,7 +189,7 @@ def measured_head(measured: Sequence[Measured]) -> tuple[str, str, str, str]:
 def measured_cells(one: Measured) -> tuple[str, str, str, str]:
     """A way to train as it was timed: samples a second, the ratio to one rank, bytes; or why there is nothing."""
     if one.error:
-        return one.name, one.error, "-", "-"
+        return f"{one.name}: {one.error}", "-", "-", "-"
     ratio = f"{one.ratio:.2f} ± {one.spread:.2f}" if one.ratio is not None else "-"
     rate = one.samples_per_second
     return one.name, f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", ratio, byte_size(one.peak_bytes)

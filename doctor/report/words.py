@@ -83,8 +83,8 @@ def some(words: Sequence[str], most: int = 4) -> str:
 
 
 def place(finding: ReportFinding, report: Report) -> str:
-    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone, and where there is no job
-    the line of a file is."""
+    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone, what is found in a file
+    by its line."""
     if report.job is None and finding.source is not None:
         return f"{finding.source.file}:{finding.source.line}" if finding.source.line else finding.source.file
     hosts = some(told_hosts(finding))

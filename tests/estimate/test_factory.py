@@ -180,6 +180,12 @@ def test_a_lightning_module(step):
     assert step("of_lightning:manual").parts.optimizer == traced.parts.optimizer
 
 
+def test_shards_of_a_lightning_module_are_gathered_though_nobody_calls_its_forward(step):
+    pytest.importorskip("lightning")
+    plan = Plan(strategy="fsdp", devices=4)
+    assert step("of_lightning:module", plan).parts.gathered == step("plain:pair", plan).parts.gathered > 0
+
+
 def test_a_trainer_for_gpus_is_made_without_one(begin):
     pytest.importorskip("lightning")
     asked = begin("of_lightning:trainer").loading.asked

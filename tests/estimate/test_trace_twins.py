@@ -126,6 +126,10 @@ def without_dropout(model):
             module.p = 0.0
 
 
+def refuse(device):
+    raise RuntimeError("PyTorch is not linked with support for it")
+
+
 def main():
     factories = importlib.import_module("tests.estimate.test_trace")
     found = {}
@@ -136,6 +140,7 @@ def main():
         found[f"{name}, real tensors"] = [name, on_real_tensors(make), ROUNDING]
     found["layers, FSDPMemTracker"] = ["fsdp2", by_sharded_tracker(factories.layers, 8), ROUNDING]
 
+    from doctor.estimate import fakes
     from doctor.estimate.plan import Plan
     from doctor.estimate.tracing import Bench
 
@@ -146,6 +151,9 @@ def main():
         ours[name] = bench.run(Plan(), 0).parts.total
         if name == "layers":
             ours["fsdp2"] = bench.run(Plan(strategy="fsdp2", devices=8, optimizer="sgd"), 0).parts.total
+    fakes._try_out = refuse
+    ours["on a CPU"] = Bench("tests.estimate.test_trace:layers", str(ROOT)).run(Plan(), 0).parts.total
+    found["layers, without fake GPUs"] = ["on a CPU", *found["layers, MemTracker"][1:]]
     sys.stdout.write(json.dumps({name: [ours[case], *rest] for name, (case, *rest) in found.items()}) + "\n")
 
 

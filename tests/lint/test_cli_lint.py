@@ -181,6 +181,11 @@ def test_one_bad_file_among_good_ones_is_listed(sick):
     assert "passed over gone.py: it can't be read" in shown
 
 
+def test_warnings_of_python_are_not_told(sick):
+    (sick / "train.py").write_text(SICK + "rank = 0 if rank is 0 else '\\d'\n")
+    assert lint("train.py", cwd=sick, code=1).stderr == ""
+
+
 def test_settings_serve_both_sides(sick):
     (sick / "doctor.toml").write_text(
         'select = ["CODE", "NET"]\nfail-on = "warning"\n'

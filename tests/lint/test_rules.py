@@ -8,6 +8,7 @@ from doctor.catalog import builtin_checks
 from doctor.errors import UnusableError
 from doctor.lint.api import Bad, Good, Place, Script
 from doctor.lint.fixing import fixed_text
+from doctor.lint.launch import Manifest
 from doctor.lint.rules import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
 from doctor.playbook import find_page
 
@@ -49,7 +50,7 @@ def test_says_what_it_is(rule):
 def test_is_called_as_the_check_that_it_foreshadows_or_by_a_name_of_its_own(rule):
     if rule.family == OWN_FAMILY:
         assert rule.name not in {check.name for check in CHECKS.values()}
-        assert rule.reads is Script
+        assert rule.reads in (Script, Manifest)
         assert rule.mentions, "words by which files are told that need no parsing"
     else:
         assert rule.name == CHECKS[rule.id].name

@@ -12,6 +12,7 @@ from doctor.lint.api import (
     epoch_loops,
     evaluates,
     is_iterable,
+    is_test,
     loaders,
     loops,
     parts_loaders_by_itself,
@@ -42,6 +43,9 @@ from doctor.lint.api import (
         ("import lightning as L; L.Trainer()", False),
         ("import lightning as L; L.Trainer(devices=1, strategy='ddp')", False),
         ("import lightning as L; L.Trainer(devices=n)", False),
+        ("import lightning as L; L.Trainer(devices=8, accelerator='ipu')", False),
+        ("import lightning as L; L.Trainer(accelerator='cpu', strategy='ddp')", False),
+        ("import lightning as L; L.Trainer(accelerator='cpu', strategy='ddp', devices=2)", True),
         ("import lightning as L; L.Trainer(strategy='auto')", False),
         ("import torch; model.to('cuda')", False),
         ("from mylib import DistributedDataParallel; DistributedDataParallel(model)", False),
@@ -231,6 +235,20 @@ def test_under_what_name_something_is_kept():
     )
     names = [target_name(script, call) for call in script.all(ast.Call) if ast.unparse(call) == "a()"]
     assert names == ["x", "y", "d_z", "w", "v", "", "u"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "tests"),
+    [
+        ("tests/test_lite.py", "def test_a(): ...", True),
+        ("tests/training/helpers.py", "class T:\n  def test_a(self): ...", True),
+        ("test.py", "def test(model): ...", False),
+        ("test_mnist.py", "def train(): ...", False),
+        ("train.py", "def test_epoch(): ...", False),
+    ],
+)
+def test_files_that_test_software(path, text, tests):
+    assert is_test(Script(path, text)) == tests
 
 
 def run(text):

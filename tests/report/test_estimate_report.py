@@ -10,7 +10,7 @@ from doctor.estimate.judging import report_of
 from doctor.estimate.plan import Loading, Measured, Parts, Plan, Traced
 from doctor.report.estimate import draw_estimate
 from doctor.report.estimate_markdown import render_estimate_markdown
-from doctor.report.estimate_words import conclusion, part_rows
+from doctor.report.estimate_words import conclusion, github_notice, part_rows
 from doctor.report.machine import render_github, render_json, render_junit
 from doctor.report.terminal import make_console
 from doctor.settings import Settings
@@ -174,3 +174,9 @@ def test_programs_get_the_document():
     sick, _ = answered(Plan(batch_size=128))
     assert "MEM005" in render_junit(sick)
     assert "::error title=MEM005" in render_github(sick)
+    assert github_notice(estimate).startswith(
+        "::notice title=doctor estimate::It fits: a rank takes 28.6 GiB of 80 GiB"
+    )
+    assert "(36 %25)" in github_notice(estimate)
+    timed, _ = answered(measured=MEASURED)
+    assert [one["name"] for one in timed.estimate["measured"]] == [one.name for one in MEASURED]

@@ -34,6 +34,7 @@ def _cases() -> tuple[Bad | Good, ...]:
             "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
         ),
         Good("devices told by number", _BY_NUMBER),
+        Good("where there is one process alone", _ALONE),
         Good("gloo", _TORCHRUN.replace("nccl", "gloo").replace("  # !", "")),
         Good("one process sees one GPU", _MASKED),
         Good("a helper of the project sets it", _HELPER),
@@ -162,6 +163,18 @@ for x in batches():
     model(x.cuda(rank)).sum().backward()
 other = torch.device("cuda", rank)
 text = torch.zeros(3, device=f"cuda:{rank}")
+"""
+_ALONE = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(args, net):
+    if args.distributed:
+        dist.init_process_group("nccl")
+        model = DDP(net.to(args.local_rank), device_ids=[args.local_rank])
+    else:
+        model = net.cuda()
 """
 _MASKED = """\
 import os

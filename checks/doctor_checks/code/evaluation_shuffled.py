@@ -16,6 +16,7 @@ from doctor.lint.api import (
     Severity,
     belongs_to_lightning,
     evaluates,
+    is_test,
     loaders,
     place_of,
     rule,
@@ -71,7 +72,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Hit]:
     order of the data set.
     Fix: `shuffle=False`, for DistributedSampler too, whose default is `shuffle=True`.
     """
-    if several_ranks(script) is None:
+    if several_ranks(script) is None or is_test(script):
         return
     looked_at = _looked_at(script)
     for loader in loaders(script):

@@ -14,6 +14,7 @@ from doctor.lint.api import (
     Script,
     Severity,
     evaluates,
+    is_test,
     loaders,
     rank_condition,
     rule,
@@ -21,8 +22,8 @@ from doctor.lint.api import (
     target_name,
 )
 
-_WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape", re.IGNORECASE)
-"""Files whose kernels need whole batches, in evaluation too."""
+_WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
+"""Files whose kernels need whole batches in evaluation, too, or whose ranks meet in each forward pass."""
 
 
 @rule(
@@ -65,9 +66,9 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Hit]:
 
     Why it hurts: `drop_last=True` leaves out up to a batch of samples, on each rank. The metric is that of another data
     set for each number of ranks and each batch size, and samples at the end, often of one class, never count.
-    Fix: leave `drop_last` out in evaluation; forward passes alone need no equal batches.
+    Fix: leave `drop_last` out in evaluation; forward passes under DDP need no equal batches.
     """
-    if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text):
+    if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
     for loader in loaders(script):
         if not loader.evaluates or _is_whole(script, loader.call):

@@ -26,6 +26,7 @@ def _cases() -> tuple[Bad | Good, ...]:
         Bad("a callback of one's own", _HOOK),
         Bad("a barrier in the handler of an error", _HANDLER),
         Good("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1").replace("  # !", "")),
+        Good("the Trainer of several devices is another one", _ANOTHER),
         Good("checkpoints by time", _CHECKPOINT.replace("OnException", "Model").replace("  # !", "")),
         Good("a hook that only writes what its rank knows", _WRITES),
         Good("all ranks are interrupted alike", _INTERRUPTED),
@@ -58,15 +59,22 @@ _NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
 
 
 def _callbacks(script: Script) -> Iterator[Hit]:
-    made = list(script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"))
-    trainers = [one for one in script.calls("lightning.pytorch.Trainer") if trains_on_several(script, one)]
-    for call in made if trainers else ():
-        yield Hit(
-            call,
-            f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank that "
-            "fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
-            evidence=(("trainer_at_line", trainers[0].lineno),),
-        )
+    for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
+        trainers = [one for one in _trainers(script, call) if trains_on_several(script, one)]
+        if trainers:
+            yield Hit(
+                call,
+                f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank "
+                "that fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
+                evidence=(("trainer_at_line", trainers[0].lineno),),
+            )
+
+
+def _trainers(script: Script, callback: ast.Call) -> list[ast.Call]:
+    """The Trainers in the same function, or else those of the file, where a callback is made on its own."""
+    every = list(script.calls("lightning.pytorch.Trainer"))
+    near = [one for one in every if script.function_of(one) is script.function_of(callback)]
+    return near or every
 
 
 def _hooks(script: Script) -> Iterator[Hit]:
@@ -150,6 +158,17 @@ def main(model, data):
     keep = OnExceptionCheckpoint("checkpoints")  # !
     trainer = L.Trainer(devices=4, strategy='ddp', callbacks=[keep])
     trainer.fit(model, data)
+"""
+_ANOTHER = """\
+import lightning as L
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+def test(model):
+    keep = OnExceptionCheckpoint("checkpoints")
+    L.Trainer(callbacks=[keep]).fit(model)
+
+def train(model):
+    L.Trainer(devices=2).fit(model)
 """
 _LIST = """\
 import pytorch_lightning as pl

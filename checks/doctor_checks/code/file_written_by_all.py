@@ -15,6 +15,7 @@ from doctor.lint.api import (
     Script,
     Severity,
     calls_of,
+    is_test,
     may_run_alone,
     rule,
     run_by_all,
@@ -96,6 +97,7 @@ _OWN = re.compile(
         ),
         Good("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
         Good("a cache that rank 0 makes first, while the others wait", _CACHED),
+        Good("what is not there yet", _LEFT),
         Good("a mode that is not for several ranks", _EVOLVED),
         Good(
             "returned before by the others",
@@ -129,10 +131,12 @@ def file_written_by_all(script: Script) -> Iterator[Hit]:
     rank in it.
     """
     ranks = several_ranks(script)
-    if ranks is None:
+    if ranks is None or is_test(script):
         return
     for call, where in _written(script):
         function = script.function_of(call)
+        if _is_left_where_there(script, call):
+            continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
             yield Hit(
                 call,
@@ -153,6 +157,16 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
             mode = script.value(script.argument(call, "mode", 1))
             if isinstance(mode, str) and mode[:1] in ("w", "x"):
                 yield call, call.args[0]
+
+
+def _is_left_where_there(script: Script, call: ast.Call) -> bool:
+    """``if os.path.exists(path): continue`` in its loop: ranks that share work by what is not there yet."""
+    loop = script.nearest(call, ast.For, ast.While)
+    branches = script.inside(loop, ast.If) if loop is not None else ()
+    return any(
+        "exists" in script.text_of(one.test) and any(isinstance(last, ast.Continue) for last in one.body)
+        for one in branches
+    )
 
 
 def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
@@ -291,6 +305,18 @@ else:
         file.write(str(opt))
 """
 
+
+_LEFT = """
+import os
+import torch
+
+torch.distributed.init_process_group("nccl")
+for image in images:
+    path = os.path.join("out", os.path.basename(image))
+    if os.path.exists(path):
+        continue
+    torch.save(annotate(image), path)
+"""
 
 _CACHED = """
 import os

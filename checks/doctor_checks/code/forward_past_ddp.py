@@ -5,7 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import ACCELERATOR, DDP, Bad, Good, Hit, Script, Severity, has_backward, is_for_evaluation, rule
+from doctor.lint.api import (
+    ACCELERATOR,
+    DDP,
+    Bad,
+    Good,
+    Hit,
+    Script,
+    Severity,
+    has_backward,
+    is_for_evaluation,
+    rank_condition,
+    rule,
+)
 
 _WITHOUT = ("no_grad", "inference_mode")
 
@@ -101,6 +113,10 @@ for step, (x, y) in enumerate(loader):
         with torch.no_grad():
             picture = model.module(x)
         torch.save(model.module.state_dict(), "last.pt")
+if rank == 0:
+    inner = model.module
+    for x in loader:
+        inner(x).sum().backward()
 
 def evaluate(model):
     for x in loader:
@@ -146,9 +162,10 @@ def forward_past_ddp(script: Script) -> Iterator[Hit]:
     accelerates = next(script.calls(ACCELERATOR), None) is not None
     if not wraps and not accelerates:
         return
+    renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):
-        words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, wraps)
-        if not words:
+        words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, renamed)
+        if not words or rank_condition(script, call) is not None:
             continue
         block = _training(script, call)
         if block is not None and not _is_prepared(script, block, words):
@@ -195,23 +212,28 @@ def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str
     return ""
 
 
+def _is_renamed(script: Script, wrap: ast.Call) -> bool:
+    """``ddp_model = DDP(model)``: the bare model keeps its name."""
+    statement = script.parent(wrap)
+    if not wrap.args or not isinstance(statement, ast.Assign):
+        return False
+    return ast.unparse(statement.targets[0]) != ast.unparse(wrap.args[0])
+
+
 def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
     """The wrapper beside a model that is called by the name it had before."""
     if not isinstance(call.func, (ast.Name, ast.Attribute)):
         return ""
-    called = ast.unparse(call.func)
     for wrap in wraps:
         statement = script.parent(wrap)
-        if not wrap.args or ast.unparse(wrap.args[0]) != called or not isinstance(statement, ast.Assign):
-            continue
-        target = ast.unparse(statement.targets[0])
         if (
-            target != called
+            isinstance(statement, ast.Assign)
             and wrap.lineno < call.lineno
             and script.function_of(wrap) is script.function_of(call)
+            and ast.unparse(wrap.args[0]) == ast.unparse(call.func)
             and not _is_given_again(script, call.func, wrap)
         ):
-            return target
+            return ast.unparse(statement.targets[0])
     return ""
 
 

@@ -243,15 +243,15 @@ class _Complaint(NamedTuple):
 
 
 def _hit(complaints: list[_Complaint], release: str | None) -> Hit:
-    """One for all of a line."""
-    words = " and ".join(dict.fromkeys(one.words for one in complaints))
+    """One for all of a line: it speaks of the worst, and the fix of all."""
     severity = min((one.severity for one in complaints), key=list(Severity).index)
+    worst = [one for one in complaints if one.severity is severity]
     certain = all(one.edits for one in complaints)
-    if release is None:
-        severity = Severity.WARNING if severity is Severity.ERROR else severity
+    if release is None and severity is Severity.ERROR:
+        severity = Severity.WARNING
     return Hit(
-        complaints[0].at,
-        f"{words}: {_claim(complaints, release)}",
+        worst[0].at,
+        f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
         fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),
         severity=severity,
         edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
@@ -259,13 +259,12 @@ def _hit(complaints: list[_Complaint], release: str | None) -> Hit:
     )
 
 
-def _claim(complaints: list[_Complaint], release: str | None) -> str:
-    first = complaints[0]
-    if first.severity is Severity.INFO:
-        return f"spelled as before Lightning {first.removed}"
-    if first.removed.startswith("since "):
-        return f"Lightning {release} has no such argument, it came with {first.removed.removeprefix('since ')}"
-    gone = f"gone since Lightning {first.removed}"
+def _claim(worst: list[_Complaint], release: str | None) -> str:
+    if worst[0].severity is Severity.INFO:
+        return f"spelled as before Lightning {worst[0].removed}"
+    if worst[0].removed.startswith("since "):
+        return f"Lightning {release} has no such argument, it came with {worst[0].removed.removeprefix('since ')}"
+    gone = f"gone since Lightning {' and '.join(sorted({one.removed for one in worst}))}"
     return f"{gone}; this is {release}" if release is not None else f"{gone}; none is pinned here"
 
 

@@ -17,13 +17,14 @@ from doctor.lint.api import (
     gradients_reduced,
     hooks,
     lightning_modules,
+    passes_over,
     rank_condition,
     rule,
     several_ranks,
     unwrapped,
 )
 
-LoopNode = ast.For | ast.AsyncFor | ast.While
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def _cases() -> tuple[Bad | Good, ...]:
@@ -31,6 +32,7 @@ def _cases() -> tuple[Bad | Good, ...]:
         Bad("a bad loss skips the step", _SKIPS),
         Bad("an empty batch skips the step", _NO_BATCH),
         Bad("a rank out of memory goes on with the next batch", _MEMORY),
+        Bad("whatever fails is passed over", _PASSED_OVER),
         Bad("the time is up on one rank", _CLOCK),
         Bad("no loss from training_step", _LIGHTNING),
         Good("the ranks agree to skip", _AGREED),
@@ -79,7 +81,7 @@ _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group"
 
 
 def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.Call, str]) -> Hit | None:
-    loop = next((one for one in script.around(statement) if isinstance(one, LoopNode)), None)
+    loop = next((one for one in script.around(statement) if isinstance(one, _LOOPS)), None)
     if rank_condition(script, statement) is not None:
         return None
     asked = _asked(script, statement, loop)
@@ -113,7 +115,7 @@ _LOADER = re.compile(r"loader|(?:^|_)(?:dl|batches|iter|iterator)$", re.IGNORECA
 
 def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
     """``if batch is None``, ``if len(batch["x"]) == 0``: of what the loop goes through."""
-    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _LOADER.search(_bare(unwrapped(loop.iter))):
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _LOADER.search(ast.unparse(unwrapped(loop.iter))):
         return ""
     own = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
     for one in ast.walk(test):
@@ -138,9 +140,6 @@ def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:
     return any(one is branch for one in script.around(call))
 
 
-_ERRORS = ("RuntimeError", "Exception", "OutOfMemoryError", "BaseException")
-
-
 def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Hit]:
     """A step of a loop whose error is caught, and the loop goes on."""
     loop = next((one for one in script.around(tried) if isinstance(one, (*_LOOPS, ast.FunctionDef))), None)
@@ -148,53 +147,11 @@ def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> It
         return
     missed = [call for part in tried.body for call in script.inside(part, ast.Call) if call in calls]
     for handler in tried.handlers if missed else ():
-        if _bare(handler.type) not in _ERRORS or _ends(script, handler):
-            continue
-        if _goes_through_batches(script, loop) or "memory" in ast.unparse(handler).lower():
+        if passes_over(script, handler, loop):
             caught = (
                 f"`{'except ' + script.text_of(handler.type) if handler.type else 'except'}` (line {handler.lineno})"
             )
             yield _hit(script, handler, caught, "goes on with the next step", missed[0], "error")
-
-
-def _goes_through_batches(script: Script, loop: ast.AST) -> bool:
-    """What is tried so many times (``for _ in range(3)``) may be meant to fail on all ranks."""
-    return isinstance(loop, ast.For) and not script.text_of(unwrapped(loop.iter)).startswith("range(")
-
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-
-
-def _bare(node: ast.expr | None) -> str:
-    if node is None:
-        return "BaseException"
-    if isinstance(node, ast.Tuple):
-        return next((name for one in node.elts if (name := _bare(one)) in _ERRORS), "")
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _ends(script: Script, handler: ast.ExceptHandler) -> bool:
-    """Whether a handler raises, returns, leaves the loop or exits in every case."""
-    return not _goes_on(script, handler.body)
-
-
-def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
-    """Whether the statements of a block may come to their end, or to the next step of the loop."""
-    for statement in block:
-        if isinstance(statement, ast.Continue):
-            return True
-        if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
-            return False
-        if isinstance(statement, ast.If) and statement.orelse:
-            if not _goes_on(script, statement.body) and not _goes_on(script, statement.orelse):
-                return False
-    return True
-
-
-def _exits(script: Script, statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-        return False
-    return script.text_of(statement.value.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")
 
 
 def _without_loss(script: Script) -> Iterator[Hit]:
@@ -271,6 +228,17 @@ def train(net, loader, optimizer):
                 optimizer.zero_grad()
             else:
                 raise
+"""
+_PASSED_OVER = """\
+from accelerate import Accelerator
+
+def main(accelerator: Accelerator, model, loader):
+    for batch in loader:
+        try:
+            accelerator.backward(model(batch))
+        except Exception as error:  # !
+            print("skipped", error)
+            continue
 """
 _CLOCK = """\
 import time
@@ -381,6 +349,11 @@ def train(net, loader, optimizer):
             print(torch.cuda.memory_summary())
             raise
         except KeyboardInterrupt:
+            break
+        except RuntimeError as error:
+            failed = str(error)
+            print(failed)
+        if failed:
             break
 """
 _AFTER = """\

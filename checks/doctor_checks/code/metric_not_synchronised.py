@@ -16,6 +16,7 @@ from doctor.lint.api import (
     SetArgument,
     Severity,
     hooks,
+    is_test,
     lightning_modules,
     place_of,
     rank_condition,
@@ -107,6 +108,8 @@ def metric_not_synchronised(script: Script) -> Iterator[Hit]:
 
 def _is_for_several(script: Script) -> bool:
     """A Trainer of several devices in the file, or a module that speaks of them by itself."""
+    if is_test(script):
+        return False
     if several_ranks(script) is not None:
         return True
     if next(script.calls(TRAINER), None) is not None:

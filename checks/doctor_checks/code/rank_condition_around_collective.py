@@ -35,6 +35,7 @@ def _cases() -> tuple[Bad | Good, ...]:
         Good("both branches broadcast", _BRANCHES),
         Good("the others wait, rank 0 works, rank 0 joins", _FIRST),
         Good("the others come to their call below", _BELOW),
+        Good("ranks of two kinds", _KINDS),
         Good("no job of several ranks: -1 is no rank", _NO_JOB),
         Good("the ranks of a group reduce in it", _GROUP),
         Good("one process alone tests, with a Trainer of one device", _ALONE),
@@ -322,6 +323,21 @@ def load(settings, build):
     if getattr(settings, "wait_for_the_first_process", True) and settings.shared and settings.local_rank == 0:
         dist.barrier()
     return data
+"""
+_KINDS = """\
+import torch.distributed as dist
+
+def player(model, group):
+    dist.broadcast(model.weight, 0)
+
+def trainer(model, group):
+    dist.broadcast(model.weight, 0, group=group)
+
+def main(rank, model, group):
+    if rank == 0:
+        player(model, group)
+    else:
+        trainer(model, group)
 """
 _NO_JOB = """\
 import torch

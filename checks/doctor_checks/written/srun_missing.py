@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from doctor.lint.launch.api import (
     Allocation,
@@ -23,7 +24,7 @@ from doctor.lint.launch.api import (
 
 _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4")
 _HOSTS = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:8")
-_TRAINS = re.compile(r"train|tune|fit|main|run|sft|dpo|learn|experiment", re.IGNORECASE)
+_TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|sft|dpo|experiment)", re.IGNORECASE)
 
 
 @rule(
@@ -75,11 +76,12 @@ def srun_missing(file: ShellFile) -> Iterator[Hit]:
     job = file.allocation
     if job is None or _reaches_others(file):
         return
-    for start in starts_of(file):
+    starts = list(starts_of(file))
+    for start in starts:
         if start.is_agent:
             yield from _judge_agent(start, job)
-        elif start.launch.program == "python":
-            yield from _judge_python(start.launch, job, file)
+    if not any(start.is_agent for start in starts):
+        yield from islice((hit for start in starts for hit in _judge_python(start.launch, job)), 1)
 
 
 def _reaches_others(file: ShellFile) -> bool:
@@ -99,8 +101,8 @@ def _judge_agent(start: Start, job: Allocation) -> Iterator[Hit]:
         )
 
 
-def _judge_python(launch: Launch, job: Allocation, file: ShellFile) -> Iterator[Hit]:
-    if any(start.is_agent for start in starts_of(file)) or not _TRAINS.search(launch.script.rpartition("/")[2]):
+def _judge_python(launch: Launch, job: Allocation) -> Iterator[Hit]:
+    if launch.program != "python" or not _TRAINS.search(launch.script.rpartition("/")[2]):
         return
     tasks, nodes = job.tasks or 1, job.nodes or 1
     gpus = (job.gpus_per_node or 0) * nodes

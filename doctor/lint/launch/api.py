@@ -11,8 +11,9 @@ from doctor.knowledge.variables import concerns_nccl
 from doctor.knowledge.variables import is_foreign as is_foreign_variable
 from doctor.knowledge.variables import known as known_variable
 from doctor.knowledge.variables import nearest as nearest_variable
+from doctor.lint.launch.configs import Config, Contradiction, contradictions_in
 from doctor.lint.launch.kubernetes import Container, Role, Workload
-from doctor.lint.launch.manifest import Config, Manifest
+from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.model import Launch, LaunchFile, Setting
 from doctor.lint.launch.names import list_fault
 from doctor.lint.launch.programs import AGENTS
@@ -44,6 +45,7 @@ __all__ = [
     "Bad",
     "Config",
     "Container",
+    "Contradiction",
     "Good",
     "Hit",
     "Launch",
@@ -59,6 +61,7 @@ __all__ = [
     "Workload",
     "allocator_complaints",
     "concerns_nccl",
+    "contradictions_in",
     "effective_value",
     "endpoint_of",
     "hosts_of",

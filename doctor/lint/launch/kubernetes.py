@@ -104,7 +104,7 @@ _PET = (
     "RDZV_ID",
 )
 _TOLD_BY_KUBEFLOW = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *(f"PET_{name}" for name in _PET))
-"""training-operator pkg/controller.v1/pytorch/envvar.go and elastic.go."""
+"""https://github.com/kubeflow/trainer/pull/1840 (training-operator pkg/controller.v1/pytorch/envvar.go, elastic.go)."""
 
 
 def _given(tree: Node) -> Given:

@@ -1,4 +1,5 @@
-"""YAML and JSON of schedulers and launchers, told by what they hold: Kubernetes jobs, Accelerate, DeepSpeed."""
+"""YAML and JSON of schedulers and launchers, told by what they hold: Kubernetes jobs, Accelerate, DeepSpeed,
+LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -6,18 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from doctor.lint.launch.configs import Config, configs_in
 from doctor.lint.launch.kubernetes import Workload, workloads_in
 from doctor.lint.launch.model import LaunchFile
 from doctor.lint.launch.tree import Node, is_template, read_trees
 from doctor.lint.reading import Unreadable
-
-
-@dataclass(frozen=True)
-class Config:
-    """One configuration. ``kind``: ``accelerate`` or ``deepspeed``."""
-
-    kind: str
-    root: Node
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,8 @@ class Manifest(LaunchFile):
 _CUES = re.compile(
     r"^\s*[\"']?kind[\"']?\s*:\s*[\"']?(?:PyTorchJob|MPIJob|TrainJob|JobSet|Job|Pod)\b"
     r"|^\s*[\"']?(?:compute_environment|distributed_type)[\"']?\s*:"
-    r"|[\"'](?:zero_optimization|train_micro_batch_size_per_gpu)[\"']\s*:",
+    r"|[\"'](?:zero_optimization|train_micro_batch_size_per_gpu|finetuning_type)[\"']\s*:|[\"'](?:fp16|bf16|bfloat16)[\"']\s*:\s*\{"
+    r"|^finetuning_type\s*:|^[\"']?stage[\"']?\s*:\s*(?:pt|sft|rm|ppo|dpo|kto)\b",
     re.MULTILINE,
 )
 """One of these stands in every file of interest: others are not parsed."""
@@ -52,7 +47,7 @@ def read_manifest(path: str, text: str) -> Manifest | None:
     if is_template(text):
         raise Unreadable("it is a template, which somebody fills in first")
     trees = read_trees(text.replace("\t", " ") if path.lower().endswith(".json") else text)
-    configs = tuple(Config(kind, tree) for tree in trees if (kind := _kind_of(tree)))
+    configs = tuple(config for tree in trees for config in configs_in(tree))
     workloads = tuple(one for tree in trees for one in workloads_in(tree))
     if not configs and not workloads:
         return None
@@ -65,11 +60,3 @@ def read_manifest(path: str, text: str) -> Manifest | None:
         configs,
         workloads,
     )
-
-
-def _kind_of(tree: Node) -> str:
-    if tree.get("distributed_type") is not None and (tree.get("num_processes") or tree.get("compute_environment")):
-        return "accelerate"
-    if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu"):
-        return "deepspeed"
-    return ""

@@ -37,15 +37,15 @@ class Parsed(NamedTuple):
     is_open: bool
 
 
-def _flags(text: str) -> frozenset[str]:
+def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 TORCHRUN = Syntax(
-    _flags("standalone no-python module run-path use-env virtual-local-rank help"), {"m": "module", "r": "redirects"}
+    _words("standalone no-python module run-path use-env virtual-local-rank help"), {"m": "module", "r": "redirects"}
 )
 ACCELERATE = Syntax(
-    _flags(
+    _words(
         "quiet cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm use-parallelism-config enable-cpu-affinity "
         "dynamo-use-fullgraph dynamo-use-dynamic dynamo-use-regional-compilation same-network module no-python "
         "tpu-cluster no-tpu-cluster tpu-use-sudo downcast-bf16 fp8-use-autocast-during-eval debug use-mps-device ipex "
@@ -54,15 +54,15 @@ ACCELERATE = Syntax(
     {"m": "module", "q": "quiet", "t": "tee"},
 )
 DEEPSPEED = Syntax(
-    _flags(
+    _words(
         "no-python no-local-rank module no-ssh-check no-ssh force-multi save-pid elastic-training bind-cores-to-rank "
         "help"
     ),
     {"H": "hostfile", "i": "include", "e": "exclude"},
 )
-FABRIC = Syntax(_flags("help"))
+FABRIC = Syntax(_words("help"))
 SLURM = Syntax(
-    _flags(
+    _words(
         "overlap exclusive kill-on-bad-exit label unbuffered pty verbose quiet overcommit oversubscribe no-kill "
         "no-container-mount-home container-mount-home container-remap-root no-container-remap-root container-writable "
         "container-readonly no-container-entrypoint container-entrypoint disable-status multi-prog preserve-env "
@@ -111,7 +111,7 @@ SLURM = Syntax(
     },
 )
 MPIRUN = Syntax(
-    _flags(
+    _words(
         "allow-run-as-root oversubscribe report-bindings tag-output display-map display-allocation nooversubscribe "
         "merge-stderr-to-stdout verbose quiet genvall timestamp-output help"
     ),
@@ -133,81 +133,16 @@ AGENTS = ("torchrun", "accelerate", "deepspeed", "fabric", "llamafactory")
 """Launchers that start the ranks of one host."""
 ALIASES = {"nproc": "nproc-per-node", "nnode": "nnodes", "n-tasks": "ntasks", "machinefile": "hostfile"}
 """Older and other spellings of one option."""
-
-
-WRAPPERS = frozenset(
-    [
-        "nohup",
-        "time",
-        "exec",
-        "sudo",
-        "stdbuf",
-        "nice",
-        "ionice",
-        "taskset",
-        "numactl",
-        "timeout",
-        "env",
-        "command",
-        "setsid",
-        "unbuffer",
-        "singularity",
-        "apptainer",
-        "enroot",
-        "conda",
-        "mamba",
-        "micromamba",
-        "uv",
-        "poetry",
-        "pipenv",
-        "pixi",
-        "nsys",
-        "ncu",
-        "dlprof",
-        "shifter",
-        "podman-hpc",
-        "pdm",
-        "hatch",
-        "coverage",
-        "run",
-        "xvfb-run",
-    ]
+WRAPPERS = _words(
+    "nohup time exec sudo stdbuf nice ionice taskset numactl timeout env command setsid unbuffer singularity apptainer "
+    "enroot shifter podman-hpc conda mamba micromamba uv poetry pipenv pixi pdm hatch run nsys ncu dlprof coverage "
+    "xvfb-run"
 )
 """Programs that run what follows, here, on the same host."""
-OTHERS = frozenset(
-    [
-        "ray",
-        "horovodrun",
-        "composer",
-        "colossalai",
-        "jsrun",
-        "aprun",
-        "flux",
-        "make",
-        "parallel",
-        "xargs",
-        "ssh",
-        "pdsh",
-        "sbatch",
-        "docker",
-        "podman",
-        "kubectl",
-        "sky",
-        "prun",
-        "charmrun",
-        "wandb",
-        "dask",
-        "optuna",
-        "snakemake",
-        "nextflow",
-        "submitit",
-        "neox",
-        "deepy.py",
-        "dora",
-        "hydra",
-        "swift",
-        "xtuner",
-    ]
+OTHERS = _words(
+    "ray horovodrun composer colossalai jsrun aprun flux prun charmrun clush ibrun blaunch mpiexec.hydra mpirun_rsh "
+    "make parallel xargs ssh pdsh sbatch docker podman kubectl sky wandb dask optuna snakemake nextflow submitit dora "
+    "swift xtuner deepy.py"
 )
 """Programs that may start ranks in ways that are not followed."""
 MODULES = {

@@ -92,8 +92,8 @@ class Allocation:
 
     @property
     def splits_gpus(self) -> bool:
-        """Whether each task sees GPUs of its own alone: --gpus-per-task implies it (since SLURM 21.08), --gpu-bind
-        with ``none`` takes it back."""
+        """Whether each task sees GPUs of its own alone: --gpus-per-task implies --gpu-bind=per_task, and
+        --gpu-bind=none takes it back (srun(1))."""
         bind = self.options.get("gpu-bind", "").removeprefix("verbose,").removeprefix("v,")
         if not is_told(bind) or bind.startswith("none"):
             return False

@@ -32,10 +32,9 @@ class Start:
     @property
     def is_part(self) -> bool:
         """Whether other steps beside it may belong to the same job: one for each host, in a loop or the background."""
-        given = {"nodelist", "relative", "multi-prog", "het-group"} & (
-            self.outer.options.keys() if self.outer else set()
-        )
-        return self.launch.in_loop or self.launch.in_background or bool(given)
+        given = self.outer.options.keys() if self.outer is not None else ()
+        placed = any(name in given for name in ("nodelist", "relative", "multi-prog", "het-group"))
+        return placed or self.launch.in_loop or self.launch.in_background
 
 
 def starts_of(file: LaunchFile) -> Iterator[Start]:

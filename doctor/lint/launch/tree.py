@@ -63,6 +63,10 @@ class Node:
             return next((one for part in bases if (one := part._child(key, merges - 1)) is not None), None)
         return found
 
+    def key(self, name: str) -> Node | None:
+        """The key itself, for where it stands; ``None`` where it comes by ``<<`` or not at all."""
+        return next((key for key, _ in self.pairs or () if key.text == name), None)
+
     def keys(self) -> Iterator[str]:
         """The keys of a mapping."""
         for key, _ in self.pairs or ():

@@ -1,0 +1,214 @@
+"""CODE035: a configuration of DeepSpeed, Accelerate or LLaMA-Factory holds settings that exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.lint.launch.api import Bad, Good, Hit, Manifest, Severity, contradictions_in, lines, rule
+
+_ACCELERATE = ("compute_environment: LOCAL_MACHINE", "num_machines: 1", "num_processes: 8")
+_LLAMA = (
+    "model_name_or_path: Qwen/Qwen3-4B-Instruct-2507",
+    "stage: sft",
+    "do_train: true",
+    "dataset: alpaca_en_demo",
+    "per_device_train_batch_size: 1",
+)
+_MICRO = '"train_micro_batch_size_per_gpu": "auto",'
+
+
+def _deepspeed(title: str, *body: str) -> Bad:
+    return Bad(title, lines("{", *body, "}"), name="ds_config.json")
+
+
+def _sound_deepspeed(title: str, *body: str) -> Good:
+    return Good(title, lines("{", *body, "}"), name="ds_config.json")
+
+
+def _accelerate(title: str, *body: str) -> Bad:
+    return Bad(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
+
+
+def _sound_accelerate(title: str, *body: str) -> Good:
+    return Good(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
+
+
+def _llama(title: str, *body: str) -> Bad:
+    return Bad(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
+
+
+def _sound_llama(title: str, *body: str) -> Good:
+    return Good(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
+
+
+@rule(
+    id="CODE035",
+    severity=Severity.ERROR,
+    reads=Manifest,
+    mentions=(
+        "distributed_type",
+        "zero_optimization",
+        "train_micro_batch_size_per_gpu",
+        "fp16",
+        "bf16",
+        "bfloat16",
+        "finetuning_type",
+        "stage",
+    ),
+    foreshadows=("MEM011",),
+    cases=lambda: (
+        _deepspeed(
+            "fp16 and bf16",
+            _MICRO,
+            '  "fp16": {"enabled": true, "loss_scale": 0},',
+            '  "bf16": {"enabled": true},  # !',
+            '  "zero_optimization": {"stage": 2}',
+        ),
+        _deepspeed(
+            "parameters to the CPU in stage 2",
+            '  "zero_optimization": {',
+            '    "stage": 2,',
+            '    "offload_param": {"device": "cpu", "pin_memory": true},  # !',
+            '    "overlap_comm": true',
+            "  }",
+        ),
+        _deepspeed(
+            "the optimizer to the CPU without a stage",
+            _MICRO,
+            '  "zero_optimization": {"offload_optimizer": {"device": "cpu"}}  # !',
+        ),
+        _deepspeed(
+            "a part of the optimizer in stage 2",
+            '  "zero_optimization": {"stage": 2, "offload_optimizer": {',
+            '    "device": "cpu",',
+            '    "ratio": 0.3  # !',
+            "  }}",
+        ),
+        _deepspeed(
+            "an accumulation that does not divide the batch",
+            '  "train_batch_size": 100,  # !',
+            '  "gradient_accumulation_steps": 8,',
+            '  "zero_optimization": {"stage": 1}',
+        ),
+        _sound_deepspeed(
+            "left to the framework, with keys of stage 3 alone",
+            _MICRO,
+            '  "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},',
+            '  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"},',
+            '    "stage3_max_live_parameters": 1e9, "stage3_gather_16bit_weights_on_model_save": true}',
+        ),
+        _sound_deepspeed(
+            "stage 3, everything to the CPU",
+            '  "train_batch_size": "auto", "gradient_accumulation_steps": 3,',
+            '  "fp16": {"enabled": false}, "bf16": {"enabled": true},',
+            '  "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},',
+            '    "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "ratio": 0.5}}',
+        ),
+        _sound_deepspeed(
+            "nothing to the CPU in stage 1, and elastic training",
+            '  "train_batch_size": 100, "gradient_accumulation_steps": 8,',
+            '  "elasticity": {"enabled": true, "max_train_batch_size": 2000},',
+            '  "zero_optimization": {"stage": 1, "offload_param": {"device": "none"}}',
+        ),
+        _accelerate(
+            "FSDP for plain data parallelism",
+            "distributed_type: MULTI_GPU",
+            "fsdp_config:  # !",
+            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+            "  fsdp_sharding_strategy: FULL_SHARD",
+        ),
+        _accelerate(
+            "a stage beside DeepSpeed's file",
+            "distributed_type: DEEPSPEED",
+            "mixed_precision: bf16",
+            "deepspeed_config:",
+            "  deepspeed_config_file: ds_z3.json  # !",
+            "  zero_stage: 3",
+        ),
+        _accelerate(
+            "parameters to the CPU in stage 2 of Accelerate",
+            "distributed_type: DEEPSPEED",
+            "deepspeed_config:",
+            "  offload_param_device: cpu  # !",
+            "  zero_stage: 2",
+        ),
+        _accelerate(
+            "weights in rank 0 alone",
+            "distributed_type: FSDP",
+            "fsdp_config:",
+            "  fsdp_cpu_ram_efficient_loading: true",
+            "  fsdp_sync_module_states: false  # !",
+        ),
+        Bad(
+            "one GPU of several",
+            lines("distributed_type: MULTI_GPU", "num_machines: 1", "num_processes: 1", "gpu_ids: '3'  # !"),
+            name="accelerate.yaml",
+        ),
+        _sound_accelerate(
+            "empty sections of other types",
+            "distributed_type: MULTI_GPU",
+            "mixed_precision: bf16",
+            "gpu_ids: all",
+            "deepspeed_config: {}",
+            "fsdp_config: {}",
+            "megatron_lm_config:",
+        ),
+        _sound_accelerate(
+            "DeepSpeed's file, and what may stand beside it",
+            "distributed_type: DEEPSPEED",
+            "deepspeed_config:",
+            "  deepspeed_config_file: ds_z3.json",
+            "  zero3_init_flag: true",
+        ),
+        _sound_accelerate(
+            "stage 3 with everything on the CPU",
+            "distributed_type: DEEPSPEED",
+            "mixed_precision: bf16",
+            "deepspeed_config:",
+            "  offload_optimizer_device: cpu",
+            "  offload_param_device: cpu",
+            "  zero_stage: 3",
+        ),
+        _sound_accelerate(
+            "FSDP",
+            "distributed_type: FSDP",
+            "fsdp_config:",
+            "  fsdp_cpu_ram_efficient_loading: true",
+            "  fsdp_sync_module_states: true",
+        ),
+        _llama("both precisions in a YAML", "finetuning_type: lora", "bf16: true", "fp16: true  # !"),
+        _llama("DeepSpeed and FSDP", "deepspeed: ds_z2_config.json", "fsdp: full_shard auto_wrap  # !"),
+        _llama("eight bits with ZeRO-3", "quantization_bit: 8", "deepspeed: examples/deepspeed/ds_z3_config.json  # !"),
+        _llama("a quantised model as a whole", "quantization_bit: 4", "finetuning_type: full  # !"),
+        _llama("pure bfloat16 with ZeRO-3", "deepspeed: cfg/zero3_offload.json", "pure_bf16: true  # !"),
+        _llama(
+            "DeepSpeed's configuration in the file",
+            "deepspeed:",
+            "  zero_optimization:",
+            "    stage: 0",
+            "    offload_param:",
+            "      device: cpu  # !",
+        ),
+        _sound_llama("four bits with ZeRO-3", "quantization_bit: 4", "bf16: true", "deepspeed: ds_z3_config.json"),
+        _sound_llama("eight bits with ZeRO-2", "quantization_bit: 8", "deepspeed: ds_z2_config.json", "fsdp: ''"),
+        _sound_llama("one precision", "finetuning_type: full", "bf16: true", "fp16: false", "deepspeed: ds_z3.json"),
+        _sound_llama("pure bfloat16", "finetuning_type: full", "pure_bf16: true", "deepspeed: null"),
+    ),
+)
+def configuration_contradicts_itself(file: Manifest) -> Iterator[Hit]:
+    """Ask whether a configuration of DeepSpeed, Accelerate or LLaMA-Factory holds settings that exclude each other.
+
+    Why it hurts: the program refuses them at its start, when the job has waited for its hosts; or passes one of them
+    over without a word: nothing is sharded or moved off the GPU, and memory runs out.
+    Fix: decide for one of the two, and leave the other one out or at "auto".
+    """
+    for config in file.configs:
+        for found in contradictions_in(config):
+            yield Hit(
+                found.at.place,
+                found.claim,
+                fix=found.fix,
+                severity=None if found.is_refused else Severity.WARNING,
+                confidence=found.confidence,
+                evidence=(("configuration_of", config.kind),),
+            )

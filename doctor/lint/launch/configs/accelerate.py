@@ -1,0 +1,135 @@
+"""What ``accelerate launch`` refuses or passes over in its YAML.
+
+Sources: https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/launch.py,
+https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/launch.py and
+https://huggingface.co/docs/accelerate/usage_guides/deepspeed. That ``distributed_type: NO`` starts one process is
+ENV003's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.lint.launch.configs.contradiction import OFFLOADED, Contradiction, later
+from doctor.lint.launch.tree import Node
+
+_SECTIONS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
+_KINDS = re.compile(r"[A-Z_]+")
+_OWN_WAYS = ("XLA", "TPU")
+"""Types that read fsdp_config in a way of their own."""
+_NOT_BESIDE_A_FILE = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+)
+"""accelerate/utils/dataclasses.py, DeepSpeedPlugin._deepspeed_config_checks; mixed_precision is one more."""
+_UNLESS_ASKED = 0.9
+"""An option of ``accelerate launch`` goes before the file."""
+
+
+def contradictions(root: Node) -> Iterator[Contradiction]:
+    """Of one configuration for hosts of one's own."""
+    kind = (root.word("distributed_type") or "").upper()
+    is_own = (root.word("compute_environment") or "LOCAL_MACHINE") == "LOCAL_MACHINE"
+    if not is_own or not _KINDS.fullmatch(kind) or kind in _OWN_WAYS:
+        return
+    yield from _sections(root, kind)
+    if kind == "DEEPSPEED":
+        yield from _beside_file(root)
+        yield from _offload(root)
+    if kind == "FSDP":
+        yield from _loading(root)
+    if kind == "MULTI_GPU":
+        yield from _one_gpu(root)
+
+
+def _sections(root: Node, kind: str) -> Iterator[Contradiction]:
+    """commands/launch.py takes the kind of training from distributed_type alone."""
+    for name, owner in _SECTIONS.items():
+        place, section = root.key(name), root.get(name)
+        if kind != owner and place is not None and section is not None and _holds_something(section):
+            yield Contradiction(
+                place,
+                f"{name} is filled in and distributed_type is {kind}: the section is passed over",
+                f"`distributed_type: {owner}`, or `{name}: {{}}`.",
+                is_refused=False,
+                confidence=_UNLESS_ASKED,
+            )
+
+
+def _holds_something(section: Node) -> bool:
+    return any(value.pairs or value.items or section.word(key.text or "") for key, value in section.pairs or ())
+
+
+def _beside_file(root: Node) -> Iterator[Contradiction]:
+    """`When using deepspeed_config_file, the following accelerate config variables will be ignored`, as an error."""
+    file, section = root.get("deepspeed_config", "deepspeed_config_file"), root.get("deepspeed_config")
+    if file is None or section is None or root.word("deepspeed_config", "deepspeed_config_file") is None:
+        return
+    names = [name for name in _NOT_BESIDE_A_FILE if section.get(name) is not None]
+    beside = names + (["mixed_precision"] if root.word("mixed_precision") is not None else [])
+    if beside:
+        yield Contradiction(
+            file,
+            f"deepspeed_config_file beside {', '.join(beside)}, which Accelerate refuses",
+            f"Say it in {file.text}, and leave it out here.",
+            confidence=1.0 if names else _UNLESS_ASKED,
+        )
+
+
+def _offload(root: Node) -> Iterator[Contradiction]:
+    """`Only applicable with ZeRO Stage 3`; the stage is 2 where nothing is said (DeepSpeedPlugin)."""
+    section = root.get("deepspeed_config")
+    place = section.get("offload_param_device") if section is not None else None
+    if section is None or place is None or section.word("deepspeed_config_file") is not None:
+        return
+    stage = section.number("zero_stage") if section.get("zero_stage") is not None else 2
+    if stage is not None and stage < 3 and place.text in OFFLOADED:
+        yield Contradiction(
+            place,
+            f"offload_param_device {place.text} with zero_stage {stage}: parameters stay on the GPU",
+            "`zero_stage: 3`, or `offload_param_device: none`.",
+            is_refused=False,
+        )
+
+
+def _loading(root: Node) -> Iterator[Contradiction]:
+    """utils/launch.py: `When using --fsdp_cpu_ram_efficient_loading set --fsdp_sync_module_states to True`."""
+    loading, states = (_of_fsdp(root, name) for name in ("cpu_ram_efficient_loading", "sync_module_states"))
+    if loading is not None and states is not None and _is(loading, "true") and _is(states, "false"):
+        yield Contradiction(
+            later(loading, states),
+            "fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states, which Accelerate refuses",
+            "`fsdp_sync_module_states: true`: rank 0 alone holds the weights, and sends them.",
+        )
+
+
+def _of_fsdp(root: Node, name: str) -> Node | None:
+    """A key of fsdp_config, whose names may lack their prefix."""
+    return root.get("fsdp_config", f"fsdp_{name}") or root.get("fsdp_config", name)
+
+
+def _is(node: Node, word: str) -> bool:
+    """A truth without quotes; text in quotes is true, whatever it says."""
+    return node.plain and (node.text or "").lower() == word
+
+
+def _one_gpu(root: Node) -> Iterator[Contradiction]:
+    """`Less than two GPU ids were configured and tried to run on multiple GPUs`; that there are fewer than processes is
+    GPU002's to say."""
+    place, listed = root.get("gpu_ids"), root.word("gpu_ids")
+    if place is None or listed is None or not listed.isdigit() or (root.number("num_processes") or 1) > 1:
+        return
+    if (root.number("num_machines") or 1) == 1:
+        yield Contradiction(
+            place,
+            f"gpu_ids {listed} with distributed_type MULTI_GPU, which Accelerate refuses",
+            "`gpu_ids: all`, or `distributed_type: 'NO'` for one GPU.",
+            confidence=_UNLESS_ASKED,
+        )

@@ -1,0 +1,92 @@
+"""What DeepSpeed refuses or passes over in its JSON.
+
+Sources: https://www.deepspeed.ai/docs/config-json/,
+https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py and
+https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/zero/config.py. A framework fills ``"auto"`` in.
+Keys that stage 3 alone reads (``stage3_…``) are no contradiction: one file serves for several stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.lint.launch.configs.contradiction import OFFLOADED, Contradiction, later, stage_of
+from doctor.lint.launch.tree import Node
+
+
+def contradictions(root: Node) -> Iterator[Contradiction]:
+    """Of one configuration."""
+    yield from _precisions(root)
+    yield from _batch(root)
+    stage = stage_of(root)
+    if stage is not None:
+        yield from _offloads(root, stage)
+
+
+def _precisions(root: Node) -> Iterator[Contradiction]:
+    """runtime/config.py: `bfloat16 and fp16 modes cannot be simultaneously enabled`."""
+    name = "bf16" if root.get("bf16") is not None else "bfloat16"
+    half, brain = root.get("fp16", "enabled"), root.get(name, "enabled")
+    if half is not None and brain is not None and root.flag("fp16", "enabled") and root.flag(name, "enabled"):
+        yield Contradiction(
+            later(half, brain),
+            f"fp16 and {name} are both enabled, which DeepSpeed refuses",
+            f'`"fp16": {{"enabled": false}}` on GPUs with bfloat16 (Ampere and later), else the same for {name}.',
+        )
+
+
+def _batch(root: Node) -> Iterator[Contradiction]:
+    """train_batch_size = micro batch x accumulation x ranks; with a micro batch in numbers it is ENV003's to say."""
+    total, steps = root.number("train_batch_size"), root.number("gradient_accumulation_steps")
+    place = root.get("train_batch_size")
+    if root.number("train_micro_batch_size_per_gpu") is not None or root.flag("elasticity", "enabled"):
+        return
+    if total and steps and place is not None and total % steps:
+        yield Contradiction(
+            place,
+            f"train_batch_size {total} is no multiple of gradient_accumulation_steps {steps}: no micro batch fits",
+            f"A multiple of {steps}: micro batch x accumulation x ranks.",
+        )
+
+
+def _offloads(root: Node, stage: int) -> Iterator[Contradiction]:
+    """runtime/zero/config.py: offload_param is `valid only with stage 3`, offload_optimizer with 1, 2 and 3, a part of
+    the optimizer's states with 3."""
+    parameters = _offloaded(root, "offload_param", "cpu_offload_param")
+    states = _offloaded(root, "offload_optimizer", "cpu_offload")
+    if parameters is not None and stage < 3:
+        yield Contradiction(
+            parameters,
+            f"offload_param with ZeRO stage {stage}: parameters stay on the GPU",
+            '`"stage": 3`, or leave offload_param out.',
+            is_refused=False,
+        )
+    if states is not None and stage == 0:
+        yield Contradiction(
+            states,
+            "offload_optimizer with ZeRO stage 0: its states stay on the GPU",
+            '`"stage": 2`, or leave offload_optimizer out.',
+            is_refused=False,
+        )
+    ratio = root.get("zero_optimization", "offload_optimizer", "ratio")
+    part = _number(ratio.text) if ratio is not None else None
+    if ratio is not None and part is not None and stage < 3 and 0 <= part < 1:
+        yield Contradiction(
+            ratio,
+            f"offload_optimizer.ratio {part:g} with ZeRO stage {stage}, which DeepSpeed refuses",
+            '`"stage": 3`, or leave ratio out.',
+        )
+
+
+def _offloaded(root: Node, section: str, old: str) -> Node | None:
+    """Where a section, or the flag that was there before it, moves something off the GPU."""
+    if root.word("zero_optimization", section, "device") in OFFLOADED:
+        return root.get("zero_optimization", section, "device")
+    return root.get("zero_optimization", old) if root.flag("zero_optimization", old) else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

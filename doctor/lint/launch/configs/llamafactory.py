@@ -1,0 +1,160 @@
+"""What LLaMA-Factory, and the Trainer of transformers below it, refuse in a YAML for training.
+
+Sources: https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/hparams/parser.py,
+https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/hparams/finetuning_args.py,
+https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/model/model_utils/quantization.py,
+https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py and
+https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import NamedTuple
+
+from doctor.lint.launch.configs.contradiction import ZERO3_NAME, Contradiction, later, stage_of
+from doctor.lint.launch.tree import Node
+
+Test = Callable[[Node, str], bool]
+"""Whether a key of a configuration has a value of some sort."""
+
+
+def _on(root: Node, key: str) -> bool:
+    return root.flag(key) is True
+
+
+def _given(root: Node, key: str) -> bool:
+    """Whether it is there, and neither empty nor off."""
+    node = root.get(key)
+    return bool(node is not None and (node.pairs or node.items or root.word(key))) and root.flag(key) is not False
+
+
+def _zero3(root: Node, key: str) -> bool:
+    """DeepSpeed's configuration, by its stage, or by its name where it is another file."""
+    node = root.get(key)
+    if node is not None and node.is_mapping:
+        return stage_of(node) == 3
+    return bool(ZERO3_NAME.search((root.word(key) or "").rpartition("/")[2]))
+
+
+def _is(*words: str) -> Test:
+    return lambda root, key: root.word(key) in words
+
+
+def _but(*words: str) -> Test:
+    return lambda root, key: root.word(key) not in (None, *words)
+
+
+class _Refusal(NamedTuple):
+    """What must not come together."""
+
+    first: tuple[str, Test]
+    second: tuple[str, Test]
+    why: str
+    fix: str
+
+
+_ON_ZERO2 = "`deepspeed: examples/deepspeed/ds_z2_config.json`"
+_REFUSALS = (
+    _Refusal(
+        ("fp16", _on),
+        ("bf16", _on),
+        "transformers takes one of them",
+        "`bf16: true` alone where the GPUs have it (Ampere and later), else `fp16: true` alone.",
+    ),
+    _Refusal(
+        ("fp16_full_eval", _on), ("bf16_full_eval", _on), "transformers takes one of them", "Leave one of them out."
+    ),
+    _Refusal(("deepspeed", _given), ("fsdp", _given), "transformers takes one of them", "Leave one of them out."),
+    _Refusal(
+        ("quantization_bit", _given),
+        ("finetuning_type", _is("full", "freeze")),
+        "a quantised model is trained by LoRA or OFT alone",
+        "`finetuning_type: lora`, or leave quantization_bit out.",
+    ),
+    _Refusal(
+        ("quantization_bit", _given),
+        ("fp8", _on),
+        "a quantised model is not trained in FP8",
+        "Leave one of them out.",
+    ),
+    _Refusal(
+        ("pure_bf16", _on),
+        ("deepspeed", _zero3),
+        "ZeRO-3 does not take pure_bf16",
+        f"`bf16: true` in place of pure_bf16; or {_ON_ZERO2}.",
+    ),
+    _Refusal(
+        ("predict_with_generate", _on),
+        ("deepspeed", _zero3),
+        "predictions are not generated under ZeRO-3",
+        f"Predict in a run of its own without DeepSpeed; or {_ON_ZERO2}.",
+    ),
+    _Refusal(
+        ("use_unsloth", _on),
+        ("deepspeed", _zero3),
+        "Unsloth does not work with ZeRO-3",
+        f"Leave use_unsloth out; or {_ON_ZERO2}.",
+    ),
+    _Refusal(
+        ("pissa_init", _on),
+        ("deepspeed", _zero3),
+        "PiSSA is not initialised under ZeRO-3",
+        f"scripts/pissa_init.py before the training; or {_ON_ZERO2}.",
+    ),
+    _Refusal(
+        ("use_galore", _on),
+        ("deepspeed", _given),
+        "GaLore does not work with DeepSpeed",
+        "Leave one of them out.",
+    ),
+    _Refusal(
+        ("use_apollo", _on),
+        ("deepspeed", _given),
+        "APOLLO does not work with DeepSpeed",
+        "Leave one of them out.",
+    ),
+    _Refusal(
+        ("quantization_method", _is("hqq", "eetq")),
+        ("deepspeed", _zero3),
+        "under ZeRO-3 bitsandbytes alone can quantise",
+        f"`quantization_method: bnb` with `quantization_bit: 4`; or {_ON_ZERO2}.",
+    ),
+)
+_EIGHT_BITS = _Refusal(
+    ("quantization_bit", _but("4")),
+    ("deepspeed", _zero3),
+    "under ZeRO-3 a quantised model has 4 bits",
+    f"`quantization_bit: 4`; or {_ON_ZERO2}.",
+)
+_BY_NAME = 0.9
+"""The name of DeepSpeed's file says the stage, and the file itself is not looked at."""
+
+
+def contradictions(root: Node) -> Iterator[Contradiction]:
+    """Of one configuration."""
+    if root.word("quantization_method") in (None, "bnb", "bitsandbytes"):
+        yield from _judge(root, _EIGHT_BITS)
+    for refusal in _REFUSALS:
+        if refusal.first[0] != "quantization_method" or root.word("quantization_bit") is not None:
+            yield from _judge(root, refusal)
+
+
+def _judge(root: Node, refusal: _Refusal) -> Iterator[Contradiction]:
+    sides = (refusal.first, refusal.second)
+    if not all(test(root, key) for key, test in sides):
+        return
+    nodes = [root.key(key) or root.get(key) for key, _ in sides]
+    yield Contradiction(
+        reduce(later, filter(None, nodes)),
+        f"{' with '.join(_shown(root, key) for key, _ in sides)}: {refusal.why}",
+        refusal.fix,
+        confidence=_BY_NAME if refusal.second[1] is _zero3 and root.word("deepspeed") else 1.0,
+    )
+
+
+def _shown(root: Node, key: str) -> str:
+    """A setting as it stands there, on one line; of a flag or a section the name."""
+    word = root.word(key)
+    return key if word is None or root.flag(key) else f"{key}: {' '.join(word.split())}"

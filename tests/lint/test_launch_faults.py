@@ -1,0 +1,153 @@
+"""A batch script and a manifest with planted faults, and their healthy twins."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doctor.lint.launch import LaunchFile, read_launch_file
+from doctor.lint.rules import builtin_rules
+
+RULES = [rule for rule in builtin_rules() if issubclass(rule.reads, LaunchFile)]
+
+SICK_JOB = """\
+#!/bin/bash
+#SBATCH --job-name=llm
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=h100:8
+module load cuda
+export NCCL_SOKET_IFNAME=eth0
+export NCCL_IB_DISABLE=false
+export GLOO_SOCKET_IFNAME=^docker0
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments=True
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=295000
+export RANK=$SLURM_PROCID
+export WORLD_SIZE=8
+srun python preprocess.py
+srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 train.py
+"""
+SICK_LINES = {
+    7: {"NCCL001"},
+    8: {"NCCL002"},
+    9: {"NET011"},
+    10: {"MEM007"},
+    12: {"ENV007"},
+    13: {"ENV004"},
+    15: {"ENV003"},
+    16: {"ENV009"},
+}
+WELL_JOB = """\
+#!/bin/bash
+#SBATCH --job-name=llm
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=h100:8
+module load cuda
+export NCCL_SOCKET_IFNAME=eth0
+export NCCL_IB_DISABLE=0
+export GLOO_SOCKET_IFNAME=eth0
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --nodes=1 --ntasks=1 python preprocess.py
+srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d \\
+  --rdzv-endpoint=$MASTER_ADDR:29500 train.py
+"""
+SICK_PODS = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llm}
+spec:
+  nprocPerNode: "8"
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              command: [torchrun, "--nnodes=4", "--nproc_per_node=8", train.py]
+              env:
+                - {name: MASTER_ADDR, value: localhost}
+                - {name: NCCL_DEBUG, value: LOUD}
+              resources:
+                limits: {nvidia.com/gpu: 4}
+"""
+SICK_POD_LINES = {
+    5: {"GPU002"},
+    13: {"GPU002", "ENV003"},
+    15: {"NET005"},
+    16: {"NCCL002"},
+    18: {"MEM010"},
+}
+WELL_PODS = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llm}
+spec:
+  nprocPerNode: "8"
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              command: [torchrun, train.py]
+              env:
+                - {name: NCCL_DEBUG, value: WARN}
+              resources:
+                limits: {nvidia.com/gpu: 8}
+              volumeMounts:
+                - {mountPath: /dev/shm, name: shm}
+          volumes:
+            - {name: shm, emptyDir: {medium: Memory}}
+"""
+
+
+def found(name, text):
+    file = read_launch_file(name, text)
+    lines = {}
+    for rule in RULES:
+        for hit in rule.hits(file) if isinstance(file, rule.reads) else ():
+            lines.setdefault(hit.place.line, set()).add(rule.id)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"), [("job.sbatch", SICK_JOB, SICK_LINES), ("job.yaml", SICK_PODS, SICK_POD_LINES)]
+)
+def test_every_planted_fault_is_found_on_its_line_and_nothing_else(name, text, lines):
+    assert found(name, text) == lines
+
+
+@pytest.mark.parametrize(("name", "text"), [("job.sbatch", WELL_JOB), ("job.yaml", WELL_PODS)])
+def test_the_healthy_twin_is_silent(name, text):
+    assert found(name, text) == {}
+
+
+def test_a_script_with_the_line_ends_of_windows_is_read_alike():
+    assert found("job.sbatch", SICK_JOB.replace("\n", "\r\n")) == SICK_LINES
+
+
+COUNT = st.sampled_from(["0", "1", "2", "8", "$N", "", "gpu", "-1", "1:2", "99999999999", "a,b", "$SLURM_NODEID"])
+LINE = st.one_of(
+    st.builds(
+        "#SBATCH --{}={}".format, st.sampled_from(["nodes", "ntasks", "ntasks-per-node", "gres", "array"]), COUNT
+    ),
+    st.builds("#SBATCH --gpus-per-{}={}".format, st.sampled_from(["task", "node"]), COUNT),
+    st.builds("export {}={}".format, st.sampled_from(["RANK", "WORLD_SIZE", "MASTER_PORT", "NCCL_DEBUG"]), COUNT),
+    st.builds("CUDA_VISIBLE_DEVICES={} torchrun --nnodes={} --nproc_per_node={} t.py &".format, COUNT, COUNT, COUNT),
+    st.builds("srun -N {} -n {} torchrun --nnodes={} --node_rank={} t.py".format, COUNT, COUNT, COUNT, COUNT),
+    st.builds("srun python train.py trainer.devices={} trainer.num_nodes={}".format, COUNT, COUNT),
+    st.builds("accelerate launch --num_processes {} --num_machines {} t.py".format, COUNT, COUNT),
+    st.builds("mpirun -np {} deepspeed --num_gpus {} --include x:{} t.py".format, COUNT, COUNT, COUNT),
+    st.sampled_from(["for i in 1 2; do", "done", "wait", "if true; then", "fi"]),
+)
+
+
+@settings(max_examples=100, deadline=2000)
+@given(st.lists(LINE, max_size=12))
+def test_no_numbers_break_the_rules(text):
+    for line in found("job.sbatch", "\n".join(["#!/bin/bash", *text, "torchrun x.py"])):
+        assert 1 <= line <= len(text) + 2
