@@ -137,8 +137,8 @@ def in_use() -> int:
     """Bytes of the first GPU that the driver says are taken; unlike CUDA's own question this makes no context."""
     import pynvml
 
-    pynvml.nvmlInit()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAULTS = {
-    "CODE001": "torch.load",
-    "CODE003": "init_process_group",
+    "CODE001": "no map_location",
+    "CODE003": "GPU 0",
     "CODE005": "all_reduce",
-    "CODE011": "set_epoch",
+    "CODE011": "every epoch",
     "CODE020": "losses",
-    "CODE029": "last.pt",
+    "CODE029": "all ranks write",
 }
 
 
