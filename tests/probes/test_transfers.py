@@ -187,7 +187,7 @@ def test_two_hosts_meet_and_measure_both_ways(responders: list[Responder]) -> No
         assert (sample.peer, sample.outcome, sample.round, sample.pairs) == (peer, "done", 0, 1)
         assert sample.bandwidth > 20e6
         assert sample.segments_sent > 100
-        assert sample.segments_retransmitted == 0
+        assert sample.segments_retransmitted <= 0.01 * sample.segments_sent  # a busy machine acknowledges late
         assert 0 < sample.round_trip < 0.5
 
 
