@@ -42,10 +42,10 @@ def draw_lint(report: Report, console: Console, *, verbose: bool = False, quiet:
     too, with all evidence, and every rule on a line of its own."""
     report = printable(report)
     with console.capture() as paper:
-        told: set[str] = set()
+        told: set[tuple[str, str]] = set()
         for hit in _in_order(report, ignored_too=verbose):
-            _draw_hit(hit, console, brief=quiet, full=verbose or hit.result.id not in told, verbose=verbose)
-            told.add(hit.result.id)
+            _draw_hit(hit, console, brief=quiet, told=set() if verbose else told, verbose=verbose)
+            told |= {(hit.result.id, ""), (hit.result.id, hit.finding.fix)}
         if verbose:
             _draw_rules(report, console)
         _draw_summary(report, console, verbose=verbose, quiet=quiet)
@@ -59,7 +59,8 @@ def _in_order(report: Report, *, ignored_too: bool) -> list[_Hit]:
     return sorted(hits, key=lambda hit: (files.get(hit.where[0], 0), hit.where, hit.number("column")))
 
 
-def _draw_hit(hit: _Hit, console: Console, *, brief: bool, full: bool, verbose: bool) -> None:
+def _draw_hit(hit: _Hit, console: Console, *, brief: bool, told: set[tuple[str, str]], verbose: bool) -> None:
+    """``told``: ids, and ways out of them, that were shown in full already."""
     finding = hit.finding
     word = finding.severity.value if finding.stands else "ignored"
     head = Text.assemble((_place(hit), "bold"), " ", (word, _STYLE[word]), " ", (hit.result.id, "bold"), " ")
@@ -69,7 +70,7 @@ def _draw_hit(hit: _Hit, console: Console, *, brief: bool, full: bool, verbose: 
         return
     for line in _excerpt(hit):
         console.print(line, soft_wrap=True)
-    for label, text in _parts(hit, full=full, verbose=verbose):
+    for label, text in _parts(hit, told, verbose=verbose):
         console.print(Padding(Text.assemble((f"{label}: ", "dim"), _plain(text)), (0, 0, 0, 4)))
     console.print()
 
@@ -99,15 +100,18 @@ def _excerpt(hit: _Hit) -> Iterator[Text]:
         yield Text.assemble((" " * (len(margin) - 2) + "| ", "dim"), lead, (mark, "red"))
 
 
-def _parts(hit: _Hit, *, full: bool, verbose: bool) -> Iterator[tuple[str, str]]:
+def _parts(hit: _Hit, told: set[tuple[str, str]], *, verbose: bool) -> Iterator[tuple[str, str]]:
     finding = hit.finding
     if finding.ignored is not None:
         yield "ignored", f"{finding.ignored.reason} ({finding.ignored.by})"
         return
-    if not full:
+    is_new = (hit.result.id, "") not in told
+    if is_new:
+        yield "effect", finding.effect
+    if (hit.result.id, finding.fix) not in told:
+        yield "fix", finding.fix.rstrip(".") + (". --fix does it." if finding.evidence.get("fixable") else ".")
+    if not is_new:
         return
-    yield "effect", finding.effect
-    yield "fix", finding.fix.rstrip(".") + (". --fix does it." if finding.evidence.get("fixable") else ".")
     rest = {name: value for name, value in finding.evidence.items() if name not in (*_TOLD, "cell")}
     if verbose and rest:
         yield "evidence", "; ".join(evidence_lines(rest))
@@ -134,8 +138,8 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     read = [one for one in report.inputs if one.skipped is None]
     hit = {one.source.file for result in report.results for one in result.findings if one.stands and one.source}
     head = Text.assemble((report.verdict, f"bold {_VERDICT[report.verdict]}"), f": {counts_line(report)}")
-    head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {len(read)} {_files(len(read))}")
-    console.print(head.append(f"; {len(report.results)} rules, {report.seconds:.2f} s"), soft_wrap=True)
+    head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {_counted(len(read), 'file')}")
+    console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
     for result in report.results:
         crash = result.reason if result.status is Status.CRASH else result.crash
         if crash is not None:
@@ -160,5 +164,5 @@ def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: boo
         console.print(f"and {len(skipped) - len(shown)} more (--verbose names all)")
 
 
-def _files(count: int) -> str:
-    return "file" if count == 1 else "files"
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
