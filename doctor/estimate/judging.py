@@ -101,7 +101,10 @@ def _gpus(estimate: Estimate, offer: Offer) -> GpuFacts | Missing:
     if offer.memory is None:
         return NO_DEVICE
     if _is_undecided(estimate):
-        return Missing(Lack.HIDDEN, f"only an upper bound of the peak is known, and it does not fit: {estimate.bound}")
+        return Missing(
+            Lack.HIDDEN,
+            f"the peak is calculated by a rule, which errs on the safe side, and does not fit: {estimate.bound}",
+        )
     # Ranks that share a device share what the others leave of it.
     shared = estimate.plan.ranks_per_device > 1
     total = offer.memory - offer.others if shared else offer.memory

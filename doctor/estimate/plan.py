@@ -72,9 +72,9 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one rank, run on tensors without data. ``parts``: at the peak, without ``rounding``,
     ``context`` and ``others``. ``reserved``: the peak that the caching allocator would hold for it, bytes.
 
-    ``batch_size``: the samples that were run; 0 where a batch has no common first dimension. ``bound``: why this is
-    only an upper bound and not a traced step; empty for a traced one. ``notes``: what a reader must know (a custom
-    operation that was passed over, a strategy that was calculated).
+    ``batch_size``: the samples that were run; 0 where a batch has no common first dimension. ``bound``: why this is no
+    traced step but follows a stated rule, mostly the most that there can be; empty for a traced one. ``notes``: what a
+    reader must know (a custom operation that was passed over, a strategy that was calculated).
     """
 
     plan: Plan

@@ -2,8 +2,8 @@
 truth.
 
 Two kinds: an operation whose result depends on the data gets the largest result that it can have, which makes the
-estimate an upper bound, named as one. And the few functions that choose their kernel by looking at the device are sent
-to the kernel that a GPU would run.
+estimate an upper bound, and is said; masks that part one tensor among experts get even shares, which is said, too. And
+the few functions that choose their kernel by looking at the device are sent to the kernel that a GPU would run.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _count(number: int) -> str:
 def headline(estimate: Estimate) -> str:
     """Whether it fits, and by how much, in a sentence."""
     need, usable, who = _need(estimate), _usable(estimate), _who(estimate)
-    most = "at most " if estimate.bound else ""
+    most = "about " if estimate.bound else ""
     if usable is None:
         return f"{who} {most}{byte_size(need)} at the peak."
     whole = byte_size(usable)
@@ -216,6 +216,6 @@ def conclusion(measured: Sequence[Measured]) -> str:
 def all_notes(estimate: Estimate) -> Iterator[str]:
     """What a reader must know of how it was come by."""
     if estimate.bound:
-        yield f"an upper bound, no traced step: {estimate.bound}"
+        yield f"a calculation by a rule, no traced step: {estimate.bound}"
     yield from estimate.notes
     yield from estimate.host.notes

@@ -104,8 +104,8 @@ def test_what_could_not_be_judged_is_said_with_the_way_to_see_it():
 
 def test_a_bound_is_called_one():
     text = " ".join(text_of(answered(bound="the data decide the shape")).split())
-    assert "at most 28.6 GiB" in text
-    assert "an upper bound, no traced step: the data decide the shape" in text
+    assert "about 28.6 GiB" in text
+    assert "a calculation by a rule, no traced step: the data decide the shape" in text
 
 
 def test_names_can_not_steer_the_terminal():
