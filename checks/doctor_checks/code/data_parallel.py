@@ -25,6 +25,7 @@ _DP = "torch.nn.DataParallel"
     id="CODE009",
     severity=Severity.WARNING,
     reads=Script,
+    foreshadows=("MEM001",),
     mentions=("DataParallel",),
     cases=lambda: (
         Bad(

@@ -32,6 +32,7 @@ _STEPS = frozenset({"step"})
     id="CODE032",
     severity=Severity.WARNING,
     reads=Script,
+    foreshadows=("RUN013",),
     mentions=("DistributedDataParallel", "Accelerator", "Fabric"),
     cases=lambda: (
         Bad(

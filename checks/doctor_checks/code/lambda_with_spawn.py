@@ -26,6 +26,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     id="CODE027",
     severity=Severity.ERROR,
     reads=Script,
+    foreshadows=("RUN004",),
     mentions=("spawn", "forkserver"),
     cases=_cases,
 )
