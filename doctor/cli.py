@@ -25,7 +25,7 @@ from doctor.cli_options import (
     select_option,
 )
 from doctor.cli_settings import settings_of
-from doctor.cli_writing import deliver, write
+from doctor.cli_writing import deliver, tell, write
 from doctor.version import __version__
 
 if TYPE_CHECKING:
@@ -310,13 +310,6 @@ def _expectation(path: Path | None) -> Job | None:
     return expectation_from(path)
 
 
-def _tell(text: str) -> None:
-    """One line on stderr; a name in it, of a host or an address, must not steer the reader's terminal."""
-    from doctor.report.words import spelt_out
-
-    click.echo(f"doctor: {spelt_out(' '.join(text.split()))}", err=True)
-
-
 class _Alone:
     """A process that is judged by itself, in the place of a gathering."""
 
@@ -330,12 +323,12 @@ class _Alone:
         """The job of this process alone."""
         from doctor.session import collect, measure_alone
 
-        job = collect(self._settings, announce=_tell)
+        job = collect(self._settings, announce=tell)
         if self._asked.probe != "full":
             return job
         if self._asked.mesh:
-            _tell("--mesh speaks of several ranks, and this process is judged alone: nothing is measured along it")
-        return measure_alone(job, self._settings, why=self._asked.why, tell=_tell)
+            tell("--mesh speaks of several ranks, and this process is judged alone: nothing is measured along it")
+        return measure_alone(job, self._settings, why=self._asked.why, tell=tell)
 
     def announce(self, code: int) -> None:
         """Nobody waits for it."""
@@ -388,10 +381,10 @@ def _gathered(
 
     try:
         gathering = open_gathering(
-            settings, wish, probe=asked.probe, mesh=asked.mesh, why=asked.why, announce=_tell, discreet=discreet
+            settings, wish, probe=asked.probe, mesh=asked.mesh, why=asked.why, announce=tell, discreet=discreet
         )
     except NoWay as none:
-        _tell(str(none))
+        tell(str(none))
         raise SystemExit(3) from None
     try:
         with gathering or contextlib.nullcontext(_Alone(settings, asked)) as opened:

@@ -24,7 +24,7 @@ from doctor.cli_options import (
     verbose_option,
 )
 from doctor.cli_settings import here, settings_of
-from doctor.cli_writing import write
+from doctor.cli_writing import tell, write
 from doctor.errors import UnusableError
 
 if TYPE_CHECKING:
@@ -173,12 +173,12 @@ def _estimate(factory: str, typed: dict[str, Any], offer: Offer, seconds: float)
 def _measured(factory: str, plan: Plan, seconds: float) -> tuple[Measured, ...]:
     from doctor.estimate.measuring import measure
 
-    tell, done = _progress()
+    say, done = _progress()
     try:
-        tell("measuring")
+        say("measuring")
         return measure(factory, plan, directory=here(), seconds=seconds)
     except UnusableError as error:
-        click.echo(f"doctor: {' '.join(str(error).split())}", err=True)
+        tell(str(error))
         return ()
     finally:
         done()

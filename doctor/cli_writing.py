@@ -1,15 +1,18 @@
-"""Where a command's text goes: standard output, or a file that is written whole or not at all."""
+"""Where a command's text goes: standard output, or a file that is written whole or not at all; a word beside it, to
+standard error."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from doctor.errors import UnusableError
+from doctor.writing import replace_whole
 
 if TYPE_CHECKING:
     from doctor.job import Job
@@ -69,14 +72,13 @@ def _write_atomically(text: str, output: Path) -> None:
     if output.exists() and not output.is_file():
         output.write_text(text, encoding="utf-8", errors="replace")  # /dev/stdout, a pipe
         return
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=".rankdoctor-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(output)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    umask = os.umask(0)
+    os.umask(umask)
+    replace_whole(output, text.encode("utf-8", "replace"), 0o666 & ~umask)
+
+
+def tell(text: str) -> None:
+    """One line on stderr; a name in it, of a host or an address, must not steer the reader's terminal."""
+    from doctor.report.words import spelt_out
+
+    click.echo(f"doctor: {spelt_out(' '.join(text.split()))}", err=True)

@@ -53,7 +53,7 @@ class Bindings:
         for kind, read in _READERS.items():
             for node in kinds.get(kind, ()):
                 for name, binding in read(node):
-                    self._own_scope(node).bind(name, binding)
+                    self._scope_around(node).bind(name, binding)
         for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
             for node in kinds.get(kind, ()):
                 for parameter in _parameters(node.args):
@@ -64,7 +64,7 @@ class Bindings:
 
     def _share(self, node: ast.Global | ast.Nonlocal) -> None:
         """Names of an outer scope that a function assigns."""
-        inner = self._own_scope(node)
+        inner = self._scope_around(node)
         if isinstance(inner.node, ast.Module):
             return  # `global` outside of functions says nothing
         outer = self._scope_around(inner.node)
@@ -79,11 +79,8 @@ class Bindings:
             self._scopes[node] = Scope(node)
         return self._scopes[node]
 
-    def _own_scope(self, node: ast.AST) -> Scope:
-        """The scope in which a statement binds."""
-        return self._scope_around(node)
-
     def _scope_around(self, node: ast.AST) -> Scope:
+        """The scope in which a statement binds."""
         while (node := self._parents[node]) and not isinstance(node, _SCOPES):
             pass
         return self._scope(node)

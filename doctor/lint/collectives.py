@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.ranks import is_of_the_job, rank_condition
-from doctor.lint.script import FunctionNode, Script
+from doctor.lint.script import Script
 
 _TORCH = {
     "all_reduce": 2,
@@ -182,10 +182,6 @@ class Collectives:
         """Those below ``node``, nested functions left out."""
         below = set(self._script.inside(node, ast.Call))
         yield from (one for one in self.all() if one.call in below)
-
-    def reached_from(self, function: FunctionNode) -> str:
-        """What a function of this file does among the ranks; empty: nothing that is known."""
-        return self._reaching().get(function, "")
 
 
 def _is_grouped(script: Script, call: ast.Call) -> bool:

@@ -6,7 +6,6 @@ import difflib
 import importlib.util
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from doctor.errors import UnusableError
 from doctor.lint.rule import Edit
 from doctor.lint.script import parsed
+from doctor.writing import replace_whole
 
 MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
 
@@ -106,12 +106,4 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     path = Path(os.path.realpath(path))
     mode = path.stat().st_mode & 0o7777
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".rankdoctor-")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_whole(path, content, mode)

@@ -243,13 +243,6 @@ def _asks_for_ranks(test: ast.expr) -> bool:
     return any(_TELLS_RANKS.search(word) for part in ast.walk(test) for word in _identifiers(part))
 
 
-def is_loader_of(script: Script, source: ast.expr) -> ast.Call | None:
-    """The call ``DataLoader(…)`` that made what a loop goes through, followed through ``prepare`` and the like where
-    the name stays the same; ``None`` where it can't be told or several may have."""
-    made = [one for one in script.values_of(source) if isinstance(one, ast.Call) and script.name(one.func) in LOADERS]
-    return made[0] if len(made) == 1 else None
-
-
 def is_iterable(script: Script, loader: ast.Call) -> bool | None:
     """Whether the data set of a loader is a stream; ``None`` where the file does not tell."""
     if script.is_given(loader, "shuffle", 2) and script.value(script.argument(loader, "shuffle", 2)) is True:

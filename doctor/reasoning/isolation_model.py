@@ -181,15 +181,14 @@ class Model:
         if self.count < FEWEST_FOR_ERRATIC:
             return None
         touched = self.touched(part)
-        each = max(0.0, math.log(self.most_level - SLOWEST) - self._width(1))
+        each = self._price_of_level(1)
         gain, values, own, levels = 0.0, [], [], []
         for place, slowed in touched:
             level = self._own_level(place, slowed)
             slow = [value for value in level if value < 0.0]
-            cost = math.log(3) + len(slow) * each
-            more = self._density_with(place, *level) - self._density_now[place] - cost if slow else -1.0
-            if more > 0:
-                gain += more + cost
+            more = self._gain(place, *level)
+            if slow and more > math.log(3) + len(slow) * each:
+                gain += more
                 values += slow
                 own.append((place, (level[0] < 0.0, level[1] < 0.0)))
                 levels.append(level)
@@ -207,11 +206,6 @@ class Model:
         )
         return ahead, back
 
-    def _density_with(self, place: int, ahead: float, back: float) -> float:
-        """Of a cell, if parts as slow as these had a hand in it, too."""
-        now = self.expected[place]
-        return self._log_density(place, min(now[0], ahead), min(now[1], back))
-
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
         """The median of readings that nothing explains yet; of all where all are explained."""
         free: list[float] = []
@@ -226,9 +220,12 @@ class Model:
 
     def gain(self, place: int, slowed: Slowed, level: float) -> float:
         """How much likelier a cell is (the logarithm) if something as slow as ``level`` had a hand in it, too."""
-        ahead, back = self.expected[place]
-        ahead, back = min(ahead, level) if slowed[0] else ahead, min(back, level) if slowed[1] else back
-        return self._log_density(place, ahead, back) - self._density_now[place]
+        return self._gain(place, level if slowed[0] else 0.0, level if slowed[1] else 0.0)
+
+    def _gain(self, place: int, ahead: float, back: float) -> float:
+        """The same for a level each way; 0: that way is as it was."""
+        now = self.expected[place]
+        return self._log_density(place, min(now[0], ahead), min(now[1], back)) - self._density_now[place]
 
     def _log_density(self, place: int, ahead: float, back: float) -> float:
         cell = self.cells[place]
@@ -237,11 +234,11 @@ class Model:
         )
 
     def _price(self, touched: Sequence[tuple[int, Slowed]]) -> float:
-        """What choosing the level costs: its prior width over the width that the readings leave (Laplace's
-        approximation of the evidence, of which BIC is the limit)."""
-        values = sum(ahead + back for _, (ahead, back) in touched)
-        return max(0.0, math.log(self.most_level - SLOWEST) - self._width(values))
+        """What choosing one level for all of these costs."""
+        return self._price_of_level(sum(ahead + back for _, (ahead, back) in touched))
 
-    def _width(self, values: int) -> float:
-        """The logarithm of the width that so many readings leave for a level."""
-        return math.log(self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1)))
+    def _price_of_level(self, values: int) -> float:
+        """Its prior width over the width that so many readings leave (Laplace's approximation of the evidence, of which
+        BIC is the limit)."""
+        left = self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1))
+        return max(0.0, math.log((self.most_level - SLOWEST) / left))
