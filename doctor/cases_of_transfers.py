@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from doctor.cases import Sketch, healthy
 from doctor.facts import PathFacts, PathSample, Transfer, TransferFacts
 from doctor.reasoning.isolation import Reading, rounds
-from doctor.reasoning.transfers import Bandwidths, rounds_to_confirm
+from doctor.reasoning.transfers import Bandwidths, rounds_to_confirm, unhindered
 
 Way = Callable[[int, int, int], bool]
 """Whether a transfer is meant: from a host to another in a round, by their numbers."""
@@ -62,11 +62,13 @@ def transferred(
     lossy: Way = nowhere,
     failed: Way = nowhere,
     queued: bool = False,
+    waited: float = 0.0,
 ) -> Sketch:
     """A job of so many hosts, one rank each, that met in rounds, and again to confirm what looked slow.
 
-    ``slow`` transfers have that ``share`` of the ``usual`` bandwidth, bytes a second; ``lossy`` ones sent a twentieth
-    of their packets again, while packets waited in a queue where ``queued``; ``failed`` ones were never begun.
+    ``slow`` transfers have that ``share`` of the ``usual`` bandwidth, bytes a second, and ``waited`` for a processor
+    for that share of the time; ``lossy`` ones sent a twentieth of their packets again, while packets waited in a queue
+    where ``queued``; ``failed`` ones were never begun.
     """
     numbers = random.Random(1)  # noqa: S311 - noise, and the same each time
     sent: dict[int, list[Transfer]] = {host: [] for host in range(hosts)}
@@ -76,21 +78,22 @@ def transferred(
         if failed(source, target, turn):
             sent[source].append(Transfer(f"node{target}", "late", round=turn, confirms=confirms))
             return
-        value = usual * (share if slow(source, target, turn) else 1.0) * numbers.uniform(0.93, 1.07)
-        readings.append(Reading(source, target, value, turn, confirms))
+        is_slow = slow(source, target, turn)
+        value = usual * (share if is_slow else 1.0) * numbers.uniform(0.93, 1.07)
         again = SEGMENTS // 20 if lossy(source, target, turn) else 2
-        sent[source].append(
-            Transfer(
-                f"node{target}",
-                "done",
-                value,
-                round=turn,
-                confirms=confirms,
-                segments_sent=SEGMENTS,
-                segments_retransmitted=again,
-                round_trip=50e-3 if queued else 200e-6,
-            )
+        sample = Transfer(
+            f"node{target}",
+            "done",
+            value,
+            round=turn,
+            confirms=confirms,
+            segments_sent=SEGMENTS,
+            segments_retransmitted=again,
+            round_trip=50e-3 if queued else 200e-6,
+            waited=waited if is_slow else 0.0,
         )
+        sent[source].append(sample)
+        readings.append(Reading(source, target, unhindered(sample), turn, confirms))
 
     planned = rounds(hosts)
     for source, target, turn in _ways(planned):

@@ -97,7 +97,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ``outcome``: done; unreached (no connection); late (the peer was not ready in time); cut (the connection ended).
     ``bandwidth``: bytes a second as the receiver saw them arrive, 0 where none came; ``None`` where nothing was learnt.
     ``round``: pairs of one round ran at the same time, ``pairs`` of them. ``confirms``: done to confirm a suspicion.
-    ``round_trip``: while they flowed, seconds: with what stood in queues.
+    ``round_trip``: while they flowed, seconds: with what stood in queues. ``waited``: the share of the time, 0 to 1,
+    for which the sender or the receiver, whichever of them longer, had no processor to run on.
     """
 
     peer: str
@@ -112,6 +113,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     segments_sent: int | None = None
     segments_retransmitted: int | None = None
     round_trip: float | None = None
+    waited: float = 0.0
 
 
 class TransferFacts(Section, frozen=True, kw_only=True):

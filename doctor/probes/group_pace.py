@@ -7,7 +7,7 @@ group has time for, so that groups can be compared.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 SMALL = (8, 4096)
 """Bytes: what a loss or a flag takes, and a small gradient."""
 SMALL_REPEATS = 20
-SLOW_REPEATS = 5
-"""Where the network is slow: with 5 % of the packets lost every second small collective of 8 ranks takes 0.2 s."""
+AT_FIRST = 2
+"""Small collectives after which all ask whether there is time for as many again: with 5 % of the packets lost every
+second one of 8 ranks takes 0.2 s, and the first says nothing of the next."""
 IN_A_ROW = 10
 """Small collectives that are timed together on a GPU: the host hands them over faster than they run, and waits once."""
 SCOUT = 1 << 18
@@ -29,19 +30,19 @@ SCOUT = 1 << 18
 SECONDS = 0.4
 """For the large messages of one axis and turn; about twice as long with those that warm up."""
 SMALL_SECONDS = 0.2
+"""For the small messages of one length and turn: after that no more are begun."""
 LEAST_REPEATS, MOST_REPEATS = 2, 5
 MEMORY_SHARE = 8
 """Of the free memory of a GPU one part of so many is taken at most."""
 
 
 class Extent(NamedTuple):
-    """How much is run along an axis: ``bytes`` of a large message, how often, and how often each small one; whether one
-    more goes before, to ``warm`` up."""
+    """How much is run along an axis: ``bytes`` of a large message, how often, and whether one more goes before, to
+    ``warm`` up."""
 
     bytes: int
-    repeats: int
-    small_repeats: int
-    warm: bool = True
+    repeats: int = 1
+    warm: bool = False
 
 
 class Track:
@@ -56,41 +57,57 @@ class Track:
     def timings(self) -> Iterator[CollectiveTiming]:
         """The medians of small messages, then of a large one."""
         extent = self._extent = self._extent or self._explored()
+        calls = IN_A_ROW if self._device.type == "cuda" else 1
         for length in SMALL:
-            yield self._timing(length, extent.small_repeats, IN_A_ROW if self._device.type == "cuda" else 1)
+            yield self._timing(length, self._small(length, calls), calls)
         if extent.bytes not in SMALL:
-            yield self._timing(extent.bytes, extent.repeats, 1)
+            yield self._timing(extent.bytes, self._large(extent), 1)
 
-    def _timing(self, length: int, repeats: int, calls: int) -> CollectiveTiming:
+    def _small(self, length: int, calls: int) -> list[float]:
+        """Seconds of as many as all have time for."""
         message = self._message(length)
-        if self._extent is None or self._extent.warm:
-            self._seconds(message, calls)
-        took = median(self._seconds(message, calls) for _ in range(repeats))
+        took: list[float] = []
+        while len(took) < SMALL_REPEATS:
+            more = min(max(AT_FIRST, len(took)), SMALL_REPEATS - len(took))
+            took += [self._seconds(message, calls) for _ in range(more)]
+            if _highest(sum(took) * calls, self._device) > SMALL_SECONDS:
+                break
+        return took
+
+    def _large(self, extent: Extent) -> list[float]:
+        message = self._message(extent.bytes)
+        if extent.warm:
+            self._seconds(message, 1)
+        return [self._seconds(message, 1) for _ in range(extent.repeats)]
+
+    def _timing(self, length: int, took: Sequence[float], calls: int) -> CollectiveTiming:
         backend, axis, ranks = self._members.backend, self._members.axis, self._members.ranks
-        return CollectiveTiming("all_reduce", backend, length, took, axis, ranks, repeats * calls)
+        return CollectiveTiming("all_reduce", backend, length, median(took), axis, ranks, len(took) * calls)
 
     def _explored(self) -> Extent:
-        """From a message that all can afford. Where that one takes longer than all should, as it does where packets
-        are lost, no warming up would show."""
-        small = self._worst(SMALL[0])
-        small_repeats = min(SMALL_REPEATS, max(LEAST_REPEATS, int(SMALL_SECONDS / small)))
-        first = self._worst(min(SCOUT, self._length), warm=False)
+        """From a message that all can afford. Where one takes longer than all should, as it does where packets are
+        lost, no warming up would show."""
+        least = min(SCOUT, self._length)
+        first = self._worst(least)
         if first > SECONDS:
-            return Extent(min(SCOUT, self._length), 1, min(small_repeats, SLOW_REPEATS), warm=False)
-        scout = self._worst(min(SCOUT, self._length), warm=False)
+            return Extent(least)
+        scout = min(first, self._worst(least))
         length = min(self._length, self._affordable())
         while length > SCOUT and scout * length / SCOUT * LEAST_REPEATS > SECONDS:
             length //= 2
-        longest = self._worst(length) if length > SCOUT else scout
-        repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(SECONDS / longest)))
-        return Extent(length, repeats, small_repeats)
+        longest = self._warm_worst(length) if length > SCOUT else scout
+        if longest > SECONDS:
+            return Extent(length)
+        return Extent(length, min(MOST_REPEATS, max(LEAST_REPEATS, int(SECONDS / longest))), warm=True)
 
-    def _worst(self, length: int, *, warm: bool = True) -> float:
-        """Seconds of a message where it took longest, after one to warm up."""
-        message = self._message(length)
-        if warm:
-            self._seconds(message, 1)
-        return _highest(self._seconds(message, 1), self._device)
+    def _warm_worst(self, length: int) -> float:
+        """After one to warm up."""
+        self._seconds(self._message(length), 1)
+        return self._worst(length)
+
+    def _worst(self, length: int) -> float:
+        """Seconds of a message where it took longest."""
+        return _highest(self._seconds(self._message(length), 1), self._device)
 
     def _affordable(self) -> int:
         """Bytes that all ranks have memory for."""

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from doctor.probes.deadline import Deadline
 from doctor.probes.dialing import Cut, hear
+from doctor.probes.starving import Waiting
 from doctor.probes.transfers_wire import REPORT_BYTES, Report
 
 MOST_BYTES = 64 << 20
 """One way between two hosts: a fiftieth of a second at 25 Gb/s, which is long beside the round trips of a network."""
 
-MOST_SECONDS = 0.4
-"""One way, from the first byte on: 10 Mb/s carry 500 KB, some 350 packets."""
+MOST_SECONDS = 0.25
+"""One way, from the first byte on: 10 Mb/s carry 300 KB, some 200 packets."""
 
 WARM_BYTES = 16 << 20
 WARM_SECONDS = 0.1
@@ -49,7 +50,7 @@ class Arrival(NamedTuple):
 
 
 def send(connection: socket.socket, amount: Amount, limit: Deadline) -> Report:
-    """Send until the receiver has seen enough, and return what it saw.
+    """Send until the receiver has seen enough, and return what it saw; ``waited`` is of the one that waited longer.
 
     Raises:
         TimeoutError: no report within ``limit``.
@@ -58,6 +59,7 @@ def send(connection: socket.socket, amount: Amount, limit: Deadline) -> Report:
     # Random: a tunnel that compresses would carry more of anything else.
     piece = memoryview(os.urandom(PIECE))
     flow = limit.within(FIRST_SECONDS + amount.seconds)
+    waiting = Waiting()
     left = amount.bytes
     connection.setblocking(False)
     ready = select.poll()
@@ -67,7 +69,8 @@ def send(connection: socket.socket, amount: Amount, limit: Deadline) -> Report:
             left -= connection.send(piece[:left])
     except OSError as error:
         raise Cut from error
-    return Report.decode(hear(connection, REPORT_BYTES, limit.within(FIRST_SECONDS + amount.seconds)))
+    report = Report.decode(hear(connection, REPORT_BYTES, limit.within(FIRST_SECONDS + amount.seconds)))
+    return report._replace(waited=max(report.waited, waiting.share()))
 
 
 def _wants_more(ready: select.poll, flow: Deadline) -> bool:
@@ -82,8 +85,9 @@ def receive(connection: socket.socket, amount: Amount, limit: Deadline) -> Repor
     Raises:
         Cut: the sender closed or reset the connection.
     """
+    waiting = Waiting()
     arrivals, seconds = _arrivals(connection, amount, limit)
-    report = report_of(arrivals, seconds)
+    report = report_of(arrivals, seconds)._replace(waited=waiting.share())
     try:
         connection.settimeout(max(0.01, limit.left()))
         connection.sendall(report.encode())

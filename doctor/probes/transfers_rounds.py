@@ -78,6 +78,7 @@ class Traveller:
             segments_sent=flow.sent,
             segments_retransmitted=flow.again,
             round_trip=flow.loaded,
+            waited=report.waited if report else 0.0,
         )
 
     def _call(self, meeting: Meeting, end: Deadline, *, sends: bool) -> _Flow:

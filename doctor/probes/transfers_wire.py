@@ -13,7 +13,7 @@ from typing import NamedTuple
 from doctor.probes.wire import MAGIC, proof
 
 _VISIT = struct.Struct("!QIIB")
-_REPORT = struct.Struct("!QQdd")
+_REPORT = struct.Struct("!QQddd")
 
 VISIT_BYTES = _VISIT.size
 REPORT_BYTES = _REPORT.size
@@ -41,12 +41,13 @@ class Visit(NamedTuple):
 
 class Report(NamedTuple):
     """What the receiver saw: ``size`` bytes in ``seconds``, and of these what counts, ``steady_size`` bytes in
-    ``steady_seconds``."""
+    ``steady_seconds``; ``waited``: the share of the time for which it had no processor."""
 
     size: int
     steady_size: int
     seconds: float
     steady_seconds: float
+    waited: float = 0.0
 
     @property
     def bandwidth(self) -> float:

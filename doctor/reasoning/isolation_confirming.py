@@ -12,6 +12,12 @@ from doctor.reasoning.isolation_types import Isolation, Reading, Suspect
 SAMPLED = 8
 """Pairs across a suspected boundary, and as many beside it, in each of these rounds."""
 
+ENOUGH = 2
+"""Rounds that confirm, after which a host that is slow in all of them needs no more."""
+
+CERTAIN = 0.999
+WHOLE_HOSTS = ("host", "sending", "receiving")
+
 SLOW = 0.6
 """Readings below this share of the usual are measured again."""
 
@@ -21,12 +27,15 @@ def confirming(isolation: Isolation, readings: Sequence[Reading], count: int) ->
     ones than before, where there are any), repeat slow pairs that no suspect explains, and look at both sides of
     suspected boundaries.
 
-    Empty where nothing was slow, or where all rounds that confirm are among ``readings``. Called again after each of
-    its rounds, it plans the next one by what is known then, which finds more than playing all as planned.
-    ``isolation`` may name nobody and something be left to repeat: what was slow once is no link yet.
+    Empty where nothing was slow, where all rounds that confirm are among ``readings``, or where these have left no
+    doubt. Called again after each of its rounds, it plans the next one by what is known then, which finds more than
+    playing all as planned. ``isolation`` may name nobody and something be left to repeat: what was slow once is no link
+    yet.
     """
     played = {one.round for one in readings if one.confirms}
     plan = _Plan(isolation, readings, count)
+    if played and plan.leaves_no_doubt(isolation, len(played)):
+        return ()
     return tuple(pairs for turn in range(len(played), rounds_to_confirm(count)) if (pairs := plan.round(turn)))
 
 
@@ -44,6 +53,18 @@ class _Plan:
         touched.update(host for one in self._suspects if one.kind != "boundary" for host in one.members)
         self._good = [host for host in range(count) if host not in touched]
         self._count = count
+
+    def leaves_no_doubt(self, isolation: Isolation, played: int) -> bool:
+        """Whether all that was slow is a host's that was slow with everybody it met, ``played`` rounds to confirm that
+        among them."""
+        return (
+            played >= ENOUGH
+            and not self._unexplained
+            and all(
+                one.kind in WHOLE_HOSTS and one.confidence >= CERTAIN and one.slow == one.readings
+                for one in isolation.suspects
+            )
+        )
 
     def round(self, turn: int) -> Pairs:
         """Every host in one pair at most; the surest suspects first."""

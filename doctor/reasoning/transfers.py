@@ -22,6 +22,9 @@ ONE_STREAM = 1.25e9
 """Bytes a second (10 Gb/s) beyond which a processor at either end bounds one stream of TCP, by whatever else it has to
 do. More counts as this: it is no better network. The collectives of the job tell of faster ones."""
 
+MOST_WAITED = 0.9
+"""The share of waiting for processors beyond which too little is left to tell from."""
+
 LEAST_READINGS = 3
 """Fewer can't be compared."""
 MOST_CONFIRMING = 4
@@ -73,14 +76,21 @@ def bandwidths(job: Job) -> Bandwidths:
     subnets = subnets_of(job)
     names = ordered_hosts({name for one in sent for name in (one.source, one.sample.peer)}, subnets)
     places = {name: place for place, name in enumerate(names)}
-    readings = tuple(
-        Reading(places[source], places[one.peer], one.bandwidth, one.round, one.confirms)
+    measured = [
+        (one, Reading(places[source], places[one.peer], one.bandwidth, one.round, one.confirms))
         for source, one in sent
         if one.bandwidth is not None
-    )
-    bounded = tuple(one._replace(value=min(one.value, ONE_STREAM)) for one in readings)
-    fast = [one for one in readings if one.value >= ONE_STREAM / 2]
-    return Bandwidths(names, bounded, _groups(names, subnets), pair_spread(cells_of(fast)))
+    ]
+    readings = tuple(one._replace(value=min(unhindered(sample), ONE_STREAM)) for sample, one in measured)
+    fast = [one for _, one in measured if one.value >= ONE_STREAM / 2]
+    return Bandwidths(names, readings, _groups(names, subnets), pair_spread(cells_of(fast)))
+
+
+def unhindered(sample: Transfer) -> float:
+    """Bytes a second for the time in which there were processors at both ends: a host that is busy, or allowed a part
+    of a processor, is no slow network. No more than :data:`ONE_STREAM` by that."""
+    value = sample.bandwidth or 0.0
+    return max(value, min(value / (1 - min(sample.waited, MOST_WAITED)), ONE_STREAM))
 
 
 def rounds_to_confirm(known: Bandwidths) -> tuple[Pairs, ...]:

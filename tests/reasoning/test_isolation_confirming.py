@@ -48,6 +48,22 @@ def test_a_slow_pair_is_measured_again_and_no_more_once_it_was_usual():
     assert isolate([*measured, *again], 16).suspects == ()
 
 
+def test_a_host_that_is_slow_with_all_it_meets_needs_two_rounds():
+    measured = readings(8, lambda source, target, _: 5 in (source, target))
+    for turn, (other, left) in enumerate(((0, 3), (1, 0)), 8):
+        measured += [Reading(source, target, 0.3, turn, confirms=True) for source, target in ((5, other), (other, 5))]
+        assert len(planned(measured, 8)) == left
+
+
+def test_a_host_that_is_slow_at_times_needs_all_of_them():
+    measured = readings(8, lambda source, target, turn: 5 in (source, target) and turn % 2)
+    for turn, value in ((8, 0.3), (9, 1.0)):
+        measured += [
+            Reading(source, target, value, turn, confirms=True) for source, target in ((5, turn - 8), (turn - 8, 5))
+        ]
+    assert len(planned(measured, 8)) == 2
+
+
 def test_so_many_rounds_are_the_end():
     pair = rounds(16)[2][3]
     measured = readings(16, lambda source, target, turn: {source, target} == {*pair})

@@ -88,10 +88,14 @@ def _reached(sketch: Sketch, host: int, outcome: Literal["open", "silent"]) -> S
         Well("all round trips alike", _trips(4, lambda one, other: False)),
         Well("a single pair has nothing to be compared with", transferred(2, touching(1))),
         Well("one host has 80 % of the usual bandwidth", transferred(8, touching(4), share=0.8)),
+        Well(
+            "one host that has a processor for a tenth of the time", transferred(8, touching(4), share=0.1, waited=0.9)
+        ),
         Well("one transfer of one pair was slow", transferred(8, lambda *way: way == (1, 2, 0), share=0.3)),
         Well("one host that light probes do not reach", _reached(transferred(6, failed=touching(2)), 2, "silent")),
         Sick("one host is slow to all", transferred(6, touching(4)), ranks=(4,)),
         Sick("one host has half of the usual bandwidth", transferred(8, touching(4), share=0.5), ranks=(4,)),
+        Sick("one host is slow, and busy", transferred(8, touching(4), waited=0.5), ranks=(4,)),
         Sick("one host of three is slow", transferred(3, touching(2)), ranks=(2,)),
         Sick("one host sends slowly", transferred(6, sent_by(1)), ranks=(1,)),
         Sick("one host receives slowly", transferred(6, received_by(1)), ranks=(1,)),
