@@ -15,7 +15,7 @@ from doctor.cases_in_stall import (
     with_late_ranks,
     without_recorders,
 )
-from doctor.cases_of_groups import breaking, not_set_up, slow_with, timed_on_mesh, usual_seconds
+from doctor.cases_of_groups import breaking, exchanged, not_set_up, slow_with, timed_on_mesh, usual_seconds
 from doctor.cases_of_loaders import drawing, in_a_loop, with_loader, with_sampler
 from doctor.cases_of_storage import storage_apart, storage_tried, storage_unread
 from doctor.cases_of_transfers import across, at_times, between, received_by, sent_by, touching, transferred
@@ -123,6 +123,7 @@ from doctor.reasoning.devices import (
 from doctor.reasoning.diagnosis import Diagnosis
 from doctor.reasoning.divergence import Divergence
 from doctor.reasoning.endings import Ending
+from doctor.reasoning.exchanges import SlowNeighbour, SlowRail, slow_neighbours, slow_rails
 from doctor.reasoning.exhausted import (
     Exhausted,
     as_said,
@@ -257,6 +258,11 @@ __all__ = [
     "LEAST_DRAWN",
     "LOCAL_RANK_NAMES",
     "ONE_STREAM",
+    "SlowNeighbour",
+    "SlowRail",
+    "exchanged",
+    "slow_neighbours",
+    "slow_rails",
     "LOST_PEERS",
     "PHASES",
     "TIMED_OUT",

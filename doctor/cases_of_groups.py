@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from doctor.cases import Sketch, healthy
-from doctor.facts import CollectiveFacts, CollectiveTiming
+from doctor.facts import CollectiveFacts, CollectiveTiming, Exchange
+from doctor.reasoning.partners import NOBODY, partners_of
 
 BUCKET = 25 << 20
 SMALL = 4096
@@ -49,6 +50,44 @@ def slow_with(*ranks: int, times: float = 4.0, axes: Iterable[str] = AXES, turns
         return usual_seconds(axis, group, size, turn) * (times if is_slow else 1.0)
 
     return seconds
+
+
+Odd = Callable[[int, int], bool]
+"""Whether messages from a rank to another are meant."""
+
+
+def exchanged(
+    slow: Odd = lambda source, target: False,
+    *,
+    share: float = 0.1,
+    hosts: int = 4,
+    per_host: int = 4,
+    backend: str = "nccl",
+    errors: Mapping[int, str] | None = None,
+) -> Sketch:
+    """A job whose ranks exchanged messages with those in the same place of other hosts, and within their host: there
+    the first two are joined by a bridge. ``slow`` ones have that ``share`` of the usual bandwidth; ``errors`` by rank.
+    """
+    sketch = healthy(hosts, per_host)
+    places = [rank // per_host for rank in range(hosts * per_host)]
+    received: dict[int, list[Exchange]] = {rank: [] for rank in range(len(places))}
+    for rank, partners in partners_of(places).items():
+        for turn, partner in enumerate(partners):
+            if partner != NOBODY:
+                usual = _usual_bandwidth(partner, rank, per_host) * (1 + 0.01 * ((7 * rank + partner + turn) % 5))
+                value = usual * (share if slow(partner, rank) else 1.0)
+                received[rank].append(Exchange(partner, 1 << 26, (1 << 26) / value, turn))
+    for rank, own in received.items():
+        error = (errors or {}).get(rank)
+        facts = CollectiveFacts(backend=backend, exchanges=tuple(own) if not error else (), exchange_error=error)
+        sketch = sketch.put(facts, ranks=(rank,))
+    return sketch
+
+
+def _usual_bandwidth(one: int, other: int, per_host: int) -> float:
+    if one // per_host != other // per_host:
+        return 23e9
+    return 160e9 if {one % per_host, other % per_host} == {0, 1} else 40e9
 
 
 def breaking(error: str, own: tuple[int, ...], others: str, *, awaited: tuple[int, ...] = ()) -> Sketch:

@@ -155,9 +155,20 @@ class CollectiveTiming(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
     awaited: tuple[int, ...] = ()
 
 
+class Exchange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A message of ``bytes`` that this rank got from the rank ``source`` over the back end of the job, in ``seconds``.
+    Pairs of one ``round`` exchanged theirs at about the same time."""
+
+    source: int
+    bytes: int
+    seconds: float
+    round: int = 0
+
+
 class CollectiveFacts(Section, frozen=True, kw_only=True):
-    """Collectives that this rank ran on known values, and how long others took. ``error``: why the group could not be
-    set up at all; ``awaited``: the ranks that did not come to it."""
+    """Collectives that this rank ran on known values, how long others took, and messages from single ranks. ``error``:
+    why the group could not be set up at all; ``awaited``: the ranks that did not come to it; ``exchange_error``: why
+    there are no messages of pairs, or not all."""
 
     key: ClassVar[str] = "collectives"
     origin: ClassVar[Origin] = "measured"
@@ -169,6 +180,8 @@ class CollectiveFacts(Section, frozen=True, kw_only=True):
     setup_seconds: float | None = None
     error: str | None = None
     awaited: tuple[int, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    exchange_error: str | None = None
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.facts import CollectiveResult, CollectiveTiming
+from doctor.facts import CollectiveResult, CollectiveTiming, Exchange
 from doctor.probes.mesh import Axis
 
 WORLD = "world"
@@ -53,7 +53,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     ``ranks``: their numbers in the job, empty where these are their places. ``addresses``: of the host of the store,
     those to try first before others. ``device``: cuda or cpu; ``local_rank`` tells which one. ``shares``: all axes that
-    this rank lies on, in the order of the job. ``seconds``: for the set-up, and ``patience`` for each collective.
+    this rank lies on, in the order of the job. ``partners``: the places of the ranks with which it exchanges messages,
+    round by round, and NOBODY where it rests. ``seconds``: for the set-up, and ``patience`` for each collective.
     """
 
     addresses: tuple[str, ...]
@@ -67,6 +68,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     patience: float
     local_rank: int | None = None
     ranks: tuple[int, ...] = ()
+    partners: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -89,6 +91,12 @@ class Pace(msgspec.Struct, frozen=True, tag=True):
     over: bool = False
 
 
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """Exchange messages with all partners, one after the other. ``over`` as in :class:`Values`."""
+
+    over: bool = False
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Take the group down, unless it is ``broken``: then nobody knows in what state it is. Who has the store stays
     until the others have left, or ``seconds`` are over."""
@@ -97,7 +105,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     broken: bool = False
 
 
-Step = Open | Join | Values | Pace | Leave
+Step = Open | Join | Values | Pace | Meet | Leave
 """What a child is asked to do."""
 
 
@@ -107,6 +115,7 @@ class Done(msgspec.Struct, frozen=True):
 
     results: tuple[CollectiveResult, ...] = ()
     timings: tuple[CollectiveTiming, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     port: int = 0
     device: str = ""
     seconds: float = 0.0

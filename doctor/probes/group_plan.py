@@ -11,15 +11,19 @@ from doctor.facts import MasterFacts
 from doctor.job import Job
 from doctor.probes.group_mesh import Course, courses, misfit
 from doctor.probes.group_messages import Join, Ready, Share, Tell
+from doctor.probes.group_pairs import MOST_BYTES
 from doctor.probes.mesh import Axis
 from doctor.probes.messages import Agent
 from doctor.probes.plan import stations_of
 from doctor.probes.stage import Post
 from doctor.reasoning.devices import backend_asked, local_rank_of, processor_asked
 from doctor.reasoning.launch import ranks_in_words
+from doctor.reasoning.partners import partners_of
 
 MOST_BY_GLOO = 512
 """Ranks up to which Gloo is probed: everybody connects to everybody, 130,000 connections."""
+MEASURED = "gloo"
+"""The back end that needs no messages of pairs: it sends over TCP what the bandwidth was measured with."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,14 +44,16 @@ class Assembly(NamedTuple):
     def words(self, seconds: float) -> str:
         """What it costs, at most."""
         axes = ", ".join(f"{course.axis} {course.words}" for course in self.courses)
+        messages = "" if self.backend == MEASURED else f", then pair by pair up to {MOST_BYTES[self.device] >> 20} MiB"
         return (
             f"groups: collectives on {self.backend} of {len(self.posts)} ranks, those of one axis at the same time: "
-            f"{axes}; {seconds:.0f} s at most"
+            f"{axes}{messages}; {seconds:.0f} s at most"
         )
 
     def join(self, job: Job, port: int, seconds: float, patience: float) -> dict[str, Join]:
         """The orders of all by their tokens. ``port``: of the store."""
         addresses = tuple(addresses_of(job, self.first))
+        partners = partners_of([post.host for post in self.posts]) if self.backend != MEASURED else {}
         numbers = tuple(post.number for post in self.posts)
         shares = _shares(self.courses)
         return {
@@ -62,6 +68,7 @@ class Assembly(NamedTuple):
                 seconds=seconds,
                 patience=patience,
                 local_rank=local_rank_of(post.rank),
+                partners=partners.get(place, ()),
                 ranks=() if numbers == tuple(range(len(numbers))) else numbers,
             )
             for place, post in enumerate(self.posts)

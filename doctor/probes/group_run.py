@@ -10,7 +10,7 @@ import msgspec
 from doctor.facts import CollectiveFacts, CollectiveTiming
 from doctor.probes.bench import ChildLost, Refused, TorchChild
 from doctor.probes.deadline import Deadline
-from doctor.probes.group_messages import WORLD, Done, Join, Leave, Pace, Values
+from doctor.probes.group_messages import WORLD, Done, Join, Leave, Meet, Pace, Values
 from doctor.probes.group_words import LOST, telling
 
 PATIENCE = 8.0
@@ -24,6 +24,9 @@ MOST_AXES = 8
 AXIS_SECONDS = 16.0
 """What one axis takes in all turns on a slow network; a second or two on a usual one."""
 
+MEET_SECONDS = 10.0
+"""What messages of pairs take on a slow network."""
+
 
 def set_up_seconds(backend: str) -> float:
     """NCCL looks at the machine first, and connects a thousand ranks in some ten seconds."""
@@ -31,8 +34,10 @@ def set_up_seconds(backend: str) -> float:
 
 
 def seconds_of(backend: str, axes: int) -> float:
-    """For all steps of a group along so many axes: as long as they take on a slow network, and one that breaks."""
-    return set_up_seconds(backend) + AXIS_SECONDS * (axes + 1) + STEP_PATIENCE * PATIENCE + LEAVE_SECONDS
+    """For all steps of a group along so many axes, and for messages of pairs: as long as they take on a slow network,
+    and one that breaks."""
+    steps = AXIS_SECONDS * (axes + 1) + MEET_SECONDS
+    return set_up_seconds(backend) + steps + STEP_PATIENCE * PATIENCE + LEAVE_SECONDS
 
 
 class Run:
@@ -52,6 +57,8 @@ class Run:
             if done.error or done.over:
                 break
             done = self._step(step)
+        if self._order.partners and not (done.error or done.over):
+            done = self._met()
         self._leave(broken=bool(done.error))
         return self._found
 
@@ -97,6 +104,15 @@ class Run:
         self._note(results=(*found.results, *done.results), timings=(*found.timings, *done.timings))
         return done
 
+    def _met(self) -> Done:
+        """Pair by pair, at last: whatever becomes of it, the rest is known."""
+        try:
+            done = self._ask(Meet(self._is_over), self._step_seconds)
+        except (ChildLost, Refused) as error:
+            done = Done(error=telling(str(error), self._child.lines))
+        self._note(exchanges=done.exchanges, exchange_error=done.error or None)
+        return done
+
     def _lost(self, axis: str, error: str) -> CollectiveTiming:
         """A step of which nothing came back."""
         members = next((share.members for share in self._order.shares if share.axis == axis), self._order.numbers)
@@ -116,5 +132,5 @@ class Run:
         if broken:
             self._child.close()
 
-    def _ask(self, step: Join | Values | Pace | Leave, seconds: float) -> Done:
+    def _ask(self, step: Join | Values | Pace | Meet | Leave, seconds: float) -> Done:
         return self._child.ask("group", step, Done, self._deadline.left(seconds))

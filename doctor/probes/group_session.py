@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from doctor.facts import CollectiveResult, CollectiveTiming
+from doctor.facts import CollectiveResult, CollectiveTiming, Exchange
 from doctor.probes.bench import Refused
-from doctor.probes.group_messages import WORLD, Done, Join, Leave, Pace, Share, Values
+from doctor.probes.group_messages import WORLD, Done, Join, Leave, Meet, Pace, Share, Values
 from doctor.probes.group_pace import Track
+from doctor.probes.group_pairs import exchanges
 from doctor.probes.group_values import Members, known_values
 from doctor.probes.group_words import LOST, words_of
 from doctor.reasoning.launch import ranks_in_words
@@ -96,6 +97,20 @@ class Session:
 
         done = self._run(f"pace/{step.axis}/{step.turn}", step, run)
         return msgspec.structs.replace(done, timings=(*timings, *done.timings))
+
+    def meet(self, step: Meet) -> Done:
+        """Messages from one rank to another. One that breaks is no collective that broke: a job may never send any."""
+        order = self._order
+        found: list[Exchange] = []
+        try:
+            if awaited := self._meet("meet", order.patience, "over" if step.over else ""):
+                return Done(error=_did_not_come(awaited), awaited=awaited)
+            if self._store.get("meet/0"):
+                return Done(over=True)
+            found.extend(exchanges(order.partners, order.place, self._numbers, self._device))
+        except BREAKS as error:
+            return Done(exchanges=tuple(found), error=words_of(error))
+        return Done(exchanges=tuple(found))
 
     def _run(self, name: str, step: Values | Pace, run: Callable[[Members], Iterator[str]]) -> Done:
         """How a step went, with the one collective that broke, if one did. ``run`` names each before it runs."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.probes.bench import Refused
-from doctor.probes.group_messages import Done, Join, Leave, Open, Step, Values
+from doctor.probes.group_messages import Done, Join, Leave, Meet, Open, Step, Values
 from doctor.probes.group_session import Session
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def work(argument: bytes) -> Done:
         raise Refused("there is no group")
     if isinstance(step, Leave):
         return _leave(_State.session, step)
+    if isinstance(step, Meet):
+        return _State.session.meet(step)
     return _State.session.values(step) if isinstance(step, Values) else _State.session.pace(step)
 
 

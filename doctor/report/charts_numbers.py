@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.facts import MemorySample, PathFacts, PathSample, Reach, ReachFacts, RunMemoryFacts, TransferFacts
+from doctor.facts import (
+    CollectiveFacts,
+    MemorySample,
+    PathFacts,
+    PathSample,
+    Reach,
+    ReachFacts,
+    RunMemoryFacts,
+    TransferFacts,
+)
 from doctor.job import Job
 from doctor.report.story import story_of
 from doctor.report.words import byte_size
@@ -187,6 +196,7 @@ def _charts(job: Job, blamed: Sequence[frozenset[str]]) -> Iterator[PairChart]:
     paths = [(host.name, sample) for host in job.hosts if (facts := host.find(PathFacts)) for sample in facts.samples]
     yield PairChart("round trip", "ms", _measured(paths, lambda path: _times(path.round_trip, 1e3), _milliseconds))
     yield _transferred(job, blamed)
+    yield _exchanged(job, blamed)
     looks = _measured(paths, lambda path: _times(path.forward_lookup, 1e3), _milliseconds)
     yield PairChart("name look-up", "ms", looks)
     yield PairChart("full-size packets", "", tuple(_sized(paths)), steps=("arrive", "do not arrive"))
@@ -245,13 +255,34 @@ def _transferred(job: Job, blamed: Sequence[frozenset[str]]) -> PairChart:
             if sample.bandwidth is not None:
                 key = (host.name, sample.peer)
                 least[key] = min(sample.bandwidth, least.get(key, sample.bandwidth))
+    return _bandwidth_chart("bandwidth", least, blamed)
+
+
+def _exchanged(job: Job, blamed: Sequence[frozenset[str]]) -> PairChart:
+    """The least bandwidth of messages over the back end of the job, from the ranks of each host to those of others."""
+    hosts = {rank.number: rank.host.name for rank in job.ranks}
+    backends, least = set(), dict[tuple[str, str], float]()
+    for rank in job.ranks:
+        facts = rank.find(CollectiveFacts)
+        if facts is None:
+            continue
+        for one in facts.exchanges:
+            source = hosts.get(one.source, rank.host.name)
+            if source != rank.host.name and one.seconds > 0:
+                backends.add(facts.backend or "")
+                key = (source, rank.host.name)
+                least[key] = min(one.bytes / one.seconds, least.get(key, math.inf))
+    return _bandwidth_chart(f"messages over {'/'.join(sorted(backends))}", least, blamed)
+
+
+def _bandwidth_chart(name: str, least: Mapping[tuple[str, str], float], blamed: Sequence[frozenset[str]]) -> PairChart:
     better = sorted(least.values())[len(least) // 2 :]
     usual = median(better) if better else 0.0
     pairs = tuple(
         Pair(*way, value, f"{byte_size(value)}/s", value < _SLOW_SHARE * usual and _is_blamed(way, blamed))
         for way, value in least.items()
     )
-    return PairChart("bandwidth", "B/s", pairs, higher_is_better=True, usual=usual)
+    return PairChart(name, "B/s", pairs, higher_is_better=True, usual=usual)
 
 
 def _is_blamed(way: tuple[str, str], blamed: Iterable[frozenset[str]]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from doctor.api import Lack, TrainerFacts
 from doctor.facts import CollectiveFacts
 from doctor.probes import group_run, groups_stage
+from doctor.probes.group_pairs import FIRST_BYTES
 from tests.probes.groups import JOIN, WRONG_SUM, Party, environ_of, facts, findings, on_one_host
 
 pytest.importorskip("torch")
@@ -78,7 +79,24 @@ def test_the_same_back_end_where_nobody_is_wrong(party):
     job, _ = party.survey(asking_for("wrong_sum", 2))
     assert facts(job)[0].backend == "wrong_sum"
     assert [result.operation for result in facts(job)[1].results] == OPERATIONS, "all-to-all by pairs"
+    assert [[one.source for one in found.exchanges] for found in facts(job)] == [[1, 1], [0, 0]]
+    assert all(one.bytes >= FIRST_BYTES and one.seconds > 0 for found in facts(job) for one in found.exchanges)
     assert findings(job, "NET025") == findings(job, "NET027") == []
+
+
+def test_all_pairs_of_a_host_exchange_messages(party):
+    job, told = party.survey(asking_for("wrong_sum", 4))
+    met = [sorted({one.source for one in found.exchanges}) for found in facts(job)]
+    assert met == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    assert [found.exchange_error for found in facts(job)] == [None] * 4
+    assert "then pair by pair up to 8 MiB" in told[1]
+    assert findings(job, "NET014") == []
+
+
+def test_gloo_needs_no_messages_of_pairs(party):
+    job, told = party.survey(on_one_host(2))
+    assert [found.exchanges for found in facts(job)] == [(), ()]
+    assert "pair by pair" not in told[1]
 
 
 def test_a_mesh_of_another_job_is_an_error_of_all(party):

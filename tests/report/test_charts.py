@@ -19,6 +19,7 @@ from doctor.api import (
     TransferFacts,
     across,
     between,
+    exchanged,
     healthy,
     running,
     stalled,
@@ -206,6 +207,19 @@ def bad_ways(sketch):
     job = sketch.job()
     (bandwidth,) = [chart for chart in pairs_of(job, examine(job)).charts if chart.name == "bandwidth"]
     return {(pair.source, pair.target) for pair in bandwidth.pairs if pair.bad}
+
+
+def test_messages_of_ranks_over_the_back_end():
+    sketch = exchanged(lambda source, target: 5 in (source, target) and source // 4 != target // 4)
+    for host in transferred(4).job().hosts:
+        sketch = sketch.put(host.find(TransferFacts), hosts=(host.name,))
+    job = sketch.job()
+    (chart,) = [chart for chart in pairs_of(job, examine(job)).charts if chart.name == "messages over nccl"]
+    assert {(pair.source, pair.target) for pair in chart.pairs} == {
+        *itertools.permutations(("node0", "node1", "node2", "node3"), 2)
+    }
+    assert {pair.bad for pair in chart.pairs if "node1" not in (pair.source, pair.target)} == {False}
+    assert {pair.bad for pair in chart.pairs if "node1" in (pair.source, pair.target)} == {True}
 
 
 def test_slow_pairs_of_a_host_that_is_blamed_are_bad():

@@ -15,12 +15,16 @@ from doctor.api import (
     Sketch,
     Skip,
     SlowDevice,
+    SlowNeighbour,
     Unknown,
     Verdict,
     Well,
     check,
+    exchanged,
     healthy,
     judge_devices,
+    ranks_in_words,
+    slow_neighbours,
     with_trials,
 )
 
@@ -82,6 +86,19 @@ def _two_models() -> Sketch:
     return _eight().put(DeviceSpeedFacts(samples=older), ranks=range(4))
 
 
+def _over_nvlink(*slow: int, to: int | None = None, hosts: int = 4, share: float = 0.1) -> Sketch:
+    """Hosts of four GPUs, which exchanged messages; ``slow`` ranks are so within their host, or only ``to`` one."""
+
+    def is_slow(source: int, target: int) -> bool:
+        ends = {source, target}
+        return source // 4 == target // 4 and bool(ends.intersection(slow)) and (to is None or to in ends)
+
+    sketch = exchanged(is_slow, hosts=hosts, share=share)
+    for rank in range(4 * hosts):
+        sketch = sketch.put(DeviceSpeedFacts(samples=(_gpu(rank),)), ranks=(rank,))
+    return sketch
+
+
 _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
 
 
@@ -109,6 +126,11 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
             severity=Severity.ERROR,
         ),
         Sick("a rank on a processor that others use", _measured(4, 4, _cpu, 2, **_BUSY), ranks=(2,), hosts=("node2",)),
+        Well("pairs that a bridge joins are faster than others", _over_nvlink()),
+        Well("a GPU with 80 % of the usual bandwidth", _over_nvlink(5, share=0.8)),
+        Well("of two hosts, which one is slow can't be told", _over_nvlink(5, hosts=2)),
+        Sick("a GPU whose links to the others of its host are slow", _over_nvlink(5), ranks=(5,), hosts=("node1",)),
+        Sick("a bridge between two GPUs that is down", _over_nvlink(8, to=9), ranks=(8, 9), hosts=("node2",)),
         Sick("a processor that is slow by itself", _measured(4, 4, _cpu, 3, seconds=0.003), ranks=(3,)),
     ),
 )
@@ -126,6 +148,8 @@ def device_slow(job: Job, *, speed_share: float = 0.6, deviations: float = 4.0) 
     broken = dict(_errors(job))
     for rank, error in broken.items():
         yield _cannot_compute(job, rank, error) if _blames_device(error) else Unknown(error, (rank,))
+    for near in slow_neighbours(job, least_share=speed_share, least_confidence=0.5):
+        yield _slow_neighbour(near)
     judged = judge_devices(job, share=speed_share, deviations=deviations)
     if not judged.compared and not broken:
         yield Skip("fewer than three ranks have a device of one kind")
@@ -139,6 +163,26 @@ def device_slow(job: Job, *, speed_share: float = 0.6, deviations: float = 4.0) 
         by_rank.setdefault(slow.rank, []).append(slow)
     for found in by_rank.values():
         yield with_trials(job, _finding(job, found), "device")
+
+
+def _slow_neighbour(near: SlowNeighbour) -> Finding:
+    worst, usual = near.messages[0]
+    whose = "messages to each other" if len(near.ranks) > 1 else "messages to and from the other devices of its host"
+    return Finding(
+        f"{ranks_in_words(near.ranks)} on {near.host}: {whose} have {near.share * 100:.2g} % of the bandwidth of "
+        f"the same pairs on other hosts, {worst.value / 1e9:.1f} GB/s, usual {usual / 1e9:.1f} GB/s",
+        ranks=near.ranks,
+        evidence={
+            "messages": {
+                f"{one.source} -> {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
+                for one, typical in near.messages[:8]
+            },
+            "exclude": [near.host],
+        },
+        fix=f"on {near.host}: nvidia-smi nvlink -s; nvidia-smi topo -m; dmesg -T | grep -iE 'xid.*(74|nvlink)'; leave "
+        f"the host out meanwhile (srun --exclude={near.host})",
+        confidence=near.confidence,
+    )
 
 
 def _errors(job: Job) -> Iterator[tuple[int, str]]:

@@ -9,6 +9,7 @@ from doctor.api import (
     CHOICE_SECTIONS,
     ONE_STREAM,
     Bandwidths,
+    CollectiveFacts,
     Finding,
     InterfaceFacts,
     Job,
@@ -24,6 +25,7 @@ from doctor.api import (
     Skip,
     SlowPart,
     SlowParts,
+    SlowRail,
     TransferFacts,
     Unknown,
     Verdict,
@@ -34,13 +36,16 @@ from doctor.api import (
     between,
     check,
     choice_of,
+    exchanged,
     healthy,
     is_reachable,
+    ranks_in_words,
     received_by,
     sendings,
     sent_by,
     slow_parts,
     slow_paths,
+    slow_rails,
     subnets_of,
     touching,
     transferred,
@@ -56,9 +61,15 @@ _LEAST_PATHS = 3
 _SHOWN = 8
 
 
-def _trips(hosts: int, far: Callable[[int, int], bool], times: float = 30.0) -> Sketch:
+def _nobody(_one: int, _other: int) -> bool:
+    return False
+
+
+def _trips(
+    hosts: int, far: Callable[[int, int], bool] = _nobody, times: float = 30.0, job: Sketch | None = None
+) -> Sketch:
     """A job whose hosts measured the round trips between them; ``far`` ones are so many times as long."""
-    sketch = healthy(hosts, 1)
+    sketch = job or healthy(hosts, 1)
     for own in range(hosts):
         samples = tuple(
             PathSample(f"node{peer}", round_trip=100e-6 * (times if far(own, peer) else 1.0) + 1e-6 * (peer % 3))
@@ -76,6 +87,15 @@ def _reached(sketch: Sketch, host: int, outcome: Literal["open", "silent"]) -> S
     return sketch.put(ReachFacts(attempts=(attempt,)), ranks=others)
 
 
+def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
+    """Four hosts of four GPUs, each with a card of its own; ``slow`` ranks are so to other hosts."""
+
+    def is_slow(source: int, target: int) -> bool:
+        return source // 4 != target // 4 and bool({source, target}.intersection(slow))
+
+    return _trips(4, job=exchanged(is_slow, share=share))
+
+
 @check(
     id="NET014",
     severity=Severity.WARNING,
@@ -85,7 +105,7 @@ def _reached(sketch: Sketch, host: int, outcome: Literal["open", "silent"]) -> S
     cases=lambda: (
         Well("nobody measured", healthy(hosts=4, per_host=1)),
         Well("all paths alike", transferred(8)),
-        Well("all round trips alike", _trips(4, lambda one, other: False)),
+        Well("all round trips alike", _trips(4)),
         Well("a single pair has nothing to be compared with", transferred(2, touching(1))),
         Well("one host has 80 % of the usual bandwidth", transferred(8, touching(4), share=0.8)),
         Well(
@@ -113,6 +133,10 @@ def _reached(sketch: Sketch, host: int, outcome: Literal["open", "silent"]) -> S
             ranks=(0, 1, 2, 3),
             severity=Severity.INFO,
         ),
+        Well("messages of all pairs over NCCL alike", _over_nccl()),
+        Well("one card has 80 % of the usual bandwidth", _over_nccl(5, share=0.8)),
+        Sick("one card of one host is slow over NCCL", _over_nccl(5), ranks=(5,)),
+        Sick("all cards of one host are slow over NCCL", _over_nccl(4, 5, 6, 7), ranks=(4, 5, 6, 7)),
         Sick("one host is far away", _trips(5, lambda one, other: 0 in (one, other)), ranks=(0,)),
     ),
 )
@@ -137,12 +161,16 @@ def path_slow(
     ranks = {local.name: local.ranks for local in job.by_host()}
     if max(len(known.readings), len(trips)) < _LEAST_PATHS:
         yield Skip("fewer than three paths were measured")
+    slow = None
     if len(known.readings) >= _LEAST_PATHS:
         slow = slow_parts(known, least_share=bandwidth_share, least_confidence=least_confidence)
         for part in slow.parts:
             yield with_trials(job, _finding(part, slow, ranks), "path", otherwise=_fix(part))
         yield from _below_interfaces(job, known, interface_share)
     yield from _not_measured(job, ranks)
+    blamed = frozenset(host for part in slow.parts for host in (*part.hosts, *part.others)) if slow else frozenset()
+    rails = slow_rails(job, least_share=bandwidth_share, least_confidence=least_confidence)
+    yield from _over_back_end(job, rails, blamed)
     least = 1 / round_trip_times
     far = slow_paths(trips, lower_is_worse=False, factor=least, sigmas=sigmas, groups=subnets_of(job), least=_NOISE)
     yield from _far(far.hosts, far.boundaries, far.links, ranks, far.typical)
@@ -171,6 +199,47 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
         evidence=evidence,
         fix=_fix(part),
         confidence=suspect.confidence,
+        explains=("NET027",),
+    )
+
+
+def _over_back_end(job: Job, found: Sequence[SlowRail], blamed: frozenset[str]) -> Iterator[Verdict]:
+    """What messages of pairs over the back end of the job tell; hosts that are blamed already are so for this, too."""
+    for facts, members in job.facts(CollectiveFacts):
+        if facts.exchange_error:
+            yield Unknown(f"no messages of pairs over {facts.backend}: {facts.exchange_error}", members.ranks)
+    alike: dict[tuple[str, tuple[str, ...]], list[SlowRail]] = {}
+    for one in found:
+        if not blamed.issuperset(one.part.hosts):
+            alike.setdefault((one.part.kind, one.part.hosts), []).append(one)
+    for rails in alike.values():
+        yield _of_rails(job, rails)
+
+
+def _of_rails(job: Job, rails: Sequence[SlowRail]) -> Finding:
+    """The same part of several rails: a host has one or more cards that are slow."""
+    worst = min(rails, key=lambda rail: rail.part.share)
+    part = worst.part
+    ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
+    backends = {facts.backend for facts, alike in job.facts(CollectiveFacts) if set(alike.ranks).intersection(ranks)}
+    seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
+    usual = f"{_rate(part.value)}, usual {_rate(worst.usual)} ({part.share * 100:.2g} %)"
+    evidence: dict[str, object] = {
+        "slowest": {f"{one.first} -> {one.second}": _rate(one.value) for one in part.readings[:_SHOWN]},
+        "bandwidth": _rate(part.value),
+        "usual bandwidth": _rate(worst.usual),
+        "spread of usual bandwidths": f"{worst.spread:.0%}",
+        "places on the host": [rail.rail.place for rail in rails],
+    }
+    if part.kind not in ("boundary", "link"):
+        evidence["exclude"] = list(part.hosts)
+    return Finding(
+        f"{_named(part)} {usual} over {'/'.join(sorted(filter(None, backends)))} by {ranks_in_words(ranks)}"
+        f"{' at times' if part.suspect.intermittent else ''}, {seen}",
+        ranks=ranks,
+        evidence=evidence,
+        fix=_fix(part),
+        confidence=part.suspect.confidence,
         explains=("NET027",),
     )
 

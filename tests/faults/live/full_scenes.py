@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.live.healthy_jobs import everywhere
-from tests.faults.live.network_scenes import job
+from tests.faults.live.network_scenes import add_interface, job
 from tests.faults.live.scenes import LiveScene
 from tests.faults.live.stage import Act, Play, among, on, ranks
 from tests.lab.hosts import LabHost
 from tests.lab.load import busy_processor
 from tests.lab.needs import clean_environ
-from tests.lab.network import rate
+from tests.lab.network import rate, token_bucket
 from tests.lab.quality import heed_loss, intermittent, lossy, packet_by_packet, second_switch, slow_boundary, slow_link
 from tests.lab.storage import disk, own_directory, small_directory
 
@@ -28,6 +28,11 @@ SECONDS = 90.0
 SLOW = "10mbit"
 WRONG_SUM = Path(__file__).parent / "wrong_sum"
 """A plug-in of torch on PYTHONPATH; see its wrong_sum.py."""
+OWN_BACK_END = {
+    "PYTHONPATH": f"{WRONG_SUM}:{clean_environ(Path())['PYTHONPATH']}",
+    "PL_TRAINER_PROCESS_GROUP_BACKEND": "wrong_sum",
+}
+"""A job that asks for it."""
 LAST_PROCESSOR = max(os.sched_getaffinity(0))
 
 BUSY_HOSTS = 3
@@ -35,7 +40,7 @@ BUSY_HOSTS = 3
 SPINNERS = 6
 """Programs that have a processor beside a rank that is bound to it."""
 TEST_HOSTS = 4
-IN_TESTS = ("slow host", "wrong sum")
+IN_TESTS = ("slow host", "slow card", "wrong sum")
 """What tests play, with :data:`TEST_HOSTS`. Left to the benchmark: half of so few hosts is no boundary that could be
 told from slow hosts, a host that is slow at times needs more rounds, and a busy processor does not stand out where
 other tests keep all of them busy. Tests of the stages themselves lose packets, and have full and unshared disks."""
@@ -106,6 +111,36 @@ def path_scenes(count: int) -> dict[str, LiveScene]:
             f"one of {count} hosts at 10 Mb/s now and then", full(count, on(odd, now_and_then)), well, odd, exclude=True
         ),
     }
+
+
+def card_scenes(count: int) -> dict[str, LiveScene]:
+    """A card that carries the collectives alone, as InfiniBand does beside an Ethernet on which all else goes: here a
+    back end over Gloo uses ``eth1``, and the bandwidth is measured over ``eth0``."""
+    odd = count - 2
+    cards = tuple(on(number, add_interface, "eth1", f"10.30.0.{number + 1}/24") for number in range(count))
+    name = f"node{odd}"
+
+    def play(*more: Act) -> Play:
+        return full(count, *cards, *more, NCCL_SOCKET_IFNAME="eth0", GLOO_SOCKET_IFNAME="eth1", **OWN_BACK_END)
+
+    slow = LiveScene(
+        f"one of {count} hosts with a slow card for the back end of the job",
+        "NET014",
+        play(on(odd, slow_card, "eth1", SLOW)),
+        play(),
+        severity="warning",
+        ranks=(odd,),
+        hosts=(name,),
+        exclude=(name,),
+        also=("NET027",),
+    )
+    return {"slow card": slow}
+
+
+def slow_card(host: LabHost, name: str, limit: str) -> None:
+    """A second interface of the host carries ``limit`` in each direction."""
+    host.sh(f"tc qdisc replace dev {name} root {' '.join(token_bucket(limit))}")
+    host.switch.run("tc", "qdisc", "replace", "dev", f"{host.port}-{name}", "root", *token_bucket(limit))
 
 
 def slow_path(title: str, sick: Play, twin: Play, *numbers: int, exclude: bool = False) -> LiveScene:
@@ -194,15 +229,11 @@ def slow_directory(host: LabHost) -> object:
 def sum_scenes(count: int) -> dict[str, LiveScene]:
     """A collective that gives one rank another result, by a back end made for that."""
     odd = count - 1
-    environ = {
-        "PYTHONPATH": f"{WRONG_SUM}:{clean_environ(Path())['PYTHONPATH']}",
-        "PL_TRAINER_PROCESS_GROUP_BACKEND": "wrong_sum",
-    }
     wrong = LiveScene(
         f"a wrong sum on one of {count} hosts",
         "NET025",
-        full(count, **environ, WRONG_SUM_RANK=str(odd)),
-        full(count, **environ),
+        full(count, **OWN_BACK_END, WRONG_SUM_RANK=str(odd)),
+        full(count, **OWN_BACK_END),
         ranks=(odd,),
         hosts=(f"node{odd}",),
     )
@@ -211,7 +242,9 @@ def sum_scenes(count: int) -> dict[str, LiveScene]:
 
 def scenes(count: int) -> dict[str, LiveScene]:
     """All of them by kind, of so many hosts where it matters."""
-    every = path_scenes(count) | busy_scenes(BUSY_HOSTS) | storage_scenes(count) | sum_scenes(count)
+    every = (
+        path_scenes(count) | card_scenes(count) | busy_scenes(BUSY_HOSTS) | storage_scenes(count) | sum_scenes(count)
+    )
     return {kind: replace(scene, overtime=SECONDS - scene.sick.timeout) for kind, scene in every.items()}
 
 
