@@ -94,11 +94,13 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """A file that was given, what it turned out to be, and why it was passed over (``None``: it was read)."""
+    """A file that was given, what it turned out to be, and why it was passed over (``None``: it was read). ``notes``:
+    parts of it that were not read; left out where there are none."""
 
     path: str
     kind: str
     skipped: str | None = None
+    notes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):

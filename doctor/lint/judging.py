@@ -56,13 +56,14 @@ class Found(NamedTuple):
 @dataclass
 class Verdict:
     """What became of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
-    not read; ``dull``: a file of a folder that is of no interest, and is not told. ``judged``: numbers of the rules
-    that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
+    not read; ``dull``: a file of a folder that is of no interest, and is not told; ``notes``: parts that were not read.
+    ``judged``: numbers of the rules that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
 
     target: Target
     kind: str
     skipped: str | None = None
     dull: bool = False
+    notes: tuple[str, ...] = ()
     found: list[Found] = field(default_factory=list)
     judged: set[int] = field(default_factory=set)
     crashes: dict[int, str] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Judge:
         launch = self._read_launch(target, text, verdict)
         verdict.kind = "launch" if launch is not None else "unknown"
         if launch is not None:
+            verdict.notes = getattr(launch, "notes", ())
             page = _Page(target.shown, text.text, comments_in(text.text, is_python=False))
             self._apply(lambda: launch, type(launch), page, verdict)
         elif not verdict.crashes:

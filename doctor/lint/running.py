@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from doctor.errors import UnusableError
 from doctor.finding import Source, Status
 from doctor.lint.judging import DEADLINE, Found, Judge, Verdict
@@ -94,7 +96,7 @@ def draw_up(verdicts: Sequence[Verdict], asked: Asked, *, started: float) -> Rep
         job=None,
         coverage=Coverage({status.value: counts[status.value] for status in Status}, 0, 0),
         primary=primary_of(results),
-        inputs=tuple(Input(one.target.shown, one.kind, one.skipped) for one in verdicts),
+        inputs=tuple(Input(one.target.shown, one.kind, one.skipped, one.notes or msgspec.UNSET) for one in verdicts),
         results=results,
     )
 

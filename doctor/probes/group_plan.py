@@ -11,7 +11,7 @@ from doctor.facts import MasterFacts
 from doctor.job import Job
 from doctor.probes.group_mesh import Course, courses, misfit
 from doctor.probes.group_messages import Join, Ready, Share, Tell
-from doctor.probes.group_pairs import MOST_BYTES
+from doctor.probes.group_pairs import MEASURED, MOST_BYTES
 from doctor.probes.mesh import Axis
 from doctor.probes.messages import Agent
 from doctor.probes.plan import stations_of
@@ -22,8 +22,6 @@ from doctor.reasoning.partners import partners_of
 
 MOST_BY_GLOO = 512
 """Ranks up to which Gloo is probed: everybody connects to everybody, 130,000 connections."""
-MEASURED = "gloo"
-"""The back end that needs no messages of pairs: it sends over TCP what the bandwidth was measured with."""
 LOOPBACK = "127.0.0.1"
 
 

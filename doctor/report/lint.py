@@ -154,9 +154,13 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
 
 def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:
     skipped = [one for one in report.inputs if one.skipped is not None]
-    if quiet and skipped:
-        console.print(Text(f"passed over: {some([one.path for one in skipped])}", style="magenta"), soft_wrap=True)
+    if quiet:
+        if skipped:
+            console.print(Text(f"passed over: {some([one.path for one in skipped])}", style="magenta"), soft_wrap=True)
         return
+    for one in report.inputs:
+        for note in one.notes or ():
+            console.print(Text(f"{one.path}: {note}", style="magenta"), soft_wrap=True)
     shown = skipped if verbose else skipped[:_MOST_SKIPPED]
     for one in shown:
         console.print(Text(f"passed over {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)

@@ -109,16 +109,14 @@ def _invocation(report: Report) -> dict[str, Any]:
         for result in report.results
         if (crash := result.reason if result.status is Status.CRASH else result.crash) is not None
     ]
-    skipped = [
-        {"level": "warning", "message": {"text": f"passed over: {one.skipped}"}, "locations": [_where(one.path)]}
-        for one in report.inputs
-        if one.skipped is not None
-    ]
+    unread = [(one.path, f"passed over: {one.skipped}") for one in report.inputs if one.skipped is not None]
+    unread += [(one.path, note) for one in report.inputs for note in one.notes or ()]
+    told = [{"level": "warning", "message": {"text": text}, "locations": [_where(path)]} for path, text in unread]
     return {
         "executionSuccessful": not broken,
         "exitCode": report.exit_code,
         "startTimeUtc": report.started.replace("+00:00", "Z"),
-        "toolExecutionNotifications": broken + skipped,
+        "toolExecutionNotifications": broken + told,
     }
 
 

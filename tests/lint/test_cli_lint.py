@@ -45,6 +45,17 @@ def sick(tmp_path):
     return tmp_path
 
 
+def test_parts_that_are_not_read_are_told(tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#PBS -l select=2\npython train.py\n")
+    (tmp_path / "well.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n")
+    words = "lines that begin with #PBS are not read: of what they ask for nothing is known"
+    assert f"job.sh: {words}" in lint("job.sh", "well.sh", cwd=tmp_path).stdout
+    inputs = json.loads(lint("job.sh", "well.sh", "--format", "json", cwd=tmp_path).stdout)["inputs"]
+    assert [one.get("notes") for one in inputs] == [[words], None]
+    [run] = json.loads(lint("job.sh", "--format", "sarif", cwd=tmp_path).stdout)["runs"]
+    assert [one["message"]["text"] for one in run["invocations"][0]["toolExecutionNotifications"]] == [words]
+
+
 def test_text(sick):
     shown = lint("train.py", cwd=sick, code=1).stdout
     assert "train.py:11:5: error CODE005 " in shown
