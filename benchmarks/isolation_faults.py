@@ -18,12 +18,14 @@ WILD = 0.02
 
 
 class Fault(NamedTuple):
-    """A slow part: what a perfect diagnosis names. ``members``: the whole smaller side of a boundary."""
+    """A slow part: what a perfect diagnosis names. ``members``: the whole smaller side of a boundary. ``source``: of a
+    link that is slow in one direction only the host that sends that way; to blame is the link, as for both."""
 
     blame: Blame
     members: tuple[int, ...]
     share: float
     at_times: bool = False
+    source: int | None = None
 
 
 @dataclass
@@ -70,7 +72,7 @@ def _touches(fault: Fault, source: int, target: int) -> bool:
     if fault.blame == "host":
         return fault.members[0] in (source, target)
     if fault.blame == "link":
-        return {source, target} == {*fault.members}
+        return {source, target} == {*fault.members} and fault.source in (None, source)
     return _inside(fault, source) != _inside(fault, target)
 
 
@@ -83,18 +85,24 @@ def plant(
     kind: str, count: int, share: float, chance: random.Random, first_rounds: Sequence[Pairs]
 ) -> tuple[Fault, ...]:
     """Faults of a kind: none, host, hosts-2, hosts-4, hosts-8, sending, receiving, link (one that the first rounds
-    measure), any-link, half, rack, at-times."""
+    measure), link-one-way (the same, slow in one direction only), any-link, host-and-link (a host, and a link between
+    two others that the first rounds measure), half, rack, at-times."""
     if kind == "none":
         return ()
     if kind.startswith("hosts-"):
         return tuple(Fault("host", (one,), share) for one in sorted(chance.sample(range(count), int(kind[6:]))))
     if kind in ("half", "rack"):
         return (Fault("boundary", _block(kind, count, chance), share),)
-    if kind in ("link", "any-link"):
-        met = sorted(pair for pairs in first_rounds for pair in pairs)
-        pair = chance.choice(met) if kind == "link" else tuple(sorted(chance.sample(range(count), 2)))
-        return (Fault("link", pair, share),)
+    if kind == "any-link":
+        return (Fault("link", tuple(sorted(chance.sample(range(count), 2))), share),)
+    met = sorted(pair for pairs in first_rounds for pair in pairs)
+    if kind in ("link", "link-one-way"):
+        pair = chance.choice(met)
+        return (Fault("link", pair, share, source=chance.choice(pair) if kind == "link-one-way" else None),)
     one = (chance.randrange(count),)
+    if kind == "host-and-link":
+        elsewhere = [pair for pair in met if one[0] not in pair]
+        return (Fault("host", one, share), Fault("link", chance.choice(elsewhere), share))
     blame: Blame = "sending" if kind == "sending" else "receiving" if kind == "receiving" else "host"
     return (Fault(blame, one, share, at_times=kind == "at-times"),)
 

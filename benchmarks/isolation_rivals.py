@@ -8,6 +8,7 @@ median of what they measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from statistics import median
 from typing import NamedTuple
 
@@ -25,6 +26,13 @@ BET = 0.5
 SLOW = 0.6
 
 
+@cache
+def our_rounds(count: int) -> Sequence[Pairs]:
+    """The same for every network of so many hosts."""
+    return rounds(count)
+
+
+@cache
 def hypercube_rounds(count: int) -> Sequence[Pairs]:
     """Partner = index XOR 2^k, a bye where there is none."""
     bits = range((count - 1).bit_length())
@@ -40,12 +48,12 @@ class Design(NamedTuple):
     find: Callable[[Network], set[Claim]]
     hosts_only: bool = True
     most_hosts: int = 4096
-    first_rounds: Callable[[int], Sequence[Pairs]] = rounds
+    first_rounds: Callable[[int], Sequence[Pairs]] = our_rounds
 
 
 def ours(network: Network) -> set[Claim]:
     """Windows, maximum likelihood, rounds to confirm."""
-    return _decoded(network, rounds(network.count))
+    return _decoded(network, our_rounds(network.count))
 
 
 def hypercube(network: Network) -> set[Claim]:
@@ -55,12 +63,13 @@ def hypercube(network: Network) -> set[Claim]:
 
 def _decoded(network: Network, planned: Sequence[Pairs]) -> set[Claim]:
     """As many rounds in all as ours takes."""
-    most = len(rounds(network.count)) + rounds_to_confirm(network.count)
+    most = len(our_rounds(network.count)) + rounds_to_confirm(network.count)
     readings = [reading for pairs in planned for reading in network.play(pairs)]
-    while network.played < most and (planned := confirming(isolate(readings, network.count), readings, network.count)):
+    found = isolate(readings, network.count)
+    while network.played < most and (planned := confirming(found, readings, network.count)):
         readings += network.play(planned[0], confirms=True)
-    suspects = isolate(readings, network.count).suspects
-    return {(one.kind, one.members) for one in suspects if one.confidence >= BET}
+        found = isolate(readings, network.count)
+    return {(one.kind, one.members) for one in found.suspects if one.confidence >= BET}
 
 
 def two_rounds(network: Network) -> set[Claim]:

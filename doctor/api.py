@@ -123,6 +123,7 @@ from doctor.reasoning.devices import (
 from doctor.reasoning.diagnosis import Diagnosis
 from doctor.reasoning.divergence import Divergence
 from doctor.reasoning.endings import Ending
+from doctor.reasoning.exchange_findings import neighbour_finding, rail_findings, rate_in_words
 from doctor.reasoning.exchanges import SlowNeighbour, SlowRail, slow_neighbours, slow_rails
 from doctor.reasoning.exhausted import (
     Exhausted,
@@ -166,6 +167,7 @@ from doctor.reasoning.groups import (
     timed_groups,
 )
 from doctor.reasoning.hang import diagnose_stall, silent_mismatches
+from doctor.reasoning.isolation_confirming import WHOLE_HOSTS
 from doctor.reasoning.launch import (
     LOCAL_RANK_NAMES,
     DirectLaunch,
@@ -238,6 +240,7 @@ from doctor.reasoning.paths import (
 )
 from doctor.reasoning.restoring import with_trials
 from doctor.reasoning.roles import replicas_in, same_role, uses_lightning
+from doctor.reasoning.roofline import SlowCopies, SlowMessages, copies_below, messages_below, paths_below
 from doctor.reasoning.said import Said, is_said, line_of, said, told_finding
 from doctor.reasoning.settings import Stated, group_alike, only_nccl, only_torch, stated_settings
 from doctor.reasoning.sides import OneSided
@@ -259,6 +262,10 @@ __all__ = [
     "LOCAL_RANK_NAMES",
     "ONE_STREAM",
     "SlowNeighbour",
+    "WHOLE_HOSTS",
+    "neighbour_finding",
+    "rail_findings",
+    "rate_in_words",
     "SlowRail",
     "exchanged",
     "slow_neighbours",
@@ -314,8 +321,10 @@ __all__ = [
     "Sick",
     "Sketch",
     "Skip",
+    "SlowCopies",
     "SlowDevice",
     "SlowGroup",
+    "SlowMessages",
     "SlowPart",
     "SlowParts",
     "SlowPaths",
@@ -361,6 +370,7 @@ __all__ = [
     "common_windows",
     "concerns_nccl",
     "conditions_of",
+    "copies_below",
     "correlates",
     "count_told",
     "culprits_of",
@@ -436,6 +446,7 @@ __all__ = [
     "lossy_parts",
     "mebibytes",
     "merge",
+    "messages_below",
     "milliseconds",
     "minimum_driver",
     "minimum_nccl",
@@ -472,6 +483,7 @@ __all__ = [
     "parse_visible_devices",
     "parted_readers",
     "parts_of",
+    "paths_below",
     "place_of_frame",
     "process_ids",
     "processor_asked",

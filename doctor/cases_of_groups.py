@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from doctor.cases import Sketch, healthy
 from doctor.facts import CollectiveFacts, CollectiveTiming, Exchange
-from doctor.reasoning.partners import NOBODY, partners_of
+from doctor.reasoning.partners import NOBODY, Seat, partners_of
 
 BUCKET = 25 << 20
 SMALL = 4096
@@ -52,6 +52,9 @@ def slow_with(*ranks: int, times: float = 4.0, axes: Iterable[str] = AXES, turns
     return seconds
 
 
+BETWEEN_HOSTS = 23e9
+"""Bytes a second over a card of 200 Gb/s."""
+
 Odd = Callable[[int, int], bool]
 """Whether messages from a rank to another are meant."""
 
@@ -64,29 +67,39 @@ def exchanged(
     per_host: int = 4,
     backend: str = "nccl",
     errors: Mapping[int, str] | None = None,
+    between: float = BETWEEN_HOSTS,
+    rdma: int = 0,
 ) -> Sketch:
     """A job whose ranks exchanged messages with those in the same place of other hosts, and within their host: there
     the first two are joined by a bridge. ``slow`` ones have that ``share`` of the usual bandwidth; ``errors`` by rank.
+    ``between``: what is usual from host to host, bytes a second; ``rdma``: InfiniBand ports a host, of 400 Gb/s.
     """
-    sketch = healthy(hosts, per_host)
-    places = [rank // per_host for rank in range(hosts * per_host)]
-    received: dict[int, list[Exchange]] = {rank: [] for rank in range(len(places))}
-    for rank, partners in partners_of(places).items():
+    sketch = healthy(hosts, per_host, rdma=rdma)
+    seats = [Seat(host, place) for host in range(hosts) for place in range(per_host)]
+    received: dict[int, list[Exchange]] = {rank: [] for rank in range(len(seats))}
+    for rank, partners in enumerate(partners_of(seats)):
         for turn, partner in enumerate(partners):
             if partner != NOBODY:
-                usual = _usual_bandwidth(partner, rank, per_host) * (1 + 0.01 * ((7 * rank + partner + turn) % 5))
+                usual = _usual_bandwidth(partner, rank, per_host, between) * (
+                    1 + 0.01 * ((7 * rank + partner + turn) % 5)
+                )
                 value = usual * (share if slow(partner, rank) else 1.0)
                 received[rank].append(Exchange(partner, 1 << 26, (1 << 26) / value, turn))
     for rank, own in received.items():
         error = (errors or {}).get(rank)
-        facts = CollectiveFacts(backend=backend, exchanges=tuple(own) if not error else (), exchange_error=error)
+        facts = CollectiveFacts(
+            backend=backend,
+            device=f"cuda:{rank % per_host}",
+            exchanges=tuple(own) if not error else (),
+            exchange_error=error,
+        )
         sketch = sketch.put(facts, ranks=(rank,))
     return sketch
 
 
-def _usual_bandwidth(one: int, other: int, per_host: int) -> float:
+def _usual_bandwidth(one: int, other: int, per_host: int, between: float) -> float:
     if one // per_host != other // per_host:
-        return 23e9
+        return between
     return 160e9 if {one % per_host, other % per_host} == {0, 1} else 40e9
 
 

@@ -15,6 +15,7 @@ CASES = [(check, case) for check in CHECKS for case in check.cases()]
 
 def _run(check, sketch):
     (result,) = examine(sketch.job(), Catalog((check,)))
+    assert result.crash is None, result.crash  # what was found before it broke is kept
     return result
 
 

@@ -157,12 +157,15 @@ class CollectiveTiming(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A message of ``bytes`` that this rank got from the rank ``source`` over the back end of the job, in ``seconds``.
-    Pairs of one ``round`` exchanged theirs at about the same time."""
+    Pairs of one ``round`` exchanged theirs at about the same time. ``waited``: the share of the time, 0 to 1, for which
+    one of the two had no processor to run on. ``round_trip``: seconds, of two of the smallest messages."""
 
     source: int
     bytes: int
     seconds: float
     round: int = 0
+    waited: float = 0.0
+    round_trip: float | None = None
 
 
 class CollectiveFacts(Section, frozen=True, kw_only=True):

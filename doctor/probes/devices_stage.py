@@ -10,6 +10,7 @@ import msgspec
 
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Lack, Missing, Section
 from doctor.job import Job
+from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.bench import ChildLost, Refused
 from doctor.probes.deadline import Deadline
 from doctor.probes.device_work import COPIES, COPY_BYTES, DeviceTask
@@ -75,19 +76,15 @@ class DevicesStage:
         return _load(bench, deadline) if asked.act == "load" else _measure(asked.task, bench, deadline)
 
 
-def _to_load(posts: Iterable[Post]) -> Orders:
+def _to_load(posts: Sequence[Post]) -> Orders:
     order = msgspec.msgpack.encode(DevicesOrder("load"))
-    words = f"devices: every rank loads torch in a child process, {LOAD_SECONDS:.0f} s at most"
+    who = f"{counted(len(posts), 'rank')} at the same time"
+    words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
     return Orders({post.token: order for post in posts}, LOAD_SECONDS, words)
 
 
 def _to_measure(posts: Sequence[Post]) -> Orders | None:
-    copies = f", and {COPIES + 1} copies of {COPY_BYTES >> 20} MiB to and from each GPU"
-    has_gpus = any(post.rank.find(GpuFacts) is not None for post in posts)
-    words = (
-        f"devices: matrix products for a second on {_counted(len(posts))} at the same time"
-        f"{copies if has_gpus else ''}; {MEASURE_SECONDS:.0f} s at most"
-    )
+    words = f"devices: matrix products for a second on {counted(len(posts), 'rank')} at the same time"
     return _orders([(post, _task(post)) for post in posts], words)
 
 
@@ -106,14 +103,10 @@ def _to_confirm(suspects: Collection[int], posts: Sequence[Post], pause: float =
         turns[post.host] += 1
         tasks.append((post, msgspec.structs.replace(_task(post), confirms=True, pause=pause, wait=wait)))
     words = (
-        f"devices: {_counted(len(suspects))} may be slow, {_counted(len(chosen))} measured again;"
-        f" {MEASURE_SECONDS:.0f} s at most"
+        f"devices: {counted(len(suspects), 'rank')} may be slow, {counted(len(chosen), 'rank')} measured again at the "
+        "same time"
     )
     return _orders(tasks, words)
-
-
-def _counted(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _task(post: Post) -> DeviceTask:
@@ -122,7 +115,16 @@ def _task(post: Post) -> DeviceTask:
 
 def _orders(tasks: Sequence[tuple[Post, DeviceTask]], words: str) -> Orders | None:
     by_token = {post.token: msgspec.msgpack.encode(DevicesOrder("measure", task)) for post, task in tasks}
-    return Orders(by_token, MEASURE_SECONDS, words) if by_token else None
+    costs = f"{words}{_copies(tasks)}{in_seconds(MEASURE_SECONDS)}"
+    return Orders(by_token, MEASURE_SECONDS, costs) if by_token else None
+
+
+def _copies(tasks: Iterable[tuple[Post, DeviceTask]]) -> str:
+    """What is copied where there are GPUs: once to warm up before :data:`COPIES`, each way. Seconds follow."""
+    if all(task.processor or post.rank.find(GpuFacts) is None for post, task in tasks):
+        return ", at most "
+    one, both = f"{COPIES + 1} copies of {COPY_BYTES >> 20} MiB to and from its GPU", 2 * (COPIES + 1) * COPY_BYTES
+    return f", and {one}, at most {in_bytes(both)} a rank and "
 
 
 def _load(bench: Bench, deadline: Deadline) -> Found:

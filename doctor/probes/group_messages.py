@@ -111,7 +111,7 @@ Step = Open | Join | Values | Pace | Meet | Leave
 
 class Done(msgspec.Struct, frozen=True):
     """What came of a step. ``error``: how it broke; ``awaited``: ranks that this one waited for or lost; ``over``:
-    nobody did it, for want of time."""
+    nobody did it, for want of time; ``reason``: why a part was left out, of which nothing broke."""
 
     results: tuple[CollectiveResult, ...] = ()
     timings: tuple[CollectiveTiming, ...] = ()
@@ -122,3 +122,4 @@ class Done(msgspec.Struct, frozen=True):
     error: str = ""
     awaited: tuple[int, ...] = ()
     over: bool = False
+    reason: str = ""

@@ -1,113 +1,161 @@
 """Messages between two ranks at a time, over the back end of the job: the very cards, links and switches that it will
 use, which a probe over TCP does not touch.
 
-Both say first whether they still have time. Then the receiver asks for longer and longer messages until one took so
-long that its latency does not matter, and the last one counts; after that the other way round.
+Before each round all ranks say whether they can go on: rounds begin together, and nobody waits for who can't. Of a pair
+the receiver asks for longer and longer messages until one takes so long that its latency does not matter, or is as long
+as there is room for; it asks for that three times, and the best one counts. Then the other way round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from doctor.facts import Exchange
+from doctor.probes.starving import Waiting
 from doctor.reasoning.partners import NOBODY
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 MEASURED = "gloo"
 """The back end that needs none of this: it sends over TCP, with which the bandwidth between hosts is measured."""
+LEAST_BYTES = 8
+"""For the round trip."""
 FIRST_BYTES = 1 << 16
 """0.05 s at 10 Mb/s."""
 GROWTH = 8
-MOST_BYTES = {"cuda": 1 << 26, "cpu": 1 << 23}
-"""By the kind of device: 1.3 ms at 400 Gb/s."""
+MOST_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
+"""By the kind of device: 5 ms at 400 Gb/s."""
+MEMORY_SHARE = 8
+"""Of the free memory of a GPU one part of so many is taken at most."""
 ENOUGH_SECONDS = 0.02
-SECONDS = 8.0
-"""For all rounds; a few tenths on a usual network. After that nobody begins another one."""
+REPEATS = 3
+SECONDS = 4.0
+"""For all rounds; a few tenths on a usual network. After that no round begins. Far below the time-out of the group,
+for who rests waits for who is slow."""
+
+NO_TIME = "no time was left for messages of pairs"
 
 
-def exchanges(partners: Sequence[int], place: int, numbers: Sequence[int], device: torch.device) -> Iterator[Exchange]:
-    """Meet each of ``partners`` (places in the group) in its round, and yield what was received from it."""
-    wire = _Wire(device)
-    end = time.monotonic() + SECONDS
-    for turn, partner in enumerate(partners):
-        if partner == NOBODY or not wire.agree(partner, time.monotonic() < end):
-            continue
-        for receives in (place < partner, place > partner):
-            if receives:
-                yield Exchange(numbers[partner], *wire.receive(partner), turn)
-            else:
-                wire.send(partner)
+class Pairs:
+    """The exchanges of one rank, which has ``place`` among ``numbers``."""
 
+    def __init__(self, place: int, numbers: Sequence[int], device: torch.device) -> None:
+        self._place = place
+        self._numbers = numbers
+        self._device = device
+        self.found: list[Exchange] = []
 
-class _Wire:
-    """What this rank says to another one, and hears from it. Nobody but these two takes part."""
+    def run(self, partners: Sequence[int]) -> str:
+        """Meet each of ``partners`` (places in the group) in its round; why that ended early, empty where it did
+        not. All ranks have as many rounds."""
+        end = time.monotonic() + SECONDS
+        failure = self._prepare()
+        for turn, partner in enumerate(partners):
+            if not self._all_go_on(not failure and time.monotonic() < end):
+                return failure or NO_TIME
+            if partner != NOBODY:
+                self._meet(turn, partner)
+        return ""
 
-    def __init__(self, device: torch.device) -> None:
+    def _prepare(self) -> str:
+        """Room for messages; what is in the way of it."""
         import torch
 
-        self._device = device
-        most = MOST_BYTES.get(device.type, MOST_BYTES["cpu"])
-        self._piece = torch.zeros(most, dtype=torch.uint8, device=device)
+        try:
+            self._piece = torch.zeros(self._room(), dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            return f"no room for messages: {str(error).splitlines()[0]}"
+        return ""
 
-    def agree(self, partner: int, is_ready: bool) -> bool:
-        """Whether both are ready."""
+    def _room(self) -> int:
+        import torch
+
+        most = MOST_BYTES.get(self._device.type, MOST_BYTES["cpu"])
+        if self._device.type != "cuda":
+            return most
+        return max(FIRST_BYTES, min(most, torch.cuda.mem_get_info(self._device)[0] // MEMORY_SHARE))
+
+    def _all_go_on(self, ready: bool) -> bool:
         import torch.distributed as dist
 
-        own, other = self._word(is_ready), self._word(0)
+        word = self._word(not ready)
+        dist.all_reduce(word, op=dist.ReduceOp.MAX)
+        return not word.item()
+
+    def _meet(self, turn: int, partner: int) -> None:
+        """Both ways; the lower one receives first. The shorter room of both counts."""
+        most = min(self._piece.numel(), self._told(partner, self._piece.numel()))
+        for receives in (self._place < partner, self._place > partner):
+            if receives:
+                self.found.append(self._received(turn, partner, most))
+            else:
+                self._sent(partner)
+
+    def _told(self, partner: int, number: int) -> int:
+        """What the partner tells while it is told ``number``."""
+        import torch.distributed as dist
+
+        own, other = self._word(number), self._word(0)
         self._run(dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, other, partner))
-        return is_ready and bool(other.item())
+        return int(other.item())
 
-    def send(self, partner: int) -> None:
-        """As many messages as it asks for, as long as it asks."""
+    def _sent(self, partner: int) -> None:
+        """As many messages as it asks for, as long as it asks; then for which share there was no processor."""
         import torch.distributed as dist
 
-        while length := self._asked(partner):
+        waiting = Waiting()
+        while length := self._heard(partner):
             self._run(dist.P2POp(dist.isend, self._piece[:length], partner))
+        self._say(partner, int(waiting.share() * 1e6))
 
-    def _asked(self, partner: int) -> int:
+    def _received(self, turn: int, partner: int, most: int) -> Exchange:
+        round_trip = min(self._took(partner, LEAST_BYTES) for _ in range(REPEATS))
+        waiting = Waiting()
+        length = FIRST_BYTES
+        while (took := self._took(partner, length)) < ENOUGH_SECONDS and length < most:
+            length = min(length * GROWTH, most)
+        best = took if took >= ENOUGH_SECONDS else min(took, *(self._took(partner, length) for _ in range(REPEATS - 1)))
+        own = waiting.share()
+        self._say(partner, 0)
+        waited = max(own, self._heard(partner) / 1e6)
+        return Exchange(self._numbers[partner], length, best, turn, round(waited, 3), round_trip)
+
+    def _took(self, partner: int, length: int) -> float:
+        """Seconds from the question for a message until it is there."""
+        import torch.distributed as dist
+
+        self._say(partner, length)
+        began = time.perf_counter()
+        self._run(dist.P2POp(dist.irecv, self._piece[:length], partner))
+        return time.perf_counter() - began
+
+    def _say(self, partner: int, number: int) -> None:
+        import torch.distributed as dist
+
+        self._run(dist.P2POp(dist.isend, self._word(number), partner))
+
+    def _heard(self, partner: int) -> int:
         import torch.distributed as dist
 
         word = self._word(0)
         self._run(dist.P2POp(dist.irecv, word, partner))
         return int(word.item())
 
-    def receive(self, partner: int) -> tuple[int, float]:
-        """The length of the longest message that was asked for, and its seconds."""
-        length, took = FIRST_BYTES, self._received(partner, FIRST_BYTES)
-        while took < ENOUGH_SECONDS and length < self._piece.numel():
-            length = min(length * GROWTH, self._piece.numel())
-            took = self._received(partner, length)
-        self._ask(partner, 0)
-        return length, took
-
-    def _received(self, partner: int, length: int) -> float:
-        import torch.distributed as dist
-
-        self._ask(partner, length)
-        began = time.perf_counter()
-        self._run(dist.P2POp(dist.irecv, self._piece[:length], partner))
-        return time.perf_counter() - began
-
-    def _ask(self, partner: int, length: int) -> None:
-        import torch.distributed as dist
-
-        self._run(dist.P2POp(dist.isend, self._word(length), partner))
-
     def _word(self, value: int) -> torch.Tensor:
         import torch
 
         return torch.tensor([value], dtype=torch.int64, device=self._device)
 
-    def _run(self, *operations: object) -> None:
+    def _run(self, *operations: dist.P2POp) -> None:
         """Batched, for NCCL would make a communicator for each pair otherwise; wait until it is done on the device."""
         import torch
         import torch.distributed as dist
 
-        for work in dist.batch_isend_irecv([*operations]):  # type: ignore[list-item]
+        for work in dist.batch_isend_irecv([*operations]):
             work.wait()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

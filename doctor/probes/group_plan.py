@@ -9,6 +9,7 @@ import msgspec
 
 from doctor.facts import MasterFacts
 from doctor.job import Job
+from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.group_mesh import Course, courses, misfit
 from doctor.probes.group_messages import Join, Ready, Share, Tell
 from doctor.probes.group_pairs import MEASURED, MOST_BYTES
@@ -18,7 +19,7 @@ from doctor.probes.plan import stations_of
 from doctor.probes.stage import Post
 from doctor.reasoning.devices import backend_asked, local_rank_of, processor_asked
 from doctor.reasoning.launch import ranks_in_words
-from doctor.reasoning.partners import partners_of
+from doctor.reasoning.partners import Seat, partners_of
 
 MOST_BY_GLOO = 512
 """Ranks up to which Gloo is probed: everybody connects to everybody, 130,000 connections."""
@@ -39,20 +40,24 @@ class Assembly(NamedTuple):
         """Who hosts the store."""
         return self.posts[0]
 
-    def words(self, seconds: float) -> str:
-        """What it costs, at most."""
+    def words(self, seconds: float, most_bytes: int) -> str:
+        """What it costs, at most; ``most_bytes``: that one rank sends."""
         axes = ", ".join(f"{course.axis} {course.words}" for course in self.courses)
-        messages = "" if self.backend == MEASURED else f", then pair by pair up to {MOST_BYTES[self.device] >> 20} MiB"
+        largest, pairs = MOST_BYTES[self.device] >> 20, counted(len(self.posts) // 2, "pair")
+        meet = self.backend != MEASURED and len(self.posts) > 1
+        messages = f", then pair by pair up to {largest} MiB, {pairs} at once" if meet else ""
         return (
             f"groups: collectives on {self.backend} of {len(self.posts)} ranks, those of one axis at the same time: "
-            f"{axes}{messages}; {seconds:.0f} s at most"
+            f"{axes}{messages}; at most {in_bytes(most_bytes)} a rank and {in_seconds(seconds)}"
         )
 
-    def join(self, job: Job, port: int, seconds: float, patience: float) -> dict[str, Join]:
-        """The orders of all by their tokens. ``port``: of the store."""
+    def join(self, job: Job, port: int, seconds: float, patience: float, *, pairs: bool = True) -> dict[str, Join]:
+        """The orders of all by their tokens. ``port``: of the store; ``pairs``: exchange messages, too."""
         addresses = tuple(addresses_of(job, self.first))
-        partners = partners_of([post.host for post in self.posts]) if self.backend != MEASURED else {}
+        meets = pairs and self.backend != MEASURED
+        partners = partners_of(_seats(job, self.posts)) if meets else ()
         numbers = tuple(post.number for post in self.posts)
+        ranks = () if numbers == tuple(range(len(numbers))) else numbers
         shares = _shares(self.courses)
         return {
             post.token: Join(
@@ -66,8 +71,8 @@ class Assembly(NamedTuple):
                 seconds=seconds,
                 patience=patience,
                 local_rank=local_rank_of(post.rank),
-                partners=partners.get(place, ()),
-                ranks=() if numbers == tuple(range(len(numbers))) else numbers,
+                partners=partners[place] if partners else (),
+                ranks=ranks,
             )
             for place, post in enumerate(self.posts)
         }
@@ -129,6 +134,15 @@ def _why_not(backend: str, device: str, count: int) -> str:
     if not device:
         return f"the back end {backend} can't be used here: torch has no device for it, or does not know it by itself"
     return f"Gloo is probed with {MOST_BY_GLOO} ranks at most" if backend == "gloo" and count > MOST_BY_GLOO else ""
+
+
+def _seats(job: Job, posts: Sequence[Post]) -> list[Seat]:
+    """Where those who take part sit."""
+    there: dict[int, list[int]] = {}
+    for rank in job.ranks:
+        there.setdefault(rank.host.index, []).append(rank.number)
+    places = {host: {rank: place for place, rank in enumerate(sorted(own))} for host, own in there.items()}
+    return [Seat(post.host, places[post.host][post.number]) for post in posts]
 
 
 def _shares(lines: Sequence[Course]) -> dict[int, tuple[Share, ...]]:

@@ -11,7 +11,7 @@ from doctor.facts import CollectiveFacts, CollectiveTiming
 from doctor.probes.bench import ChildLost, Refused, TorchChild
 from doctor.probes.deadline import Deadline
 from doctor.probes.group_messages import WORLD, Done, Join, Leave, Meet, Pace, Values
-from doctor.probes.group_pairs import MEASURED
+from doctor.probes.group_pairs import MEASURED, NO_TIME
 from doctor.probes.group_words import LOST, telling
 
 PATIENCE = 8.0
@@ -111,7 +111,8 @@ class Run:
             done = self._ask(Meet(self._is_over), self._step_seconds)
         except (ChildLost, Refused) as error:
             done = Done(error=telling(str(error), self._child.lines))
-        self._note(exchanges=done.exchanges, exchange_error=done.error or None)
+        reason = done.error or done.reason or (NO_TIME if done.over else "")
+        self._note(exchanges=done.exchanges, exchange_error=reason or None)
         return done
 
     def _lost(self, axis: str, error: str) -> CollectiveTiming:

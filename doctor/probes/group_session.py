@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from doctor.facts import CollectiveResult, CollectiveTiming, Exchange
+from doctor.facts import CollectiveResult, CollectiveTiming
 from doctor.probes.bench import Refused
 from doctor.probes.group_messages import WORLD, Done, Join, Leave, Meet, Pace, Share, Values
 from doctor.probes.group_pace import Track
-from doctor.probes.group_pairs import exchanges
+from doctor.probes.group_pairs import Pairs
 from doctor.probes.group_values import Members, known_values
 from doctor.probes.group_words import LOST, words_of
 from doctor.reasoning.launch import ranks_in_words
@@ -101,16 +101,16 @@ class Session:
     def meet(self, step: Meet) -> Done:
         """Messages from one rank to another. One that breaks is no collective that broke: a job may never send any."""
         order = self._order
-        found: list[Exchange] = []
+        pairs = Pairs(order.place, self._numbers, self._device)
         try:
             if awaited := self._meet("meet", order.patience, "over" if step.over else ""):
                 return Done(error=_did_not_come(awaited), awaited=awaited)
             if self._store.get("meet/0"):
                 return Done(over=True)
-            found.extend(exchanges(order.partners, order.place, self._numbers, self._device))
+            reason = pairs.run(order.partners)
         except BREAKS as error:
-            return Done(exchanges=tuple(found), error=words_of(error))
-        return Done(exchanges=tuple(found))
+            return Done(exchanges=tuple(pairs.found), error=words_of(error))
+        return Done(exchanges=tuple(pairs.found), reason=reason)
 
     def _run(self, name: str, step: Values | Pace, run: Callable[[Members], Iterator[str]]) -> Done:
         """How a step went, with the one collective that broke, if one did. ``run`` names each before it runs."""

@@ -9,8 +9,10 @@ import msgspec
 
 from doctor.facts import CollectiveFacts, Lack, Missing, Section
 from doctor.job import Job
+from doctor.probes.amounts import in_seconds
 from doctor.probes.bench import ChildLost, Refused
 from doctor.probes.deadline import Deadline
+from doctor.probes.group_costs import most_sent
 from doctor.probes.group_mesh import launcher_mesh
 from doctor.probes.group_messages import Done, Join, Load, Open, Ready, Tell
 from doctor.probes.group_plan import Assembly, assemble
@@ -46,20 +48,23 @@ class GroupsStage:
     def _load(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         self._plan = self._open
         order = Load(job.world_size)
-        who = "one process loads" if len(posts) == 1 else f"{len(posts)} processes load"
-        words = f"groups: {who} torch, within {LOAD_SECONDS:.0f} s"
+        who = "one process loads torch" if len(posts) == 1 else f"{len(posts)} processes load torch at once"
+        words = f"groups: {who}, at most {in_seconds(LOAD_SECONDS)}"
         return _orders({post.token: order for post in posts}, LOAD_SECONDS, words)
 
     def _open(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         self._plan = _nothing
         found = assemble(job, posts, self._mesh)
         if isinstance(found, Tell):
+            # Without words: a process puts down what it was told, and nothing is sent or started.
             told = [post for post in posts if post.note or found.error]
             return _orders({post.token: found for post in told}, OPEN_SECONDS)
         if found is None:
             return None
         self._plan, self._assembly = self._join, found
-        return _orders({found.first.token: Open(PATIENCE)}, OPEN_SECONDS)
+        words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.posts)} to meet at"
+        costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
+        return _orders({found.first.token: Open(PATIENCE)}, OPEN_SECONDS, costs)
 
     def _join(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         self._plan = _nothing
@@ -70,7 +75,8 @@ class GroupsStage:
             return None
         seconds = seconds_of(assembly.backend, len(assembly.courses))
         orders = assembly.join(job, port, set_up_seconds(assembly.backend), PATIENCE)
-        return _orders(orders, seconds + MARGIN, assembly.words(seconds))
+        most = max(map(most_sent, orders.values()))
+        return _orders(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
 
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Do what this process was asked to."""

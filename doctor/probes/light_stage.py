@@ -9,9 +9,10 @@ import msgspec
 
 from doctor.facts import ReachFacts, Section
 from doctor.job import Job
+from doctor.probes.amounts import counted
 from doctor.probes.budget import LIMIT_SECONDS, budget_of
 from doctor.probes.deadline import Deadline
-from doctor.probes.light import probe_light
+from doctor.probes.light import MOST_AT_ONCE, probe_light
 from doctor.probes.messages import Agent, Assignment
 from doctor.probes.plan import plan_light
 from doctor.probes.stage import Bench, Found, Orders, Post
@@ -39,7 +40,7 @@ class LightStage:
             post.token: msgspec.msgpack.encode(assignment)
             for post, assignment in zip(speakers, assignments, strict=True)
         }
-        return Orders(orders, LIMIT_SECONDS, budget_of(assignments).words()) if orders else None
+        return Orders(orders, LIMIT_SECONDS, _words(assignments)) if orders else None
 
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Measure what this host was asked to."""
@@ -49,3 +50,11 @@ class LightStage:
         if found.clock is not None:
             sections[found.clock.key] = found.clock
         return Found(sections)
+
+
+def _words(assignments: Sequence[Assignment]) -> str:
+    """Such as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s; all hosts at once, up to 8
+    connections each``."""
+    ways = max(len(one.targets) + (one.master is not None) for one in assignments)
+    each = counted(min(ways, MOST_AT_ONCE), "connection")
+    return f"{budget_of(assignments).words()}; all hosts at once, up to {each} each"

@@ -11,6 +11,7 @@ import msgspec
 
 from doctor.facts import Directory, Section, StorageFacts, StorageSpeedFacts
 from doctor.job import Job
+from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.deadline import Deadline
 from doctor.probes.stage import Bench, Found, Orders, Post
 from doctor.probes.storage import COMMAND, Place, WrittenFile, read_files
@@ -88,8 +89,8 @@ class StorageStage:
         largest = max(place.size for places in self._places.values() for place in places)
         paths = {place.path for places in self._places.values() for place in places}
         words = (
-            f"storage: {largest >> 20} MiB from {_each(len(self._places))} written to {', '.join(sorted(paths)[:4])}"
-            f" and removed again; {WRITE_SECONDS:.0f} s at most"
+            f"{-(-largest >> 20)} MiB from {_each(len(self._places))} written to {', '.join(sorted(paths)[:4])}"
+            " and removed again"
         )
         tasks: dict[int, _Task] = {host: ("write", places, True) for host, places in self._places.items()}
         return _orders(posts, tasks, words, WRITE_SECONDS)
@@ -100,7 +101,7 @@ class StorageStage:
         for path in self._shared_paths():
             ring = [host for host, _ in self._written(job, path)]
             pairs += [(host, writer, path) for host, writer in zip(ring, ring[1:] + ring[:1], strict=True)]
-        return self._to_read(posts, pairs)
+        return self._to_read(posts, pairs, "what others wrote")
 
     def _plan_reading_again(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         """Where one host did not see the file of another: is it the reader or the writer? The neighbours of both in
@@ -112,13 +113,13 @@ class StorageStage:
             for reader, writer, _ in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
                 after, before = (ring[(ring.index(writer) + 1) % len(ring)], ring[ring.index(reader) - 1])
                 pairs += [(after, writer, path), (reader, before, path)]
-        return self._to_read(posts, pairs)
+        return self._to_read(posts, pairs, "what was not seen, and what its neighbours wrote")
 
     def _shared_paths(self) -> dict[str, None]:
         places = (place for places in self._places.values() for place in places)
         return dict.fromkeys(place.path for place in places if place.role in SHARED)
 
-    def _to_read(self, posts: Sequence[Post], pairs: Iterable[tuple[int, int, str]]) -> Orders | None:
+    def _to_read(self, posts: Sequence[Post], pairs: Iterable[tuple[int, int, str]], what: str) -> Orders | None:
         """``pairs``: who reads, who wrote, and where."""
         names = {post.host: post.rank.host.name for post in posts}
         tasks: dict[int, tuple[Place, ...]] = {}
@@ -128,7 +129,7 @@ class StorageStage:
                 told = msgspec.structs.replace(wrote, writer=names.get(writer, ""))
                 tasks[reader] = (*tasks.get(reader, ()), told)
         orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
-        return _orders(posts, orders, "", READ_SECONDS)
+        return _orders(posts, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
 
     def _written(self, job: Job, path: str) -> Iterable[tuple[int, Place]]:
         for local in job.by_host():
@@ -139,7 +140,8 @@ class StorageStage:
                     yield local.hosts[0].index, place
 
     def _plan_clearing(self, job: Job, posts: Sequence[Post]) -> Orders | None:
-        return _orders(posts, dict.fromkeys(self._places, _CLEAR), "", CLEAR_SECONDS)
+        words = f"what {counted(len(self._places), 'host')} wrote is removed"
+        return _orders(posts, dict.fromkeys(self._places, _CLEAR), words, CLEAR_SECONDS)
 
     def _plan_again(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         """Hosts that were slow somewhere, and a few others, write there again."""
@@ -149,7 +151,7 @@ class StorageStage:
             for host in (*slow.places, *usual):
                 again = [_renamed(place) for place in self._places.get(host, ()) if place.path == slow.path]
                 tasks[host] = (*tasks.get(host, ()), *again)
-        words = f"storage: what was slow once more, from {_each(len(tasks))}; {WRITE_SECONDS:.0f} s at most"
+        words = f"what was slow once more, from {_each(len(tasks))}"
         orders: dict[int, _Task] = {host: ("write", places, False) for host, places in tasks.items()}
         return _orders(posts, orders, words, WRITE_SECONDS)
 
@@ -215,4 +217,14 @@ def _orders(posts: Sequence[Post], tasks: dict[int, _Task], words: str, seconds:
     by_token = {
         post.token: msgspec.msgpack.encode(StorageOrder(*tasks[post.host])) for post in posts if post.host in tasks
     }
-    return Orders(by_token, seconds, words) if by_token else None
+    files = [place.size for post in posts for place in tasks.get(post.host, _CLEAR)[1]]
+    return Orders(by_token, seconds, _costs(words, files, seconds)) if by_token else None
+
+
+def _costs(words: str, files: Sequence[int], seconds: float) -> str:
+    """``files``: the bytes of all that are written or read, each by a child of its own at the same time; none where
+    they are removed, which all hosts do at once."""
+    if not files:
+        return f"storage: {words}, all at once, at most {in_seconds(seconds)}"
+    each = counted(len(files), "file")
+    return f"storage: {words}, {each} at once, at most {in_bytes(sum(files))} in all and {in_seconds(seconds)}"

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.plan import Station
 from doctor.probes.transfers import MOST_BYTES, MOST_SECONDS
 from doctor.probes.transfers_messages import Itinerary, Meeting
@@ -41,14 +42,10 @@ class TransferBudget(NamedTuple):
         18 s``."""
         again = " once more, to be sure" if self.confirms else ""
         return (
-            f"bandwidth{again}: {_count(self.hosts, 'host')} in {_count(self.rounds, 'round')}, "
-            f"{_count(self.at_once, 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "
-            f"{self.most_bytes / 1e9:.1f} GB in all and {self.seconds:.0f} s"
+            f"bandwidth{again}: {counted(self.hosts, 'host')} in {counted(self.rounds, 'round')}, "
+            f"{counted(self.at_once, 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "
+            f"{in_bytes(self.most_bytes)} in all and {in_seconds(self.seconds)}"
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudget:

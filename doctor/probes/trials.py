@@ -11,7 +11,7 @@ from doctor.probes.messages import Port
 from doctor.probes.stage import Orders, Post
 from doctor.probes.transfers_messages import Itinerary
 from doctor.reasoning.ways import Way
-from doctor.reasoning.why import NOT_TRIED, Subject
+from doctor.reasoning.why import NOT_TRIED, SLOW_SHARE, Subject
 
 ROUNDS = 2
 """Times in a row that a change has to mend. Unchanged and changed are measured beside each other each time, so that a
@@ -20,7 +20,7 @@ fault that went away by itself is not credited to a change."""
 MOST_ROUNDS = 3
 """Where speeds are compared: other work on the hosts may spoil one of them."""
 
-USUAL_SHARE = 0.6
+USUAL_SHARE = SLOW_SHARE
 """Of what is usual among the others: a change that brings less than that does not mend."""
 
 LEAST_GAIN = 1.5
@@ -55,11 +55,13 @@ class ReachOrder(msgspec.Struct, frozen=True, tag="reach"):
 
 class SpeedOrder(msgspec.Struct, frozen=True, tag="speed"):
     """Send to the host of all meetings of ``itinerary``: in each round the slow way first, then one meeting for each of
-    ``knobs``. Without ``knobs``: be the one that is sent to. ``usual``: bytes a second, of other pairs."""
+    ``knobs``. Without ``knobs``: be the one that is sent to. ``usual``: bytes a second, of other pairs; with ``lossy``
+    the segments for each one that is sent again."""
 
     itinerary: Itinerary
     knobs: tuple[Way, ...] = ()
     usual: float | None = None
+    lossy: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
@@ -78,9 +80,10 @@ def not_tried(subject: Subject, reason: str, peer: str | None = None) -> Trial:
     return Trial(subject, NOT_TRIED, "", restores=False, peer=peer, error=reason)
 
 
-def told(post: Post, trials: tuple[Trial, ...]) -> Orders:
-    """Orders by which ``post`` puts them down."""
-    return Orders({post.token: msgspec.msgpack.encode(Tell(trials))}, TELL_SECONDS)
+def told(posts: Sequence[Post], trials: tuple[Trial, ...]) -> Orders:
+    """Orders by which ``posts`` put them down: all that had a part."""
+    order = msgspec.msgpack.encode(Tell(trials))
+    return Orders({post.token: order for post in posts}, TELL_SECONDS)
 
 
 def mends(before: Sequence[float | None], after: Sequence[float | None], usual: float | None = None) -> bool:

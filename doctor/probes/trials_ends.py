@@ -34,7 +34,7 @@ def path_orders(question: Question, job: Job, posts: Sequence[Post]) -> Orders |
         return _for_packets(question, job, own, peer)
     if not peer.others:
         reason = f"another network: none leads from {question.host} to {question.peer} besides"
-        return told(own, (not_tried("path", reason, question.peer), not_tried("path", OFFLOADS, question.peer)))
+        return told((own,), (not_tried("path", reason, question.peer), not_tried("path", OFFLOADS, question.peer)))
     return _for_connections(question, own, peer) if question.usual is None else _for_speed(question, own, there, peer)
 
 
@@ -84,14 +84,20 @@ def _for_speed(question: Question, own: Post, there: Post, peer: Peer) -> Orders
     )
     seconds = len(ways) * SPEED_SECONDS
     words = (
-        f"why {question.host} sends slowly to {peer.name}: {_ways(peer)}, {MOST_ROUNDS} times, "
+        f"why {_sick(question)} {peer.name}: {_ways(peer)}, {MOST_ROUNDS} times, "
         f"at most {2 * len(ways) * MOST_BYTES / 1e9:.1f} GB and {seconds:.0f} s"
     )
     orders = {
-        own.token: msgspec.msgpack.encode(SpeedOrder(calls, peer.others, question.usual)),
+        own.token: msgspec.msgpack.encode(SpeedOrder(calls, peer.others, question.usual, question.lossy)),
         there.token: msgspec.msgpack.encode(SpeedOrder(waits)),
     }
     return Orders(orders, seconds, words)
+
+
+def _sick(question: Question) -> str:
+    if question.lossy:
+        return f"packets get lost from {question.host} to"
+    return f"{question.host} sends slowly to"
 
 
 def _itinerary(survey: int, place: int, word: str, meetings: list[Meeting]) -> Itinerary:

@@ -19,6 +19,7 @@ from doctor.probes.loading import Loaded
 from doctor.probes.stage import Bench, Found, Orders, Post
 from doctor.probes.trials import USUAL_SHARE, gains, mends, not_tried, told
 from doctor.reasoning.knobs import Knob, knobs_for
+from doctor.reasoning.launch import ranks_in_words
 from doctor.reasoning.why import AGAIN, Question, is_right
 
 MOST_MEMBERS = 16
@@ -65,21 +66,42 @@ Plan = Generator[Orders, Sequence[Post], None]
 
 def group_plan(question: Question, job: Job, posts: Sequence[Post]) -> Plan:
     """All steps of the trials for one collective: each knob once, then those that helped once more, always beside the
-    unchanged group; then one rank is told the trials."""
-    chosen = set(question.ranks[:MOST_MEMBERS])
-    members = sorted((post for post in posts if post.number in chosen), key=lambda post: post.number)
-    knobs = knobs_for([post.rank for post in members], question.backend) if len(members) > 1 else ()
-    if not knobs:
-        if members:
-            yield told(members[0], (not_tried("collective", f"no other setting of {question.backend} applies here"),))
+    unchanged group; then all of them are told the trials."""
+    members = _members(question.ranks, posts)
+    if not members:
         return
-    trials = _Trials(question, job, members)
+    asked = [post.rank for post in members]
+    knobs = knobs_for(asked, question.backend, is_small=question.is_small) if len(members) > 1 else ()
+    if not knobs:
+        yield told(members, (not_tried("collective", f"no other setting of {question.backend} applies here"),))
+        return
+    usual = question.usual
+    if question.controls:
+        usual = yield from _usual(question, job, posts)
+        if usual is None:
+            reason = f"against what is usual: {ranks_in_words(question.controls)}, which are well, brought nothing"
+            yield told(members, (not_tried("collective", reason),))
+            return
+    trials = _Trials(question, job, members, usual)
     before = yield from trials.run(None)
-    if _is_well(before, question.usual):
-        again = Trial("collective", AGAIN, "", restores=False, after=before.value, unit="B/s")
-        yield told(members[0], (again,))
+    if _is_well(before, usual):
+        yield told(members, (trials.again(before),))
     else:
-        yield told(members[0], (yield from trials.change(knobs, before)))
+        yield told(members, (yield from trials.change(knobs, before)))
+
+
+def _members(ranks: Sequence[int], posts: Sequence[Post]) -> list[Post]:
+    chosen = set(ranks[:MOST_MEMBERS])
+    return sorted((post for post in posts if post.number in chosen), key=lambda post: post.number)
+
+
+def _usual(question: Question, job: Job, posts: Sequence[Post]) -> Generator[Orders, Sequence[Post], float | None]:
+    """What the controls bring in the same collective."""
+    controls = _members(question.controls, posts)
+    if len(controls) < len(question.controls):
+        return None
+    outcome = yield from _Trials(question, job, controls, None).run(None)
+    return outcome.value
 
 
 def _is_well(outcome: Outcome, usual: float | None) -> bool:
@@ -89,12 +111,14 @@ def _is_well(outcome: Outcome, usual: float | None) -> bool:
 class _Trials:
     """The same group again and again."""
 
-    def __init__(self, question: Question, job: Job, members: Sequence[Post]) -> None:
+    def __init__(self, question: Question, job: Job, members: Sequence[Post], usual: float | None) -> None:
         device = "cuda" if "nccl" in question.backend else "cpu"
         numbers = tuple(post.number for post in members)
         course = Course(WORLD, question.bytes or BUCKET, (numbers,))
         self._job = job
-        self._usual = question.usual
+        self._usual = usual
+        self._which = "ranks that are well" if set(numbers) == set(question.controls) else "ranks"
+        self._small = question.bytes if question.is_small else None
         self._assembly = Assembly(tuple(members), question.backend, device, (course,))
 
     def change(self, knobs: Sequence[Knob], before: Outcome) -> Generator[Orders, Sequence[Post], tuple[Trial, ...]]:
@@ -113,15 +137,25 @@ class _Trials:
         before = [outcome.value for outcome in befores[: len(values)]]
         words, last = f"{knob.name}={knob.value}", outcomes[-1]
         restores = mends(before, values, self._usual)
-        error = last.error or None
-        return Trial("collective", words, knob.setting, restores, None, before[-1], last.value, "B/s", error)
+        return self._told(words, knob.setting, befores[len(values) - 1].value, last, restores=restores)
+
+    def again(self, outcome: Outcome) -> Trial:
+        """It went well without any change."""
+        return self._told(AGAIN, "", None, outcome)
+
+    def _told(self, words: str, setting: str, before: float | None, after: Outcome, *, restores: bool = False) -> Trial:
+        """Of small messages in seconds, else in bytes a second."""
+        unit, was, came = "B/s", before, after.value
+        if self._small:
+            unit, was, came = "s", _seconds(self._small, before), _seconds(self._small, came)
+        return Trial("collective", words, setting, restores, None, was, came, unit, after.error or None)
 
     def run(self, knob: Knob | None) -> Generator[Orders, Sequence[Post], Outcome]:
         """New children, a store, and the group: the worst of what its ranks saw."""
         first, changes = self._assembly.first, {knob.name: knob.value} if knob else {}
         what = f"{knob.name}={knob.value}" if knob else "nothing changed"
         words = (
-            f"why the collective is slow or breaks: {len(self._assembly.posts)} ranks once more with {what}, "
+            f"why the collective is slow or breaks: {len(self._assembly.posts)} {self._which} once more with {what}, "
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
         prepares = {post.token: Prepare(changes, post.token == first.token) for post in self._assembly.posts}
@@ -129,7 +163,7 @@ class _Trials:
         note = next((post.note for post in posts if post.token == first.token), b"")
         if not note.isdigit():
             return Outcome(error="no store for the group could be made")
-        joins = self._assembly.join(self._job, int(note), SET_UP_SECONDS, PATIENCE)
+        joins = self._assembly.join(self._job, int(note), SET_UP_SECONDS, PATIENCE, pairs=False)
         return _worst(self._outcomes((yield _orders(joins, RUN_SECONDS))))
 
     def _outcomes(self, posts: Sequence[Post]) -> Iterator[Outcome]:
@@ -137,6 +171,11 @@ class _Trials:
         for post in posts:
             if post.token in tokens:
                 yield _outcome(post.note)
+
+
+def _seconds(length: int, value: float | None) -> float | None:
+    """Of one message, by its bytes a second."""
+    return length / value if value else None
 
 
 def _orders(orders: Mapping[str, Prepare | Join], seconds: float, words: str = "") -> Orders:
@@ -181,7 +220,8 @@ class GroupTrials:
     def _meet(self, order: Meet, limit: Deadline) -> Found:
         if self._child is None:
             return Found({})
-        outcome = outcome_of(Run(order.join, self._child, limit).facts())
+        facts = Run(order.join, self._child, limit).facts()
+        outcome = outcome_of(facts, max(share.bytes for share in order.join.shares))
         self.close()
         return Found({}, msgspec.msgpack.encode(outcome))
 
@@ -192,14 +232,15 @@ class GroupTrials:
         self._child = None
 
 
-def outcome_of(facts: CollectiveFacts) -> Outcome:
-    """What a rank found, in short."""
+def outcome_of(facts: CollectiveFacts, most: int) -> Outcome:
+    """What a rank found, in short: of the largest messages of ``most`` bytes and less, as small ones of several sizes
+    are timed anyway."""
     broken = facts.error or next((one.error for one in facts.timings if one.error), None)
     if broken:
         return Outcome(error=broken)
     for one in facts.results:
         if not is_right(one):
             return Outcome(error=f"{one.operation} gave {one.received}, not {one.expected}")
-    largest = max((one.bytes for one in facts.timings), default=0)
+    largest = max((one.bytes for one in facts.timings if one.bytes <= most), default=0)
     seconds = [one.seconds for one in facts.timings if one.bytes == largest and one.seconds]
     return Outcome(largest / min(seconds), "") if seconds else Outcome(error="nothing was timed")

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from doctor.facts import Trial
+from doctor.facts import Transfer, Trial
 from doctor.probes.deadline import Deadline
 from doctor.probes.dialing import TRIES, TRY_SECONDS
 from doctor.probes.guests import Guests
@@ -20,6 +20,7 @@ from doctor.probes.transfers_rounds import Traveller
 from doctor.probes.trials import OFFLOADS, ROUNDS, USUAL_SHARE, PacketOrder, ReachOrder, SpeedOrder, mends, not_tried
 from doctor.probes.wire import LARGEST, SEGMENT
 from doctor.probes.workers import start_side_by_side, wait_for
+from doctor.reasoning.losses import LEAST_SEGMENTS
 from doctor.reasoning.ways import Way
 from doctor.reasoning.why import AGAIN, Subject
 
@@ -82,9 +83,22 @@ def try_speeds(order: SpeedOrder, guests: Guests, deadline: Deadline) -> tuple[T
     sent = Traveller(order.itinerary, guests, deadline).run()
     if not order.knobs:
         return ()
-    every = [sample.bandwidth or None for sample in sent]
+    return speed_trials(order, sent)
+
+
+def speed_trials(order: SpeedOrder, sent: Sequence[Transfer]) -> tuple[Trial, ...]:
+    """What the transfers of all rounds say, way by way as in the itinerary."""
+    every = [(whole(sample) if order.lossy else sample.bandwidth) or None for sample in sent]
     before, *changed = (every[place :: len(order.knobs) + 1] for place in range(len(order.knobs) + 1))
-    return tuple(_trials("path", order.itinerary.meetings[0].peer, order.knobs, before, changed, "B/s", order.usual))
+    peer, unit = order.itinerary.meetings[0].peer, "segments" if order.lossy else "B/s"
+    return tuple(_trials("path", peer, order.knobs, before, changed, unit, order.usual))
+
+
+def whole(sample: Transfer) -> float | None:
+    """Segments for each one that was sent again; where none was, all of them: it can't be told that more would have
+    been well. ``None`` of a transfer that hardly sent any."""
+    sent = sample.segments_sent or 0
+    return sent / max(1, sample.segments_retransmitted or 0) if sent >= LEAST_SEGMENTS else None
 
 
 class _Bursts:
@@ -169,11 +183,18 @@ def _trials(
     for way, after in zip(knobs, changed, strict=True):
         trial = _trial(subject, peer, way, before, after, unit)
         restores = mends(before, after, usual)
-        error = trial.error or (None if restores or usual is None else f"usual is {usual / 1e6:.3g} MB/s")
+        error = trial.error or (None if restores or usual is None else _missed(usual, unit))
         mended = mended or restores
         yield msgspec.structs.replace(trial, restores=restores, error=error)
     if not mended and unit != "open":
         yield not_tried(subject, OFFLOADS, peer)
+
+
+def _missed(usual: float, unit: str) -> str:
+    """What it would have to be."""
+    if unit == "segments":
+        return f"at most {100 / (USUAL_SHARE * usual):.2g} % are well"
+    return f"usual is {usual / 1e6:.3g} MB/s"
 
 
 def _trial(subject: Subject, peer: str, way: Way, before: _Values, after: _Values, unit: str) -> Trial:

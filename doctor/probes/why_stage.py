@@ -10,17 +10,24 @@ import msgspec
 
 from doctor.facts import Section, Trial, TrialFacts
 from doctor.job import Job
+from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.deadline import Deadline
+from doctor.probes.device_work import COPIES, COPY_BYTES
+from doctor.probes.group_costs import most_sent
 from doctor.probes.stage import Bench, Found, Orders, Post
-from doctor.probes.trials import PacketOrder, ReachOrder, SpeedOrder, Tell
+from doctor.probes.trials import ROUNDS, PacketOrder, ReachOrder, SpeedOrder, Tell
 from doctor.probes.trials_devices import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
 from doctor.probes.trials_ends import PATH_SECONDS, path_orders
 from doctor.probes.trials_groups import PREPARE_SECONDS, RUN_SECONDS, GroupTrials, Meet, Plan, Prepare, group_plan
-from doctor.probes.trials_paths import try_connections, try_packets, try_speeds
+from doctor.probes.trials_paths import SIZES_AT_ONCE, try_connections, try_packets, try_speeds
+from doctor.probes.wire import GREETING_BYTES, WELCOME_BYTES
 from doctor.reasoning.knobs import MOST_KNOBS
-from doctor.reasoning.why import MOST_QUESTIONS, Question, questions
+from doctor.reasoning.why import MOST_COLLECTIVES, MOST_QUESTIONS, Question, questions
 
-GROUP_SECONDS = 2 * (1 + MOST_KNOBS) * (PREPARE_SECONDS + RUN_SECONDS)
+GROUP_SECONDS = (1 + 2 * (1 + MOST_KNOBS)) * (PREPARE_SECONDS + RUN_SECONDS)
+
+HELLO_BYTES = GREETING_BYTES + WELCOME_BYTES
+"""Of a connection that is opened and no more; one that gets no answer sends less."""
 
 OwnOrder = PacketOrder | ReachOrder | SpeedOrder | DeviceOrder | Tell
 """What a process does by itself, or with one other."""
@@ -33,7 +40,8 @@ class WhyStage:
     makes: ClassVar[tuple[type[Section], ...]] = (TrialFacts,)
 
     def __init__(self) -> None:
-        self.most_seconds = MOST_QUESTIONS * max(PATH_SECONDS, DEVICE_SECONDS) + GROUP_SECONDS
+        of_groups = MOST_COLLECTIVES * GROUP_SECONDS
+        self.most_seconds = MOST_QUESTIONS * max(PATH_SECONDS, DEVICE_SECONDS) + of_groups
         self._questions: deque[Question] | None = None
         self._plan: Plan | None = None
         self._groups = GroupTrials()
@@ -46,15 +54,59 @@ class WhyStage:
         while orders is None and self._questions:
             self._plan = _plan_of(self._questions.popleft(), job, posts)
             orders = next(self._plan, None)
-        return orders
+        return orders and orders._replace(words=_words(orders))
 
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Try what this process was asked to."""
-        task = msgspec.msgpack.decode(order, type=OwnOrder | Prepare | Meet)
+        task = _read(order)
         if isinstance(task, Prepare | Meet):
             return self._groups.take_part(task, bench, deadline)
         trials = _trials(task, bench, deadline)
         return Found({TrialFacts.key: TrialFacts(trials=trials)} if trials else {})
+
+
+def _read(order: bytes) -> OwnOrder | Prepare | Meet:
+    task: OwnOrder | Prepare | Meet = msgspec.msgpack.decode(order, type=OwnOrder | Prepare | Meet)
+    return task
+
+
+def _words(orders: Orders) -> str:
+    """What a step costs: its own words, and what these leave open. Of :class:`Tell` there are none: a process puts down
+    what others tried, and nothing is sent or started."""
+    tasks = [_read(order) for order in orders.by_token.values()]
+    joins = [task.join for task in tasks if isinstance(task, Meet)]
+    if joins:
+        ranks, most = counted(len(joins), "rank"), in_bytes(max(map(most_sent, joins)))
+        return f"why the collective is slow or breaks: {ranks} at once, at most {most} a rank and {_limit(orders)}"
+    more = next((words for task in tasks if (words := _rest(task, len(tasks)))), "")
+    return f"{orders.words}; {more}" if more else orders.words
+
+
+def _limit(orders: Orders) -> str:
+    return in_seconds(orders.seconds)
+
+
+def _rest(task: OwnOrder | Prepare | Meet, count: int) -> str:
+    """How many at once, and the bytes where the words of an order do not name them; ``count``: who got one."""
+    if isinstance(task, Prepare):
+        return f"{count} processes load torch at once"
+    if isinstance(task, DeviceOrder):
+        return f"one child at a time{_copies(task)}"
+    if isinstance(task, PacketOrder):
+        # One more than the other ways: packets made smaller on the sick way, and as they are (try_packets).
+        return f"{max(SIZES_AT_ONCE, 2 + len(task.peer.others))} connections at once"
+    if isinstance(task, ReachOrder):
+        ways = 1 + len(task.peer.others)
+        return f"{ways} connections at once, at most {in_bytes(ROUNDS * ways * HELLO_BYTES)} in all"
+    return "one connection at a time" if isinstance(task, SpeedOrder) else ""
+
+
+def _copies(order: DeviceOrder) -> str:
+    """What all children copy to and from a GPU, each :data:`ROUNDS` times: unchanged, and with each change."""
+    if not order.on_gpu:
+        return ""
+    children = 1 + bool(order.near) + (order.other is not None)
+    return f", at most {in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)} copied to and from the GPU"
 
 
 def _sent(plan: Plan | None, posts: Sequence[Post]) -> Orders | None:

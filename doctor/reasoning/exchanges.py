@@ -1,27 +1,35 @@
 """Messages between single ranks over the back end of the job: which rank's way to others is slow.
 
-Ranks in the same place of their hosts share a rail: they are compared with one another. Within a host NVLink, bridges
-and PCIe make some pairs faster by design; there each pair is compared with the same pair on other hosts.
+Only ways that are built alike are compared. Ranks in the same place of their hosts share a rail, and are compared with
+one another; those of one machine or of one NVLink domain are not on it. Within a host NVLink, bridges and PCIe make
+some pairs faster by design: there each pair is compared with the same two GPUs, by model and slot, of other hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from doctor.facts import CollectiveFacts
-from doctor.job import Job
+from doctor.job import Job, Rank
 from doctor.reasoning.bandwidth import SlowPart, slow_parts
+from doctor.reasoning.devices import device_of
 from doctor.reasoning.isolation import Reading
-from doctor.reasoning.transfers import LEAST_READINGS, Bandwidths
+from doctor.reasoning.transfers import LEAST_READINGS, MOST_WAITED, Bandwidths
 
 LEAST_HOSTS = 3
 """That have the same pair: of two, which one is slow can't be told."""
+MOST_PAIRS = 0.75
+"""Of a host: where so many are slow, none of its ranks alone is to blame. Of three, one has a hand in two thirds."""
+EXPLAINED = ("host", "sending", "receiving", "link")
+"""What is told of a rail: a boundary between hosts is one of switches or of NVLink, and the bandwidth over TCP tells
+which."""
 
 
 class Message(NamedTuple):
-    """That came from rank ``source`` to rank ``target``: ``value`` bytes a second."""
+    """That came from rank ``source`` to rank ``target``: ``value`` bytes a second, of the time for which both had a
+    processor."""
 
     source: int
     target: int
@@ -48,29 +56,38 @@ class SlowRail(NamedTuple):
     @property
     def ranks(self) -> tuple[int, ...]:
         """That are at fault."""
-        return tuple(self.rail.ranks[name] for name in (*self.part.hosts, *self.part.others))
+        return tuple(self.rail.ranks[name] for name in self.part.hosts)
 
 
 class SlowNeighbour(NamedTuple):
-    """Ranks of one ``host`` whose messages within it are slow: one, or both of a pair. ``share``: of what the same
-    pairs of other hosts have; ``messages``: bytes a second by the ranks, slowest first, with what is usual."""
+    """Ranks of one ``host`` whose messages within it are slow: one, both of a pair, or all of them; ``way``: both,
+    sending or receiving. ``share``: of what the same pairs of other hosts have; ``messages``: the slowest first, with
+    what is usual for that pair."""
 
     host: str
     ranks: tuple[int, ...]
+    way: str
     share: float
     confidence: float
     messages: tuple[tuple[Message, float], ...]
 
 
 class _Seat(NamedTuple):
-    host: str
+    """Of a rank: its host's place in ``Job.hosts`` and its name, its place there, its machine, its NVLink domain, and
+    its GPU by model and slot (its place, where it has none)."""
+
+    host: int
+    name: str
     place: int
+    machine: Hashable
+    domain: Hashable
+    device: Hashable
 
 
 def messages(job: Job) -> tuple[Message, ...]:
     """All that arrived."""
     return tuple(
-        Message(one.source, rank, one.bytes / one.seconds, one.round)
+        Message(one.source, rank, one.bytes / one.seconds / (1 - min(one.waited, MOST_WAITED)), one.round)
         for facts, alike in job.facts(CollectiveFacts)
         for rank in alike.ranks
         for one in facts.exchanges
@@ -79,81 +96,111 @@ def messages(job: Job) -> tuple[Message, ...]:
 
 
 def _seats(job: Job) -> dict[int, _Seat]:
-    """The host and the place there of every rank."""
-    return {rank: _Seat(local.name, place) for local in job.by_host() for place, rank in enumerate(sorted(local.ranks))}
+    there: dict[int, list[Rank]] = {}
+    for rank in job.ranks:
+        there.setdefault(rank.host.index, []).append(rank)
+    return {
+        rank.number: _seat(rank, place)
+        for own in there.values()
+        for place, rank in enumerate(sorted(own, key=lambda rank: rank.number))
+    }
+
+
+def _seat(rank: Rank, place: int) -> _Seat:
+    facts, device = rank.find(CollectiveFacts), device_of(rank)
+    of_gpu = facts is not None and (facts.device or "").startswith("cuda")
+    fabric = device.gpu.fabric if device is not None else None
+    domain = (fabric.cluster, fabric.clique) if fabric is not None and fabric.cluster else None
+    # Without a known GPU a rank that uses one is compared with nobody.
+    slot = (device.gpu.name, device.gpu.bus_id) if device is not None else (rank.number,) if of_gpu else (place,)
+    machine = rank.host.machine if facts is not None and "nccl" in (facts.backend or "") else rank.host.index
+    return _Seat(rank.host.index, rank.host.name, place, machine, domain, slot)
 
 
 def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tuple[SlowRail, ...]:
     """Of each rail the parts that are slow, compared within the rail."""
     found = []
-    for rail in _rails(job):
+    for rail in rails(job):
         slow = slow_parts(rail.known, least_share=least_share, least_confidence=least_confidence)
-        found += [SlowRail(rail, part, slow.typical, slow.spread) for part in slow.parts]
+        found += [SlowRail(rail, part, slow.typical, slow.spread) for part in slow.parts if part.kind in EXPLAINED]
     return tuple(found)
 
 
-def _rails(job: Job) -> Iterator[Rail]:
+def rails(job: Job) -> Iterator[Rail]:
+    """All of them that have enough messages to compare."""
     seats = _seats(job)
     by_place: dict[int, list[Message]] = {}
     for one in messages(job):
         source, target = seats.get(one.source), seats.get(one.target)
-        if source and target and source.host != target.host and source.place == target.place:
+        if source and target and source.place == target.place and _over_network(source, target):
             by_place.setdefault(source.place, []).append(one)
-    order = {local.name: number for number, local in enumerate(job.by_host())}
     for place, sent in sorted(by_place.items()):
-        ranks = {seats[rank].host: rank for one in sent for rank in (one.source, one.target)}
-        names = sorted(ranks, key=lambda name: order[name])
-        known = _bandwidths(names, [(seats[one.source].host, seats[one.target].host, one.value, one) for one in sent])
-        if len(known.readings) >= LEAST_READINGS:
-            yield Rail(place, ranks, known)
+        ends = dict.fromkeys(rank for one in sent for rank in (one.source, one.target))
+        ranks = sorted(ends, key=lambda rank: seats[rank].host)
+        known = _bandwidths(ranks, [seats[rank].name for rank in ranks], sent)
+        if len(sent) >= LEAST_READINGS and len({*known.hosts}) == len(ranks):
+            yield Rail(place, dict(zip(known.hosts, ranks, strict=True)), known)
 
 
-def _bandwidths(names: list[str], sent: list[tuple[str, str, float, Message]]) -> Bandwidths:
-    places = {name: number for number, name in enumerate(names)}
-    readings = (Reading(places[source], places[target], value, one.round) for source, target, value, one in sent)
+def _over_network(one: _Seat, other: _Seat) -> bool:
+    same_domain = one.domain is not None and one.domain == other.domain
+    return one.machine != other.machine and one.host != other.host and not same_domain
+
+
+def _bandwidths(ranks: Sequence[int], names: Iterable[str], sent: Iterable[Message]) -> Bandwidths:
+    places = {rank: number for number, rank in enumerate(ranks)}
+    readings = (Reading(places[one.source], places[one.target], one.value, one.round) for one in sent)
     return Bandwidths(tuple(names), tuple(readings), ())
 
 
 def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) -> Iterator[SlowNeighbour]:
-    """Ranks that are slow within their hosts, where enough other hosts have ranks in the same places."""
+    """Ranks that are slow within their hosts, where enough other hosts have the same pair of devices."""
     seats = _seats(job)
-    inside: dict[str, list[Message]] = {}
-    alike: dict[tuple[int, int], dict[str, list[float]]] = {}
+    inside: dict[int, list[Message]] = {}
+    alike: dict[tuple[Hashable, Hashable], dict[int, list[float]]] = {}
     for one in messages(job):
         source, target = seats.get(one.source), seats.get(one.target)
         if source and target and source.host == target.host:
             inside.setdefault(source.host, []).append(one)
-            alike.setdefault((source.place, target.place), {}).setdefault(source.host, []).append(one.value)
+            alike.setdefault((source.device, target.device), {}).setdefault(source.host, []).append(one.value)
     usual = {
-        places: median(median(values) for values in by_host.values())
-        for places, by_host in alike.items()
+        pair: median(median(values) for values in by_host.values())
+        for pair, by_host in alike.items()
         if len(by_host) >= LEAST_HOSTS
     }
     for host, own in inside.items():
         compared = [
-            (one, usual[places])
-            for one in own
-            if (places := (seats[one.source].place, seats[one.target].place)) in usual
+            (one, usual[pair]) for one in own if (pair := (seats[one.source].device, seats[one.target].device)) in usual
         ]
-        yield from _slow_within(host, compared, least_share, least_confidence)
+        if len(compared) > 1:
+            yield from _slow_within(job.hosts[host].name, compared, least_share, least_confidence)
 
 
 def _slow_within(
-    host: str, compared: list[tuple[Message, float]], least_share: float, least_confidence: float
+    host: str, compared: Sequence[tuple[Message, float]], least_share: float, least_confidence: float
 ) -> Iterator[SlowNeighbour]:
-    if len(compared) < LEAST_READINGS:
-        return
+    """All pairs of the host, or the part of them that stands out."""
     ranks = sorted({rank for one, _ in compared for rank in (one.source, one.target)})
-    names = [str(rank) for rank in ranks]
     # By what is usual for the pair: all of a host that is well have 1.
-    shares = [(str(one.source), str(one.target), one.value / usual, one) for one, usual in compared]
-    slow = slow_parts(_bandwidths(names, shares), least_share=least_share, least_confidence=least_confidence)
+    shares = [one._replace(value=one.value / usual) for one, usual in compared]
+    share = sorted(one.value for one in shares)[int(MOST_PAIRS * (len(shares) - 1))]
+    if share < least_share:
+        yield SlowNeighbour(host, tuple(ranks), "both", share, 0.9, _slowest_first(compared))
+        return
+    if len(shares) < LEAST_READINGS:
+        return
+    known = _bandwidths(ranks, map(str, ranks), shares)
+    slow = slow_parts(known, least_share=least_share, least_confidence=least_confidence)
     for part in slow.parts:
-        if part.kind != "boundary":
+        if part.kind in EXPLAINED:
             own = tuple(int(name) for name in part.hosts)
-            touched = [pair for pair in compared if _is_of(part, own, pair[0])]
-            touched.sort(key=lambda pair: pair[0].value / pair[1])
-            yield SlowNeighbour(host, own, part.share, part.suspect.confidence, tuple(touched))
+            touched = _slowest_first([pair for pair in compared if _is_of(part, own, pair[0])])
+            way = part.kind if part.kind in ("sending", "receiving") else "both"
+            yield SlowNeighbour(host, own, way, part.share, part.suspect.confidence, touched)
+
+
+def _slowest_first(compared: Iterable[tuple[Message, float]]) -> tuple[tuple[Message, float], ...]:
+    return tuple(sorted(compared, key=lambda pair: pair[0].value / pair[1]))
 
 
 def _is_of(part: SlowPart, ranks: tuple[int, ...], one: Message) -> bool:

@@ -26,26 +26,43 @@ class Knob(NamedTuple):
         return f"export {self.name}={value}  # for all ranks"
 
 
-def knobs_for(members: Sequence[Rank], backend: str) -> tuple[Knob, ...]:
-    """What can be changed for a group of these ranks, what is likeliest first; at most :data:`MOST_KNOBS`."""
-    is_nccl = "nccl" in backend
-    every = _of_nccl(members) if is_nccl else _interfaces(members, "GLOO_SOCKET_IFNAME", "")
+def knobs_for(members: Sequence[Rank], backend: str, *, is_small: bool = False) -> tuple[Knob, ...]:
+    """What can be changed for a group of these ranks, what is likeliest first; at most :data:`MOST_KNOBS`.
+    ``is_small``: their messages are, and latency is what counts."""
+    every = _of_nccl(members, is_small) if "nccl" in backend else _of_gloo(members) if "gloo" in backend else ()
     return tuple(knob for knob in every if not _is_set(members, knob))[:MOST_KNOBS]
 
 
-def _of_nccl(members: Sequence[Rank]) -> Iterator[Knob]:
-    """Source: the environment variables of NCCL's user guide."""
+def _of_gloo(members: Sequence[Rank]) -> Iterator[Knob]:
+    yield from _interfaces(members, "GLOO_SOCKET_IFNAME", "")
+
+
+def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[Knob]:
+    """One of each kind before a second one of any. Source: the environment variables of NCCL's user guide."""
     hosts = {member.host.index for member in members}
     if len(hosts) < len(members):
-        yield Knob("NCCL_P2P_DISABLE", "1")
-        yield Knob("NCCL_SHM_DISABLE", "1")
-    if len(hosts) > 1:
-        if any((rdma := member.find(RdmaFacts)) is not None and active_rdma_ports(rdma) for member in members):
-            yield Knob("NCCL_IB_DISABLE", "1")
-        yield from _interfaces(members, "NCCL_SOCKET_IFNAME", "=")
+        yield _toggled(members, "NCCL_P2P_DISABLE")
+        yield _toggled(members, "NCCL_SHM_DISABLE")
+    if len(hosts) > 1 and any(map(_has_rdma, members)):
+        yield _toggled(members, "NCCL_IB_DISABLE")
+    interfaces = [*_interfaces(members, "NCCL_SOCKET_IFNAME", "=")] if len(hosts) > 1 else []
+    yield from interfaces[:1]
     yield from _other_order(members)
-    yield Knob("NCCL_ALGO", "Ring")
-    yield Knob("NCCL_PROTO", "Simple")
+    yield from interfaces[1:]
+    # Of latency neither is a cure: Simple is the protocol of large messages, and a ring has the most steps.
+    if not is_small:
+        yield Knob("NCCL_ALGO", "Ring")
+        yield Knob("NCCL_PROTO", "Simple")
+
+
+def _toggled(members: Sequence[Rank], name: str) -> Knob:
+    """What is switched off for one of them at least is switched on, else off."""
+    return Knob(name, "0" if any(_value(member, name) == "1" for member in members) else "1")
+
+
+def _has_rdma(member: Rank) -> bool:
+    rdma = member.find(RdmaFacts)
+    return rdma is not None and bool(active_rdma_ports(rdma))
 
 
 def _interfaces(members: Sequence[Rank], variable: str, sign: str) -> Iterator[Knob]:

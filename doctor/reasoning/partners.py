@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from doctor.reasoning.isolation import rounds
 
@@ -14,38 +16,49 @@ MOST_ROUNDS = 16
 TURNS = 2
 """What was slow once only is nobody's fault."""
 
-Pair = tuple[int, int]
+
+class Seat(NamedTuple):
+    """Where a rank sits: its ``host``, and its ``place`` among all ranks there, taking part or not."""
+
+    host: int
+    place: int
 
 
-def partners_of(hosts: Sequence[int]) -> Mapping[int, tuple[int, ...]]:
-    """The partners of each rank, by its place; ``hosts`` has the host of each place.
+def partners_of(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
+    """The partners of each rank, round by round; ranks are numbered as ``seats`` are, and all have as many rounds.
 
     First ranks that have the same place on their hosts, as a job's rings go over the network: each of them often has a
-    card of its own. Then all ranks of a host among themselves. Everything :data:`TURNS` times. Empty where there is
-    nobody to meet.
+    card of its own. Where they share one, all pairs of two hosts have to be as many: hosts with another number of ranks
+    than most rest. Then all ranks of a host among themselves. Everything :data:`TURNS` times.
     """
-    there: dict[int, list[int]] = {}
-    for place, host in enumerate(hosts):
-        there.setdefault(host, []).append(place)
-    every = [*_between([*there.values()]), *_within([*there.values()])] * TURNS
-    return {place: tuple(_partner(place, pairs) for pairs in every) for place in range(len(hosts))} if every else {}
+    there: dict[int, dict[int, int]] = {}
+    for number, seat in enumerate(seats):
+        there.setdefault(seat.host, {})[seat.place] = number
+    hosts = [*there.values()]
+    every = [*_between(_alike(hosts)), *_within(hosts)] * TURNS
+    return tuple(tuple(pairs.get(number, NOBODY) for pairs in every) for number in range(len(seats)))
 
 
-def _partner(place: int, pairs: Mapping[int, int]) -> int:
-    return pairs.get(place, NOBODY)
+def _alike(hosts: Sequence[Mapping[int, int]]) -> list[Mapping[int, int]]:
+    """Those with the places that most of them have."""
+    if not hosts:
+        return []
+    usual, _ = Counter(frozenset(own) for own in hosts).most_common(1)[0]
+    return [own for own in hosts if frozenset(own) == usual]
 
 
-def _between(hosts: Sequence[Sequence[int]]) -> Iterator[Mapping[int, int]]:
+def _between(hosts: Sequence[Mapping[int, int]]) -> Iterator[Mapping[int, int]]:
     for pairs in rounds(len(hosts), MOST_ROUNDS):
-        yield _both_ways(pair for one, other in pairs for pair in zip(hosts[one], hosts[other], strict=False))
+        yield _both_ways((hosts[one][place], hosts[other][place]) for one, other in pairs for place in hosts[one])
 
 
-def _within(hosts: Sequence[Sequence[int]]) -> Iterator[Mapping[int, int]]:
-    for pairs in rounds(max(map(len, hosts), default=0), MOST_ROUNDS):
-        yield _both_ways((own[one], own[other]) for own in hosts for one, other in pairs if max(one, other) < len(own))
+def _within(hosts: Sequence[Mapping[int, int]]) -> Iterator[Mapping[int, int]]:
+    places = max((place + 1 for own in hosts for place in own), default=0)
+    for pairs in rounds(places, MOST_ROUNDS):
+        yield _both_ways((own[one], own[other]) for own in hosts for one, other in pairs if one in own and other in own)
 
 
-def _both_ways(pairs: Iterable[Pair]) -> Mapping[int, int]:
+def _both_ways(pairs: Iterable[tuple[int, int]]) -> Mapping[int, int]:
     found: dict[int, int] = {}
     for one, other in pairs:
         found[one], found[other] = other, one

@@ -48,25 +48,29 @@ def _pasted(setting: str) -> str:
     return f"{where}: `{command}`" if where else f"`{command}`"
 
 
-def with_trials(job: Job, finding: Finding, *subjects: Subject, otherwise: str = "") -> Finding:
+def with_trials(
+    job: Job, finding: Finding, *subjects: Subject, otherwise: str = "", unit: str | None = None
+) -> Finding:
     """``finding`` with what trials of ``subjects`` say of the ranks that it blames, and what mends it first in its way
-    out. ``otherwise``: what else can be done; the finding as it is where nothing was tried."""
-    tried = restoring(job, *subjects, ranks=finding.ranks)
+    out. ``otherwise``: what else can be done; the finding as it is where nothing was tried. ``unit``: trials that
+    measured something else are left out."""
+    tried = restoring(job, *subjects, ranks=finding.ranks, unit=unit)
     return msgspec.structs.replace(
         finding, evidence={**finding.evidence, **tried.evidence}, fix=tried.fix(otherwise) or finding.fix
     )
 
 
-def restoring(job: Job, *subjects: Subject, ranks: Collection[int]) -> Restoring:
+def restoring(job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None) -> Restoring:
     """What trials of ``subjects`` say of a finding that blames ``ranks``: of paths those that begin or end on their
-    hosts, of devices their own, and all of collectives."""
+    hosts, of devices their own, and of collectives those in which one of them had a part. ``unit``: of these alone;
+    what could not be tried has none."""
     hosts = set(job.hosts_of(ranks))
     trials = [
         trial
         for rank in job.ranks
         if (facts := rank.find(TrialFacts)) is not None
         for trial in facts.trials
-        if trial.subject in subjects
+        if trial.subject in subjects and (unit is None or trial.unit in ("", unit))
         if _concerns(trial, rank, hosts, ranks)
     ]
     mending = [trial for trial in trials if trial.restores]
@@ -80,10 +84,10 @@ def restoring(job: Job, *subjects: Subject, ranks: Collection[int]) -> Restoring
 
 
 def _concerns(trial: Trial, rank: Rank, hosts: Collection[str], ranks: Collection[int]) -> bool:
-    """``rank`` made the trial: of a path, of its device, or for all ranks of a group."""
+    """``rank`` made the trial: of a path, of its device, or as one of a group."""
     if trial.peer is not None:
         return rank.host.name in hosts or trial.peer in hosts
-    return trial.subject == "collective" or rank.number in ranks
+    return rank.number in ranks
 
 
 def _once(texts: Iterable[str]) -> tuple[str, ...]:
@@ -98,10 +102,14 @@ def _words(trial: Trial) -> str:
 
 
 def _value(value: float | None, trial: Trial) -> str:
+    if trial.unit == "segments":
+        return "next to nothing is sent" if not value else f"up to {100 / value:.2g} % sent again"
     if value is None:
         return {"packet": "lost", "path": "no connection"}.get(trial.subject, "failed")
     if trial.unit == "B/s":
         return f"{value / 1e6:.3g} MB/s" if value < 1e9 else f"{value / 1e9:.3g} GB/s"
+    if trial.unit == "s":
+        return f"{value * 1e6:.0f} µs"
     if trial.unit == "FLOP/s":
         return f"{value / 1e9:.3g} GFLOP/s"
     return f"{value:.0f} bytes arrive" if trial.unit == "bytes" else trial.unit

@@ -11,9 +11,11 @@ from doctor.facts import CollectiveFacts, CollectiveResult, PathFacts, ReachFact
 from doctor.job import Job, Rank
 from doctor.reasoning.bandwidth import slow_parts
 from doctor.reasoning.device_speed import What, judge_devices
-from doctor.reasoning.groups import broken_collectives, culprits_of, slow_groups, timed_groups
+from doctor.reasoning.exchanges import SlowRail, messages, slow_neighbours, slow_rails
+from doctor.reasoning.groups import SMALL, broken_collectives, culprits_of, slow_groups, timed_groups
+from doctor.reasoning.losses import LEAST_SEGMENTS, Lossy, lossy_parts
 from doctor.reasoning.network import choice_of
-from doctor.reasoning.transfers import bandwidths, sendings
+from doctor.reasoning.transfers import Sending, bandwidths, sendings
 from doctor.reasoning.ways import ways_between
 
 Subject = Literal["path", "packet", "collective", "device"]
@@ -21,6 +23,9 @@ Subject = Literal["path", "packet", "collective", "device"]
 
 MOST_QUESTIONS = 4
 """Of one job: each may take a quarter of a minute, and one fault is the cause of many symptoms."""
+
+MOST_COLLECTIVES = 2
+"""Of the questions: each trial of a collective starts all of its ranks anew."""
 
 AGAIN = "nothing changed"
 """The knob of a trial that went well without any change: the fault comes and goes."""
@@ -37,6 +42,12 @@ LEAST_CONFIDENCE = 0.5
 SLOWER_TIMES, LEAST_SECONDS, SIGMAS = 2.5, 0.005, 4.0
 """By how much a group is slower than its siblings; see :func:`doctor.reasoning.groups.slow_groups`."""
 
+LOST_SHARE, LEAST_LOST = 0.01, 1000
+"""Of the segments, and how many have to be sent; see :func:`doctor.reasoning.losses.lossy_parts`."""
+
+LATE_SECONDS = 50e-6
+"""For a small message on NCCL within a host; more is a finding (NET027)."""
+
 _CLOSED = frozenset({"refused", "silent", "unroutable", "stranger"})
 """Outcomes of a connection that keep two hosts apart."""
 
@@ -44,7 +55,9 @@ _CLOSED = frozenset({"refused", "silent", "unroutable", "stranger"})
 class Question(NamedTuple):
     """What failed or is slow: ``host`` to ``peer`` (a path; names of hosts) or ``ranks``. ``address``: of the peer, as
     it was dialled; ``culprits``: hosts that all symptoms of this kind share; ``usual``: the value of others, bytes a
-    second. ``backend`` and ``bytes``: of a collective; ``what``: a device is slow in."""
+    second. ``backend`` and ``bytes``: of a collective; ``what``: a device is slow in. ``lossy``: the path loses
+    packets, and ``usual`` counts segments for each one that is sent again. ``controls``: ranks that are well and sit as
+    ``ranks`` do: their collective shows what is usual."""
 
     subject: Subject
     host: str = ""
@@ -56,6 +69,13 @@ class Question(NamedTuple):
     backend: str = ""
     bytes: int = 0
     what: What | None = None
+    lossy: bool = False
+    controls: tuple[int, ...] = ()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is about the latency of small messages."""
+        return self.subject == "collective" and 0 < self.bytes <= SMALL
 
 
 class _Way(NamedTuple):
@@ -65,30 +85,44 @@ class _Way(NamedTuple):
 
 
 def questions(job: Job) -> tuple[Question, ...]:
-    """What to try, worst first: packets that vanish, closed paths, slow paths, collectives, devices; at most
+    """What to try, worst first: packets that vanish, closed paths, slow and lossy ones, collectives, devices; at most
     :data:`MOST_QUESTIONS`. What follows from an earlier one is no question of its own."""
     found: list[Question] = []
     for question in _every(job):
-        if len(found) < MOST_QUESTIONS and not any(_follows(job, question, earlier) for earlier in found):
+        if _has_room(found, question) and not any(_follows(job, question, earlier) for earlier in found):
             found.append(question)
     return tuple(found)
+
+
+def _has_room(found: list[Question], question: Question) -> bool:
+    collectives = sum(one.subject == "collective" for one in found)
+    return len(found) < MOST_QUESTIONS and (question.subject != "collective" or collectives < MOST_COLLECTIVES)
 
 
 def _every(job: Job) -> Iterator[Question]:
     yield from _of_ways("packet", _vanishing(job))
     yield from _of_ways("path", _closed(job))
     yield from _slow(job)
+    yield from _losing(job)
     yield from _broken(job)
     yield from _slow_collectives(job)
+    yield from _slow_rails(job)
+    yield from _slow_neighbours(job)
+    yield from _late(job)
     yield from _slow_devices(job)
 
 
 def _follows(job: Job, question: Question, earlier: Question) -> bool:
-    """Whether ``earlier`` may be why: what goes over a path that loses packets, or is closed, fails too."""
+    """Whether ``earlier`` may be why: what goes over a path that loses packets, or is closed, fails too; and ranks
+    have one collective that is slow, which the same settings mend or do not. Within a host nothing goes over paths."""
+    if earlier.subject == "collective" == question.subject:
+        is_broken = earlier.usual is None and not earlier.controls
+        is_alike = is_broken or earlier.is_small == question.is_small
+        return is_alike and not set(earlier.ranks).isdisjoint(question.ranks)
     if earlier.subject not in ("packet", "path"):
         return False
-    hosts = {question.host, question.peer, *job.hosts_of(question.ranks)}
-    return bool(hosts.intersection(earlier.culprits)) and question.subject != "device"
+    hosts = {question.host, question.peer, *job.hosts_of(question.ranks)} - {""}
+    return len(hosts) > 1 and bool(hosts.intersection(earlier.culprits)) and question.subject != "device"
 
 
 def _vanishing(job: Job) -> list[_Way]:
@@ -131,6 +165,30 @@ def _address_towards(job: Job, host: str, peer: str) -> str | None:
     members = members_by_host(job)
     choice = choice_of(members[peer]) if there is None and peer in members else None
     return choice.first.address.address if choice is not None and choice.first is not None else there
+
+
+def _losing(job: Job) -> Iterator[Question]:
+    """For every part of the network that loses packets the way that loses most."""
+    # The share of the usual that counts as well is then the share that may be lost.
+    usual = 1 / (LOST_SHARE * SLOW_SHARE)
+    for lossy in lossy_parts(job, share=LOST_SHARE, least=LEAST_LOST):
+        worst = max(_ways_of(job, lossy), key=_lost_share)
+        host, peer = worst.source, worst.sample.peer
+        address = worst.sample.address or _address_towards(job, host, peer)
+        yield Question("path", host, peer, address, lossy.hosts, usual=usual, lossy=True)
+
+
+def _ways_of(job: Job, lossy: Lossy) -> Iterator[Sending]:
+    """All that went between its hosts, where there are several, else to and from the one."""
+    touch = all if len(lossy.hosts) > 1 else any
+    for one in sendings(job):
+        is_of = touch(end in lossy.hosts for end in (one.source, one.sample.peer))
+        if is_of and (one.sample.segments_sent or 0) >= LEAST_SEGMENTS:
+            yield one
+
+
+def _lost_share(sending: Sending) -> float:
+    return (sending.sample.segments_retransmitted or 0) / (sending.sample.segments_sent or 1)
 
 
 def _has_another(members: dict[str, Rank], way: _Way) -> bool:
@@ -198,6 +256,84 @@ def _slow_collectives(job: Job) -> Iterator[Question]:
             backend=timed.backend,
             bytes=timed.bytes,
         )
+
+
+def _slow_rails(job: Job) -> Iterator[Question]:
+    """The worst pair of ranks that is slow over the network on the back end of the job, with one of the same rail that
+    is well: what two ranks send each other at a time says little of what a collective of them brings."""
+    slow = slow_rails(job, least_share=SLOW_SHARE, least_confidence=LEAST_CONFIDENCE)
+    for rail in sorted(slow, key=lambda rail: rail.part.share):
+        worst, controls = rail.part.readings[0], _well_on(rail, slow)
+        pair = (rail.rail.ranks[worst.first], rail.rail.ranks[worst.second])
+        backend = _backend_of(job, pair)
+        if controls and backend:
+            yield Question("collective", ranks=pair, backend=backend, controls=controls)
+            return
+
+
+def _well_on(rail: SlowRail, slow: Iterable[SlowRail]) -> tuple[int, ...]:
+    """The pair of the rail that is nearest to what is usual there, of those that nothing slow touches."""
+    own, names = rail.rail, rail.rail.known.hosts
+    touched = {
+        frozenset((one.first, one.second))
+        for other in slow
+        if other.rail.place == own.place
+        for one in other.part.readings
+    }
+    ways = [(names[one.source], names[one.target], one.value) for one in own.known.readings]
+    well = [way for way in ways if frozenset(way[:2]) not in touched]
+    if not well:
+        return ()
+    host, peer, _ = min(well, key=lambda way: abs(way[2] - rail.usual))
+    return own.ranks[host], own.ranks[peer]
+
+
+def _slow_neighbours(job: Job) -> Iterator[Question]:
+    """The worst pair of ranks that is slow within its host, with the same pair of a host that is well."""
+    slow = slow_neighbours(job, least_share=SLOW_SHARE, least_confidence=LEAST_CONFIDENCE)
+    for near in sorted(slow, key=lambda near: near.share):
+        worst, usual = near.messages[0]
+        pair = (worst.source, worst.target)
+        controls, backend = _same_places(job, pair, usual), _backend_of(job, pair)
+        if controls and backend:
+            yield Question("collective", ranks=pair, backend=backend, controls=controls)
+            return
+
+
+def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ...]:
+    """The ranks of another host that sit there as ``pair`` does, and send each other about what is usual."""
+    there: dict[int, list[int]] = {}
+    for rank in job.ranks:
+        there.setdefault(rank.host.index, []).append(rank.number)
+    own = next(ranks for ranks in there.values() if pair[0] in ranks)
+    places, sent = [sorted(own).index(rank) for rank in pair], {(one.source, one.target): one for one in messages(job)}
+    for ranks in there.values():
+        source, target = (sorted(ranks)[place] if place < len(ranks) else -1 for place in places)
+        one = sent.get((source, target))
+        if ranks is not own and one is not None and one.value >= SLOW_SHARE * usual:
+            return source, target
+    return ()
+
+
+def _backend_of(job: Job, ranks: Iterable[int]) -> str:
+    """On which they exchanged messages; empty where they did not on one."""
+    own = set(ranks)
+    backends = {facts.backend or "" for facts, alike in job.facts(CollectiveFacts) if own.intersection(alike.ranks)}
+    return backends.pop() if len(backends) == 1 else ""
+
+
+def _late(job: Job) -> Iterator[Question]:
+    """The group within a host whose small messages on NCCL take longest."""
+    late = [
+        one
+        for one in timed_groups(job)
+        if one.backend == "nccl" and one.bytes <= SMALL and one.seconds > LATE_SECONDS
+        if len(job.hosts_of(one.members)) == 1
+    ]
+    for one in sorted(late, key=lambda one: -one.seconds)[:1]:
+        # The share of the usual that counts as well is then the time that is no finding.
+        usual = one.bytes / (LATE_SECONDS * SLOW_SHARE)
+        yield Question("collective", ranks=one.members, usual=usual, backend=one.backend, bytes=one.bytes)
 
 
 def _slow_devices(job: Job) -> Iterator[Question]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.probes.group_pairs import FIRST_BYTES, MOST_BYTES
+from doctor.probes.group_pairs import FIRST_BYTES, MOST_BYTES, NO_TIME
 from tests.lab.needs import ROOT, clean_environ
 
 pytest.importorskip("torch")
@@ -26,19 +26,23 @@ store = dist.FileStore(folder + "/store", count)
 dist.init_process_group("gloo", store=store, rank=place, world_size=count, timeout=datetime.timedelta(seconds=20))
 partners = [place ^ 1, -1, place ^ 1] + ([place ^ 2] if count > 2 else [])
 numbers = [10 + one for one in range(count)]
-found = group_pairs.exchanges(partners, place, numbers, torch.device("cpu"))
-print(json.dumps([[one.source, one.bytes, one.seconds, one.round] for one in found]))
+pairs = group_pairs.Pairs(place, numbers, torch.device("cpu"))
+if "room" in late and place == 1:
+    pairs._room = lambda: 1 << 60
+reason = pairs.run(partners)
+print(json.dumps([reason, [[one.source, one.bytes, one.seconds, one.round, one.round_trip] for one in pairs.found]]))
 dist.barrier()
 """
 
 
-def played(count: int, folder: Path, *late: int) -> list[list[list[float]]]:
-    """What each of so many processes measured; ``late`` ones have no time from the start."""
+def played(count: int, folder: Path, *odd: int | str) -> list[tuple[str, list[list[float]]]]:
+    """Why each of so many processes ended early, and what it measured; those in ``odd`` have no time from the start, or
+    rank 1 has no ``room``."""
     environ = {**clean_environ(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", PROGRAM]
     processes = [
         subprocess.Popen(
-            [*command, str(place), str(count), str(folder), *map(str, late)], stdout=subprocess.PIPE, env=environ
+            [*command, str(place), str(count), str(folder), *map(str, odd)], stdout=subprocess.PIPE, env=environ
         )
         for place in range(count)
     ]
@@ -50,12 +54,19 @@ def played(count: int, folder: Path, *late: int) -> list[list[list[float]]]:
 
 
 def test_both_of_a_pair_measure_what_they_got(tmp_path: Path) -> None:
-    one, other = played(2, tmp_path)
-    for found, source in ((one, 11), (other, 10)):
-        assert [(sender, turn) for sender, _, _, turn in found] == [(source, 0), (source, 2)]
-        assert all(FIRST_BYTES <= size <= MOST_BYTES["cpu"] and 0 < seconds < 20 for _, size, seconds, _ in found)
+    for (reason, found), source in zip(played(2, tmp_path), (11, 10), strict=True):
+        assert reason == ""
+        assert [(sender, turn) for sender, _, _, turn, _ in found] == [(source, 0), (source, 2)]
+        assert all(FIRST_BYTES <= size <= MOST_BYTES["cpu"] for _, size, *_ in found)
+        assert all(0 < trip < seconds < 20 for _, _, seconds, _, trip in found)
 
 
-def test_who_has_no_time_left_holds_nobody_up(tmp_path: Path) -> None:
-    found = played(4, tmp_path, 3)
-    assert [[int(sender) for sender, *_ in own] for own in found] == [[11, 11, 12], [10, 10], [10], []]
+def test_where_one_has_no_time_left_nobody_begins_another_round(tmp_path: Path) -> None:
+    assert played(4, tmp_path, 3) == [[NO_TIME, []]] * 4
+
+
+def test_where_one_has_no_room_it_says_so_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    (other, found), (own, none) = played(2, tmp_path, "room")
+    assert own.startswith("no room for messages: ")
+    assert other == NO_TIME
+    assert found == none == []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from doctor.cases import healthy
-from doctor.facts import Address, Interface, InterfaceFacts
-from doctor.probes.trials import mends
-from doctor.probes.trials_paths import SIZES_AT_ONCE, burst_of, sizes_between
-from doctor.reasoning.ways import MOST_WAYS, ways_between
+from doctor.facts import Address, Interface, InterfaceFacts, Transfer, Trial
+from doctor.probes.transfers_messages import Itinerary, Meeting
+from doctor.probes.trials import MOST_ROUNDS, SpeedOrder, mends
+from doctor.probes.trials_paths import SIZES_AT_ONCE, burst_of, sizes_between, speed_trials
+from doctor.reasoning.ways import MOST_WAYS, Way, ways_between
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,39 @@ from doctor.reasoning.ways import MOST_WAYS, ways_between
 )
 def test_a_cure_mends_twice_in_a_row(before, after, usual, cures):
     assert mends(before, after, usual) is cures
+
+
+def resent(sick: int, other: int, sent: int = 4000) -> list[Trial]:
+    """What is told of a way that lost so many segments in each round, and of another one."""
+    meeting = Meeting(0, 1, "node1", "10.0.0.2", 1, "", calls=True)
+    itinerary = Itinerary(1, 0, "", (meeting,), first=0, round_seconds=1.0, bytes=1, seconds=1.0)
+    order = SpeedOrder(itinerary, (Way("other interface eth1", "", "10.1.0.2"),), 1 / 0.006, lossy=True)
+    samples = [
+        Transfer("node1", "done", 1e8, segments_sent=sent, segments_retransmitted=lost)
+        for _ in range(MOST_ROUNDS)
+        for lost in (sick, other)
+    ]
+    return list(speed_trials(order, samples))
+
+
+def test_a_lossy_way_is_mended_by_one_that_loses_less_than_a_finding():
+    [trial] = resent(200, 0)
+    assert (trial.restores, trial.before, trial.after, trial.unit) == (True, 20.0, 4000.0, "segments")
+
+
+def test_a_way_that_is_lossy_too_mends_nothing():
+    trial, *rest = resent(200, 60)
+    assert (trial.restores, trial.error) == (False, "at most 1 % are well")
+    assert [one.knob for one in rest] == ["not tried"]
+
+
+def test_a_way_that_loses_nothing_by_now_is_mended_by_nothing():
+    assert [(one.knob, one.restores) for one in resent(4, 0)] == [("nothing changed", False)]
+
+
+def test_hardly_any_segments_tell_nothing():
+    trial, *_ = resent(15, 0, sent=15)
+    assert (trial.restores, trial.before, trial.after) == (False, None, None)
 
 
 def largest(limit: int, passes: int, fails: int) -> tuple[int, int]:

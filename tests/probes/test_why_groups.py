@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import msgspec
 import pytest
 
 from doctor.api import (
@@ -13,15 +16,21 @@ from doctor.api import (
     Interface,
     InterfaceFacts,
     Job,
+    Trial,
     TrialFacts,
+    exchanged,
     healthy,
+    timed_on_mesh,
+    usual_seconds,
 )
 from doctor.cases import Sketch
 from doctor.probes import trials_groups
-from doctor.probes.trials_groups import outcome_of
+from doctor.probes.stage import Post
+from doctor.probes.trials import Tell
+from doctor.probes.trials_groups import Meet, Outcome, Prepare, group_plan, outcome_of
 from doctor.probes.why_stage import WhyStage
 from doctor.reasoning.knobs import MOST_KNOBS, knobs_for
-from doctor.reasoning.why import questions
+from doctor.reasoning.why import Question, questions
 from tests.lab.needs import ROOT, clean_environ
 from tests.probes.staged import staged
 
@@ -47,7 +56,7 @@ def test_the_interface_that_a_group_works_on(monkeypatch):
     sketch = broken(healthy(1, 2, gpus=0).environ(GLOO_SOCKET_IFNAME="nosuch0").put(one_interface("lo")))
     environ = {**clean_environ(ROOT), "GLOO_SOCKET_IFNAME": "nosuch0"}
     found = staged(sketch.members, [WhyStage(), WhyStage()], environ)
-    [trial] = trials(found.job)
+    [trial] = set(trials(found.job))
     assert (trial.subject, trial.setting, trial.restores) == (
         "collective",
         "export GLOO_SOCKET_IFNAME=lo  # for all ranks",
@@ -55,14 +64,16 @@ def test_the_interface_that_a_group_works_on(monkeypatch):
     )
     assert trial.before is None
     assert trial.after > 0
-    assert all(orders.words for orders in found.orders[::2][:4])
+    *tried, told = found.orders
+    assert all(orders.words for orders in tried)
+    assert told.words == "", "nothing is run"
 
 
 def test_a_group_that_works_by_now_is_mended_by_nothing():
     pytest.importorskip("torch")
     sketch = broken(healthy(1, 2, gpus=0).put(one_interface("eth9")).environ(GLOO_SOCKET_IFNAME="eth8"))
     environ = {**clean_environ(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    [trial] = trials(staged(sketch.members, [WhyStage(), WhyStage()], environ).job)
+    [trial] = set(trials(staged(sketch.members, [WhyStage(), WhyStage()], environ).job))
     assert (trial.knob, trial.restores) == ("nothing changed", False)
 
 
@@ -102,12 +113,145 @@ def test_a_group_that_could_not_be_tried_for_want_of_a_back_end_is_none():
     ],
 )
 def test_the_outcome_of_a_rank(facts: CollectiveFacts, value: float | None):
-    assert outcome_of(facts).value == value
-    assert bool(outcome_of(facts).error) == (value is None)
+    assert outcome_of(facts, 1000).value == value
+    assert bool(outcome_of(facts, 1000).error) == (value is None)
 
 
-def names(sketch: Sketch, backend: str) -> list[str]:
-    return [f"{knob.name}={knob.value}" for knob in knobs_for(sketch.job().ranks, backend)]
+def test_the_outcome_is_that_of_the_size_that_was_asked_for():
+    timings = tuple(CollectiveTiming("all_reduce", "nccl", size, 1e-5) for size in (8, 4096, 1 << 20))
+    asked = {size: outcome_of(CollectiveFacts(timings=timings), size).value for size in (8, 4096, 1 << 20)}
+    assert asked == pytest.approx({8: 8e5, 4096: 4096e5, 1 << 20: 1e5 * (1 << 20)})
+
+
+def names(sketch: Sketch, backend: str, *, is_small: bool = False) -> list[str]:
+    return [f"{knob.name}={knob.value}" for knob in knobs_for(sketch.job().ranks, backend, is_small=is_small)]
+
+
+def spare(sketch: Sketch, count: int) -> Sketch:
+    """Hosts that have so many interfaces besides the one in use."""
+
+    def more(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
+        own = (Interface(f"eth{n}", addresses=(Address("inet", f"10.{n}.0.1", 24),)) for n in range(1, count + 1))
+        return (*old, *own)
+
+    return sketch.alter(InterfaceFacts, interfaces=more)
+
+
+def test_one_knob_of_each_kind_before_a_second_of_any():
+    first = ["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_IFNAME==eth1"]
+    order = "CUDA_VISIBLE_DEVICES=7,6,5,4,3,2,1,0"
+    assert names(spare(healthy(2, 8, rdma=8), 3), "nccl") == [*first, order]
+    one_each = spare(healthy(2, 1, rdma=1), 2)
+    assert names(one_each, "nccl")[:3] == [first[2], first[3], "NCCL_SOCKET_IFNAME==eth2"]
+    assert not [name for name in names(spare(healthy(1, 4), 3), "nccl") if "IFNAME" in name]
+
+
+def test_what_is_switched_off_is_switched_on():
+    off = healthy(2, 4, rdma=4).environ(NCCL_P2P_DISABLE="1", NCCL_IB_DISABLE="1")
+    assert names(off, "nccl")[:3] == ["NCCL_P2P_DISABLE=0", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=0"]
+    assert names(healthy(1, 4).environ(ranks=(1,), NCCL_SHM_DISABLE="1"), "nccl")[1] == "NCCL_SHM_DISABLE=0"
+
+
+def test_the_latency_of_small_messages_is_no_matter_of_algorithms():
+    assert names(healthy(1, 4), "nccl", is_small=True) == names(healthy(1, 4), "nccl")[:3]
+
+
+def test_a_back_end_that_nobody_knows_has_no_knobs():
+    assert names(spare(healthy(2, 1, gpus=0), 1), "ucc") == []
+    assert names(spare(healthy(2, 1, gpus=0), 1), "cpu:gloo") == ["GLOO_SOCKET_IFNAME=eth1"]
+
+
+Brings = Callable[[frozenset[int], Mapping[str, str]], float | None]
+"""What a group of these ranks brings with these changes to the environment, bytes a second."""
+
+
+def test_who_shows_what_is_usual_is_said_before():
+    question, job = pair_of_a_rail()
+    posts = [Post(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
+    assert ": 2 ranks that are well once more with nothing changed, " in next(group_plan(question, job, posts)).words
+    bare = next(group_plan(question._replace(controls=()), job, posts))
+    assert ": 2 ranks once more with nothing changed, " in bare.words
+
+
+def played(question: Question, job: Job, brings: Brings) -> tuple[dict[int, tuple[Trial, ...]], list[set[int]]]:
+    """The steps of the trials of a collective, without children: who is told what, and who joined in each step."""
+    posts = [Post(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
+    plan, joined, changes = group_plan(question, job, posts), [], {}
+    orders = next(plan)
+    while True:
+        tasks = {
+            int(token): msgspec.msgpack.decode(order, type=Prepare | Meet | Tell)
+            for token, order in orders.by_token.items()
+        }
+        told = {rank: task.trials for rank, task in tasks.items() if isinstance(task, Tell)}
+        if told:
+            return told, joined
+        note = b"29500"
+        for task in tasks.values():
+            changes = task.changes if isinstance(task, Prepare) else changes
+        if any(isinstance(task, Meet) for task in tasks.values()):
+            joined.append(set(tasks))
+            note = msgspec.msgpack.encode(Outcome(brings(frozenset(tasks), changes), ""))
+        orders = plan.send([post._replace(note=note) if int(post.token) in tasks else post for post in posts])
+
+
+def pair_of_a_rail() -> tuple[Question, Job]:
+    sketch = spare(exchanged(lambda one, other: one // 4 != other // 4 and 5 in (one, other)), 1)
+    job = sketch.job()
+    [question] = questions(job)
+    return question, job
+
+
+def test_a_slow_rail_is_held_against_a_pair_that_is_well():
+    question, job = pair_of_a_rail()
+
+    def brings(ranks: frozenset[int], changes: Mapping[str, str]) -> float:
+        return 20e9 if 5 not in ranks or changes.get("NCCL_SOCKET_IFNAME") == "=eth1" else 2e9
+
+    told, joined = played(question, job, brings)
+    assert joined[0] == {*question.controls}
+    assert all(group == {*question.ranks} for group in joined[1:])
+    assert told.keys() == {*question.ranks}
+    assert [trial.knob for trial in told[5] if trial.restores] == ["NCCL_SOCKET_IFNAME==eth1"]
+    assert {(trial.before, trial.unit) for trial in told[5]} == {(2e9, "B/s")}
+
+
+def test_a_pair_whose_collective_is_as_fast_as_that_of_others_is_mended_by_nothing():
+    question, job = pair_of_a_rail()
+    told, joined = played(question, job, lambda ranks, changes: 20e9)
+    assert [(trial.knob, trial.restores) for trial in told[5]] == [("nothing changed", False)]
+    assert len(joined) == 2
+
+
+def test_without_an_answer_of_the_controls_nothing_is_tried():
+    question, job = pair_of_a_rail()
+    told, joined = played(question, job, lambda ranks, changes: 20e9 if 5 in ranks else None)
+    assert [trial.knob for trial in told[5]] == ["not tried"]
+    assert len(joined) == 1
+
+
+def late_with_p2p_off(seconds: float) -> tuple[Question, Job]:
+    slow = timed_on_mesh(
+        lambda axis, group, size, turn: seconds if size <= 4096 else usual_seconds(axis, group, size, turn),
+        backend="nccl",
+    )
+    job = slow.environ(NCCL_P2P_DISABLE="1").job()
+    [question] = questions(job)
+    return question, job
+
+
+@pytest.mark.parametrize(("mended", "restores"), [(45e-6, True), (55e-6, False)])
+def test_late_small_messages_are_mended_by_what_is_below_the_limit(mended: float, restores: bool):
+    question, job = late_with_p2p_off(90e-6)
+
+    def brings(ranks: frozenset[int], changes: Mapping[str, str]) -> float:
+        return question.bytes / (mended if changes.get("NCCL_P2P_DISABLE") == "0" else 90e-6)
+
+    told, _ = played(question, job, brings)
+    first = told[question.ranks[0]][0]
+    assert (first.knob, first.restores, first.unit) == ("NCCL_P2P_DISABLE=0", restores, "s")
+    assert (first.before, first.after) == pytest.approx((90e-6, mended))
+    assert not [trial for trial in told[question.ranks[0]][1:] if trial.restores]
 
 
 def test_knobs_of_nccl_only_where_they_can_apply():

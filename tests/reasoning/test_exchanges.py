@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from doctor.api import exchanged, slow_neighbours, slow_rails
+from doctor.api import CollectiveFacts, GpuFacts, exchanged, slow_neighbours, slow_rails
 
 LIMITS = {"least_share": 0.6, "least_confidence": 0.5}
 
@@ -53,6 +54,49 @@ def test_within_a_host_pairs_are_compared_with_the_same_pairs_of_others():
 def test_one_pair_within_a_host():
     bridge = exchanged(lambda source, target: {source, target} == {4, 5})
     assert neighbours(bridge) == {("node1", (4, 5))}
+
+
+def test_a_host_all_of_whose_pairs_are_slow():
+    fabric = exchanged(lambda source, target: source // 4 == target // 4 == 1)
+    assert neighbours(fabric) == {("node1", (4, 5, 6, 7))}
+    two = exchanged(lambda source, target: source // 2 == target // 2 == 1, per_host=2)
+    assert neighbours(two) == {("node1", (2, 3))}
+
+
+def test_one_direction_within_a_host():
+    (found,) = slow_neighbours(exchanged(lambda source, target: source == 9 and target // 4 == 2).job(), **LIMITS)
+    assert (found.ranks, found.way) == ((9,), "sending")
+    assert all(message.source == 9 for message, _ in found.messages)
+
+
+def test_other_slots_are_no_siblings():
+    """A host whose ranks were given other GPUs: its bridge joins others."""
+    sketch = exchanged(lambda source, target: {source, target} == {4, 5})
+    gpus = sketch.job().hosts[1].find(GpuFacts)
+    moved = tuple(msgspec.structs.replace(gpu, bus_id=f"0000:{gpu.index + 65:02x}:00.0") for gpu in gpus.gpus)
+    other = msgspec.structs.replace(gpus, gpus=moved)
+    assert neighbours(sketch) == {("node1", (4, 5))}
+    assert neighbours(sketch.put(other, hosts=("node1",))) == set()
+
+
+@pytest.mark.parametrize(("waited", "found"), [(0.0, {("host", ("node1",), (6,))}), (0.9, set())])
+def test_what_waited_for_processors_is_no_slow_card(waited, found):
+    sketch = exchanged(across(6))
+    for rank in sketch.job().ranks:
+        facts = rank.find(CollectiveFacts)
+        slow = across(6)
+        known = tuple(
+            msgspec.structs.replace(one, waited=waited if slow(one.source, rank.number) else 0.0)
+            for one in facts.exchanges
+        )
+        sketch = sketch.put(msgspec.structs.replace(facts, exchanges=known), ranks=(rank.number,))
+    assert rails(sketch) == found
+
+
+def test_two_halves_are_told_by_others():
+    """Racks, NVLink domains, two containers of each machine: what joins some hosts makes no other one slow."""
+    slow = exchanged(lambda source, target: source // 8 != target // 8 and source // 4 != target // 4, share=0.1)
+    assert rails(slow) == set()
 
 
 def test_two_hosts_are_not_compared_within():

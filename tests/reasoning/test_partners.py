@@ -8,38 +8,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doctor.reasoning.partners import NOBODY, TURNS, partners_of
+from doctor.reasoning.partners import NOBODY, TURNS, Seat, partners_of
 
 
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=60))
-def test_two_of_a_round_meet_each_other_alone(hosts: list[int]) -> None:
-    partners = partners_of(hosts)
-    assert len({len(own) for own in partners.values()}) <= 1
-    for place, own in partners.items():
+def seats_of(*counts: int) -> list[Seat]:
+    """Hosts with so many ranks each."""
+    return [Seat(host, place) for host, count in enumerate(counts) for place in range(count)]
+
+
+def met(partners: tuple[int, ...]) -> set[int]:
+    return {one for one in partners if one != NOBODY}
+
+
+@given(st.sets(st.tuples(st.integers(0, 9), st.integers(0, 7)), max_size=60))
+def test_two_of_a_round_meet_each_other_alone(sitting: set[tuple[int, int]]) -> None:
+    partners = partners_of([Seat(*one) for one in sorted(sitting)])
+    assert len({len(own) for own in partners}) <= 1
+    for number, own in enumerate(partners):
         for turn, partner in enumerate(own):
-            assert partner == NOBODY or (partner != place and partners[partner][turn] == place)
+            assert partner == NOBODY or (partner != number and partners[partner][turn] == number)
 
 
 @pytest.mark.parametrize("per_host", [1, 2, 4])
 def test_few_hosts_meet_on_each_rail_and_within(per_host: int) -> None:
-    hosts = [host for host in range(6) for _ in range(per_host)]
-    met = {(place, one) for place, own in partners_of(hosts).items() for one in own if one != NOBODY}
-    for one, other in combinations(range(len(hosts)), 2):
-        same_rail, same_host = one % per_host == other % per_host, hosts[one] == hosts[other]
-        assert ((one, other) in met) == (same_rail or same_host)
+    seats = seats_of(*[per_host] * 6)
+    partners = partners_of(seats)
+    for one, other in combinations(range(len(seats)), 2):
+        alike = seats[one].place == seats[other].place or seats[one].host == seats[other].host
+        assert (other in met(partners[one])) == alike
 
 
 def test_each_pair_meets_again() -> None:
-    own = partners_of([0, 0, 1, 1])[0]
+    own = partners_of(seats_of(2, 2))[0]
     assert sorted(one for one in own if one != NOBODY) == sorted([1, 2] * TURNS)
 
 
-def test_hosts_of_unequal_size() -> None:
-    partners = partners_of([0, 0, 0, 1])
-    assert {one for one in partners[0] if one != NOBODY} == {1, 2, 3}
-    assert {one for one in partners[3] if one != NOBODY} == {0}
+def test_a_host_with_another_number_of_ranks_keeps_to_itself() -> None:
+    """On a card that two of its ranks share, each would have the half of what another host's only rank has."""
+    partners = partners_of(seats_of(2, 2, 1, 2))
+    assert [met(own) for own in partners] == [{1, 2, 5}, {0, 3, 6}, {0, 3, 5}, {1, 2, 6}, set(), {0, 2, 6}, {1, 3, 5}]
 
 
-@pytest.mark.parametrize("hosts", [[], [7]])
-def test_nobody_to_meet(hosts: list[int]) -> None:
-    assert partners_of(hosts) == {}
+def test_a_rank_that_does_not_take_part_leaves_its_place_free() -> None:
+    seats = [one for one in seats_of(3, 3, 3) if one != Seat(1, 0)]
+    partners = {seats[number]: {seats[one] for one in met(own)} for number, own in enumerate(partners_of(seats))}
+    assert partners[Seat(0, 2)] == {Seat(0, 0), Seat(0, 1), Seat(2, 2)}
+    assert partners[Seat(1, 2)] == {Seat(1, 1)}
+
+
+@pytest.mark.parametrize("seats", [[], [Seat(7, 0)]])
+def test_nobody_to_meet(seats: list[Seat]) -> None:
+    assert [met(own) for own in partners_of(seats)] == [set()] * len(seats)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from doctor.api import (
     Address,
+    CollectiveFacts,
     Finding,
     Interface,
     InterfaceFacts,
@@ -16,11 +19,28 @@ from doctor.api import (
     TransferFacts,
     Trial,
     TrialFacts,
+    exchanged,
     healthy,
+    slow_with,
+    timed_on_mesh,
+    touching,
+    transferred,
+    usual_seconds,
 )
 from doctor.cases import Sketch
 from doctor.reasoning.restoring import restoring, with_trials
-from doctor.reasoning.why import AGAIN, MOST_QUESTIONS, NOT_TRIED, questions, shared_hosts
+from doctor.reasoning.why import (
+    AGAIN,
+    LATE_SECONDS,
+    LOST_SHARE,
+    MOST_COLLECTIVES,
+    MOST_QUESTIONS,
+    NOT_TRIED,
+    SLOW_SHARE,
+    questions,
+    shared_hosts,
+)
+from tests.probes.staged import Staged
 
 MENDS = Trial("path", "other interface eth1", "export GLOO_SOCKET_IFNAME=eth1", True, "node1", 1.2e6, 612e6, "B/s")
 HELPS_NOT = Trial("path", "IPv6 on eth0", "", False, "node1", 1.2e6, 1.3e6, "B/s")
@@ -129,6 +149,151 @@ def test_a_slow_host_is_a_question_with_what_is_usual():
     assert 0.9e9 < question.usual < 1.1e9
 
 
+def test_a_host_that_loses_packets_is_a_question():
+    [question] = questions(transferred(6, lossy=touching(3)).job())
+    assert (question.subject, question.culprits, question.lossy) == ("path", ("node3",), True)
+    assert "node3" in (question.host, question.peer)
+    assert question.address == f"10.0.0.{int(question.peer[4:]) + 1}"
+    # What is no finding counts as well.
+    assert question.usual * SLOW_SHARE == pytest.approx(1 / LOST_SHARE)
+
+
+@pytest.mark.parametrize(("lossy", "queued"), [(set(), False), ({3}, True)])
+def test_packets_that_a_full_queue_drops_are_no_question(lossy: set[int], queued: bool):
+    losing = (lambda source, target, turn: bool(lossy & {source, target})) if lossy else touching(-1)
+    assert questions(transferred(6, lossy=losing, queued=queued).job()) == ()
+
+
+def test_a_slow_path_that_loses_packets_is_tried_once():
+    [question] = questions(transferred(6, touching(3), share=0.05, lossy=touching(3)).job())
+    assert (question.culprits, question.lossy) == (("node3",), False)
+
+
+def slow_between_hosts(*slow: int):
+    return lambda one, other: one // 4 != other // 4 and bool({one, other}.intersection(slow))
+
+
+def slow_within(*slow: int):
+    return lambda one, other: one // 4 == other // 4 and bool({one, other}.intersection(slow))
+
+
+def test_a_card_that_is_slow_over_the_back_end_is_a_question_beside_one_that_is_well():
+    [question] = questions(exchanged(slow_between_hosts(5)).job())
+    assert (question.subject, question.backend, question.usual) == ("collective", "nccl", None)
+    assert 5 in question.ranks
+    assert len(question.controls) == len(question.ranks) == 2
+    assert 5 not in question.controls
+    assert {rank % 4 for rank in (*question.ranks, *question.controls)} == {1}
+    assert len({rank // 4 for rank in question.controls}) == 2
+
+
+def test_all_cards_of_a_host_are_one_question():
+    [question] = questions(exchanged(slow_between_hosts(4, 5, 6, 7)).job())
+    assert {*question.ranks} & {4, 5, 6, 7}
+    assert not {*question.controls} & {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize("slow", range(16))
+def test_a_pair_that_is_well_one_way_alone_shows_nothing_usual(slow: int):
+    [question] = questions(exchanged(lambda one, other: one // 4 != other // 4 and one == slow).job())
+    assert slow in question.ranks
+    assert slow not in question.controls
+
+
+def test_a_pair_that_is_slow_too_shows_nothing_usual():
+    [question] = questions(exchanged(slow_within(1, 5), hosts=6).job())
+    assert {1, 5} & {*question.ranks}
+    assert {rank // 4 for rank in question.controls} == {2}
+
+
+def test_ranks_that_are_slow_within_their_host_are_a_question():
+    [question] = questions(exchanged(slow_within(5)).job())
+    assert 5 in question.ranks
+    assert {rank // 4 for rank in question.ranks} == {1}
+    assert [rank % 4 for rank in question.controls] == [rank % 4 for rank in question.ranks]
+    assert {rank // 4 for rank in question.controls} < {0, 2, 3}
+    assert len({rank // 4 for rank in question.controls}) == 1
+
+
+@pytest.mark.parametrize(
+    "sketch",
+    [
+        exchanged(),
+        exchanged(slow_between_hosts(5), share=0.8),
+        exchanged(slow_within(5), share=0.8),
+        exchanged(slow_within(5), hosts=2),
+    ],
+)
+def test_messages_that_are_about_alike_raise_no_question(sketch: Sketch):
+    assert questions(sketch.job()) == ()
+
+
+def small(seconds: float, backend: str = "nccl", axes: tuple[str, ...] = ("dp", "tp"), times: float = 1.0) -> Sketch:
+    """Small messages along ``axes`` take so long; large ones of groups with rank 6 so many times as long as usual."""
+    large = slow_with(6, times=times)
+    return timed_on_mesh(
+        lambda axis, group, size, turn: seconds if size <= 4096 and axis in axes else large(axis, group, size, turn),
+        backend=backend,
+    )
+
+
+def test_late_small_messages_within_a_host_are_a_question():
+    [question] = questions(small(80e-6).job())
+    assert (question.subject, question.backend, question.bytes, question.is_small) == ("collective", "nccl", 8, True)
+    assert len({rank // 4 for rank in question.ranks}) == 1
+    # What is no finding counts as well.
+    assert question.bytes / (SLOW_SHARE * question.usual) == pytest.approx(LATE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "sketch", [small(40e-6), small(900e-6, "gloo"), small(80e-6, axes=("dp",)), timed_on_mesh(usual_seconds)]
+)
+def test_small_messages_that_need_not_be_quick_are_no_question(sketch: Sketch):
+    assert questions(sketch.job()) == ()
+
+
+def test_latency_and_bandwidth_of_the_same_ranks_are_two_questions():
+    found = questions(small(80e-6, times=9.0).job())
+    assert [question.is_small for question in found] == [False, True]
+    assert len(found) == MOST_COLLECTIVES
+
+
+def both(sketch: Sketch, other: Sketch) -> Sketch:
+    """What the collectives of ``other`` tell besides."""
+    there = {rank.number: rank.find(CollectiveFacts) for rank in other.job().ranks}
+    for rank, facts in there.items():
+        sketch = sketch.alter(CollectiveFacts, ranks=(rank,), exchanges=facts.exchanges)
+    return sketch
+
+
+def test_no_more_collectives_than_the_limit():
+    slow = both(small(80e-6, times=9.0), exchanged(slow_between_hosts(11)))
+    assert len([question for question in questions(slow.job()) if question.subject == "collective"]) == MOST_COLLECTIVES
+
+
+def test_ranks_in_a_slow_group_are_no_second_question():
+    slow = both(timed_on_mesh(slow_with(5, axes=("dp",)), backend="nccl"), exchanged(slow_between_hosts(5)))
+    [question] = questions(slow.job())
+    assert question.bytes
+    assert not question.controls
+
+
+def test_a_collective_that_breaks_is_why_others_of_its_ranks_are_slow():
+    job = small(80e-6, times=9.0).put(CollectiveFacts(backend="nccl", error="unhandled system error"), ranks=(3,)).job()
+    [question] = questions(job)
+    assert (question.usual, question.bytes) == (None, 0)
+
+
+def test_a_lossy_path_explains_what_goes_over_it_and_nothing_within_a_host():
+    lossy = transferred(4, lossy=touching(0)).job()
+    sketch = small(80e-6, times=9.0)
+    for host in lossy.hosts:
+        sketch = sketch.put(host.find(TransferFacts), hosts=(host.name,)).put(host.find(PathFacts), hosts=(host.name,))
+    loss, late = questions(sketch.job())
+    assert (loss.lossy, loss.culprits) == (True, ("node0",))
+    assert (late.is_small, late.ranks) == (True, (0, 1, 2, 3))
+
+
 def test_what_lost_packets_explain_is_no_question_of_its_own():
     job = sending(6, {4})
     sketch = losing(healthy(6, 1), (4, 0), (4, 1))
@@ -176,6 +341,52 @@ def test_trials_of_others_say_nothing():
     assert restoring(tried(MENDS), "path", ranks=(2,)).evidence == {}
     assert restoring(tried(MENDS), "packet", ranks=(0,)).evidence == {}
     assert restoring(healthy(2, 1).job(), "path", ranks=(0,)).evidence == {}
+
+
+FASTER = Trial("collective", "NCCL_P2P_DISABLE=1", "export NCCL_P2P_DISABLE=1", True, None, 2e9, 20e9, "B/s")
+QUICKER = Trial("collective", "NCCL_P2P_DISABLE=0", "export NCCL_P2P_DISABLE=0", True, None, 90e-6, 30e-6, "s")
+LOSES = Trial("path", "other interface eth1", "", True, "node1", 20.0, 4000.0, "segments")
+
+
+def test_trials_of_a_collective_are_those_of_the_ranks_that_had_a_part():
+    assert restoring(tried(FASTER), "collective", ranks=(0, 2)).remedies
+    assert not restoring(tried(FASTER), "collective", ranks=(1, 2)).remedies
+
+
+def test_what_mends_latency_is_told_of_latency_alone():
+    job = tried(FASTER, QUICKER, Trial("collective", NOT_TRIED, "", False, error="no"))
+    late = restoring(job, "collective", ranks=(0,), unit="s")
+    assert late.restored_by == ("NCCL_P2P_DISABLE=0: 30 µs, was 90 µs",)
+    assert late.not_tried == ("no",)
+    slow = with_trials(job, Finding("slow", ranks=(0,)), "collective", unit="B/s")
+    assert slow.evidence["restored by"] == ["NCCL_P2P_DISABLE=1: 20 GB/s, was 2 GB/s"]
+    assert len(restoring(job, "collective", ranks=(0,)).restored_by) == 2
+
+
+def late_and_slow() -> Sketch:
+    """Late small messages, and rank 6 in slow groups; in the groups that were tried one setting mends each."""
+    trials = TrialFacts(trials=(FASTER, QUICKER))
+    return small(80e-6, times=9.0).put(trials, ranks=(0, 1, 2, 3, 4, 5, 6, 7))
+
+
+def test_findings_of_collectives_tell_what_mends_them():
+    shared, late = Staged(late_and_slow().job()).result("NET027").findings
+    assert shared.ranks == (6,)
+    assert shared.fix.startswith("`export NCCL_P2P_DISABLE=1` (tried: this mends it).")
+    assert late.fix.startswith("`export NCCL_P2P_DISABLE=0` (tried: this mends it). Otherwise: `nvidia-smi topo -m`")
+    assert late.evidence["restored by"] == ["NCCL_P2P_DISABLE=0: 30 µs, was 90 µs"]
+
+
+def test_findings_of_collectives_that_nobody_tried_keep_their_way_out():
+    shared, late = Staged(small(80e-6, times=9.0).job()).result("NET027").findings
+    assert "tried" not in (shared.fix or "")
+    assert late.fix.startswith("`nvidia-smi topo -m`")
+
+
+def test_lost_packets_are_told_as_shares():
+    assert restoring(tried(LOSES), "path", ranks=(0,)).restored_by == (
+        "other interface eth1: up to 0.025 % sent again, was up to 5 % sent again",
+    )
 
 
 def test_both_ends_of_a_path_have_its_trials():

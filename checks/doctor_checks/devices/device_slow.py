@@ -8,22 +8,24 @@ from doctor.api import (
     DeviceSpeed,
     DeviceSpeedFacts,
     Finding,
+    GpuFacts,
     Job,
     Scope,
     Severity,
     Sick,
     Sketch,
     Skip,
+    SlowCopies,
     SlowDevice,
-    SlowNeighbour,
     Unknown,
     Verdict,
     Well,
     check,
+    copies_below,
     exchanged,
     healthy,
     judge_devices,
-    ranks_in_words,
+    neighbour_finding,
     slow_neighbours,
     with_trials,
 )
@@ -76,6 +78,15 @@ def _eight(odd: int | None = None, **changes: object) -> Sketch:
     return _measured(8, 2, _gpu, odd, **changes)
 
 
+_LINK = 63e9
+"""What PCIe 5.0 x16 carries, bytes a second."""
+
+
+def _alone(share: float) -> Sketch:
+    """Two ranks, of which the second copies at that ``share`` of what its link carries."""
+    return _measured(2, 1, _gpu, 1, to_device=share * _LINK, to_host=share * _LINK)
+
+
 def _once_slow() -> Sketch:
     samples = (_gpu(5, seconds=0.01), _gpu(5, confirms=True))
     return _eight().put(DeviceSpeedFacts(samples=samples), ranks=(5,))
@@ -113,6 +124,20 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
         Well("one a tenth slower", _eight(5, seconds=0.00168)),
         Well("slow once, and as fast as the others when measured again", _once_slow()),
         Well("two ranks have nothing to be compared with", _measured(2, 1, _gpu, 1, seconds=0.01)),
+        Well("two ranks at 60 % of what their links carry", _alone(0.6)),
+        Sick("one of two ranks at a tenth of what its link carries", _alone(0.1), ranks=(1,), severity=Severity.INFO),
+        Sick(
+            "a lone GPU whose copies to the host are at a tenth",
+            _measured(1, 1, _gpu, 0, to_host=0.1 * _LINK),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Well(
+            "a link that came up with four lanes carries no more", _alone(0.1).gpu(1, pcie_generation=3, pcie_width=4)
+        ),
+        Well("a link whose width is not told", _alone(0.1).gpu(1, pcie_width=None)),
+        Well("a link whose generation is not told", _alone(0.1).gpu(1, pcie_generation=None)),
+        Well("a host whose GPUs nobody could ask", _alone(0.1).drop(GpuFacts)),
         Well("another model is no peer", _two_models()),
         Well("a device whose memory another job fills", _eight(5, error="OutOfMemoryError: CUDA out of memory.")),
         Well("processors that all ranks share alike", _measured(8, 1, _cpu, processor_share=0.25)),
@@ -134,7 +159,9 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
         Sick("a processor that is slow by itself", _measured(4, 4, _cpu, 3, seconds=0.003), ranks=(3,)),
     ),
 )
-def device_slow(job: Job, *, speed_share: float = 0.6, deviations: float = 4.0) -> Iterator[Verdict]:
+def device_slow(
+    job: Job, *, speed_share: float = 0.6, deviations: float = 4.0, link_share: float = 0.2
+) -> Iterator[Verdict]:
     """Ask whether every rank's device computes and copies about as fast as those of its peers.
 
     Why it hurts: every collective waits for the slowest rank, so one slow GPU, link or shared processor sets the pace
@@ -144,12 +171,16 @@ def device_slow(job: Job, *, speed_share: float = 0.6, deviations: float = 4.0) 
     there.
     """
     # 0.6: GPUs of one model differ by some 10 % in clock, and ranks that share processors by 20 %. Four robust
-    # deviations: where the peers themselves lie far apart, none of them is an outlier.
+    # deviations: where the peers themselves lie far apart, none of them is an outlier. 0.2: who has no peers stands
+    # beside its own PCIe link, of which a healthy GPU has some 85 %, and a virtual machine or shared switch less.
     broken = dict(_errors(job))
     for rank, error in broken.items():
         yield _cannot_compute(job, rank, error) if _blames_device(error) else Unknown(error, (rank,))
     for near in slow_neighbours(job, least_share=speed_share, least_confidence=0.5):
-        yield _slow_neighbour(near)
+        finding = neighbour_finding(near)
+        yield with_trials(job, finding, "collective", otherwise=finding.fix, unit="B/s")
+    for copies in copies_below(job, link_share):
+        yield _slow_copies(job, copies)
     judged = judge_devices(job, share=speed_share, deviations=deviations)
     if not judged.compared and not broken:
         yield Skip("fewer than three ranks have a device of one kind")
@@ -163,26 +194,6 @@ def device_slow(job: Job, *, speed_share: float = 0.6, deviations: float = 4.0) 
         by_rank.setdefault(slow.rank, []).append(slow)
     for found in by_rank.values():
         yield with_trials(job, _finding(job, found), "device")
-
-
-def _slow_neighbour(near: SlowNeighbour) -> Finding:
-    worst, usual = near.messages[0]
-    whose = "messages to each other" if len(near.ranks) > 1 else "messages to and from the other devices of its host"
-    return Finding(
-        f"{ranks_in_words(near.ranks)} on {near.host}: {whose} have {near.share * 100:.2g} % of the bandwidth of "
-        f"the same pairs on other hosts, {worst.value / 1e9:.1f} GB/s, usual {usual / 1e9:.1f} GB/s",
-        ranks=near.ranks,
-        evidence={
-            "messages": {
-                f"{one.source} -> {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
-                for one, typical in near.messages[:8]
-            },
-            "exclude": [near.host],
-        },
-        fix=f"on {near.host}: nvidia-smi nvlink -s; nvidia-smi topo -m; dmesg -T | grep -iE 'xid.*(74|nvlink)'; leave "
-        f"the host out meanwhile (srun --exclude={near.host})",
-        confidence=near.confidence,
-    )
 
 
 def _errors(job: Job) -> Iterator[tuple[int, str]]:
@@ -204,6 +215,27 @@ def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
         severity=Severity.ERROR,
         evidence={"error": error, "exclude": list(hosts)},
         fix="dmesg -T | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER: leave the host out until it is mended",
+    )
+
+
+def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
+    """Of a rank without peers: virtual machines and shared switches are as slow by design, so this only informs."""
+    (what, speed), hosts = min(copies.speeds.items(), key=lambda item: item[1]), job.hosts_of((copies.rank,))
+    link = f"generation {copies.gpu.pcie_generation} x{copies.gpu.pcie_width}"
+    way = "to" if what == "to_device" else "from"
+    return Finding(
+        f"rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} at {speed / 1e9:.1f} GB/s, "
+        f"where its PCIe link ({link}) would carry {copies.roofline / 1e9:.1f} GB/s",
+        ranks=(copies.rank,),
+        evidence={
+            "device": f"{copies.sample.device} ({copies.sample.name})",
+            "pcie_link_now": link,
+            "pcie_link_carries": f"{copies.roofline / 1e9:.1f} GB/s",
+            **{_NAMES[name]: f"{value / 1e9:.1f} GB/s" for name, value in copies.speeds.items()},
+        },
+        fix=f"on {', '.join(hosts)}: nvidia-smi topo -m (is the rank on the GPU's NUMA node? does the GPU share a "
+        "switch with others that are busy?); in a virtual machine ask the provider what it grants",
+        severity=Severity.INFO,
     )
 
 

@@ -36,6 +36,14 @@ from doctor.api import (
 _SMALL = 4096
 """Bytes: the messages whose time is latency."""
 
+_SPEED, _TIME = "B/s", "s"
+"""Units of trials: what large messages bring, and what small ones take. A setting may mend one of them alone."""
+
+_OTHERWISE_LATE = (
+    "`nvidia-smi topo -m` shows whether NVLink lies between these GPUs; unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE; "
+    "bind each rank to the CPUs near its GPU"
+)
+
 
 def _with_small(seconds: float) -> Callable[[str, tuple[int, ...], int, int], float]:
     """The small messages of all groups take so long."""
@@ -121,16 +129,18 @@ def collective_slow(
     """
     broken = broken_collectives(job)
     if broken:
-        yield with_trials(job, _broken(job, broken), "collective")
+        yield with_trials(job, _broken(job, broken), "collective", unit=_SPEED)
     timed = timed_groups(job)
     slow = slow_groups(timed, times=slower_times, least=least_seconds, sigmas=sigmas)
     shared = in_several_groups(slow, job)
     if shared:
-        yield _shared(job, [one for one in slow if set(shared).intersection(one.timed.members)], shared)
+        finding = _shared(job, [one for one in slow if set(shared).intersection(one.timed.members)], shared)
+        yield with_trials(job, finding, "collective", unit=_SPEED)
     for one in slow:
         if not set(shared).intersection(one.timed.members):
-            yield with_trials(job, _slow_group(job, one), "collective")
-    yield from _late(job, timed, nccl_latency)
+            yield with_trials(job, _slow_group(job, one), "collective", unit=_SPEED)
+    for finding in _late(job, timed, nccl_latency):
+        yield with_trials(job, finding, "collective", otherwise=_OTHERWISE_LATE, unit=_TIME)
 
 
 def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
@@ -197,7 +207,6 @@ def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Findi
         f"bytes along {worst.axis}), more than {limit * 1e6:.0f} µs",
         ranks=tuple(sorted({rank for one in late for rank in one.members})),
         evidence={"microseconds": names, "limit_microseconds": limit * 1e6},
-        fix="`nvidia-smi topo -m` shows whether NVLink lies between these GPUs; unset NCCL_P2P_DISABLE and "
-        "NCCL_SHM_DISABLE; bind each rank to the CPUs near its GPU",
+        fix=_OTHERWISE_LATE,
         confidence=0.7,
     )

@@ -31,6 +31,12 @@ from doctor.api import (
     sendings,
     touching,
     transferred,
+    with_trials,
+)
+
+_OTHERWISE = (
+    "`ethtool -S <interface> | grep -iE 'err|drop|crc'` on this host, then change cable, transceiver or port; on RoCE "
+    "check flow control: `mlnx_qos -i <interface>`."
 )
 
 
@@ -128,7 +134,7 @@ def _judge_transfers(job: Job, share: float, least: float) -> Iterator[Finding]:
     for lossy in lossy_parts(job, share=share, least=least):
         own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
         blamed = {"exclude": list(lossy.hosts)} if lossy.end in ("host", "sending", "receiving") else {}
-        yield Finding(
+        finding = Finding(
             f"{_losing(lossy)}: {lossy.share:.1%} of the TCP segments were sent again ({lossy.again:,} of "
             f"{lossy.sent:,}), in {len(lossy.ways)} of {lossy.of} transfers",
             ranks=tuple(sorted(own)),
@@ -140,6 +146,7 @@ def _judge_transfers(job: Job, share: float, least: float) -> Iterator[Finding]:
             },
             explains=("NET014", "NET027"),
         )
+        yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
 
 
 def _losing(lossy: Lossy) -> str:

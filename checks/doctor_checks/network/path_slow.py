@@ -6,16 +6,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Literal
 
 from doctor.api import (
-    CHOICE_SECTIONS,
-    ONE_STREAM,
+    WHOLE_HOSTS,
     Bandwidths,
-    CollectiveFacts,
     Finding,
+    Interface,
     InterfaceFacts,
     Job,
+    Lack,
     MeasuredPath,
     PathFacts,
     PathSample,
+    RdmaFacts,
     Reach,
     ReachFacts,
     Scope,
@@ -23,9 +24,9 @@ from doctor.api import (
     Sick,
     Sketch,
     Skip,
+    SlowMessages,
     SlowPart,
     SlowParts,
-    SlowRail,
     TransferFacts,
     Unknown,
     Verdict,
@@ -35,11 +36,13 @@ from doctor.api import (
     bandwidths,
     between,
     check,
-    choice_of,
     exchanged,
     healthy,
     is_reachable,
-    ranks_in_words,
+    messages_below,
+    paths_below,
+    rail_findings,
+    rate_in_words,
     received_by,
     sendings,
     sent_by,
@@ -96,6 +99,21 @@ def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
     return _trips(4, job=exchanged(is_slow, share=share))
 
 
+def _fabric(share: float, *, ports: int = 2, ranks: int = 2) -> Sketch:
+    """Two hosts with InfiniBand of 400 Gb/s, whose ranks have that ``share`` of a port between the hosts."""
+    return _trips(2, job=exchanged(hosts=2, per_host=ranks, rdma=ports, between=share * 50e9))
+
+
+def _sockets(share: float) -> Sketch:
+    """Two hosts of one rank whose only way is an interface of 100 Gb/s."""
+    return _trips(2, job=exchanged(hosts=2, per_host=1, between=share * 12.5e9))
+
+
+def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
+    """The same, as virtual machines show them."""
+    return tuple(Interface(one.name, addresses=one.addresses) for one in interfaces)
+
+
 @check(
     id="NET014",
     severity=Severity.WARNING,
@@ -106,7 +124,14 @@ def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
         Well("nobody measured", healthy(hosts=4, per_host=1)),
         Well("all paths alike", transferred(8)),
         Well("all round trips alike", _trips(4)),
-        Well("a single pair has nothing to be compared with", transferred(2, touching(1))),
+        Well("a single pair has nothing to be compared with", transferred(2, touching(1), share=0.5)),
+        Well("a single pair at 60 % of what one stream carries", transferred(2, usual=0.75e9)),
+        Sick(
+            "a single pair at a tenth of what one stream carries",
+            transferred(2, usual=0.125e9),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Well("one host has 80 % of the usual bandwidth", transferred(8, touching(4), share=0.8)),
         Well(
             "one host that has a processor for a tenth of the time", transferred(8, touching(4), share=0.1, waited=0.9)
@@ -137,6 +162,13 @@ def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
         Well("one card has 80 % of the usual bandwidth", _over_nccl(5, share=0.8)),
         Sick("one card of one host is slow over NCCL", _over_nccl(5), ranks=(5,)),
         Sick("all cards of one host are slow over NCCL", _over_nccl(4, 5, 6, 7), ranks=(4, 5, 6, 7)),
+        Well("two hosts at 60 % of their InfiniBand", _fabric(0.6)),
+        Sick("two hosts at a tenth of their InfiniBand", _fabric(0.1), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Well("ports that are shared are no slow ones", _fabric(0.1, ports=1, ranks=8)),
+        Well("ports that do not tell their rate", _fabric(0.1).drop(RdmaFacts, Lack.HIDDEN, "no /sys")),
+        Well("two hosts at 60 % of their interface", _sockets(0.6)),
+        Sick("two hosts at a tenth of their interface", _sockets(0.1), ranks=(0, 1), severity=Severity.INFO),
+        Well("an interface that does not tell its speed", _sockets(0.1).alter(InterfaceFacts, interfaces=_no_speed)),
         Sick("one host is far away", _trips(5, lambda one, other: 0 in (one, other)), ranks=(0,)),
     ),
 )
@@ -166,11 +198,14 @@ def path_slow(
         slow = slow_parts(known, least_share=bandwidth_share, least_confidence=least_confidence)
         for part in slow.parts:
             yield with_trials(job, _finding(part, slow, ranks), "path", otherwise=_fix(part))
-        yield from _below_interfaces(job, known, interface_share)
+    # Two hosts have nothing to be compared with, but links whose rates are known.
+    below = [*_below_interfaces(job, known, interface_share)]
+    yield from below
     yield from _not_measured(job, ranks)
-    blamed = frozenset(host for part in slow.parts for host in (*part.hosts, *part.others)) if slow else frozenset()
+    blamed = frozenset(host for part in slow.parts if part.kind in WHOLE_HOSTS for host in part.hosts) if slow else ()
     rails = slow_rails(job, least_share=bandwidth_share, least_confidence=least_confidence)
-    yield from _over_back_end(job, rails, blamed)
+    yield from rail_findings(job, rails, frozenset(blamed))
+    yield from _below_links(job, interface_share, by_tcp=bool(below))
     least = 1 / round_trip_times
     far = slow_paths(trips, lower_is_worse=False, factor=least, sigmas=sigmas, groups=subnets_of(job), least=_NOISE)
     yield from _far(far.hosts, far.boundaries, far.links, ranks, far.typical)
@@ -179,12 +214,12 @@ def path_slow(
 def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...]]) -> Finding:
     hosts = (*part.hosts, *part.others)
     suspect = part.suspect
-    usual = f"{_rate(part.value)}, usual {_rate(slow.typical)} ({part.share * 100:.2g} %)"
+    usual = f"{rate_in_words(part.value)}, usual {rate_in_words(slow.typical)} ({part.share * 100:.2g} %)"
     seen = f"in {suspect.slow} of {suspect.readings} transfers"
     evidence: dict[str, object] = {
-        "slowest": {f"{one.first} -> {one.second}": _rate(one.value) for one in part.readings[:_SHOWN]},
-        "bandwidth": _rate(part.value),
-        "usual bandwidth": _rate(slow.typical),
+        "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:_SHOWN]},
+        "bandwidth": rate_in_words(part.value),
+        "usual bandwidth": rate_in_words(slow.typical),
         "spread of usual bandwidths": f"{slow.spread:.0%}",
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
@@ -199,47 +234,6 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
         evidence=evidence,
         fix=_fix(part),
         confidence=suspect.confidence,
-        explains=("NET027",),
-    )
-
-
-def _over_back_end(job: Job, found: Sequence[SlowRail], blamed: frozenset[str]) -> Iterator[Verdict]:
-    """What messages of pairs over the back end of the job tell; hosts that are blamed already are so for this, too."""
-    for facts, members in job.facts(CollectiveFacts):
-        if facts.exchange_error:
-            yield Unknown(f"no messages of pairs over {facts.backend}: {facts.exchange_error}", members.ranks)
-    alike: dict[tuple[str, tuple[str, ...]], list[SlowRail]] = {}
-    for one in found:
-        if not blamed.issuperset(one.part.hosts):
-            alike.setdefault((one.part.kind, one.part.hosts), []).append(one)
-    for rails in alike.values():
-        yield _of_rails(job, rails)
-
-
-def _of_rails(job: Job, rails: Sequence[SlowRail]) -> Finding:
-    """The same part of several rails: a host has one or more cards that are slow."""
-    worst = min(rails, key=lambda rail: rail.part.share)
-    part = worst.part
-    ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
-    backends = {facts.backend for facts, alike in job.facts(CollectiveFacts) if set(alike.ranks).intersection(ranks)}
-    seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
-    usual = f"{_rate(part.value)}, usual {_rate(worst.usual)} ({part.share * 100:.2g} %)"
-    evidence: dict[str, object] = {
-        "slowest": {f"{one.first} -> {one.second}": _rate(one.value) for one in part.readings[:_SHOWN]},
-        "bandwidth": _rate(part.value),
-        "usual bandwidth": _rate(worst.usual),
-        "spread of usual bandwidths": f"{worst.spread:.0%}",
-        "places on the host": [rail.rail.place for rail in rails],
-    }
-    if part.kind not in ("boundary", "link"):
-        evidence["exclude"] = list(part.hosts)
-    return Finding(
-        f"{_named(part)} {usual} over {'/'.join(sorted(filter(None, backends)))} by {ranks_in_words(ranks)}"
-        f"{' at times' if part.suspect.intermittent else ''}, {seen}",
-        ranks=ranks,
-        evidence=evidence,
-        fix=_fix(part),
-        confidence=part.suspect.confidence,
         explains=("NET027",),
     )
 
@@ -282,33 +276,56 @@ def _fix(part: SlowPart) -> str:
 def _below_interfaces(job: Job, known: Bandwidths, share: float) -> Iterator[Finding]:
     """Whether all measured paths carry far less than the interfaces at both of their ends: comparing them tells
     nothing then."""
-    speeds = _speeds(job)
-    bounds = [
-        min(ONE_STREAM, *(speeds.get(known.hosts[place], 0.0) for place in (one.source, one.target)))
-        for one in known.readings
-    ]
-    if all(one.value < share * bound for one, bound in zip(known.readings, bounds, strict=True)):
-        best = max(one.value for one in known.readings)
+    slow = paths_below(job, known, share)
+    if slow is not None:
+        best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
         yield Finding(
-            f"all {len(known.hosts)} hosts are slow: at most {_rate(best)} between any two, where their interfaces and "
-            f"one connection would carry {_rate(max(bounds))}",
+            f"all {len(known.hosts)} hosts are slow: at most {best} between any two, where their interfaces and "
+            f"one connection would carry {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
-            evidence={"best bandwidth": _rate(best), "interfaces and one connection": _rate(max(bounds))},
+            evidence={"best bandwidth": best, "interfaces and one connection": roofline},
             fix="See what limits all alike: the rate of the switch ports, a limit of the cloud's instance type, "
             "`tc qdisc show dev <interface>`, a tunnel or VPN between the hosts, processors without anything to spare.",
             severity=Severity.INFO,
         )
 
 
-def _speeds(job: Job) -> dict[str, float]:
-    """Bytes a second of the interface that each host uses, where it is hardware that tells its speed."""
-    speeds: dict[str, float] = {}
-    for _, alike in job.each(InterfaceFacts, also=CHOICE_SECTIONS):
-        choice = choice_of(alike)
-        interface = choice.first.interface if choice is not None and choice.first is not None else None
-        if interface is not None and interface.physical and interface.speed:
-            speeds.update(dict.fromkeys(alike.hosts, interface.speed * 1e6 / 8))
-    return speeds
+def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
+    """Whether all messages over NCCL have far less than the links of the hosts. ``by_tcp``: the interfaces were found
+    slow without NCCL already, which is no news of it then."""
+    slow = messages_below(job, share)
+    if slow is None or (by_tcp and not slow.by_rdma):
+        return
+    best, roofline = rate_in_words(slow.best.value), rate_in_words(slow.roofline)
+    links = "their RDMA ports" if slow.by_rdma else "their interfaces"
+    yield Finding(
+        f"all messages over nccl between the {slow.hosts} hosts are slow: at most {best} between any two ranks, where "
+        f"{links} would carry {roofline}",
+        ranks=slow.ranks,
+        evidence={
+            "best bandwidth": best,
+            "best way": f"rank {slow.best.source} -> rank {slow.best.target}",
+            f"share of {links}": roofline,
+            "messages": slow.messages,
+        },
+        fix=_fix_of_links(slow),
+        severity=Severity.INFO,
+    )
+
+
+def _fix_of_links(slow: SlowMessages) -> str:
+    """How to see whether the fast way is taken at all, and which checks know why not."""
+    if slow.by_rdma:
+        return (
+            "Run with NCCL_DEBUG=INFO and look at `Using network` and `via NET/`: Socket in place of IB means that "
+            "RDMA is not used (see NET019), `NET/IB` without GDRDMA that messages are copied through host memory "
+            "(NET023). With both in order: `ib_write_bw` between two of the hosts, and the limits of a virtual machine."
+        )
+    return (
+        "Run with NCCL_DEBUG=INFO: `Using network Socket` where the hosts have InfiniBand or RoCE means that it is not "
+        "used at all (see NET019; NET017 where another interface is faster). Where TCP is right: "
+        "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, the limit of the instance type or of a shared switch."
+    )
 
 
 def _not_measured(job: Job, ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Verdict]:
@@ -328,11 +345,6 @@ def _not_measured(job: Job, ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Ve
     for source, sample in failed.ways:
         both = (*ranks.get(source, ()), *ranks.get(sample.peer, ()))
         yield Unknown(f"no bandwidth from {source} to {sample.peer}: {sample.outcome}", both)
-
-
-def _rate(value: float) -> str:
-    """Bytes a second with their unit."""
-    return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
 
 
 def _far(
