@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from socket import socket
 from typing import NamedTuple
@@ -21,6 +22,10 @@ from doctor.probes.transfers_wire import Report, Visit, transfer_greeting, trans
 from doctor.probes.wire import WELCOME_BYTES
 
 RESOLVE_SECONDS = 1.0
+
+PACE = 0.35
+"""Seconds from the beginning of one round to that of the next, at least. A host that is slow now and then would be seen
+in the rounds of its good moments alone, which are over in no time."""
 
 LEAST_SECONDS = 0.2
 """That have to be left of a round, beside those of the bytes themselves, for them to begin to flow."""
@@ -51,9 +56,13 @@ class Traveller:
 
     def run(self) -> tuple[Transfer, ...]:
         """Meet everybody, and say how what this host sent arrived."""
-        first, each = self._itinerary.first, self._itinerary.round_seconds
+        first, each, began = self._itinerary.first, self._itinerary.round_seconds, time.monotonic()
         ends = [self._deadline.within((meeting.round - first + 1) * each) for meeting in self._itinerary.meetings]
-        return tuple(self._meet(one, end) for one, end in zip(self._itinerary.meetings, ends, strict=True))
+        found = []
+        for meeting, end in zip(self._itinerary.meetings, ends, strict=True):
+            time.sleep(max(0.0, began + (meeting.round - first) * PACE - time.monotonic()))
+            found.append(self._meet(meeting, end))
+        return tuple(found)
 
     def _meet(self, meeting: Meeting, end: Deadline) -> Transfer:
         """Both ways, the caller's first."""

@@ -49,8 +49,12 @@ class _Plan:
             for pair in _slow_pairs(isolation, readings)
             if not any(len(members & {*pair}) == 1 for members in explained)
         ]
+        wavering = _wavering(isolation, readings)
+        often = Counter(host for pair in self._unexplained for host in pair)
+        self._at_times = [host for host, _ in often.most_common() if any(host in pair for pair in wavering)]
         touched = {host for pair in self._unexplained for host in pair}
         touched.update(host for one in self._suspects if one.kind != "boundary" for host in one.members)
+        self._unexplained = [pair for pair in self._unexplained if pair not in wavering]
         self._good = [host for host in range(count) if host not in touched]
         self._count = count
 
@@ -79,12 +83,13 @@ class _Plan:
 
     def _wanted(self, turn: int, busy: set[int]) -> Iterator[tuple[int, int]]:
         for one in self._suspects:
-            yield from self._sides(one, turn) if one.kind == "boundary" else self._with_good(one, busy)
+            yield from self._sides(one, turn) if one.kind == "boundary" else self._with_good(one.members[0], busy)
         yield from self._unexplained
+        for host in self._at_times:
+            yield from self._with_good(host, busy)
 
-    def _with_good(self, suspect: Suspect, busy: set[int]) -> Iterator[tuple[int, int]]:
+    def _with_good(self, host: int, busy: set[int]) -> Iterator[tuple[int, int]]:
         """A suspected host and one that is known to be good, preferably one that it has seldom met."""
-        host = suspect.members[0]
         free = [_pair(host, other) for other in self._good if other not in busy]
         yield from sorted(free, key=lambda pair: self._met[pair])[:1]
 
@@ -105,6 +110,18 @@ class _Plan:
 def _is_likely_host(suspect: Suspect) -> bool:
     """A host that is less than likely has one or two slow pairs, which are to be measured again first."""
     return suspect.kind != "link" and suspect.confidence >= 0.5
+
+
+def _wavering(isolation: Isolation, readings: Sequence[Reading]) -> frozenset[tuple[int, int]]:
+    """Pairs that were slow when they met and well, both ways, when they met again: no link is like that, but one of the
+    hosts may be slow at times, and meeting others tells which."""
+    limit = SLOW * isolation.typical
+    worst: dict[tuple[tuple[int, int], int], float] = {}
+    for one in readings:
+        key = (_pair(one.source, one.target), one.round)
+        worst[key] = min(one.value, worst.get(key, one.value))
+    slow = {pair for (pair, _), value in worst.items() if value < limit}
+    return frozenset(pair for (pair, _), value in worst.items() if value >= limit and pair in slow)
 
 
 def _slow_pairs(isolation: Isolation, readings: Sequence[Reading]) -> list[tuple[int, int]]:

@@ -23,6 +23,10 @@ when the sizes start over, the golden ratio keeps them off their earlier places.
 LEAST_CONFIRMING, MOST_CONFIRMING = 2, 4
 """Rounds that are kept to confirm; log2(hosts) + 2 are played in all, where that leaves enough first ones."""
 
+CONFIRMING_FEW = 6
+"""The same for up to twice :data:`ALL_PAIRS_UP_TO` hosts, where a round costs tenths of a second: a host that is slow
+at times may be well in half of them."""
+
 MOVES = 8
 """Places that are tried for the windows of a round."""
 
@@ -45,7 +49,7 @@ def rounds_to_confirm(count: int) -> int:
     """Rounds in which suspicions are confirmed: a link, which one round measured, needs three more to be told from a
     busy moment, and its hosts may be wanted elsewhere in one of them."""
     if count <= 2 * ALL_PAIRS_UP_TO:
-        return MOST_CONFIRMING
+        return CONFIRMING_FEW
     return max(LEAST_CONFIRMING, min(MOST_CONFIRMING, _bits(count) + 2 - FEWEST_ROUNDS))
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from doctor.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
 from doctor.job import Job
 from doctor.natural import natural_key
+from doctor.reasoning import isolation_rounds
 from doctor.reasoning.isolation import Isolation, Reading, confirming, isolate, rounds
 from doctor.reasoning.isolation_noise import cells_of, pair_spread
-from doctor.reasoning.isolation_rounds import Pairs
+from doctor.reasoning.isolation_rounds import CONFIRMING_FEW, Pairs
 from doctor.reasoning.network import CHOICE_SECTIONS, choice_of, network_of
 
 Network = IPv4Network | IPv6Network
@@ -27,7 +28,7 @@ MOST_WAITED = 0.9
 
 LEAST_READINGS = 3
 """Fewer can't be compared."""
-MOST_CONFIRMING = 4
+MOST_CONFIRMING = max(CONFIRMING_FEW, isolation_rounds.MOST_CONFIRMING)
 FEW_HOSTS = 4
 """Of which each has met all others after three rounds."""
 AT_ONCE, TOGETHER = 16, 2

@@ -50,7 +50,7 @@ def test_a_slow_pair_is_measured_again_and_no_more_once_it_was_usual():
 
 def test_a_host_that_is_slow_with_all_it_meets_needs_two_rounds():
     measured = readings(8, lambda source, target, _: 5 in (source, target))
-    for turn, (other, left) in enumerate(((0, 3), (1, 0)), 8):
+    for turn, (other, left) in enumerate(((0, rounds_to_confirm(8) - 1), (1, 0)), 8):
         measured += [Reading(source, target, 0.3, turn, confirms=True) for source, target in ((5, other), (other, 5))]
         assert len(planned(measured, 8)) == left
 
@@ -61,7 +61,16 @@ def test_a_host_that_is_slow_at_times_needs_all_of_them():
         measured += [
             Reading(source, target, value, turn, confirms=True) for source, target in ((5, turn - 8), (turn - 8, 5))
         ]
-    assert len(planned(measured, 8)) == 2
+    assert len(planned(measured, 8)) == rounds_to_confirm(8) - 2
+
+
+def test_a_pair_that_was_slow_and_is_well_is_no_link_and_its_hosts_meet_others():
+    first = readings(8, lambda source, target, turn: {source, target} in ({2, 5}, {3, 5}))
+    again = [Reading(source, target, 1.0, 8, confirms=True) for source, target in ((2, 5), (5, 2), (3, 5), (5, 3))]
+    plan = planned([*first, *again], 8)
+    assert plan
+    assert all((2, 5) not in pairs and (3, 5) not in pairs for pairs in plan)
+    assert any(5 in pair for pairs in plan for pair in pairs)
 
 
 def test_so_many_rounds_are_the_end():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from tests.faults.live.full_scenes import IN_TESTS, SCENES, TEST_HOSTS, scenes
+from tests.faults.live.full_scenes import IN_TESTS, SCENES, SECONDS, TEST_HOSTS, scenes
 from tests.faults.live.scenes import LiveScene, score
+from tests.faults.live.stage import perform
 
 REASON = f"15 to 25 s: benchmarks/full_probes.py plays it; {len(IN_TESTS)} of {len(SCENES)} are played here"
 LEFT_OUT = pytest.mark.skip(reason=REASON)
@@ -22,3 +26,18 @@ LEFT_OUT = pytest.mark.skip(reason=REASON)
 def test_scene(scene: LiveScene) -> None:
     result = score(scene)
     assert not result.complaints, "\n".join(result.complaints)
+
+
+@pytest.mark.timeout(300)
+def test_all_options_at_once(tmp_path: Path) -> None:
+    """One host of four is slow, and asked: who it is, along which groups, what would mend it, and whom to exclude."""
+    excluded = tmp_path / "bad-hosts"
+    slow = scenes(TEST_HOSTS)["slow host"].sick
+    options = ("--mesh", "dp=2,tp=2:1MiB", "--why", "--exclude-list", str(excluded))
+    outcome = perform(replace(slow, options=(*slow.options, *options), seconds=2 * SECONDS))
+    assert outcome.report is not None
+    said = outcome.stderr(0)
+    assert "dp (2 of 2, messages up to 25 MiB), tp (2 of 2, messages up to 1 MiB)" in said
+    [finding] = [one for one in outcome.report.findings("NET014") if one["hosts"] == ["node2"]]
+    assert {"restored by", "not restored by", "measured again", "not tried"} & {*finding["evidence"]}
+    assert excluded.read_text().split() == ["node2"]
