@@ -123,7 +123,7 @@ from doctor.reasoning.devices import (
 from doctor.reasoning.diagnosis import Diagnosis
 from doctor.reasoning.divergence import Divergence
 from doctor.reasoning.endings import Ending
-from doctor.reasoning.exchange_findings import neighbour_finding, rail_findings, rate_in_words
+from doctor.reasoning.exchange_findings import bandwidth_evidence, neighbour_finding, rail_findings, rate_in_words
 from doctor.reasoning.exchanges import SlowNeighbour, SlowRail, slow_neighbours, slow_rails
 from doctor.reasoning.exhausted import (
     Exhausted,
@@ -354,6 +354,7 @@ __all__ = [
     "asks_to_share",
     "at_times",
     "backend_asked",
+    "bandwidth_evidence",
     "bandwidths",
     "batches_of",
     "between",

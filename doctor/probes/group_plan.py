@@ -19,7 +19,7 @@ from doctor.probes.plan import stations_of
 from doctor.probes.stage import Post
 from doctor.reasoning.devices import backend_asked, local_rank_of, processor_asked
 from doctor.reasoning.launch import ranks_in_words
-from doctor.reasoning.partners import Seat, partners_of
+from doctor.reasoning.partners import Seat, partners_of, places_on_hosts
 
 MOST_BY_GLOO = 512
 """Ranks up to which Gloo is probed: everybody connects to everybody, 130,000 connections."""
@@ -138,10 +138,7 @@ def _why_not(backend: str, device: str, count: int) -> str:
 
 def _seats(job: Job, posts: Sequence[Post]) -> list[Seat]:
     """Where those who take part sit."""
-    there: dict[int, list[int]] = {}
-    for rank in job.ranks:
-        there.setdefault(rank.host.index, []).append(rank.number)
-    places = {host: {rank: place for place, rank in enumerate(sorted(own))} for host, own in there.items()}
+    places = places_on_hosts(job)
     return [Seat(post.host, places[post.host][post.number]) for post in posts]
 
 

@@ -21,6 +21,16 @@ def rate_in_words(value: float) -> str:
     return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
 
 
+def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str, object]:
+    """What was measured of a slow part, and what is ``usual`` (bytes a second) with its ``spread`` (a share)."""
+    return {
+        "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:SHOWN]},
+        "bandwidth": rate_in_words(part.value),
+        "usual bandwidth": rate_in_words(usual),
+        "spread of usual bandwidths": f"{spread:.0%}",
+    }
+
+
 def rail_findings(job: Job, found: Sequence[SlowRail], blamed: frozenset[str]) -> Iterator[Verdict]:
     """What messages of pairs over the back end of the job tell; hosts that are blamed already are so for this, too."""
     reasons: dict[str, list[int]] = {}
@@ -47,12 +57,7 @@ def _of_rails(job: Job, rails: Sequence[SlowRail]) -> Finding:
     over = "/".join(sorted(filter(None, backends)))
     usual = f"{rate_in_words(part.value)} over {over}, usual {rate_in_words(worst.usual)} ({part.share * 100:.2g} %)"
     seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
-    evidence: dict[str, object] = {
-        "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:SHOWN]},
-        "bandwidth": rate_in_words(part.value),
-        "usual bandwidth": rate_in_words(worst.usual),
-        "spread of usual bandwidths": f"{worst.spread:.0%}",
-    }
+    evidence = bandwidth_evidence(part, worst.usual, worst.spread)
     if part.kind in WHOLE_HOSTS:
         evidence["exclude"] = list(part.hosts)
     return Finding(

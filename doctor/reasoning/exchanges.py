@@ -16,6 +16,7 @@ from doctor.job import Job, Rank
 from doctor.reasoning.bandwidth import SlowPart, slow_parts
 from doctor.reasoning.devices import device_of
 from doctor.reasoning.isolation import Reading
+from doctor.reasoning.partners import places_on_hosts
 from doctor.reasoning.transfers import LEAST_READINGS, MOST_WAITED, Bandwidths
 
 LEAST_HOSTS = 3
@@ -96,14 +97,8 @@ def messages(job: Job) -> tuple[Message, ...]:
 
 
 def _seats(job: Job) -> dict[int, _Seat]:
-    there: dict[int, list[Rank]] = {}
-    for rank in job.ranks:
-        there.setdefault(rank.host.index, []).append(rank)
-    return {
-        rank.number: _seat(rank, place)
-        for own in there.values()
-        for place, rank in enumerate(sorted(own, key=lambda rank: rank.number))
-    }
+    places = places_on_hosts(job)
+    return {rank.number: _seat(rank, places[rank.host.index][rank.number]) for rank in job.ranks}
 
 
 def _seat(rank: Rank, place: int) -> _Seat:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from doctor.job import Job
 from doctor.reasoning.isolation import rounds
 
 NOBODY = -1
@@ -22,6 +23,14 @@ class Seat(NamedTuple):
 
     host: int
     place: int
+
+
+def places_on_hosts(job: Job) -> dict[int, dict[int, int]]:
+    """By the host's place in ``Job.hosts``, the place of each of its ranks among them, by number."""
+    there: dict[int, list[int]] = {}
+    for rank in job.ranks:
+        there.setdefault(rank.host.index, []).append(rank.number)
+    return {host: {rank: place for place, rank in enumerate(sorted(own))} for host, own in there.items()}
 
 
 def partners_of(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from doctor.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
 from doctor.job import Job
 from doctor.natural import natural_key
-from doctor.reasoning import isolation_rounds
 from doctor.reasoning.isolation import Isolation, Reading, confirming, isolate, rounds
 from doctor.reasoning.isolation_noise import cells_of, pair_spread
 from doctor.reasoning.isolation_rounds import CONFIRMING_FEW, Pairs
@@ -28,7 +27,8 @@ MOST_WAITED = 0.9
 
 LEAST_READINGS = 3
 """Fewer can't be compared."""
-MOST_CONFIRMING = max(CONFIRMING_FEW, isolation_rounds.MOST_CONFIRMING)
+MOST_CONFIRMING = CONFIRMING_FEW
+"""Small jobs have most."""
 FEW_HOSTS = 4
 """Of which each has met all others after three rounds."""
 AT_ONCE, TOGETHER = 16, 2

@@ -33,6 +33,7 @@ from doctor.api import (
     Well,
     across,
     at_times,
+    bandwidth_evidence,
     bandwidths,
     between,
     check,
@@ -216,11 +217,7 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
     suspect = part.suspect
     usual = f"{rate_in_words(part.value)}, usual {rate_in_words(slow.typical)} ({part.share * 100:.2g} %)"
     seen = f"in {suspect.slow} of {suspect.readings} transfers"
-    evidence: dict[str, object] = {
-        "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:_SHOWN]},
-        "bandwidth": rate_in_words(part.value),
-        "usual bandwidth": rate_in_words(slow.typical),
-        "spread of usual bandwidths": f"{slow.spread:.0%}",
+    evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
         "rounds": slow.rounds,
     }
