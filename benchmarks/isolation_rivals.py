@@ -15,7 +15,7 @@ from typing import NamedTuple
 from isolation_faults import Network, Pairs
 
 from doctor.reasoning.isolation import Reading, confirming, isolate, rounds
-from doctor.reasoning.isolation_rounds import rounds_to_confirm
+from doctor.reasoning.isolation_rounds import most_rounds_to_confirm
 
 Claim = tuple[str, tuple[int, ...]]
 """What is blamed, as of a Suspect."""
@@ -63,7 +63,7 @@ def hypercube(network: Network) -> set[Claim]:
 
 def _decoded(network: Network, planned: Sequence[Pairs]) -> set[Claim]:
     """As many rounds in all as ours takes."""
-    most = len(our_rounds(network.count)) + rounds_to_confirm(network.count)
+    most = len(our_rounds(network.count)) + most_rounds_to_confirm(network.count)
     readings = [reading for pairs in planned for reading in network.play(pairs)]
     found = isolate(readings, network.count)
     while network.played < most and (planned := confirming(found, readings, network.count)):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median_high
 
-from doctor.reasoning.isolation_rounds import Pairs, rounds_to_confirm
+from doctor.reasoning.isolation_rounds import ALL_PAIRS_UP_TO, Pairs, most_rounds_to_confirm, rounds_to_confirm
 from doctor.reasoning.isolation_types import Isolation, Reading, Suspect
 
 SAMPLED = 8
@@ -25,18 +25,21 @@ SLOW = 0.6
 def confirming(isolation: Isolation, readings: Sequence[Reading], count: int) -> tuple[Pairs, ...]:
     """Up to :func:`rounds_to_confirm` rounds that pair suspected hosts with hosts whose readings are all usual (other
     ones than before, where there are any), repeat slow pairs that no suspect explains, and look at both sides of
-    suspected boundaries.
+    suspected boundaries; up to :func:`most_rounds_to_confirm` where some host may still be slow at times.
 
     Empty where nothing was slow, where all rounds that confirm are among ``readings``, or where these have left no
     doubt. Called again after each of its rounds, it plans the next one by what is known then, which finds more than
     playing all as planned. ``isolation`` may name nobody and something be left to repeat: what was slow once is no link
     yet.
     """
-    played = {one.round for one in readings if one.confirms}
+    played = len({one.round for one in readings if one.confirms})
     plan = _Plan(isolation, readings, count)
-    if played and plan.leaves_no_doubt(isolation, len(played)):
+    if played and plan.leaves_no_doubt(isolation, played):
         return ()
-    return tuple(pairs for turn in range(len(played), rounds_to_confirm(count)) if (pairs := plan.round(turn)))
+    most = rounds_to_confirm(count)
+    if played >= most and plan.misses_one_at_times(isolation):
+        most = most_rounds_to_confirm(count)
+    return tuple(pairs for turn in range(played, most) if (pairs := plan.round(turn)))
 
 
 class _Plan:
@@ -44,17 +47,25 @@ class _Plan:
         self._suspects = [one for one in isolation.suspects if one.kind == "boundary" or _is_likely_host(one)]
         self._met = Counter(_pair(one.source, one.target) for one in readings)
         explained = [frozenset(one.members) for one in self._suspects]
-        self._unexplained = [
-            pair
-            for pair in _slow_pairs(isolation, readings)
-            if not any(len(members & {*pair}) == 1 for members in explained)
-        ]
+
+        def is_explained(pair: tuple[int, int]) -> bool:
+            return any(len(members & {*pair}) == 1 for members in explained)
+
         wavering = _wavering(isolation, readings)
-        often = Counter(host for pair in self._unexplained for host in pair)
-        self._at_times = [host for host, _ in often.most_common() if any(host in pair for pair in wavering)]
-        touched = {host for pair in self._unexplained for host in pair}
+        unexplained = [pair for pair in _slow_pairs(isolation, readings) if not is_explained(pair)]
+        self._few = count <= 2 * ALL_PAIRS_UP_TO
+        once_slow = {*unexplained}
+        if self._few:  # Of many hosts dozens have had a slow moment.
+            once_slow.update(pair for pair in wavering if not is_explained(pair))
+        often = Counter(host for pair in once_slow for host in pair)
+        self._at_times = [
+            host
+            for host, times in often.most_common()
+            if (times > 1 if self._few else any(host in pair for pair in wavering))
+        ]
+        touched = {host for pair in once_slow for host in pair}
         touched.update(host for one in self._suspects if one.kind != "boundary" for host in one.members)
-        self._unexplained = [pair for pair in self._unexplained if pair not in wavering]
+        self._unexplained = [pair for pair in unexplained if pair not in wavering]
         self._good = [host for host in range(count) if host not in touched]
         self._count = count
 
@@ -68,6 +79,12 @@ class _Plan:
                 one.kind in WHOLE_HOSTS and one.confidence >= CERTAIN and one.slow == one.readings
                 for one in isolation.suspects
             )
+        )
+
+    def misses_one_at_times(self, isolation: Isolation) -> bool:
+        """Whether some host may be slow at times, and is not known to be."""
+        return bool(self._at_times) or any(
+            one.kind in WHOLE_HOSTS and one.confidence < CERTAIN for one in isolation.suspects
         )
 
     def round(self, turn: int) -> Pairs:
@@ -84,9 +101,11 @@ class _Plan:
     def _wanted(self, turn: int, busy: set[int]) -> Iterator[tuple[int, int]]:
         for one in self._suspects:
             yield from self._sides(one, turn) if one.kind == "boundary" else self._with_good(one.members[0], busy)
-        yield from self._unexplained
+        if turn % 2 == 0 or not self._few:
+            yield from self._unexplained
         for host in self._at_times:
             yield from self._with_good(host, busy)
+        yield from self._unexplained
 
     def _with_good(self, host: int, busy: set[int]) -> Iterator[tuple[int, int]]:
         """A suspected host and one that is known to be good, preferably one that it has seldom met."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -18,12 +18,15 @@ BOTH: Slowed = (True, True)
 LEAST_ERRATIC = 3
 """Readings that are slow, each by a factor of its own, before they can have one cause: two are chance."""
 
+WAYS_TO_BE_SLOW = 4
+"""There, back, both ways by one factor, each way by its own."""
+
 FEWEST_FOR_ERRATIC = 5
 """Hosts. Of four each has a hand in half of what is slow by chance."""
 
-ERRATIC_SHARE = 0.5
-"""Of the times that the part was measured. On a machine where something else is busy now and then one pair in six is
-slow for that reason."""
+BY_CHANCE = 1e-4
+"""The probability, below which it is no accident that so many pairs of a host were slow. On a machine where something
+else is busy now and then one pair in six is slow for that reason, so it is reckoned by the pairs of the others."""
 
 
 class Part(NamedTuple):
@@ -48,6 +51,19 @@ class Fit(NamedTuple):
     price: float
     intermittent: bool = False
     levels: tuple[tuple[float, float], ...] = ()
+
+
+class _OwnLevel(NamedTuple):
+    """Logarithms of the shares that a cell has for itself, what it gains by them, and how many had to be chosen."""
+
+    gain: float
+    ahead: float
+    back: float
+    paid: int
+
+    def worth(self, each: float) -> float:
+        """What is left of the gain where each choice costs so much."""
+        return self.gain - self.paid * each
 
 
 class Model:
@@ -182,29 +198,52 @@ class Model:
             return None
         touched = self.touched(part)
         each = self._price_of_level(1)
-        gain, values, own, levels = 0.0, [], [], []
+        gain, paid, own, levels = 0.0, 0.0, [], []
         for place, slowed in touched:
-            level = self._own_level(place, slowed)
-            slow = [value for value in level if value < 0.0]
-            more = self._gain(place, *level)
-            if slow and more > math.log(3) + len(slow) * each:
-                gain += more
-                values += slow
-                own.append((place, (level[0] < 0.0, level[1] < 0.0)))
-                levels.append(level)
-        if len(values) < LEAST_ERRATIC or len(own) < ERRATIC_SHARE * len(touched):
+            best = max(self._own_levels(place, slowed), key=lambda one: one.worth(each), default=None)
+            if best is not None and best.worth(each) > math.log(WAYS_TO_BE_SLOW):
+                gain += best.gain
+                paid += best.paid * each
+                own.append((place, (best.ahead < 0.0, best.back < 0.0)))
+                levels.append((best.ahead, best.back))
+        slow = [value for level in levels for value in level if value < 0.0]
+        if len(slow) < LEAST_ERRATIC or self._is_chance(touched, [min(level) for level in levels]):
             return None
-        price = prior + len(touched) * math.log(2) + len(own) * math.log(3) + len(values) * each
-        return Fit(part, median(values), gain - price, tuple(own), price, True, tuple(levels))
+        price = prior + paid + len(touched) * math.log(2) + len(own) * math.log(WAYS_TO_BE_SLOW)
+        return Fit(part, median(slow), gain - price, tuple(own), price, True, tuple(levels))
 
-    def _own_level(self, place: int, slowed: Slowed) -> tuple[float, float]:
-        """What a cell's readings say of a part that slows these directions; 0 where they are as expected."""
+    def _own_levels(self, place: int, slowed: Slowed) -> Iterator[_OwnLevel]:
+        """What a cell's readings may say of a part that slows these directions: one of them, both by one factor, or
+        each by its own. None where they are as expected."""
         cell, expected = self.cells[place], self.expected[place]
         ahead, back = (
             value if may and value is not None and value - now < self.slow_below and value < self.most_level else 0.0
             for value, may, now in zip((cell.ahead, cell.back), slowed, expected, strict=True)
         )
-        return ahead, back
+        ways = [(ahead, 0.0, 1), (0.0, back, 1)]
+        if ahead and back:
+            ways += [((ahead + back) / 2, (ahead + back) / 2, 1), (ahead, back, 2)]
+        for way in ways:
+            if way[0] or way[1]:
+                yield _OwnLevel(self._gain(place, *way[:2]), *way)
+
+    def _is_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> bool:
+        """Whether as many of the ``touched`` cells as there are ``slow`` values may be as slow as these by accident, as
+        often as other cells are (the binomial tail, by Laplace's rule of succession)."""
+        own = {place for place, _ in touched}
+        others = len(self.cells) - len(own)
+        alike = sum(place not in own and self._slowest_now(place) <= max(slow) for place in range(len(self.cells)))
+        rate = (alike + 1) / (others + 2)
+        tail = (
+            math.comb(len(own), many) * rate**many * (1 - rate) ** (len(own) - many)
+            for many in range(len(slow), len(own) + 1)
+        )
+        return sum(tail) > BY_CHANCE
+
+    def _slowest_now(self, place: int) -> float:
+        """The slower direction of a cell, against what is expected of it."""
+        cell, (ahead, back) = self.cells[place], self.expected[place]
+        return min(0.0 if cell.ahead is None else cell.ahead - ahead, 0.0 if cell.back is None else cell.back - back)
 
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
         """The median of readings that nothing explains yet; of all where all are explained."""

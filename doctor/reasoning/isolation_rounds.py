@@ -23,9 +23,9 @@ when the sizes start over, the golden ratio keeps them off their earlier places.
 LEAST_CONFIRMING, MOST_CONFIRMING = 2, 4
 """Rounds that are kept to confirm; log2(hosts) + 2 are played in all, where that leaves enough first ones."""
 
-CONFIRMING_FEW = 6
-"""The same for up to twice :data:`ALL_PAIRS_UP_TO` hosts, where a round costs tenths of a second: a host that is slow
-at times may be well in half of them."""
+CONFIRMING_FEW, MOST_CONFIRMING_FEW = 6, 10
+"""The same for up to twice :data:`ALL_PAIRS_UP_TO` hosts, where a round costs tenths of a second; more only while some
+host may be slow at times, which may have been well in most of the rounds so far."""
 
 MOVES = 8
 """Places that are tried for the windows of a round."""
@@ -51,6 +51,11 @@ def rounds_to_confirm(count: int) -> int:
     if count <= 2 * ALL_PAIRS_UP_TO:
         return CONFIRMING_FEW
     return max(LEAST_CONFIRMING, min(MOST_CONFIRMING, _bits(count) + 2 - FEWEST_ROUNDS))
+
+
+def most_rounds_to_confirm(count: int) -> int:
+    """The same where a host may be slow at times."""
+    return MOST_CONFIRMING_FEW if count <= 2 * ALL_PAIRS_UP_TO else rounds_to_confirm(count)
 
 
 def _bits(count: int) -> int:

@@ -13,7 +13,7 @@ from doctor.job import Job
 from doctor.natural import natural_key
 from doctor.reasoning.isolation import Isolation, Reading, confirming, isolate, rounds
 from doctor.reasoning.isolation_noise import cells_of, pair_spread
-from doctor.reasoning.isolation_rounds import CONFIRMING_FEW, Pairs
+from doctor.reasoning.isolation_rounds import MOST_CONFIRMING_FEW, Pairs
 from doctor.reasoning.network import CHOICE_SECTIONS, choice_of, network_of
 
 Network = IPv4Network | IPv6Network
@@ -27,7 +27,7 @@ MOST_WAITED = 0.9
 
 LEAST_READINGS = 3
 """Fewer can't be compared."""
-MOST_CONFIRMING = CONFIRMING_FEW
+MOST_CONFIRMING = MOST_CONFIRMING_FEW
 """Small jobs have most."""
 FEW_HOSTS = 4
 """Of which each has met all others after three rounds."""

@@ -23,7 +23,7 @@ from typing import IO, TypeAlias
 import psutil
 
 from tests.lab.needs import clean_environ, require_namespaces, require_tools
-from tests.lab.running import Held, Run, end, environ_of, first_line, wait_or_kill, wake
+from tests.lab.running import Held, Run, end, environ_of, first_line, wait_for_stop, wait_or_kill, wake
 from tests.lab.spaces import OWN_LAYER, WRITE_FILE, hold_host, hold_switch, layers
 
 NETWORK = IPv4Network("10.20.0.0/24")
@@ -182,13 +182,16 @@ class LabHost:
         ]
 
     def signal(self, signum: int, holding: str = "", **environ: str) -> None:
-        """Send ``signum`` to what :meth:`processes` finds, which must be something."""
+        """Send ``signum`` to what :meth:`processes` finds, which must be something. What was sent SIGSTOP stands still
+        when this returns."""
         found = self.processes(holding, **environ)
         assert found, f"{self.name} has no process {holding!r} {environ}"
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 waiting = process.ppid()
                 process.send_signal(signum)
+                if signum == signal.SIGSTOP:
+                    wait_for_stop(process)
                 if signum in (signal.SIGCONT, signal.SIGKILL):
                     self._wake(waiting)
 

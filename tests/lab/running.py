@@ -159,6 +159,24 @@ def wake(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGCONT)
 
 
+def wait_for_stop(process: psutil.Process) -> None:
+    """Until every thread of ``process`` stands still, to which SIGSTOP was sent: each of them has to come to it, and on
+    a busy machine goes on for a while."""
+    until = time.monotonic() + READY_WITHIN
+    while any(state not in "TtZX" for state in _states(process.pid)):
+        assert time.monotonic() < until, f"{process} does not stop"
+        time.sleep(0.005)
+
+
+def _states(pid: int) -> list[str]:
+    """Of its threads, in the letters of proc(5)."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return found
+
+
 def wait_or_kill(process: subprocess.Popen[str]) -> None:
     """Wait for a process that ought to end now."""
     wake(process)

@@ -180,6 +180,38 @@ def test_what_is_not_confirmed_is_not_blamed():
     assert likely(network.final()) == set()
 
 
+def moments(*slow):
+    """Readings of eight hosts that met each other and, of these, the sixth and four others again; ``slow``: in which
+    rounds which pair was slow one way, each time by another factor."""
+    chance = random.Random(4)
+    met = [*enumerate(rounds(8)), *((7 + turn, ((turn, 6),)) for turn in range(4))]
+    return [
+        Reading(source, target, USUAL * factor * math.exp(chance.gauss(0, 0.05)), turn, turn > 6)
+        for turn, pairs in met
+        for pair in pairs
+        for source, target in (pair, pair[::-1])
+        for factor in ((chance.uniform(0.01, 0.3) if (turn, pair) in slow and (source < target) == turn % 2 else 1.0),)
+    ]
+
+
+def met_in(turn, host):
+    """The round, and the pair of ``host`` in it."""
+    return turn, next(pair for pair in rounds(8)[turn] if host in pair)
+
+
+def test_a_host_that_is_slow_in_less_than_half_of_its_rounds():
+    slow = [met_in(1, 6), met_in(3, 6), met_in(4, 6), (8, (1, 6)), (10, (3, 6))]
+    [suspect] = isolate(moments(*slow), 8).suspects
+    assert (suspect.members, suspect.intermittent) == ((6,), True)
+    assert suspect.confidence > 0.5
+
+
+def test_as_many_slow_moments_as_others_have_are_chance():
+    slow = [met_in(1, 6), met_in(3, 6), met_in(4, 6), (8, (1, 6)), (10, (3, 6))]
+    others = [(turn, pair) for turn in range(7) for pair in rounds(8)[turn][turn % 2 :: 2] if 6 not in pair]
+    assert likely(isolate(moments(*slow, *others), 8)) == set()
+
+
 def test_two_hosts_cant_tell_who_it_is():
     network = Network(2, sending(0, by=0.1))
     assert likely(network.final()) == set()

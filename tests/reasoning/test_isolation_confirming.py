@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor.reasoning.isolation import Isolation, Reading, Suspect, confirming, isolate, rounds
-from doctor.reasoning.isolation_rounds import rounds_to_confirm
+from doctor.reasoning.isolation_rounds import most_rounds_to_confirm, rounds_to_confirm
 
 
 def readings(count, slow=lambda source, target, turn: False):
@@ -62,6 +62,22 @@ def test_a_host_that_is_slow_at_times_needs_all_of_them():
             Reading(source, target, value, turn, confirms=True) for source, target in ((5, turn - 8), (turn - 8, 5))
         ]
     assert len(planned(measured, 8)) == rounds_to_confirm(8) - 2
+
+
+def test_a_host_with_two_slow_pairs_meets_others_beside_them():
+    """Before one of them is blamed for what may be the host's."""
+    measured = readings(8, lambda source, target, _: {source, target} in ({2, 5}, {3, 5}))
+    plan = confirming(Isolation(1.0, 0.05, ()), measured, 8)
+    own = [next(pair for pair in pairs if 5 in pair) for pairs in plan]
+    assert {*own[::2]} <= {(2, 5), (3, 5)}
+    assert {*own[1::2]}.isdisjoint({(2, 5), (3, 5)})
+
+
+def test_more_rounds_as_long_as_a_host_may_be_slow_at_times():
+    measured = readings(8, lambda source, target, turn: 5 in (source, target) and turn in (1, 4))
+    for turn in range(7, 7 + rounds_to_confirm(8)):
+        measured += [Reading(source, target, 1.0, turn, confirms=True) for source, target in ((0, 5), (5, 0))]
+    assert len(planned(measured, 8)) == most_rounds_to_confirm(8) - rounds_to_confirm(8) > 0
 
 
 def test_a_pair_that_was_slow_and_is_well_is_no_link_and_its_hosts_meet_others():
