@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -24,6 +25,10 @@ MOST_STEPS = 1 + MOST_CONFIRMING
 MOST_ROUNDS = 16
 """Of the first step: that many tell 65,536 hosts apart, and fewer do for fewer."""
 
+PATIENCE = 8.0
+"""Seconds of all rounds after which none more is played for a host that may be slow at times: where rounds take long,
+those to come do, too."""
+
 LATE_START = 1.0
 """Seconds by which the last host may learn of its order after the first."""
 
@@ -39,6 +44,7 @@ class TransfersStage:
         self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING) * ROUND_SECONDS + (1 + MOST_CONFIRMING) * LATE_START
         self._steps = 0
         self._rounds = 0
+        self._began = 0.0
 
     def plan(self, job: Job, posts: Sequence[Post]) -> Orders | None:
         """Rounds for all hosts that take part, then some for the suspects; none where fewer than two take part."""
@@ -47,8 +53,12 @@ class TransfersStage:
             return None
         self._steps += 1
         if self._steps == 1:
+            self._began = time.monotonic()
             return self._orders(stations, tokens, rounds(len(stations), MOST_ROUNDS))
-        return self._orders(stations, tokens, _to_confirm(job, stations)) if self._steps <= MOST_STEPS else None
+        if self._steps > MOST_STEPS:
+            return None
+        patient = time.monotonic() - self._began < PATIENCE
+        return self._orders(stations, tokens, _to_confirm(job, stations, patient=patient))
 
     def _orders(self, stations: Sequence[Station], tokens: Sequence[str], asked: Rounds) -> Orders | None:
         if not asked:
@@ -80,9 +90,9 @@ def _in_order(job: Job, posts: Sequence[Post]) -> tuple[list[Station], list[str]
     return stations, [speakers[station.agent.host].token for station in stations]
 
 
-def _to_confirm(job: Job, stations: Sequence[Station]) -> Rounds:
+def _to_confirm(job: Job, stations: Sequence[Station], *, patient: bool) -> Rounds:
     """Pairs of the places of ``stations``: whoever looks slow with hosts that do not."""
     known = bandwidths(job)
     places = {station.name: place for place, station in enumerate(stations)}
-    asked = rounds_to_confirm(known)
+    asked = rounds_to_confirm(known, patient=patient)
     return [[(places[known.hosts[one]], places[known.hosts[other]]) for one, other in pairs] for pairs in asked]

@@ -22,10 +22,13 @@ SLOW = 0.6
 """Readings below this share of the usual are measured again."""
 
 
-def confirming(isolation: Isolation, readings: Sequence[Reading], count: int) -> tuple[Pairs, ...]:
+def confirming(
+    isolation: Isolation, readings: Sequence[Reading], count: int, *, patient: bool = True
+) -> tuple[Pairs, ...]:
     """Up to :func:`rounds_to_confirm` rounds that pair suspected hosts with hosts whose readings are all usual (other
     ones than before, where there are any), repeat slow pairs that no suspect explains, and look at both sides of
-    suspected boundaries; up to :func:`most_rounds_to_confirm` where some host may still be slow at times.
+    suspected boundaries; up to :func:`most_rounds_to_confirm` where some host may still be slow at times and there is
+    time for that (``patient``).
 
     Empty where nothing was slow, where all rounds that confirm are among ``readings``, or where these have left no
     doubt. Called again after each of its rounds, it plans the next one by what is known then, which finds more than
@@ -37,7 +40,7 @@ def confirming(isolation: Isolation, readings: Sequence[Reading], count: int) ->
     if played and plan.leaves_no_doubt(isolation, played):
         return ()
     most = rounds_to_confirm(count)
-    if played >= most and plan.misses_one_at_times(isolation):
+    if patient and played >= most and plan.misses_one_at_times(isolation):
         most = most_rounds_to_confirm(count)
     return tuple(pairs for turn in range(played, most) if (pairs := plan.round(turn)))
 
@@ -83,9 +86,7 @@ class _Plan:
 
     def misses_one_at_times(self, isolation: Isolation) -> bool:
         """Whether some host may be slow at times, and is not known to be."""
-        return bool(self._at_times) or any(
-            one.kind in WHOLE_HOSTS and one.confidence < CERTAIN for one in isolation.suspects
-        )
+        return any(one.kind in WHOLE_HOSTS and one.confidence < CERTAIN for one in isolation.suspects)
 
     def round(self, turn: int) -> Pairs:
         """Every host in one pair at most; the surest suspects first."""

@@ -24,9 +24,10 @@ WAYS_TO_BE_SLOW = 4
 FEWEST_FOR_ERRATIC = 5
 """Hosts. Of four each has a hand in half of what is slow by chance."""
 
-BY_CHANCE = 1e-4
-"""The probability, below which it is no accident that so many pairs of a host were slow. On a machine where something
-else is busy now and then one pair in six is slow for that reason, so it is reckoned by the pairs of the others."""
+BY_CHANCE, ALIKE_BY_CHANCE = 1e-4, 1e-2
+"""The probability, below which it is no accident that so many pairs of a host were slow; and where they were so by the
+same factor, which says something by itself. On a machine where something else is busy now and then one pair in six is
+slow for that reason, so it is reckoned by the pairs of the others."""
 
 
 class Part(NamedTuple):
@@ -186,7 +187,7 @@ class Model:
             gain += max(more, 0.0) + math.log1p(math.exp(-abs(more)))
             if more > 0:
                 own.append((place, slowed))
-        if len(own) < 2:
+        if len(own) < 2 or self._by_chance(touched, [self._slowest(place) for place, _ in own]) > ALIKE_BY_CHANCE:
             return None
         price = prior + self._price(own) + len(touched) * math.log(2)
         return Fit(part, level, gain - price, tuple(own), price, True)
@@ -207,7 +208,7 @@ class Model:
                 own.append((place, (best.ahead < 0.0, best.back < 0.0)))
                 levels.append((best.ahead, best.back))
         slow = [value for level in levels for value in level if value < 0.0]
-        if len(slow) < LEAST_ERRATIC or self._is_chance(touched, [min(level) for level in levels]):
+        if len(slow) < LEAST_ERRATIC or self._by_chance(touched, [min(level) for level in levels]) > BY_CHANCE:
             return None
         price = prior + paid + len(touched) * math.log(2) + len(own) * math.log(WAYS_TO_BE_SLOW)
         return Fit(part, median(slow), gain - price, tuple(own), price, True, tuple(levels))
@@ -227,23 +228,25 @@ class Model:
             if way[0] or way[1]:
                 yield _OwnLevel(self._gain(place, *way[:2]), *way)
 
-    def _is_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> bool:
-        """Whether as many of the ``touched`` cells as there are ``slow`` values may be as slow as these by accident, as
-        often as other cells are (the binomial tail, by Laplace's rule of succession)."""
+    def _by_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> float:
+        """The probability that as many of the ``touched`` cells as there are ``slow`` values are as slow as these by
+        accident, as often as cells are for which nobody is blamed (binomial tail, Laplace's rule of succession)."""
         own = {place for place, _ in touched}
-        others = len(self.cells) - len(own)
-        alike = sum(place not in own and self._slowest_now(place) <= max(slow) for place in range(len(self.cells)))
-        rate = (alike + 1) / (others + 2)
+        others = [
+            self._slowest(place)
+            for place, causes in enumerate(self._causes)
+            if place not in own and all(part.kind is None for part in causes)
+        ]
+        rate = (sum(value <= max(slow) for value in others) + 1) / (len(others) + 2)
         tail = (
             math.comb(len(own), many) * rate**many * (1 - rate) ** (len(own) - many)
             for many in range(len(slow), len(own) + 1)
         )
-        return sum(tail) > BY_CHANCE
+        return sum(tail)
 
-    def _slowest_now(self, place: int) -> float:
-        """The slower direction of a cell, against what is expected of it."""
-        cell, (ahead, back) = self.cells[place], self.expected[place]
-        return min(0.0 if cell.ahead is None else cell.ahead - ahead, 0.0 if cell.back is None else cell.back - back)
+    def _slowest(self, place: int) -> float:
+        """The slower direction of a cell."""
+        return min(value for value in self.cells[place][3:] if value is not None)
 
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
         """The median of readings that nothing explains yet; of all where all are explained."""

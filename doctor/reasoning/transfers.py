@@ -94,9 +94,10 @@ def unhindered(sample: Transfer) -> float:
     return max(value, min(value / (1 - min(sample.waited, MOST_WAITED)), ONE_STREAM))
 
 
-def rounds_to_confirm(known: Bandwidths) -> tuple[Pairs, ...]:
+def rounds_to_confirm(known: Bandwidths, *, patient: bool = True) -> tuple[Pairs, ...]:
     """Pairs, by their places, that have to meet again before anybody is blamed; at most :data:`MOST_CONFIRMING` rounds
-    in all. To be asked again when they have: of many hosts one round is planned at a time, by what is known then.
+    in all, fewer where nobody is ``patient``. To be asked again when they have: of many hosts one round is planned at a
+    time, by what is known then.
 
     Others meet beside them, so that all is compared with what is usual at that moment. Where every host has met the one
     that is suspected, all meet again as at first.
@@ -106,7 +107,7 @@ def rounds_to_confirm(known: Bandwidths) -> tuple[Pairs, ...]:
     if len(known.readings) < LEAST_READINGS or (has_confirmed and count <= FEW_HOSTS):
         return ()
     isolation = isolate(known.readings, count, groups=known.groups, least_spread=known.spread)
-    found = confirming(isolation, known.readings, count)
+    found = confirming(isolation, known.readings, count, patient=patient)
     if has_confirmed and not found:
         return ()
     if not found and not isolation.suspects:

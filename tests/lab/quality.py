@@ -25,7 +25,7 @@ tc filter add dev eth0 parent 1: protocol ip u32 match ip dst "$3/32" flowid "1:
 """
 
 # Ends when its standard input does: read says 1 then, and more when the seconds are over. Both tc(8) are there all the
-# time, and all three come before what is measured: on a busy machine a process takes longer to start than a phase lasts.
+# time, and all three go before what is measured: on a busy machine a process may take as long to start as a phase.
 _COME_AND_GO = """
 set -eu
 host=$1 port=$2 slow=$3 well=$4; shift 4

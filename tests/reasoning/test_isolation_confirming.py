@@ -77,7 +77,10 @@ def test_more_rounds_as_long_as_a_host_may_be_slow_at_times():
     measured = readings(8, lambda source, target, turn: 5 in (source, target) and turn in (1, 4))
     for turn in range(7, 7 + rounds_to_confirm(8)):
         measured += [Reading(source, target, 1.0, turn, confirms=True) for source, target in ((0, 5), (5, 0))]
-    assert len(planned(measured, 8)) == most_rounds_to_confirm(8) - rounds_to_confirm(8) > 0
+    likely, sure = (Isolation(1.0, 0.05, (Suspect("host", (5,), 0.3, value, 4, 26, True),)) for value in (0.6, 0.9999))
+    more = most_rounds_to_confirm(8) - rounds_to_confirm(8)
+    assert len(confirming(likely, measured, 8)) == more > 0
+    assert confirming(likely, measured, 8, patient=False) == confirming(sure, measured, 8) == ()
 
 
 def test_a_pair_that_was_slow_and_is_well_is_no_link_and_its_hosts_meet_others():
