@@ -85,8 +85,12 @@ class _Plan:
         )
 
     def misses_one_at_times(self, isolation: Isolation) -> bool:
-        """Whether some host may be slow at times, and is not known to be."""
-        return any(one.kind in WHOLE_HOSTS and one.confidence < CERTAIN for one in isolation.suspects)
+        """Whether some host may be slow at times, and is not known to be; or is in a link that is blamed."""
+        return any(
+            (one.kind in WHOLE_HOSTS and one.confidence < CERTAIN)
+            or (one.kind == "link" and not {*self._at_times}.isdisjoint(one.members))
+            for one in isolation.suspects
+        )
 
     def round(self, turn: int) -> Pairs:
         """Every host in one pair at most; the surest suspects first."""
@@ -102,7 +106,7 @@ class _Plan:
     def _wanted(self, turn: int, busy: set[int]) -> Iterator[tuple[int, int]]:
         for one in self._suspects:
             yield from self._sides(one, turn) if one.kind == "boundary" else self._with_good(one.members[0], busy)
-        if turn % 2 == 0 or not self._few:
+        if not self._few or (turn % 2 == 0 and turn < rounds_to_confirm(self._count)):
             yield from self._unexplained
         for host in self._at_times:
             yield from self._with_good(host, busy)

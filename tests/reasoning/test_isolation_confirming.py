@@ -83,6 +83,18 @@ def test_more_rounds_as_long_as_a_host_may_be_slow_at_times():
     assert confirming(likely, measured, 8, patient=False) == confirming(sure, measured, 8) == ()
 
 
+def test_more_rounds_before_a_pair_is_blamed_of_a_host_that_has_another_slow_one():
+    measured = readings(8, lambda source, target, turn: {source, target} in ({2, 5}, {3, 5}))
+    for turn in range(7, 7 + rounds_to_confirm(8)):
+        measured += [Reading(source, target, 0.3, turn, confirms=True) for source, target in ((2, 5), (5, 2))]
+    blamed = Isolation(1.0, 0.05, (Suspect("link", (2, 5), 0.3, 0.9999, 14, 14),))
+    plan = confirming(blamed, measured, 8)
+    assert len(plan) == most_rounds_to_confirm(8) - rounds_to_confirm(8)
+    assert all({2, 3}.isdisjoint(pair) for pairs in plan for pair in pairs if 5 in pair)
+    alone = [one for one in measured if {*one[:2]} != {3, 5}]
+    assert confirming(blamed, alone, 8) == ()
+
+
 def test_a_pair_that_was_slow_and_is_well_is_no_link_and_its_hosts_meet_others():
     first = readings(8, lambda source, target, turn: {source, target} in ({2, 5}, {3, 5}))
     again = [Reading(source, target, 1.0, 8, confirms=True) for source, target in ((2, 5), (5, 2), (3, 5), (5, 3))]
