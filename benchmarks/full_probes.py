@@ -135,7 +135,7 @@ def _played(play: Play, row: Row) -> Generator[str, None, Outcome | None]:
 
 def _taken(before: NamedTuple) -> float:
     """The share of the processor time since ``before`` that the hypervisor gave to somebody else."""
-    spent = [now - then for now, then in zip(psutil.cpu_times(), before, strict=True)]
+    spent: list[float] = [now - then for now, then in zip(psutil.cpu_times(), before, strict=True)]
     return spent[before._fields.index("steal")] / sum(spent)
 
 
