@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
@@ -72,7 +73,7 @@ def slow_devices(
     samples: Mapping[int, DeviceSpeed], *, share: float = SPEED_SHARE, deviations: float = DEVIATIONS
 ) -> list[SlowDevice]:
     """The ranks that are slower than ``share`` of their peers' median, and farther from it than ``deviations`` robust
-    standard deviations. Kinds of fewer than three ranks are passed over."""
+    standard deviations of the logarithms. Kinds of fewer than three ranks are passed over."""
     return [
         slow
         for peers in kinds(samples).values()
@@ -83,15 +84,16 @@ def slow_devices(
 
 
 def _slow(peers: Mapping[int, DeviceSpeed], what: What, share: float, deviations: float) -> Iterator[SlowDevice]:
-    speeds = {rank: speed for rank, sample in peers.items() if (speed := speed_of(sample, what)) is not None}
+    # Logarithms: where peers lie a fifth apart, no speed could be four deviations below their median.
+    speeds = {rank: math.log(speed) for rank, sample in peers.items() if (speed := speed_of(sample, what))}
     if len(speeds) < LEAST_PEERS:
         return
-    for found in outliers(speeds, share=1 - share, deviations=deviations):
+    least = -math.log(share) if share > 0 else math.inf
+    for found in outliers(speeds, share=0.0, least=least, deviations=deviations):
         if found.excess < 0:
+            value, usual = math.exp(found.value), math.exp(found.typical)
             others = [sample for rank, sample in peers.items() if rank != found.rank]
-            yield SlowDevice(
-                found.rank, what, found.value, found.typical, peers[found.rank], len(others), _usual_share(others)
-            )
+            yield SlowDevice(found.rank, what, value, usual, peers[found.rank], len(others), _usual_share(others))
 
 
 def _usual_share(samples: Sequence[DeviceSpeed]) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tests.lab.hosts import LabHost
 from tests.lab.load import busy_processor
+from tests.lab.running import wait_for_stop
 
 SHARE = """
 import os, sys, time
@@ -30,5 +31,16 @@ def test_a_busy_processor_leaves_little_to_others(lab_hosts: Callable[..., tuple
     with busy_processor(host, processor, spinners=3):
         spinning = host.processes("while :; do")
         assert {tuple(process.cpu_affinity()) for process in spinning} == {(processor,)}
+        assert share_of(host, processor) < 0.45
+    assert host.processes("while :; do") == []
+
+
+def test_a_processor_that_is_busy_from_a_moment_on(lab_hosts: Callable[..., tuple[LabHost, ...]]) -> None:
+    [host] = lab_hosts(1)
+    processor = max(os.sched_getaffinity(0))
+    with busy_processor(host, processor, spinners=3, waiting=True) as begin:
+        for process in host.processes("while :; do"):
+            wait_for_stop(process)
+        begin()
         assert share_of(host, processor) < 0.45
     assert host.processes("while :; do") == []

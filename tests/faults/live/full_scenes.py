@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.faults.live.healthy_jobs import everywhere
 from tests.faults.live.network_scenes import add_interface, job
 from tests.faults.live.scenes import LiveScene
-from tests.faults.live.stage import Act, Play, among, on, ranks
+from tests.faults.live.stage import Act, Play, Stage, among, on, ranks
 from tests.lab.hosts import LabHost
 from tests.lab.load import busy_processor
 from tests.lab.needs import clean_environ
@@ -37,8 +37,9 @@ LAST_PROCESSOR = max(os.sched_getaffinity(0))
 
 BUSY_HOSTS = 3
 """Where all share two processors, one that is busy stands out among few ranks alone."""
-SPINNERS = 6
-"""Programs that have a processor beside a rank that is bound to it."""
+SPINNERS = 12
+"""Programs that have a processor beside a rank that is bound to it, while matrix products are measured: beside so many
+all of its life, a rank would need half a minute to load torch."""
 TEST_HOSTS = 4
 IN_TESTS = ("slow host", "slow card", "wrong sum")
 """What tests play, with :data:`TEST_HOSTS`. Left to the benchmark: half of so few hosts is no boundary that could be
@@ -56,13 +57,13 @@ def fully(play: Play) -> Play:
     return replace(play, options=(*play.options, *FULL), seconds=SECONDS)
 
 
-def bound(count: int, odd: int, *before: Act) -> Play:
+def bound(count: int, odd: int) -> Play:
     """The rank of the host ``odd`` is bound to one processor of the machine, which the others may use too."""
     groups = tuple(
         ranks(number, shell=f"taskset --pid --cpu-list {LAST_PROCESSOR} $$ >&2" if number == odd else "")
         for number in range(count)
     )
-    return fully(Play(count, groups, before))
+    return fully(Play(count, groups))
 
 
 def now_and_then(host: LabHost) -> object:
@@ -160,13 +161,32 @@ def slow_path(title: str, sick: Play, twin: Play, *numbers: int, exclude: bool =
     )
 
 
+@dataclass(frozen=True)
+class Spinning:
+    """For :attr:`Play.during`: :data:`SPINNERS` programs of ``host`` spin while matrix products are measured."""
+
+    host: int
+
+    def __call__(self, stage: Stage) -> None:
+        """Have them ready, and wait for the moments of their beginning and end."""
+        with busy_processor(stage.hosts[self.host], LAST_PROCESSOR, SPINNERS, waiting=True) as begin:
+            self._until(stage, "matrix products")
+            begin()
+            self._until(stage, "groups:")
+
+    def _until(self, stage: Stage, words: str) -> None:
+        """These are said, or all is over."""
+        count = len(stage.play.started)
+        stage.until(lambda: stage.says(words) or len(stage.ended()) == count, stage.play.seconds)
+
+
 def busy_scenes(count: int) -> dict[str, LiveScene]:
     """A rank that shares its processor with programs that spin."""
     odd = count - 2
     busy = LiveScene(
         f"one of {count} ranks on a busy processor",
         "GPU024",
-        bound(count, odd, on(odd, busy_processor, LAST_PROCESSOR, SPINNERS)),
+        replace(bound(count, odd), during=Spinning(odd)),
         bound(count, odd),
         severity="warning",
         ranks=(odd,),

@@ -217,6 +217,10 @@ class Stage:
         found = [_read_said(path) for path in self.folder.glob("said-*.stdout")]
         return tuple(sorted(found, key=lambda one: (-1 if one.rank is None else one.rank, one.host)))
 
+    def says(self, words: str) -> bool:
+        """Whether a rank has said this by now, as it goes."""
+        return any(words in one.stderr for one in self.said())
+
     def ended(self) -> set[int | None]:
         """The ranks that have ended."""
         return {one.rank for one in self.said() if one.code is not None}
