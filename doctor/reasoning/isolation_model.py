@@ -18,13 +18,18 @@ BOTH: Slowed = (True, True)
 LEAST_ERRATIC = 3
 """Readings that are slow, each by a factor of its own, before they can have one cause: two are chance."""
 
-WAYS_TO_BE_SLOW = 4
-"""There, back, both ways by one factor, each way by its own."""
+OWN_WAY = 1 / 4
+"""The probability of one of the ways to be slow, for a part that is so by another factor each time: there, back, both
+alike, each way by its own."""
+
+COMMON_WAY, OTHER_WAY = 1 / 6, 1 / 12
+"""The same for a part that has one factor mostly, as a link that falls to a lower rate: there, back or both by that
+one; and six ways in which a direction, or both, have a factor of their own."""
 
 FEWEST_FOR_ERRATIC = 5
 """Hosts. Of four each has a hand in half of what is slow by chance."""
 
-BY_CHANCE, ALIKE_BY_CHANCE = 1e-4, 1e-2
+BY_CHANCE, ALIKE_BY_CHANCE = 1e-4, 0.05
 """The probability, below which it is no accident that so many pairs of a host were slow; and where they were so by the
 same factor, which says something by itself. On a machine where something else is busy now and then one pair in six is
 slow for that reason, so it is reckoned by the pairs of the others."""
@@ -54,17 +59,18 @@ class Fit(NamedTuple):
     levels: tuple[tuple[float, float], ...] = ()
 
 
-class _OwnLevel(NamedTuple):
-    """Logarithms of the shares that a cell has for itself, what it gains by them, and how many had to be chosen."""
+class _Way(NamedTuple):
+    """How a cell may be slow: the logarithms of its shares there and back, what these gain, and their price."""
 
-    gain: float
     ahead: float
     back: float
-    paid: int
+    gain: float
+    price: float
 
-    def worth(self, each: float) -> float:
-        """What is left of the gain where each choice costs so much."""
-        return self.gain - self.paid * each
+    @property
+    def worth(self) -> float:
+        """What is left of the gain."""
+        return self.gain - self.price
 
 
 class Model:
@@ -192,41 +198,56 @@ class Model:
         price = prior + self._price(own) + len(touched) * math.log(2)
         return Fit(part, level, gain - price, tuple(own), price, True)
 
-    def fit_erratic(self, part: Part, prior: float) -> Fit | None:
-        """The part slow in some cells, in one direction or both, each time by another factor, as where a card loses its
-        link now and then; ``None`` unless three readings are. Each of them pays for its own level."""
-        if self.count < FEWEST_FOR_ERRATIC:
-            return None
+    def fit_erratic(self, part: Part, prior: float, *, mostly_alike: bool) -> Fit | None:
+        """The part slow in some cells, in one direction or both, by one factor or another, as where a card loses its
+        link now and then; ``None`` unless three readings are. Each factor is paid for. ``mostly_alike``: one of them
+        comes again and again, and is paid for once."""
         touched = self.touched(part)
-        each = self._price_of_level(1)
-        gain, paid, own, levels = 0.0, 0.0, [], []
-        for place, slowed in touched:
-            best = max(self._own_levels(place, slowed), key=lambda one: one.worth(each), default=None)
-            if best is not None and best.worth(each) > math.log(WAYS_TO_BE_SLOW):
-                gain += best.gain
-                paid += best.paid * each
-                own.append((place, (best.ahead < 0.0, best.back < 0.0)))
-                levels.append((best.ahead, best.back))
-        slow = [value for level in levels for value in level if value < 0.0]
-        if len(slow) < LEAST_ERRATIC or self._by_chance(touched, [min(level) for level in levels]) > BY_CHANCE:
+        slow = {place: self._slow_ways(place, slowed) for place, slowed in touched}
+        values = [value for both in slow.values() for value in both if value < 0.0]
+        if self.count < FEWEST_FOR_ERRATIC or len(values) < LEAST_ERRATIC:
             return None
-        price = prior + paid + len(touched) * math.log(2) + len(own) * math.log(WAYS_TO_BE_SLOW)
-        return Fit(part, median(slow), gain - price, tuple(own), price, True, tuple(levels))
+        common = median(values) if mostly_alike else None
+        own: dict[int, _Way] = {}
+        for place, (ahead, back) in slow.items():
+            best = max(self._ways(place, ahead, back, common), key=lambda way: way.worth, default=None)
+            if best is not None and best.worth > 0:
+                own[place] = best
+        taken = [value for way in own.values() for value in (way.ahead, way.back) if value < 0.0]
+        if len(taken) < LEAST_ERRATIC:
+            return None
+        if self._by_chance(touched, [min(way.ahead, way.back) for way in own.values()]) > BY_CHANCE:
+            return None
+        price = prior + len(touched) * math.log(2) + sum(way.price for way in own.values())
+        if mostly_alike:
+            price += self._price_of_level(sum(value == common for value in taken))
+        gain = sum(way.gain for way in own.values())
+        cells = tuple((place, (way.ahead < 0.0, way.back < 0.0)) for place, way in own.items())
+        levels = tuple((way.ahead, way.back) for way in own.values())
+        return Fit(part, median(taken), gain - price, cells, price, True, levels)
 
-    def _own_levels(self, place: int, slowed: Slowed) -> Iterator[_OwnLevel]:
-        """What a cell's readings may say of a part that slows these directions: one of them, both by one factor, or
-        each by its own. None where they are as expected."""
+    def _slow_ways(self, place: int, slowed: Slowed) -> tuple[float, float]:
+        """The readings of a cell that are slower than expected, of these directions; 0 for the others."""
         cell, expected = self.cells[place], self.expected[place]
         ahead, back = (
             value if may and value is not None and value - now < self.slow_below and value < self.most_level else 0.0
             for value, may, now in zip((cell.ahead, cell.back), slowed, expected, strict=True)
         )
-        ways = [(ahead, 0.0, 1), (0.0, back, 1)]
-        if ahead and back:
-            ways += [((ahead + back) / 2, (ahead + back) / 2, 1), (ahead, back, 2)]
-        for way in ways:
-            if way[0] or way[1]:
-                yield _OwnLevel(self._gain(place, *way[:2]), *way)
+        return ahead, back
+
+    def _ways(self, place: int, ahead: float, back: float, common: float | None) -> Iterator[_Way]:
+        """In which a cell may be slow that has such readings."""
+        each = self._price_of_level(1)
+        alike = (ahead + back) / 2 if ahead and back else 0.0
+        # Of equal ways the last one counts, so those of which less has to be chosen come later.
+        ways = {(ahead, back): 2, (alike, alike): 1, (ahead, 0.0): 1, (0.0, back): 1}
+        if common is not None:
+            there, here = common if ahead else 0.0, common if back else 0.0
+            ways |= {(there, back): 1, (ahead, here): 1} | {(there, here): 0, (there, 0.0): 0, (0.0, here): 0}
+        for (one, other), paid in ways.items():
+            if one or other:
+                chance = OWN_WAY if common is None else OTHER_WAY if paid else COMMON_WAY
+                yield _Way(one, other, self._gain(place, one, other), paid * each - math.log(chance))
 
     def _by_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> float:
         """The probability that as many of the ``touched`` cells as there are ``slow`` values are as slow as these by

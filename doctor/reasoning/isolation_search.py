@@ -89,8 +89,10 @@ class Search:
         if part.kind in ("host", "sending", "receiving"):
             if (at_times := self.model.fit_at_times(part, prior + AT_TIMES)) is not None:
                 yield at_times
-            if (erratic := self.model.fit_erratic(part, prior + AT_TIMES)) is not None:
-                yield erratic
+            for mostly_alike in (False, True):
+                erratic = self.model.fit_erratic(part, prior + AT_TIMES, mostly_alike=mostly_alike)
+                if erratic is not None:
+                    yield erratic
 
     def best(self, part: Part) -> Fit | None:
         """The better one of these."""
