@@ -66,9 +66,9 @@ def transferred(
 ) -> Sketch:
     """A job of so many hosts, one rank each, that met in rounds, and again to confirm what looked slow.
 
-    ``slow`` transfers have that ``share`` of the ``usual`` bandwidth, bytes a second, and ``waited`` for a processor
-    for that share of the time; ``lossy`` ones sent a twentieth of their packets again, while packets waited in a queue
-    where ``queued``; ``failed`` ones were never begun.
+    ``slow`` transfers have that ``share`` of the ``usual`` bandwidth, bytes a second; ``lossy`` ones sent a twentieth
+    of their packets again, while packets waited in a queue where ``queued``; both ``waited`` for a processor for that
+    share of the time. ``failed`` ones were never begun.
     """
     numbers = random.Random(1)  # noqa: S311 - noise, and the same each time
     sent: dict[int, list[Transfer]] = {host: [] for host in range(hosts)}
@@ -80,7 +80,7 @@ def transferred(
             return
         is_slow = slow(source, target, turn)
         value = usual * (share if is_slow else 1.0) * numbers.uniform(0.93, 1.07)
-        again = SEGMENTS // 20 if lossy(source, target, turn) else 2
+        is_lossy = lossy(source, target, turn)
         sample = Transfer(
             f"node{target}",
             "done",
@@ -88,9 +88,9 @@ def transferred(
             round=turn,
             confirms=confirms,
             segments_sent=SEGMENTS,
-            segments_retransmitted=again,
+            segments_retransmitted=SEGMENTS // 20 if is_lossy else 2,
             round_trip=50e-3 if queued else 200e-6,
-            waited=waited if is_slow else 0.0,
+            waited=waited if is_slow or is_lossy else 0.0,
         )
         sent[source].append(sample)
         readings.append(Reading(source, target, unhindered(sample), turn, confirms))

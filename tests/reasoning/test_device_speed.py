@@ -52,6 +52,14 @@ def test_peers_that_lie_far_apart_have_no_outlier() -> None:
     assert judge_devices(job(*times)).slow == ()
 
 
+def test_far_below_peers_of_which_one_is_half_as_fast_as_the_other() -> None:
+    """As on a busy machine: a difference of speeds can't be larger than their median."""
+    times = [(seconds, seconds) for seconds in (0.001, 0.0015, 0.013)]
+    judged = judge_devices(job(*times, ranks=3))
+    assert [(one.rank, round(one.value / one.usual, 2)) for one in judged.slow] == [(2, 0.09)]
+    assert judge_devices(job(*times[:2], (0.0026, 0.0026), ranks=3)).slow == ()
+
+
 def test_two_of_eight_are_slow() -> None:
     judged = judge_devices(job((0.004, 0.004), (0.004, 0.004), ranks=8))
     assert [one.rank for one in judged.slow] == [0, 1]

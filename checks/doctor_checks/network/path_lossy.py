@@ -79,6 +79,10 @@ def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> Sketch:
         Sick("one host of three loses", transferred(3, touching(1), lossy=touching(1), share=0.05), ranks=(1,)),
         Sick("one host loses what it receives", transferred(6, lossy=received_by(3)), ranks=(3,)),
         Sick("packets between two hosts get lost", transferred(6, lossy=between(1, 2)), ranks=(1, 2)),
+        Well(
+            "packets between two hosts get lost that have no processor", transferred(6, lossy=between(1, 2), waited=0.8)
+        ),
+        Sick("one host loses in all transfers, and is busy", transferred(6, lossy=touching(3), waited=0.8), ranks=(3,)),
         Sick("packets between all hosts get lost", transferred(4, lossy=lambda *way: True), ranks=(0, 1, 2, 3)),
         Well("a run that loses next to nothing", _in_run(5_000_000, 900, eth0=3)),
         Well("a run on one host", _in_run(5_000_000, 400_000, hosts=1)),
