@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -88,6 +90,9 @@ class Model:
             self.at_host[cell.second].append(place)
             self.at_pair.setdefault((cell.first, cell.second), []).append(place)
             self.in_round.setdefault(cell.round, []).append(place)
+        self._slowest = [min(value for value in cell[3:] if value is not None) for cell in cells]
+        self._in_order = sorted(self._slowest)
+        self._blamed: Counter[int] = Counter()
         self._causes: list[dict[Part, tuple[float, float]]] = [{} for _ in cells]
         self.expected: list[tuple[float, float]] = [(0.0, 0.0)] * len(cells)
         self._density_now = [self._log_density(place, 0.0, 0.0) for place in range(len(cells))]
@@ -100,12 +105,16 @@ class Model:
             alike = (fit.level if ahead else 0.0, fit.level if back else 0.0)
             self._causes[place][fit.part] = fit.levels[number] if fit.levels else alike
             self._expect(place)
+        if fit.part.kind is not None:
+            self._blamed.update(place for place, _ in fit.cells)
 
     def clear(self, fit: Fit) -> None:
         """Blame it no longer."""
         for place, _ in fit.cells:
             self._causes[place].pop(fit.part, None)
             self._expect(place)
+        if fit.part.kind is not None:
+            self._blamed.subtract(place for place, _ in fit.cells)
 
     def _expect(self, place: int) -> None:
         causes = self._causes[place].values()
@@ -193,7 +202,7 @@ class Model:
             gain += max(more, 0.0) + math.log1p(math.exp(-abs(more)))
             if more > 0:
                 own.append((place, slowed))
-        if len(own) < 2 or self._by_chance(touched, [self._slowest(place) for place, _ in own]) > ALIKE_BY_CHANCE:
+        if len(own) < 2 or self._by_chance(touched, [self._slowest[place] for place, _ in own]) > ALIKE_BY_CHANCE:
             return None
         price = prior + self._price(own) + len(touched) * math.log(2)
         return Fit(part, level, gain - price, tuple(own), price, True)
@@ -253,21 +262,15 @@ class Model:
         """The probability that as many of the ``touched`` cells as there are ``slow`` values are as slow as these by
         accident, as often as cells are for which nobody is blamed (binomial tail, Laplace's rule of succession)."""
         own = {place for place, _ in touched}
-        others = [
-            self._slowest(place)
-            for place, causes in enumerate(self._causes)
-            if place not in own and all(part.kind is None for part in causes)
-        ]
-        rate = (sum(value <= max(slow) for value in others) + 1) / (len(others) + 2)
+        left_out = own.union(place for place, causes in self._blamed.items() if causes)
+        others = len(self.cells) - len(left_out)
+        alike = bisect_right(self._in_order, max(slow)) - sum(self._slowest[place] <= max(slow) for place in left_out)
+        rate = (alike + 1) / (others + 2)
         tail = (
             math.comb(len(own), many) * rate**many * (1 - rate) ** (len(own) - many)
             for many in range(len(slow), len(own) + 1)
         )
         return sum(tail)
-
-    def _slowest(self, place: int) -> float:
-        """The slower direction of a cell."""
-        return min(value for value in self.cells[place][3:] if value is not None)
 
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
         """The median of readings that nothing explains yet; of all where all are explained."""
