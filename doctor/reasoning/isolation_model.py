@@ -36,6 +36,10 @@ BY_CHANCE, ALIKE_BY_CHANCE = 1e-4, 0.05
 same factor, which says something by itself. On a machine where something else is busy now and then one pair in six is
 slow for that reason, so it is reckoned by the pairs of the others."""
 
+USUALLY, AS_MANY = 0.06, 5
+"""The share of pairs that are slow for a moment, by a guess that counts as much as five pairs do: of a few hosts there
+are not many others to tell it from."""
+
 
 class Part(NamedTuple):
     """A candidate. ``members``: as of a Suspect; of a link that is slow in one direction only (``oneway``) the source
@@ -260,12 +264,12 @@ class Model:
 
     def _by_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> float:
         """The probability that as many of the ``touched`` cells as there are ``slow`` values are as slow as these by
-        accident, as often as cells are for which nobody is blamed (binomial tail, Laplace's rule of succession)."""
+        accident, as often as cells are for which nobody is blamed (binomial tail; the posterior mean of that rate)."""
         own = {place for place, _ in touched}
         left_out = own.union(place for place, causes in self._blamed.items() if causes)
         others = len(self.cells) - len(left_out)
         alike = bisect_right(self._in_order, max(slow)) - sum(self._slowest[place] <= max(slow) for place in left_out)
-        rate = (alike + 1) / (others + 2)
+        rate = (alike + USUALLY * AS_MANY) / (others + AS_MANY)
         tail = (
             math.comb(len(own), many) * rate**many * (1 - rate) ** (len(own) - many)
             for many in range(len(slow), len(own) + 1)

@@ -67,8 +67,8 @@ def bound(count: int, odd: int) -> Play:
 
 
 def now_and_then(host: LabHost) -> object:
-    """10 Mb/s for two thirds of the time: in some rounds of a measurement, and not in others."""
-    return intermittent(host, SLOW, slow=0.4, well=0.2)
+    """10 Mb/s for two seconds of three: in some rounds of a measurement, and not in others."""
+    return intermittent(host, SLOW, slow=1.0, well=0.5)
 
 
 def path_scenes(count: int) -> dict[str, LiveScene]:
