@@ -9,6 +9,7 @@ from doctor.api import Lack, TrainerFacts
 from doctor.facts import CollectiveFacts
 from doctor.probes import group_run, groups_stage
 from doctor.probes.group_pairs import FIRST_BYTES
+from doctor.reasoning.partners import TURNS
 from tests.probes.groups import JOIN, WRONG_SUM, Party, environ_of, facts, findings, on_one_host
 
 pytest.importorskip("torch")
@@ -80,7 +81,7 @@ def test_the_same_back_end_where_nobody_is_wrong(party):
     job, _ = party.survey(asking_for("wrong_sum", 2))
     assert facts(job)[0].backend == "wrong_sum"
     assert [result.operation for result in facts(job)[1].results] == OPERATIONS, "all-to-all by pairs"
-    assert [[one.source for one in found.exchanges] for found in facts(job)] == [[1, 1], [0, 0]]
+    assert [[one.source for one in found.exchanges] for found in facts(job)] == [[1] * TURNS, [0] * TURNS]
     assert all(one.bytes >= FIRST_BYTES and one.seconds > 0 for found in facts(job) for one in found.exchanges)
     assert findings(job, "NET025") == findings(job, "NET027") == []
 
