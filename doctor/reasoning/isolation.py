@@ -1,7 +1,7 @@
 """Which host, direction, link or boundary makes the slow pairs of hosts slow, and how sure that is.
 
 Pairs of hosts are measured in :func:`rounds`; :func:`isolate` finds the parts to blame by maximum a posteriori
-estimation; :func:`confirming` plans two rounds more, after which :func:`isolate` over all readings has the final word.
+estimation; :func:`confirming` plans some rounds more, after which :func:`isolate` over all readings has the final word.
 
 **Readings.** A pair is as slow as its slowest part. The logarithm of a reading is that of the usual value, plus that of
 the share of the slowest part that has a hand in it, plus noise: normal, with a standard deviation estimated from the

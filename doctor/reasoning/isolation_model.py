@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -211,16 +211,29 @@ class Model:
         price = prior + self._price(own) + len(touched) * math.log(2)
         return Fit(part, level, gain - price, tuple(own), price, True)
 
-    def fit_erratic(self, part: Part, prior: float, *, mostly_alike: bool) -> Fit | None:
+    def erratic_fits(self, part: Part, prior: float) -> Iterator[Fit]:
         """The part slow in some cells, in one direction or both, by one factor or another, as where a card loses its
-        link now and then; ``None`` unless three readings are. Each factor is paid for. ``mostly_alike``: one of them
-        comes again and again, and is paid for once."""
+        link now and then: each factor paid for, and one that comes again and again paid for once. None unless three
+        readings are slow."""
+        if self.count < FEWEST_FOR_ERRATIC:
+            return
         touched = self.touched(part)
         slow = {place: self._slow_ways(place, slowed) for place, slowed in touched}
         values = [value for both in slow.values() for value in both if value < 0.0]
-        if self.count < FEWEST_FOR_ERRATIC or len(values) < LEAST_ERRATIC:
-            return None
-        common = median(values) if mostly_alike else None
+        if len(values) < LEAST_ERRATIC:
+            return
+        for common in (None, median(values)):
+            if (fit := self._fit_erratic(part, prior, touched, slow, common)) is not None:
+                yield fit
+
+    def _fit_erratic(
+        self,
+        part: Part,
+        prior: float,
+        touched: Sequence[tuple[int, Slowed]],
+        slow: Mapping[int, tuple[float, float]],
+        common: float | None,
+    ) -> Fit | None:
         own: dict[int, _Way] = {}
         for place, (ahead, back) in slow.items():
             best = max(self._ways(place, ahead, back, common), key=lambda way: way.worth, default=None)
@@ -232,7 +245,7 @@ class Model:
         if self._by_chance(touched, [min(way.ahead, way.back) for way in own.values()]) > BY_CHANCE:
             return None
         price = prior + len(touched) * math.log(2) + sum(way.price for way in own.values())
-        if mostly_alike:
+        if common is not None:
             price += self._price_of_level(sum(value == common for value in taken))
         gain = sum(way.gain for way in own.values())
         cells = tuple((place, (way.ahead < 0.0, way.back < 0.0)) for place, way in own.items())

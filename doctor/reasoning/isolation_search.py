@@ -82,17 +82,14 @@ class Search:
         return rarity + math.log(len(self.model.in_round) if part.kind is None else self.model.count)
 
     def fits(self, part: Part) -> Iterator[Fit]:
-        """The part slow always, at times, and at times by another factor each time."""
+        """The part slow always, at times, and at times by another factor each time or mostly by one."""
         prior = self.prior(part)
         if (always := self.model.fit(part, prior)) is not None:
             yield always
         if part.kind in ("host", "sending", "receiving"):
             if (at_times := self.model.fit_at_times(part, prior + AT_TIMES)) is not None:
                 yield at_times
-            for mostly_alike in (False, True):
-                erratic = self.model.fit_erratic(part, prior + AT_TIMES, mostly_alike=mostly_alike)
-                if erratic is not None:
-                    yield erratic
+            yield from self.model.erratic_fits(part, prior + AT_TIMES)
 
     def best(self, part: Part) -> Fit | None:
         """The better one of these."""

@@ -67,7 +67,7 @@ def bound(count: int, odd: int) -> Play:
 
 
 def now_and_then(host: LabHost) -> object:
-    """10 Mb/s for two seconds of three: in some rounds of a measurement, and not in others."""
+    """10 Mb/s for a second of every one and a half: in some rounds of a measurement, and not in others."""
     return intermittent(host, SLOW, slow=1.0, well=0.5)
 
 
