@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from doctor.catalog import load_catalog
 from doctor.errors import UnusableError
 from doctor.finding import Severity
-from doctor.postmortem.reading import read_job
+from doctor.postmortem.reading import read_runs
 from doctor.result import Report
 from doctor.session import judge
 from doctor.settings import Settings
@@ -90,7 +90,7 @@ def diagnose(case: Case) -> Outcome:
         log = Path(folder) / "job.log"
         log.write_text(case.text)
         try:
-            job, inputs = read_job([log])
+            _, job, inputs = read_runs([log])[0]
         except UnusableError:
             return Outcome(case, None, 0.0, (), 2)
         report = judge(job, load_catalog(()), Settings(), must_be_complete=False, inputs=inputs)

@@ -5,10 +5,14 @@ and ``check``; in a run ``DoctorCallback`` (Lightning), ``HFDoctorCallback`` (Hu
 other loop); ``DoctorWarning`` and ``Findings``: what these warn with and raise.
 """
 
-from __future__ import annotations
+from doctor.import_path import is_main_package, leave_working_directory
 
-import importlib
-from typing import TYPE_CHECKING, Any
+if is_main_package():
+    # Before any other import: "python -m" has put the working directory in front of the standard library.
+    leave_working_directory()
+
+TYPE_CHECKING = False
+"""As in ``typing``, which would have to be imported; type checkers know the name."""
 
 if TYPE_CHECKING:
     from doctor.checking import check
@@ -53,9 +57,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        import importlib
+
+        from doctor.random_state import random_state_kept
+
+        with random_state_kept():
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

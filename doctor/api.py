@@ -187,6 +187,7 @@ from doctor.reasoning.launch import (
 )
 from doctor.reasoning.losses import Lossy, lossy_parts
 from doctor.reasoning.minority import Split, correlates, describe, split, split_groups
+from doctor.reasoning.native import NativeEnds, native_ends
 from doctor.reasoning.network import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
@@ -303,6 +304,7 @@ __all__ = [
     "LocalRanks",
     "Lossy",
     "MeasuredPath",
+    "NativeEnds",
     "NcclList",
     "NetworkChoice",
     "OneSided",
@@ -455,6 +457,7 @@ __all__ = [
     "missed_call",
     "names_itself",
     "names_unknown",
+    "native_ends",
     "nature_of_exception",
     "nccl_device_list",
     "nccl_endpoints",

@@ -23,6 +23,7 @@ import msgspec
 from doctor.errors import UnusableError
 from doctor.facts import SECTIONS, Evidence, HostFacts, LaunchFacts, Missing, ProcessFacts, Section
 from doctor.job import Bearer, Job, LastSeen, Member, Sections, build_job
+from doctor.masking import mask_document
 from doctor.result import Tool
 
 SCHEMA = 1
@@ -108,11 +109,11 @@ class Capture(msgspec.Struct, frozen=True):
 
 
 def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
-    """The job as plain dictionaries and lists, ready for JSON. ``created``: the moment that it bears; by default the
-    one when its facts were first written down, or now."""
+    """The job as plain dictionaries and lists, ready for JSON, secrets masked. ``created``: the moment that
+    it bears; by default the one when its facts were first written down, or now."""
     moment = created or datetime.datetime.now(datetime.timezone.utc)
     first = job.captured if created is None else ""
-    return {
+    document = {
         "schema": SCHEMA,
         "kind": "capture",
         "tool": msgspec.to_builtins(Tool()),
@@ -129,6 +130,8 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
         **({"expected": to_document(job.expected)} if job.expected else {}),
         **({"evidence": msgspec.to_builtins(job.evidence)} if job.evidence else {}),
     }
+    masked: dict[str, Any] = mask_document(document)
+    return masked
 
 
 def to_record(job: Job, run: str) -> dict[str, Any]:
@@ -182,7 +185,7 @@ def file_name(job: Job, *, redacted: bool = False) -> str:
 
 def from_document(document: Mapping[str, Any]) -> Job:
     """The job in a document that :func:`to_document` made."""
-    return parse_capture(msgspec.json.encode(document), "document").job()
+    return parse_capture(msgspec.json.encode(document), "document", masked=True).job()
 
 
 def read_capture(path: Path) -> Capture:
@@ -200,8 +203,9 @@ def read_capture(path: Path) -> Capture:
     return parse_capture(data, str(path))
 
 
-def parse_capture(data: bytes, name: str) -> Capture:
-    """The capture in ``data``; ``name`` stands for it in messages.
+def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
+    """The capture in ``data``; ``name`` stands for it in messages. ``masked``: its writer is this release, which has
+    masked the secrets; otherwise that is done here.
 
     Raises:
         UnusableError: as :func:`read_capture`.
@@ -209,6 +213,7 @@ def parse_capture(data: bytes, name: str) -> Capture:
     try:
         head = msgspec.json.decode(data, type=_Head)
         _require_schema(head, name)
+        data = data if masked else _without_secrets(data)
         document = msgspec.json.decode(data, type=_Judged)
         capture = msgspec.structs.replace(_assemble(document, name), evidence=document.evidence)
         if document.expected is None:
@@ -218,6 +223,12 @@ def parse_capture(data: bytes, name: str) -> Capture:
         raise UnusableError(f"{name} is nested too deeply to be a capture") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise UnusableError(f"{name} is no capture that can be read: {error}") from None
+
+
+def _without_secrets(data: bytes) -> bytes:
+    plain = msgspec.json.decode(data)
+    masked = mask_document(plain)
+    return data if masked is plain else msgspec.json.encode(masked)
 
 
 def _require_schema(head: _Head, name: str) -> None:
@@ -232,9 +243,10 @@ def _short(value: object) -> str:
 
 
 def _assemble(document: _Document, name: str) -> Capture:
-    if not 0 < document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
+    logs_alone = not document.ranks and isinstance(document, _Judged) and document.evidence is not None
+    if not (0 if logs_alone else 1) <= document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
-    if not document.ranks and not (isinstance(document, _Judged) and document.evidence):
+    if not document.ranks and not logs_alone:
         raise UnusableError(f"{name} holds no rank")
     decoder = _Sections(name)
     hosts = [decoder.decode(host, "host") for host in document.hosts]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,22 +22,27 @@ from doctor.cli_options import (
     judging_options,
     output_option,
     plugin_option,
+    read_timeout_option,
     redact_option,
     select_option,
+    settings_options,
 )
-from doctor.cli_settings import settings_of
-from doctor.cli_writing import deliver, tell, write
+from doctor.cli_settings import settings_of, tell_notes
+from doctor.cli_writing import deliver, deliver_several, keep_capture, tell, write
 from doctor.version import __version__
 
 if TYPE_CHECKING:
     from doctor.catalog import Catalog
+    from doctor.checking import Check
     from doctor.examining import Ignore
     from doctor.gather.gathering import Gathering
     from doctor.gather.ray_gathering import RayGathering
     from doctor.gather.way import Gather, Wish
     from doctor.job import Job
+    from doctor.lint.rule import Rule
+    from doctor.playbook import Page
     from doctor.probes.mesh import Axis
-    from doctor.result import Input
+    from doctor.result import Input, Report
     from doctor.session import Probe
     from doctor.settings import FailOn, Settings
 
@@ -111,6 +117,7 @@ def check(
     timeout: float | None,
     gather: Gather,
     share: Path | None,
+    group: str | None,
     ray: str | None,
     master: str | None,
     probe: Probe | None,
@@ -127,14 +134,16 @@ def check(
     if exclude_list is not None and redact:
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
     started = time.time()
-    settings = settings_of(select, ignore, fail_on, plugins, timeout)
-    wish, asked = _wish(gather, share, ray, master), _asked(probe, mesh, why=why)
-    with _gathered(settings, wish, asked, discreet=redact) as gathering:
+    settings = settings_of(select, ignore, fail_on, plugins, timeout, commands=verbose)
+    wish, asked = _wish(gather, share, ray, master, group), _asked(probe, mesh, why=why)
+    with _gathered(settings, wish, asked, discreet=redact, own_code=partial(_code_alone, settings)) as gathering:
+        if gathering.judges:
+            tell_notes(settings)
         with redirect_stdout(sys.stderr):  # guests may print
             # Whoever judges looks at once whether all that it needs can be used; the others may never need it.
-            ready = (_checks(settings), _expectation(expect)) if gathering.judges else None
+            ready = (_checks(settings, redact=redact), _expectation(expect)) if gathering.judges else None
             found = gathering.gather()
-            catalog, found.expected = ready or (_checks(settings), _expectation(expect))
+            catalog, found.expected = ready or (_checks(settings, redact=redact), _expectation(expect))
             job, ignored, _ = _shown(found, settings, redact=redact)
             report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
         _tell_breakages(job)
@@ -150,38 +159,48 @@ def check(
 
 
 @app.command()
-@output_option
+@click.option(
+    "-o", "--output", "where", type=click.Path(readable=False), help="Write to this file or folder instead of stdout."
+)
 @redact_option
+@settings_options
 @gathering_options
 def capture(
-    output: Path | None,
+    where: str | None,
     redact: bool,
     timeout: float | None,
     gather: Gather,
     share: Path | None,
+    group: str | None,
     ray: str | None,
     master: str | None,
 ) -> None:
     """Write the facts alone as JSON, without secrets, to be judged later or elsewhere.
 
-    A folder given with -o gets one file a rank (rank-3.json), or a host where there are no ranks; else the ranks of a
-    job are gathered into one document.
+    A folder given with -o gets one file a rank (rank-3.json), or a host where there are no ranks; one that ends with a
+    slash is made where it does not exist. Else the ranks of a job are gathered into one document.
     """
     from doctor.capture import encode_document, file_name, to_document
+    from doctor.report.words import escaped
     from doctor.session import breakages
 
-    into_folder = output is not None and os.path.isdir(output)  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
+    output = Path(where) if where is not None else None
+    # Path.is_dir raises where a parent may not be entered.
+    into_folder = where is not None and (where.endswith(os.sep) or os.path.isdir(where))  # noqa: PTH112
     alone = into_folder and gather == "auto" and ray is None
-    wish = _wish("none" if alone else gather, share, ray, master)
-    with _gathered(settings_of("", "", None, (), timeout), wish, _Asked("none"), discreet=redact) as gathering:
+    wish = _wish("none" if alone else gather, share, ray, master, group)
+    settings = settings_of("", "", None, (), timeout)
+    with _gathered(settings, wish, _Asked("none"), discreet=redact, own_code=_capture_alone) as gathering:
+        if gathering.judges:
+            tell_notes(settings)
         job = gathering.gather()
         document = to_document(job)
         if redact:
             document = _redact_document(document)
-        if output is not None and into_folder:
-            output = output / file_name(job, redacted=redact)
+        name = file_name(job, redacted=redact) if into_folder else None
         code = 3 if breakages(job) or job.absent else 0
-        _finish(gathering, code, output, lambda: write(encode_document(document).decode(), output))
+        data = escaped(encode_document(document).decode()).encode()
+        _finish(gathering, code, output, lambda: keep_capture(data, output, name, wish.group))
         _tell_breakages(job)
     raise SystemExit(code)
 
@@ -189,8 +208,10 @@ def capture(
 @app.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH)
 @judging_options
+@read_timeout_option
 def diagnose(
     paths: tuple[Path, ...],
+    read_timeout: float | None,
     form: str,
     output: Path | None,
     select: str,
@@ -207,31 +228,50 @@ def diagnose(
 
     PATHS are files and folders, in any mix, told apart by content: logs (of all ranks together or one a rank, also
     packed), dumps of torch's flight recorder, memory snapshots, captures, the callback's records, output of nvidia-smi
-    and of NCCL's RAS. Nothing in them is run, and torch is not needed.
+    and of NCCL's RAS. `-` is standard input. Nothing in them is run, and torch is not needed. Files of several runs are
+    told apart by job ids, folders, names, hosts and times; each run gets a verdict of its own.
     """
-    from doctor.postmortem.reading import read_job
-    from doctor.session import judge
+    from doctor.postmortem.reading import read_runs
+    from doctor.session import judge, of_several
+    from doctor.streams import received
 
     started = time.time()
     settings = settings_of(select, ignore, fail_on, plugins, None)
+    tell_notes(settings)
     with redirect_stdout(sys.stderr):  # guests may print
-        catalog = _checks(settings)
-        found, inputs = read_job(paths)
-        found.expected = _expectation(expect)
-        job, ignored, inputs = _shown(found, settings, redact=redact, inputs=inputs)
-        report = judge(
-            job,
-            catalog,
-            settings,
-            strict=strict,
-            must_be_complete=False,
-            inputs=inputs,
-            started=started,
-            ignore=ignored,
-        )
-    _tell_breakages(job)
-    deliver(report, form, output, quiet=quiet, verbose=verbose, job=job)
-    raise SystemExit(report.exit_code)
+        catalog = _checks(settings, redact=redact)
+        judged: list[tuple[str, Report, Job]] = []
+        with received(paths) as files:
+            runs = read_runs(files, read_timeout)
+        worked = _expectation(expect)
+        for run in runs:
+            run.job.expected = worked
+            job, ignored, inputs = _shown(run.job, settings, redact=redact, inputs=run.inputs)
+            report = judge(
+                job,
+                catalog,
+                settings,
+                strict=strict,
+                must_be_complete=False,
+                after_the_run=True,
+                inputs=inputs,
+                started=started,
+                ignore=ignored,
+            )
+            judged.append((run.name, report, job))
+    for _, _, job in judged:
+        _tell_breakages(job)
+    if len(judged) == 1:
+        _, report, job = judged[0]
+        deliver(report, form, output, quiet=quiet, verbose=verbose, job=job)
+        raise SystemExit(report.exit_code)
+    from doctor.report.several import JudgedRuns
+
+    names = [f"run {number}" if redact else name for number, (name, _, _) in enumerate(judged, 1)]
+    several = of_several(zip(names, (report for _, report, _ in judged), strict=True), started=started)
+    document = JudgedRuns(several, [job for _, _, job in judged])
+    deliver_several(document, form, output, quiet=quiet, verbose=verbose)
+    raise SystemExit(several.exit_code)
 
 
 @app.command()
@@ -258,20 +298,19 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
 @click.argument("word", metavar="ID")
 @format_option("text", "json")
 @output_option
-def explain(word: str, form: str, output: Path | None) -> None:
+@settings_options
+@plugin_option
+def explain(word: str, form: str, output: Path | None, plugins: tuple[Path, ...]) -> None:
     """Print the playbook of a check, by id (NET007) or name: what you see, how to fix it, why it happens."""
-    import msgspec
+    from doctor.report.words import as_json
 
-    from doctor.playbook import find_page
-
-    page = find_page(word)
+    page = _page(word, plugins)
     if form == "json":
-        write(msgspec.json.format(msgspec.json.encode(page), indent=2).decode() + "\n", output)
+        write(as_json(page) + "\n", output)
     elif output is not None or not sys.stdout.isatty():
         write(page.markdown, output)
     else:
-        from rich.markdown import Markdown
-
+        from doctor.report.rich_names import Markdown
         from doctor.report.terminal import make_console
 
         console = make_console(sys.stdout)
@@ -280,25 +319,66 @@ def explain(word: str, form: str, output: Path | None) -> None:
         write(paper.get(), None)
 
 
+def _page(word: str, plugins: tuple[Path, ...]) -> Page:
+    """The page of the playbook, else that of a check or rule of somebody else; these are loaded only then."""
+    from doctor.errors import UnusableError
+    from doctor.playbook import find_page, page_of
+
+    with contextlib.suppress(UnusableError):
+        return find_page(word)
+    from doctor.catalog import load_catalog
+    from doctor.lint.rules import load_rules
+
+    settings = settings_of("", "", None, plugins, None)
+    tell_notes(settings)
+    with redirect_stdout(sys.stderr):  # guests may print
+        found: list[Check | Rule] = [*load_catalog(settings.plugins).checks, *load_rules(settings.plugins).rules]
+    return find_page(word, [page_of(one) for one in found if one.origin != "built-in"])
+
+
 @app.command("list")
 @format_option("text", "json")
 @output_option
 @select_option
+@settings_options
 @plugin_option
 def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]) -> None:
     """List every check and every rule of lint with its family, severity, needs and origin."""
     from doctor.lint.asking import everything
     from doctor.report.listing import render_listing
 
+    settings = settings_of(select, "", None, plugins, None)
+    tell_notes(settings)
     with redirect_stdout(sys.stderr):  # guests may print
-        catalog, book = everything(settings_of(select, "", None, plugins, None))
+        catalog, book = everything(settings)
     write(render_listing(catalog, book, form, sys.stdout), output)
 
 
-def _checks(settings: Settings) -> Catalog:
+def _checks(settings: Settings, *, redact: bool) -> Catalog:
+    """The checks to judge by; ``redact``: without the folders of plugins."""
+    from dataclasses import replace
+
     from doctor.session import load_checks
 
-    return load_checks(settings)
+    catalog = load_checks(settings)
+    if not redact:
+        return catalog
+    checks = (replace(check, origin=os.path.basename(check.origin)) for check in catalog.checks)  # noqa: PTH119
+    return replace(catalog, checks=tuple(checks))
+
+
+def _code_alone(settings: Settings, job: Job) -> int:
+    """The exit code of one process by what can be seen in it alone; what needs the other ranks is left out."""
+    from doctor.session import judge
+
+    return judge(job, _checks(settings, redact=False), settings, must_be_complete=False).exit_code
+
+
+def _capture_alone(job: Job) -> int:
+    """The same where nothing is judged."""
+    from doctor.session import breakages
+
+    return 3 if breakages(job) else 0
 
 
 def _expectation(path: Path | None) -> Job | None:
@@ -364,15 +444,16 @@ def _mesh(text: str) -> tuple[Axis, ...]:
         raise click.BadParameter(str(error), param_hint="--mesh") from None
 
 
-def _wish(gather: Gather, share: Path | None, ray: str | None, master: str | None) -> Wish:
+def _wish(gather: Gather, share: Path | None, ray: str | None, master: str | None, group: str | None) -> Wish:
     from doctor.gather.way import Wish
+    from doctor.owners import chosen_group
 
-    return Wish(gather, share, ray, master)
+    return Wish(gather, share, ray, master, chosen_group(group))
 
 
 @contextlib.contextmanager
 def _gathered(
-    settings: Settings, wish: Wish, asked: _Asked, *, discreet: bool
+    settings: Settings, wish: Wish, asked: _Asked, *, discreet: bool, own_code: Callable[[Job], int]
 ) -> Iterator[Gathering | RayGathering | _Alone]:
     """The gathering of this process's job. Those that do not judge leave from within."""
     from doctor.gather.endpoint import NoWay
@@ -381,7 +462,14 @@ def _gathered(
 
     try:
         gathering = open_gathering(
-            settings, wish, probe=asked.probe, mesh=asked.mesh, why=asked.why, announce=tell, discreet=discreet
+            settings,
+            wish,
+            probe=asked.probe,
+            mesh=asked.mesh,
+            why=asked.why,
+            announce=tell,
+            discreet=discreet,
+            own_code=own_code,
         )
     except NoWay as none:
         tell(str(none))
@@ -410,7 +498,7 @@ def _tell_breakages(job: Job) -> None:
     from doctor.session import breakages
 
     for broken in breakages(job):
-        click.echo(f"doctor: {broken.reason}", err=True)
+        tell(broken.reason)
 
 
 def _redact_document(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from doctor.cli_options import (
     quiet_option,
     redact_option,
     select_option,
+    settings_options,
     verbose_option,
 )
-from doctor.cli_settings import here, settings_of
+from doctor.cli_settings import here, settings_of, tell_notes
 from doctor.cli_writing import tell, write
 from doctor.errors import UnusableError
 
@@ -77,6 +78,7 @@ FACTORY = re.compile(r"[^:]+:\w+")
 @select_option
 @ignore_option
 @fail_on_option
+@settings_options
 @redact_option
 @quiet_option
 @verbose_option
@@ -111,6 +113,7 @@ def command(
     started = time.time()
     _require_factory(factory)
     settings = settings_of(select, ignore, fail_on, (), None)
+    tell_notes(settings)
     offer = _offer(device_memory, device, host_memory, like, typed["devices"], redact=redact)
     catalog = load_checks(settings)
     estimate = _estimate(factory, typed, offer, timeout)

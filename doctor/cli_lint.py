@@ -21,10 +21,11 @@ from doctor.cli_options import (
     quiet_option,
     redact_option,
     select_option,
+    settings_options,
     strict_option,
     verbose_option,
 )
-from doctor.cli_settings import settings_of, words
+from doctor.cli_settings import settings_of, tell_notes, words
 from doctor.cli_writing import write
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @ignore_option
 @fail_on_option
 @strict_option
+@settings_options
 @plugin_option
 @redact_option
 @click.option("--fix", is_flag=True, help="Mend what can be mended for certain, then judge again (needs LibCST).")
@@ -74,20 +76,23 @@ def command(
     """Tell what in training scripts and launch files hangs, diverges or wastes memory on several ranks.
 
     PATHS are files and folders: Python, notebooks, shell scripts for SLURM and torchrun, YAML and JSON of Kubernetes,
-    Accelerate and DeepSpeed. They are read and parsed, and nothing in them is imported or run. A finding is accepted
-    by `# doctor: ignore[ID] reason` on its line or alone on the line above.
+    Accelerate and DeepSpeed; `-` is standard input. They are read and parsed, and nothing in them is imported or run.
+    A finding is accepted by `# doctor: ignore[ID] reason` on its line or alone on the line above.
     """
     from doctor.lint.asking import ask
     from doctor.lint.mending import replacements_for
+    from doctor.lint.reading import ending_of
     from doctor.lint.running import draw_up, judge_paths
+    from doctor.streams import received
 
     if (fix and diff) or (diff and redact):
         raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
     started = time.time()
     settings = settings_of(select, ignore, fail_on, plugins, None)
-    with redirect_stdout(sys.stderr):  # guests may print
+    tell_notes(settings)
+    with redirect_stdout(sys.stderr), received(paths, ending_of) as files:  # guests may print
         asked = ask(settings, typed=words(select), lightning=lightning, processors=cores, strict=strict)
-        verdicts = judge_paths(paths, asked)
+        verdicts = judge_paths(files, asked)
         patch = _patch(verdicts, asked) if diff else None
         if fix:
             verdicts = _mended(verdicts, asked)

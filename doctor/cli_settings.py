@@ -5,14 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
+from doctor.cli_options import CONFIG, ISOLATED
+from doctor.cli_writing import tell
+
 if TYPE_CHECKING:
     from doctor.settings import FailOn, Settings
 
 
 def settings_of(
-    select: str, ignore: str, fail_on: FailOn | None, plugins: tuple[Path, ...], timeout: float | None
+    select: str,
+    ignore: str,
+    fail_on: FailOn | None,
+    plugins: tuple[Path, ...],
+    timeout: float | None,
+    *,
+    commands: bool = False,
 ) -> Settings:
-    """The settings of the current directory with what was typed put over them.
+    """The settings of the file that counts (see ``--config`` and ``--isolated``) with what was typed put over them.
 
     Raises:
         UnusableError: a settings file can't be used.
@@ -20,14 +31,25 @@ def settings_of(
     from doctor.session import with_command_line
     from doctor.settings import read_settings
 
+    meta = click.get_current_context().meta
+    config, isolated = meta.get(CONFIG), meta.get(ISOLATED, False)
+    if config is not None and isolated:
+        raise click.UsageError("--config and --isolated exclude each other.")
     return with_command_line(
-        read_settings(here()),
+        read_settings(here(), config=config, isolated=isolated),
         select=words(select),
         ignore=words(ignore),
         fail_on=fail_on,
         plugins=plugins,
         timeout=timeout,
+        commands=commands,
     )
+
+
+def tell_notes(settings: Settings) -> None:
+    """Say which files and plugins of the settings do not count."""
+    for note in settings.notes:
+        tell(note)
 
 
 def here() -> Path:

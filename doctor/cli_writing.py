@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from doctor.errors import UnusableError
+from doctor.folders import OwnFolder
+from doctor.owners import TrustedOwners, UntrustedPath, user_in_words
 from doctor.writing import replace_whole
 
 if TYPE_CHECKING:
     from doctor.job import Job
+    from doctor.report.several import JudgedRuns
     from doctor.result import Report
 
 
@@ -41,6 +45,19 @@ def deliver(report: Report, form: str, output: Path | None, *, quiet: bool, verb
         write(draw_report(report, console, verbose=verbose, quiet=quiet), output)
 
 
+def deliver_several(judged: JudgedRuns, form: str, output: Path | None, *, quiet: bool, verbose: bool) -> None:
+    """Write the reports on several runs."""
+    if form == "text":
+        from doctor.report.terminal import draw_several, make_console
+
+        console = make_console(sys.stdout if output is None else io.StringIO())
+        write(draw_several(judged, console, verbose=verbose, quiet=quiet), output)
+    else:
+        from doctor.report.several import SEVERAL_FORMATS
+
+        write(SEVERAL_FORMATS[form](judged), output)
+
+
 def write(text: str, output: Path | None) -> None:
     """Write to stdout, or to a file whole or not at all.
 
@@ -51,9 +68,32 @@ def write(text: str, output: Path | None) -> None:
         _print(text)
         return
     try:
-        _write_atomically(text, output)
+        _replace(text.encode("utf-8", "replace"), output, 0o666)
     except OSError as error:
         raise UnusableError(f"{output} can't be written: {error.strerror or error}") from None
+
+
+def keep_capture(data: bytes, output: Path | None, name: str | None, group: int | None) -> None:
+    """Write a capture to stdout, or to a file that only this user, or the ``group``, may read. With a ``name`` it goes
+    into the folder ``output`` under that name, of which links are not followed.
+
+    Raises:
+        UnusableError: it can't be written.
+    """
+    owners = TrustedOwners.here(group)
+    if output is None:
+        _print(data.decode())
+        return
+    try:
+        if name is not None:
+            OwnFolder(output, owners=owners).write(name, data)
+        else:
+            _replace(data, output, owners.file_mode)
+    except UntrustedPath as refused:
+        raise UnusableError(str(refused)) from None
+    except OSError as error:
+        where = output if name is None else output / name
+        raise UnusableError(f"{where} can't be written: {error.strerror or error}") from None
 
 
 def _print(text: str) -> None:
@@ -67,18 +107,28 @@ def _print(text: str) -> None:
             raise UnusableError(f"standard output can't be written: {error.strerror or error}") from None
 
 
-def _write_atomically(text: str, output: Path) -> None:
-    output = Path(os.path.realpath(output))  # what a link points to is written, not the link
+def _replace(data: bytes, output: Path, mode: int) -> None:
+    """Write a file that the user named, whole or not at all; one that is there keeps its permissions. ``mode``: of a
+    new one, as far as the umask leaves it. A link of the user or root is followed; any other one may
+    have been planted, in a folder that others may write to, to have a file of the user replaced."""
+    seen = output.lstat() if output.is_symlink() else None
+    if seen is not None and seen.st_uid not in (0, os.geteuid()):
+        raise UntrustedPath(
+            f"{output} is a symbolic link of {user_in_words(seen.st_uid)}: remove it, or use another name"
+        )
     if output.exists() and not output.is_file():
-        output.write_text(text, encoding="utf-8", errors="replace")  # /dev/stdout, a pipe
+        # /dev/stdout, a pipe, a terminal. A name of a pipe leads to no path: it is opened by the name that was given.
+        output.write_bytes(data)
         return
+    output = Path(os.path.realpath(output))  # what a link points to is written, not the link
     umask = os.umask(0)
     os.umask(umask)
-    replace_whole(output, text.encode("utf-8", "replace"), 0o666 & ~umask)
+    replace_whole(output, data, stat.S_IMODE(output.stat().st_mode) & 0o777 if output.exists() else mode & ~umask)
 
 
 def tell(text: str) -> None:
     """One line on stderr; a name in it, of a host or an address, must not steer the reader's terminal."""
+    from doctor.masking import mask_text
     from doctor.report.words import spelt_out
 
-    click.echo(f"doctor: {spelt_out(' '.join(text.split()))}", err=True)
+    click.echo(f"doctor: {spelt_out(mask_text(' '.join(text.split())))}", err=True)

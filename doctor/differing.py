@@ -12,6 +12,7 @@ from doctor.diff import Difference, compare
 from doctor.diff_reports import compare_reports
 from doctor.errors import UnusableError
 from doctor.inputs import kind_of, read_inputs
+from doctor.masking import mask_record
 from doctor.result import SCHEMA, Report
 
 
@@ -43,7 +44,7 @@ def read_report(path: Path) -> Report:
     try:
         if path.stat().st_size > FILE_LIMIT:
             raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
-        report = msgspec.json.decode(path.read_bytes(), type=Report)
+        report = mask_record(msgspec.json.decode(path.read_bytes(), type=Report))
     except OSError as error:
         raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from doctor.background import begin
 from doctor.catalog import Broken, Catalog, sentence_of
 from doctor.checking import Check
 from doctor.facts import Evidence, Lack, Missing, Section
@@ -20,6 +20,7 @@ from doctor.facts.base import in_unicode
 from doctor.finding import Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.job import Job, Rank
 from doctor.reasoning.expected import ALONE
+from doctor.reasoning.reported import reported_findings
 from doctor.result import CheckResult, Ignored, ReportFinding
 
 GUEST_DEADLINE = 10.0
@@ -131,6 +132,7 @@ def _examine_one(
         seconds=round(time.perf_counter() - started, 6),
         findings=findings,
         crash=outcome.crash if status is Status.SICK else None,
+        origin=None if check.origin == "built-in" else check.origin,
     )
     return result, outcome.findings
 
@@ -151,6 +153,8 @@ def _look(job: Job, check: Check, census: _Census, limits: Mapping[str, float]) 
         heard = _run(job, check, {}, check.told)
         outcome.findings.extend(heard.findings)
         outcome.crash = outcome.crash or heard.crash
+    if all(finding.severity is Severity.INFO for finding in outcome.findings):
+        outcome.findings.extend(reported_findings(job, check.id))
     return outcome
 
 
@@ -163,10 +167,7 @@ def _run(job: Job, check: Check, limits: Mapping[str, float], judge: Judge) -> _
         _judge(job, check, judge, limits, outcome, Exception)
         return outcome
     # In a thread of its own, an exit or interrupt is the guest's and not the user's.
-    thread = threading.Thread(
-        target=_judge, args=(job.apart(), check, judge, limits, outcome, BaseException), daemon=True
-    )
-    thread.start()
+    thread = begin("doctor-plugin", _judge, job.apart(), check, judge, limits, outcome, BaseException)
     thread.join(GUEST_DEADLINE)
     if thread.is_alive():
         outcome.abandoned = True
@@ -350,19 +351,26 @@ CARRIES = 0.3
 
 
 def primary_of(results: Iterable[CheckResult], evidence: Evidence | None = None) -> str | None:
-    """The id of the finding that explains the others: never info, never itself explained, never a mere guess. Among
-    several causes the one that explains most; then errors before warnings, the surer before the less sure, what logs
-    tell of first, and the order in which a job meets them."""
+    """The id of the finding that explains the others: a root, which nothing else explains, and no mere guess. A remark
+    (info) is one only where an error or a warning follows from it. Among several roots the one that explains most; then
+    errors before warnings, the surer before the less sure, what logs report first, and the order in which a job meets
+    them."""
     results = list(results)
     standing = [(result.id, finding) for result in results for finding in result.findings if finding.stands]
     explains: dict[str, int] = {}
     for _, finding in standing:
-        if finding.explained_by:
+        if finding.explained_by and finding.severity is not Severity.INFO:
             explains[finding.explained_by] = explains.get(finding.explained_by, 0) + 1
-    loud = [(name, finding) for name, finding in standing if finding.severity is not Severity.INFO]
-    causes = {name for name, _ in loud}
-    # What only a remark explains stands for itself.
-    roots = [(name, one) for name, one in loud if one.explained_by not in causes and one.confidence >= CARRIES]
+    roots = [
+        (name, one)
+        for name, one in standing
+        if not one.explained_by
+        and one.confidence >= CARRIES
+        and (one.severity is not Severity.INFO or name in explains)
+    ]
+    roots = roots or [
+        pair for pair in standing if pair[1].confidence >= CARRIES and _explains_itself(pair[0], standing)
+    ]
     if not roots:
         return None
     order = {result.id: position for position, result in enumerate(results)}
@@ -378,6 +386,15 @@ def primary_of(results: Iterable[CheckResult], evidence: Evidence | None = None)
         )
 
     return max(roots, key=merit)[0]
+
+
+def _explains_itself(name: str, standing: Iterable[tuple[str, ReportFinding]]) -> bool:
+    """Whether findings explain one another in a circle that goes through ``name``: each of them is as good a root."""
+    causes = {consequence: one.explained_by for consequence, one in standing if one.explained_by}
+    at, steps = causes.get(name), 0
+    while at is not None and at != name and steps < len(causes):
+        at, steps = causes.get(at), steps + 1
+    return at == name
 
 
 def _position(finding: ReportFinding, evidence: Evidence | None) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from doctor.result import Report
 
 EXCLUDE = "exclude"
 """The key of a finding's evidence that lists hosts to do without."""
+
+
+MOST_DIGITS = 9
+"""Digits of a number that SLURM folds into a list."""
 
 
 def hosts_to_exclude(report: Report) -> tuple[str, ...]:
@@ -27,11 +30,12 @@ def as_hostlist(names: Iterable[str]) -> str:
     bundles: dict[tuple[str, int], list[int]] = {}
     plain = []
     for name in names:
-        found = re.fullmatch(r"(.*?)(\d+)", name)
-        if found is None:
-            plain.append(name)
+        prefix = name.rstrip("0123456789")
+        digits = name[len(prefix) :]
+        if digits and len(digits) <= MOST_DIGITS:
+            bundles.setdefault((prefix, len(digits)), []).append(int(digits))
         else:
-            bundles.setdefault((found[1], len(found[2])), []).append(int(found[2]))
+            plain.append(name)
     folded = [_fold(prefix, width, sorted(set(numbers))) for (prefix, width), numbers in bundles.items()]
     return ",".join(sorted([*folded, *plain]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 
 from doctor.capture import EARLIER, Capture, read_capture, same_run
 from doctor.errors import UnusableError
+from doctor.patience import PatientFile
 from doctor.result import Input
 
 SNIFFED = 1 << 16
@@ -43,51 +44,84 @@ class Found(NamedTuple):
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """What was found. ``captures``: of captures and of the records of one run; ``files``: everything, with what became
-    of captures and records; what is of another kind is yet to be read."""
+    """What was found. ``captures``: captures and the records of one run (of one run in each folder, where there may be
+    several), and ``captured`` the files that hold them; ``files``: everything, with what became of captures and
+    records; what is of another kind is yet to be read."""
 
     captures: tuple[Capture, ...]
+    captured: tuple[Path, ...]
     files: tuple[Found, ...]
 
     def of(self, kind: str) -> tuple[Path, ...]:
         """The files of that kind that are not passed over."""
         return tuple(file.path for file in self.files if file.kind == kind and file.why is None)
 
-    def listed(self, failed: dict[Path, str] | None = None) -> tuple[Input, ...]:
-        """All files for the report; ``failed``: why some could not be read after all."""
+    def listed(self, failed: dict[Path, str] | None = None, cut: Mapping[str, str] | None = None) -> tuple[Input, ...]:
+        """All files for the report; ``failed``: why some could not be read after all; ``cut``: by name, what was not
+        read of a file."""
         why = failed or {}
-        kinds = {"nvidia-smi": "log", "ras": "log", "json": "unknown", "source": "unknown", "missing": "unknown"}
+        kinds = {
+            "nvidia-smi": "log",
+            "ras": "log",
+            "json": "unknown",
+            "source": "unknown",
+            "missing": "unknown",
+            "blocked": "special",
+        }
         return tuple(
-            Input(name_of(file.path), kinds.get(file.kind, file.kind), file.why or why.get(file.path))
+            Input(
+                name_of(file.path),
+                kinds.get(file.kind, file.kind),
+                file.why or why.get(file.path),
+                _notes(file.path, cut or {}) or msgspec.UNSET,
+            )
             for file in self.files
         )
 
 
-def read_inputs(paths: Iterable[Path], kinds: tuple[str, ...] = ("capture", "record")) -> Inputs:
+def _notes(path: Path, cut: Mapping[str, str]) -> tuple[str, ...]:
+    """What was not read of a file, or of the stream that it was."""
+    said = (getattr(path, "cut", None), cut.get(name_of(path)))
+    return tuple(one for one in said if one)
+
+
+def read_inputs(
+    paths: Iterable[Path], kinds: tuple[str, ...] = ("capture", "record"), *, several_runs: bool = False
+) -> Inputs:
     """Sort what was given, and read captures and records.
 
     Args:
         paths: files and folders.
         kinds: of which there must be something that can be read.
+        several_runs: each folder may hold the records of another run; else the newest one of all counts.
 
     Raises:
         UnusableError: nothing can be; the reason of the first file that failed.
     """
     read = [_read(path, named=named) for path, named in _walk(paths)]
-    records = [found for _, found in read if found is not None and found.run is not None]
-    newest = max(records, key=lambda record: record.created, default=None)
-    captures: list[Capture] = []
+    homes = [_home_of(file.path) if several_runs else None for file, _ in read]
+    newest: dict[Path | None, Capture] = {}
+    for home, (_, found) in zip(homes, read, strict=True):
+        if found is not None and found.run is not None and (home not in newest or found.created > newest[home].created):
+            newest[home] = found
+    captures: list[tuple[Path, Capture]] = []
     files: list[Found] = []
-    for file, found in read:
-        why = file.why if found is None else _passed_over(found, newest)
+    for home, (file, found) in zip(homes, read, strict=True):
+        why = file.why if found is None else _passed_over(found, newest.get(home))
         if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
             why = why if "log" in kinds else "it is no capture"
         files.append(file._replace(why=why))
         if found is not None and why is None:
-            captures.append(found)
+            captures.append((file.path, found))
     if all(file.why is not None for file in files):
         raise UnusableError(_nothing(files))
-    return Inputs(tuple(captures), tuple(files))
+    return Inputs(tuple(one for _, one in captures), tuple(path for path, _ in captures), tuple(files))
+
+
+def _home_of(path: Path) -> Path:
+    """The folder that a record lies in; of one that was moved to ``earlier/``, the folder that it lay in."""
+    parts = path.parts
+    return Path(*parts[: parts.index(EARLIER)]) if EARLIER in parts else path.parent
 
 
 def _read(path: Path, *, named: bool) -> tuple[Found, Capture | None]:
@@ -120,6 +154,7 @@ _NO_EVIDENCE = {
     "pickle": "it is a pickle of another kind; nothing in it was run",
     "unknown": "it is neither text nor anything known",
     "special": "it is no regular file",
+    "blocked": "reading it blocks",
 }
 
 
@@ -132,8 +167,9 @@ def _nothing(files: list[Found]) -> str:
 
 
 def name_of(path: Path) -> str:
-    """The path as text that any document can hold: file names may be any bytes."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    """The path as text that any document can hold: file names may be any bytes. Of a stream its own name."""
+    shown: str | None = getattr(path, "shown", None)
+    return os.fsencode(path).decode("utf-8", "replace") if shown is None else shown
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
@@ -163,14 +199,17 @@ def _files_of(path: Path) -> Iterator[tuple[Path, bool]]:
 
 def kind_of(path: Path) -> str:
     """``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
-    ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, or ``missing`` where it can't be opened."""
+    ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` where a read got no answer, or ``missing``
+    where it can't be opened."""
     try:
-        # A pipe or a device could block for ever, or never end.
+        # A pipe or a device could block for ever, or never end; opening a device may have effects.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             return "missing" if stat.S_ISDIR(mode) else "special"
-        with path.open("rb") as stream:
+        with PatientFile(path) as stream:
             head = stream.read(SNIFFED)
+    except (TimeoutError, BlockingIOError):
+        return "blocked"
     except OSError:
         return "missing"
     return kind_of_head(head)

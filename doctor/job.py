@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar, overload
 
 from doctor.facts import Evidence, HostFacts, Lack, LaunchFacts, Missing, Origin, Section
+from doctor.facts.base import harmless
 
 S = TypeVar("S", bound=Section)
 A = TypeVar("A", bound=Section)
@@ -85,7 +86,7 @@ class Host(Bearer):
         index: int = 0,
     ) -> None:
         super().__init__(sections or {})
-        self.name = name
+        self.name = name if name == UNTOLD else harmless(name)
         self.boot_id = boot_id
         self.machine_id = machine_id
         self.index = index

@@ -1,4 +1,5 @@
-"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check or rule.
+"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check or rule; made
+from its docstring for a check that came with a plugin.
 
 ``python -m doctor.playbook`` writes the heads of all pages anew from the check and rule objects; a test sees to it
 that they are in step.
@@ -6,9 +7,8 @@ that they are in step.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 _HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.playbook` -->"
 _DOORS = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
 _HEAD = re.compile(
-    r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n+(?P<title>[^\n]+)\n+.*?severity: (?P<severity>\w+)", re.DOTALL
+    r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
+    re.DOTALL,
 )
+_LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page; ``markdown`` is the whole of it."""
+    """One page; ``markdown`` is the whole of it. ``limits``: defaults of the thresholds, by their names in settings."""
 
     id: str
     name: str
@@ -36,6 +38,7 @@ class Page(msgspec.Struct, frozen=True):
     severity: str
     title: str
     markdown: str
+    limits: dict[str, float] = {}
 
 
 def playbook_directory() -> Path:
@@ -44,20 +47,20 @@ def playbook_directory() -> Path:
     return installed if installed.is_dir() else Path(__file__).resolve().parent.parent / "playbooks"
 
 
-def find_page(word: str) -> Page:
-    """The page of an id or a name.
+def find_page(word: str, more: Iterable[Page] = ()) -> Page:
+    """The page of an id or a name, in the playbook or among ``more``.
 
     Raises:
         UnusableError: there is none; with near names.
     """
-    pages = list(all_pages())
+    from doctor.settings import suggestion
+
+    pages = [*all_pages(), *more]
     for page in pages:
         if word.upper() == page.id or word.lower() == page.name:
             return page
-    known = [name for page in pages for name in (page.id, page.name)]
-    near = difflib.get_close_matches(word.upper(), known, n=3, cutoff=0.5)
-    near = near or difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.4)
-    raise UnusableError(f"no page is called {word}" + (f"; near: {', '.join(near)}" if near else ""))
+    near = suggestion(word, [name for page in pages for name in (page.id, page.name)])
+    raise UnusableError(f"unknown check {word!r}{near or ';'} Run 'doctor list' to see all checks")
 
 
 def all_pages() -> Iterator[Page]:
@@ -72,20 +75,43 @@ def _read(path: Path) -> Page:
     if found is None:
         raise UnusableError(f"the page {path} has no head")
     family = FAMILIES.get(found["id"].rstrip("0123456789"), "")
-    return Page(
-        found["id"], found["name"], family, found["severity"], found["title"], text.replace(_HEAD_END + "\n", "")
-    )
+    limits = {limit["name"]: float(limit["value"]) for limit in _LIMIT.finditer(text.partition(_HEAD_END)[0])}
+    whole = text.replace(_HEAD_END + "\n", "")
+    return Page(found["id"], found["name"], family, found["severity"], found["title"], whole, limits)
+
+
+def page_of(check: Check | Rule) -> Page:
+    """The page of a check or rule of somebody else, from its docstring."""
+    title = _title(check)
+    parts = {"Impact": check.effect, "Fix": check.fix, "From": check.origin}
+    text = _facts(check) + "".join(f"\n## {name}\n\n{words}\n" for name, words in parts.items() if words)
+    return Page(check.id, check.name, check.family, check.severity.value, title, text, limits_of(check))
+
+
+def limits_of(check: Check | Rule) -> dict[str, float]:
+    """The defaults of its thresholds, by their names in settings."""
+    limits = check.limits if isinstance(check, Check) else {}
+    return {f"{check.id}.{name}": value for name, value in limits.items()}
 
 
 def head_of(check: Check | Rule) -> str:
     """The first lines of the page of a check or a rule."""
-    question = check.question.removeprefix("Ask ").rstrip(".")
+    return f"{_facts(check)}\n{_HEAD_END}\n"
+
+
+def _facts(check: Check | Rule) -> str:
     doors = ", ".join(_DOORS[door] for door in check.when)
     scope = check.scope.value if isinstance(check, Check) else "file"
     facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {scope}"]
-    lines = [f"# {check.id} {check.name}", "", f"{question[:1].upper()}{question[1:]}.", ""]
-    lines += [f"{' · '.join(facts)} · can be seen: {doors}", "", _HEAD_END, ""]
-    return "\n".join(lines)
+    title = f"{_title(check)}\n\n" if _title(check) else ""
+    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · can be seen: {doors}\n"]
+    limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]
+    return "\n".join([*lines, *([f"limits: {', '.join(limits)}\n"] if limits else [])])
+
+
+def _title(check: Check | Rule) -> str:
+    question = check.question.removeprefix("Ask ").rstrip(".")
+    return f"{question[:1].upper()}{question[1:]}." if question else ""
 
 
 def with_head(check: Check | Rule, text: str) -> str:

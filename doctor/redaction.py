@@ -8,12 +8,17 @@ way back is not in the document. Keys are never touched, and of values only thos
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv6Address
 from typing import Any
 
-from doctor.collectors.secrets import hide_secrets, safe_value
+from doctor.job import UNTOLD
+from doctor.masking import mask_text, mask_value
 from doctor.natural import natural_key
+from doctor.reasoning.launch import INTERACTIVE_JOBS
+from doctor.redaction_lists import NodeLists, folded
+from doctor.redaction_names import Forms, Numbers
 from doctor.redaction_networks import Address, AddressBook, Network, parse_address, parse_network
 
 UNTOUCHED = frozenset(
@@ -31,6 +36,9 @@ UNTOUCHED = frozenset(
 PLAIN_NAMES = frozenset(["name", "interface", "parent", "interfaces", "devices", "driver", "package", "process"])
 """Fields with names of interfaces, devices and packages: only hardware addresses are looked for in them."""
 
+HOST_VALUES = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "local_host", "remote_host"})
+"""Fields of log messages that name hosts, lists of hosts or their addresses."""
+
 HOST_FIELDS = frozenset(
     {
         ("hosts", "name"),
@@ -47,14 +55,17 @@ HOST_FIELDS = frozenset(
         ("findings", "hosts"),
         ("last_seen", "host"),
         ("events", "host"),
+        ("marks", "host"),
         ("shifts", "host"),
         ("evidence", "hosts"),
+        *(("values", name) for name in HOST_VALUES),
     }
 )
 """Fields that hold a host's name and nothing else, as (parent, field)."""
 
 _HOST_VARIABLE = re.compile(r"(?:HOST(?:NAME|S)?|NODENAME|NODELIST|NODE_LIST|_ADDR|ENDPOINT|_IP|_IPADDR)$")
 _NO_HOST = frozenset({"SLURM_TOPOLOGY_ADDR"})
+_JOB_VARIABLES = frozenset({"SLURM_JOB_NAME", "SBATCH_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME"})
 _USER_VARIABLE = re.compile(r"(?:^|_)(?:USER|LOGNAME|USERNAME)$")
 
 LOOPBACK = frozenset(
@@ -112,9 +123,6 @@ _PACKAGES = re.compile(r"/(?:(?:site|dist)-packages|lib/python\d[\d.]*|lib64/pyt
 _ATOM = re.compile(r"[A-Za-z0-9]+")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-NODE_LIMIT = 65_536
-"""Names that a node list may stand for; SLURM's own limit on nodes."""
-
 
 def redact(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
     """A copy of a capture (or report) as builtins in which stand-ins replace users, home folders, hosts, addresses
@@ -144,7 +152,7 @@ class _Site:
 
     @property
     def is_host(self) -> bool:
-        return (self.parent, self.key) in HOST_FIELDS or self._names_hosts()
+        return ((self.parent, self.key) in HOST_FIELDS or self._names_hosts()) and self.text != UNTOLD
 
     def _names_hosts(self) -> bool:
         return self.variable not in _NO_HOST and bool(_HOST_VARIABLE.search(self.variable))
@@ -164,11 +172,24 @@ def _sites(value: object, parent: str = "", key: str = "") -> Iterator[_Site]:
             else:
                 yield from _sites(inner, key, name)
     elif isinstance(value, (list, tuple)):
+        if _is_named(value, key):
+            yield _named_site(value)
+            return
         for inner in value:
             if isinstance(inner, str):
                 yield _Site(parent, key, inner)
             else:
                 yield from _sites(inner, parent, key)
+
+
+def _is_named(value: Sequence[object], key: str) -> bool:
+    """Whether this is a field of a log message with its name (:attr:`doctor.facts.Event.values`)."""
+    return key == "values" and len(value) == 2 and all(isinstance(part, str) for part in value)
+
+
+def _named_site(pair: Sequence[str]) -> _Site:
+    name, text = pair
+    return _Site("values", name if name in HOST_VALUES else "values", text)
 
 
 def _interface_addresses(value: object) -> Iterator[tuple[str, int]]:
@@ -197,6 +218,8 @@ def _rewrite(value: Any, scribe: _Scribe, parent: str, key: str) -> Any:
             for name, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
+        if _is_named(value, key):
+            return [value[0], scribe.rewrite(_named_site(value))]
         return [
             scribe.rewrite(_Site(parent, key, inner))
             if isinstance(inner, str)
@@ -206,42 +229,21 @@ def _rewrite(value: Any, scribe: _Scribe, parent: str, key: str) -> Any:
     return value
 
 
-class _Numbers:
-    """Numbers by first appearance, from 1."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        return self._known.setdefault(name, len(self._known) + 1)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._known
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._known)
-
-    def in_order(self, key: Callable[[str], Any]) -> _Numbers:
-        """The same names numbered by ``key``."""
-        found = _Numbers()
-        for name in sorted(self._known, key=key):
-            found.of(name)
-        return found
-
-
 class _People:
     """Whom the document names, gathered before anything is written."""
 
     def __init__(self) -> None:
-        self.hosts = _Numbers()
-        self.domains = _Numbers()
-        self.users = _Numbers()
+        self.hosts = Numbers()
+        self.domains = Numbers()
+        self.users = Numbers()
         self.full_names: dict[str, tuple[str, str]] = {}
-        self.identifiers = {"machine_id": _Numbers(), "boot_id": _Numbers()}
-        self.uuids = _Numbers()
+        self.identifiers = {"machine_id": Numbers(), "boot_id": Numbers()}
+        self.uuids = Numbers()
         self._networks: dict[Network, None] = {}
         self._addresses: dict[Address, None] = {}
-        self._maybe_lists: list[str] = []
+        self.lists = NodeLists()
+        self.forms = Forms(self.hosts, self.domains, self.users)
+        self._maybe_lists: dict[str, None] = {}
         self._learnt: set[tuple[str, str, str, str]] = set()
         self.book = AddressBook((), ())
 
@@ -254,7 +256,7 @@ class _People:
         if site.key in self.identifiers:
             self.identifiers[site.key].of(site.text)
         elif site.is_host:
-            for name in _host_names(site.text):
+            for name in _host_names(site.text, self.lists):
                 self.learn_host(name)
         elif site.is_user and _is_name(site.text):
             self.users.of(site.text)
@@ -263,6 +265,8 @@ class _People:
                 if match["user"] != "root":
                     self.users.of(match["user"])
             self._learn_forms(site)
+            if site.key not in PLAIN_NAMES or site.parent == "processes":
+                self.forms.learn(site.text)
 
     def learn_host(self, name: str) -> None:
         """A host's name, with or without a domain."""
@@ -277,12 +281,13 @@ class _People:
     def settled(self) -> _People:
         """Itself, once everything has been learnt."""
         for text in self._maybe_lists:
-            names = _expand(text)
+            names = self.lists.names(text)
             if any(name in self.hosts for name in names):
                 for name in names:
                     self.learn_host(name)
         # Neighbours in a rack are named in a row, and where a slow boundary lies is told by that.
         self.hosts = self.hosts.in_order(lambda name: (natural_key(name), name))
+        self.forms.hosts = self.hosts
         self.book = AddressBook(self._networks, self._addresses)
         return self
 
@@ -291,7 +296,7 @@ class _People:
             if match["uuid"]:
                 self.uuids.of(match["uuid"][len(match["prefix"]) :].lower())
             elif match["nodes"]:
-                self._maybe_lists.append(match["nodes"])
+                self._maybe_lists.setdefault(match["nodes"])
             elif literal := match["four"] or match["six"]:
                 self._learn_address(literal, match["length"] or match["width"])
 
@@ -316,10 +321,14 @@ class _Scribe:
 
     def __init__(self, people: _People, *, paths: bool = False) -> None:
         self._people = people
-        self._folders = _Numbers() if paths else None
-        self._macs = _Numbers()
-        self._guids = _Numbers()
+        self._folders = Numbers() if paths else None
+        self._jobs = Numbers()
+        self._lists: dict[str, str] = {}
+        self._long_lists = Numbers()
+        self._macs = Numbers()
+        self._guids = Numbers()
         self._written: dict[tuple[str, str], str] = {}
+        self._uuids = sorted(people.uuids.names())
         self._names = dict(_standins(people))
         self._sizes = sorted({len(_ATOM.findall(name)) for name in self._names}, reverse=True)
 
@@ -331,7 +340,7 @@ class _Scribe:
         if (way, site.text) not in self._written:
             self._written[way, site.text] = self._write(way, site)
         text = self._written[way, site.text]
-        return safe_value(site.variable, text) if site.variable else text
+        return mask_value(site.variable, text) if site.variable else text
 
     def _way(self, site: _Site) -> str:
         if site.key in self._people.identifiers:
@@ -340,6 +349,8 @@ class _Scribe:
             return "host"
         if site.is_user:
             return "user"
+        if site.variable in _JOB_VARIABLES and site.text not in INTERACTIVE_JOBS:
+            return "job"
         if site.key in UNTOUCHED or (site.parent, site.key) == ("links", "path"):
             return "kept"
         return "plain" if site.key in PLAIN_NAMES and site.parent != "processes" else "free"
@@ -349,9 +360,13 @@ class _Scribe:
             return f"{way.partition('_')[0]}-{self._people.identifiers[way].of(site.text)}"
         if way == "user" and site.text in self._people.users:
             return f"user-{self._people.users.of(site.text)}"
+        if way == "job":
+            return f"job-{self._jobs.of(site.text)}"
         if way == "host":
-            return self._forms(site.text, typed=True)
-        text = hide_secrets(site.text)
+            return self._forms(self._people.forms.write(site.text, None), typed=True)
+        text = mask_text(site.text)
+        if way == "free":
+            text = self._people.forms.write(text, self._folders)
         if self._folders is not None and way == "free":
             text = _FOLDERS.sub(self._folder, text)
         return self._forms(text, typed=False, words=way == "free")
@@ -396,10 +411,12 @@ class _Scribe:
     def _beginning(self, text: str) -> str:
         """A UUID cut short, as CUDA_VISIBLE_DEVICES may name it: cut short again, and as ambiguous as it was."""
         prefix, _, start = text.rpartition("-") if text.count("-") == 1 else text.partition("-")
-        full = [uuid for uuid in self._people.uuids.names() if uuid.startswith(start.lower())]
+        start = start.lower()
+        at = bisect_left(self._uuids, start)
+        full = [uuid for uuid in self._uuids[at : at + 2] if uuid.startswith(start)]
         if len(full) > 1:
             return f"{prefix}-0"
-        return f"{prefix}-{_uuid(self._people.uuids.of(full[0] if full else start.lower()))[:8]}"
+        return f"{prefix}-{_uuid(self._people.uuids.of(full[0] if full else start))[:8]}"
 
     def _address(self, match: re.Match[str]) -> str:
         literal, length = match["four"] or match["six"], match["length"] or match["width"]
@@ -417,9 +434,16 @@ class _Scribe:
         return standin if inner is address else IPv6Address(f"::ffff:{standin}")
 
     def _node_list(self, text: str) -> str:
-        names = _expand(text)
+        if text not in self._lists:
+            self._lists[text] = self._new_list(text)
+        return self._lists[text]
+
+    def _new_list(self, text: str) -> str:
+        names = self._people.lists.names(text)
         known = [self._people.hosts.of(name) for name in names if name in self._people.hosts]
-        return _folded(known) if names and len(known) == len(names) else text
+        if names and len(known) == len(names):
+            return folded(known)
+        return f"hosts-{self._long_lists.of(text)}" if self._people.lists.is_too_long(text) else text
 
     def _words(self, text: str, whole: str, *, typed: bool) -> str:
         text = _HOMES.sub(self._home, text)
@@ -485,45 +509,16 @@ def _is_name(text: str) -> bool:
     return bool(_TOKEN.fullmatch(text)) and text != "root"
 
 
-def _host_names(text: str) -> Iterator[str]:
+def _host_names(text: str, lists: NodeLists) -> Iterator[str]:
     """The names in a list of hosts, an endpoint (``tcp://node01:29400``) or a SLURM node list."""
     for word in re.split(r"[,;\s]+(?![^\[]*\])", text):
         word = re.sub(r"^\w+://", "", word)
         if "[" in word and not word.startswith("["):
-            yield from _expand(word)
+            yield from lists.names(word)
         else:
             name = word.partition(":")[0]
             if _TOKEN.fullmatch(name) and not name.isdigit():
                 yield name
-
-
-def _expand(text: str) -> tuple[str, ...]:
-    """The names that ``node[01-04,7]`` stands for; none where it is no such list or a far too long one."""
-    match = re.fullmatch(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)", text)
-    if match is None:
-        return ()
-    names: list[str] = []
-    for part in match[2].split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            return ()
-        span = range(int(first), int(last if dash else first) + 1)
-        if len(span) + len(names) > NODE_LIMIT:
-            return ()
-        names += [f"{match[1]}{number:0{len(first)}d}{match[3]}" for number in span]
-    return tuple(names)
-
-
-def _folded(numbers: Iterable[int]) -> str:
-    """Hosts by number as a node list: ``host-[1-4]``, or ``host-3`` for one."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"host-{words[0]}" if len(words) == 1 and "-" not in words[0] else f"host-[{','.join(words)}]"
 
 
 def _uuid(number: int) -> str:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from doctor.facts import LaunchFacts, Missing
 from doctor.finding import Severity, Status
 from doctor.job import Job, Member, build_job
-from doctor.reasoning.said import SYMPTOMS
+from doctor.masking import mask_record
+from doctor.reasoning.outcome import outcome_of
+from doctor.reasoning.said import SYMPTOMS, place_of_line
 from doctor.result import (
     SCHEMA,
     CheckResult,
@@ -19,7 +23,10 @@ from doctor.result import (
     HostRanks,
     Input,
     Report,
+    ReportFinding,
     ReportJob,
+    RunReport,
+    SeveralReports,
     Tool,
     VerdictWord,
 )
@@ -48,7 +55,7 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
     from doctor.collectors.runner import collect_facts
 
     settings = settings or Settings()
-    surroundings = Surroundings(directories=settings.directories)
+    surroundings = Surroundings(directories=settings.directories, commands=settings.commands)
     sections = collect_facts(MODULES, surroundings, timeout=settings.timeout, announce=announce)
     launch = sections.get(LaunchFacts.key)
     rank = launch.rank if isinstance(launch, LaunchFacts) and launch.rank is not None else 0
@@ -61,7 +68,9 @@ def measure_alone(job: Job, settings: Settings, *, why: bool = False, tell: Anno
     from doctor.collectors.base import Surroundings
     from doctor.gather.alone import measured_alone
 
-    return measured_alone(job, Surroundings(directories=settings.directories), tell, why=why)
+    return measured_alone(
+        job, Surroundings(directories=settings.directories, commands=settings.commands), tell, why=why
+    )
 
 
 def open_gathering(
@@ -73,29 +82,35 @@ def open_gathering(
     why: bool = False,
     announce: Announce | None = None,
     discreet: bool = False,
+    own_code: Callable[[Job], int] | None = None,
 ) -> Gathering | RayGathering | None:
     """The gathering of this process's job; ``None`` where it is judged alone. Collecting begins at once.
 
     ``probe``: ``None`` for light probes where there are several hosts. ``mesh``: the axes of the job, for full probes;
-    ``why``: try what mends what is slow or fails.
+    ``why``: try what mends what is slow or fails. ``own_code``: the exit code of this process alone, which counts
+    where messages are not signed.
 
     Raises:
         NoWay: nothing says where the processes can meet.
-        UnusableError: the wish contradicts itself.
+        UnusableError: the wish contradicts itself, or the key of the job can't be used.
     """
     from doctor.collectors.base import Surroundings
     from doctor.collectors.launch import launch_facts
     from doctor.gather.way import way_of
 
     tell = announce or (lambda _: None)
-    surroundings = Surroundings(directories=settings.directories)
+    surroundings = Surroundings(directories=settings.directories, commands=settings.commands)
     launch = launch_facts(surroundings.environ)
     way = way_of(wish, surroundings.environ, launch)
+    if way.ray is None and way.seat is None:
+        return None
+    from doctor.gather.secret_file import secret_of
+
+    secret = secret_of(surroundings.environ)
     if way.ray is not None:
         wanted = _wanted(probe, mesh, why, several_hosts=True)
         return _open_ray(way.ray, settings, wanted=wanted, tell=tell, discreet=discreet)
-    if way.seat is None:
-        return None
+    assert way.seat is not None  # a way has one or the other
     from doctor.gather.arriving import arrive
     from doctor.gather.gathering import Gathering
 
@@ -103,7 +118,17 @@ def open_gathering(
     party, survey = arrive(
         way.seat, surroundings, timeout=settings.timeout, wanted=wanted, tell=tell, announce=announce
     )
-    return Gathering(way, way.seat, party, survey, timeout=settings.timeout, tell=tell, discreet=discreet)
+    return Gathering(
+        way,
+        way.seat,
+        party,
+        survey,
+        timeout=settings.timeout,
+        tell=tell,
+        discreet=discreet,
+        secret=secret,
+        own_code=own_code,
+    )
 
 
 def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool) -> Wanted | None:
@@ -149,8 +174,8 @@ def load_checks(settings: Settings) -> Catalog:
     from doctor.catalog import load_catalog
 
     catalog = load_catalog(settings.plugins)
-    require_known_limits(settings.limits, catalog)
-    require_known_patterns(catalog, [entry.id for entry in settings.ignore])
+    require_known_limits(settings, catalog)
+    require_known_patterns(catalog, settings.to_be_known())
     return choose(catalog, settings.select)
 
 
@@ -161,6 +186,7 @@ def judge(
     *,
     strict: bool = False,
     must_be_complete: bool = True,
+    after_the_run: bool = False,
     inputs: Iterable[Input] = (),
     started: float | None = None,
     ignore: Ignore | None = None,
@@ -168,14 +194,19 @@ def judge(
     """Examine ``job`` and draw up the report.
 
     ``must_be_complete``: ranks of a running job that are not here make the verdict inconclusive (not so when
-    captures are judged). ``started``: ``time.time()`` when the command began.
+    captures are judged). ``after_the_run``: what a run left is judged, which is healthy only if its end or progress was
+    seen. ``started``: ``time.time()`` when the command began.
     """
     from doctor.examining import examine_job, primary_of
 
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
+    outcome = outcome_of(job, quoted_places(results), now=began) if after_the_run else None
     inconclusive = is_inconclusive(job, results, strict=strict, must_be_complete=must_be_complete)
-    return Report(
+    inconclusive = inconclusive or (outcome is not None and not outcome.is_orderly)
+    inputs = tuple(inputs)
+    inconclusive = inconclusive or (after_the_run and any(one.notes for one in inputs))
+    report = Report(
         schema=SCHEMA,
         tool=Tool(),
         started=datetime.datetime.fromtimestamp(began, datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -185,9 +216,30 @@ def judge(
         job=describe_job(job),
         coverage=_coverage(job, results),
         primary=primary_of(results, job.evidence),
-        inputs=tuple(inputs),
+        inputs=inputs,
         results=results,
+        outcome=outcome,
     )
+    return mask_record(report)
+
+
+def of_several(reports: Iterable[tuple[str, Report]], *, started: float) -> SeveralReports:
+    """The document of several runs: the worst verdict of them, a finding before an open question."""
+    runs = tuple(RunReport(name, report) for name, report in reports)
+    worst = min((run.report for run in runs), key=lambda report: _GRAVEST.index(report.exit_code))
+    shown = min((run.report for run in runs), key=lambda report: _GRAVEST_WORDS.index(report.verdict))
+    return SeveralReports(
+        schema=SCHEMA,
+        tool=Tool(),
+        started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.time() - started, 3),
+        exit_code=worst.exit_code,
+        verdict=shown.verdict,
+        runs=runs,
+    )
+
+
+_GRAVEST, _GRAVEST_WORDS = (1, 3, 0), ("sick", "inconclusive", "ok")
 
 
 def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) -> tuple[int, VerdictWord]:
@@ -199,6 +251,19 @@ def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) ->
 
 
 _VERDICTS: dict[int, VerdictWord] = {0: "ok", 1: "sick", 3: "inconclusive"}
+
+
+def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
+    """The files and lines that findings quote, or were found at."""
+    findings = [finding for result in results for finding in result.findings]
+    sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
+    said = (line for one in findings for line in _lines_said(one))
+    return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
+
+
+def _lines_said(finding: ReportFinding) -> tuple[object, ...]:
+    said = finding.evidence.get("said")
+    return tuple(said) if isinstance(said, (list, tuple)) else ()
 
 
 def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
@@ -261,15 +326,18 @@ def with_command_line(
     fail_on: FailOn | None = None,
     plugins: Iterable[Path] = (),
     timeout: float | None = None,
+    commands: bool = False,
 ) -> Settings:
     """The settings with what was typed put over what was written."""
+    select, ignore = tuple(select), tuple(ignore)
     typed = tuple(IgnoreEntry(pattern, "typed on the command line", by="command line") for pattern in ignore)
-    return Settings(
-        select=tuple(select) or settings.select,
+    return msgspec.structs.replace(
+        settings,
+        select=select or settings.select,
         ignore=typed + settings.ignore,
         fail_on=fail_on or settings.fail_on,
         timeout=timeout if timeout is not None else settings.timeout,
         plugins=settings.plugins + tuple(plugins),
-        limits=settings.limits,
-        directories=settings.directories,
+        typed=frozenset((*select, *ignore)),
+        commands=commands,
     )

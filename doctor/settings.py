@@ -1,4 +1,4 @@
-"""The user's settings: ``[tool.doctor]`` in pyproject.toml or a doctor.toml, in this directory or one above it.
+"""The user's settings: a doctor.toml, or ``[tool.doctor]`` in pyproject.toml; :mod:`doctor.settings_files` finds it.
 
 A file that can't be used is one sentence and exit 2, never a guess.
 """
@@ -10,7 +10,7 @@ import fnmatch
 import math
 import os
 import re
-import sys
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ import msgspec
 
 from doctor.errors import UnusableError
 from doctor.result import Ignored
+from doctor.settings_files import VARIABLE, Search, SettingsFile, is_private
 
 if TYPE_CHECKING:
     # Ranks that do not judge read settings, too, and have no use for these.
@@ -27,17 +28,10 @@ if TYPE_CHECKING:
     from doctor.finding import Finding
     from doctor.lint.rule import Rule
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FailOn = Literal["error", "warning", "never"]
 
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
 """Seconds that a timeout may be."""
-
-_OUR_TABLE = re.compile(rb"""^\s*\[+\s*["']?tool["']?\s*\.\s*["']?doctor["']?\s*(?:[.\]]|$)""", re.MULTILINE)
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +77,10 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings in force. ``select`` empty: all checks. ``directories``: pairs of role and path."""
+    """Settings in force. ``select`` empty: all checks. ``directories``: pairs of role and path. ``withheld``: plugins
+    that the file names and may not. ``notes``: sentences for stderr about files and plugins that do not count.
+    ``typed``: patterns that come from the command line or the callback. ``commands``: show the
+    arguments of other users' processes."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[IgnoreEntry, ...] = ()
@@ -92,6 +89,16 @@ class Settings(msgspec.Struct, frozen=True):
     plugins: tuple[Path, ...] = ()
     limits: Mapping[str, float] = {}
     directories: tuple[tuple[str, str], ...] = ()
+    commands: bool = False
+    withheld: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    typed: frozenset[str] = frozenset()
+
+    def to_be_known(self) -> list[str]:
+        """The patterns of ``select`` and ``ignore`` that have to name something. Those of a file whose plugins are not
+        loaded may be theirs."""
+        patterns = [*self.select, *(entry.id for entry in self.ignore)]
+        return [one for one in patterns if one in self.typed] if self.withheld else patterns
 
     def ignored(self, check: Check, _finding: Finding, hosts: tuple[str, ...]) -> Ignored | None:
         """Why a finding does not count, or ``None``."""
@@ -106,52 +113,83 @@ class Settings(msgspec.Struct, frozen=True):
         return Ignored(entry.reason, entry.by) if entry else None
 
 
-def find_settings_file(start: Path) -> Path | None:
-    """The nearest doctor.toml, or pyproject.toml that has ``[tool.doctor]``, from ``start`` upwards."""
-    for directory in (start, *start.parents):
-        if os.path.isfile(directory / "doctor.toml"):  # noqa: PTH113 - Path.is_file raises where it may not look
-            return directory / "doctor.toml"
-        project = directory / "pyproject.toml"
-        if os.path.isfile(project) and _is_ours(project):  # noqa: PTH113
-            return project
-    return None
-
-
-def _is_ours(project: Path) -> bool:
-    """Whether a pyproject.toml has our table. One that is no TOML and does not name it is not ours to complain of."""
-    try:
-        tools = _load(project).get("tool")
-    except UnusableError:
-        if _OUR_TABLE.search(project.read_bytes() if os.access(project, os.R_OK) else b""):
-            raise
-        return False
-    return isinstance(tools, dict) and "doctor" in tools
-
-
-def read_settings(start: Path) -> Settings:
-    """The settings for a command started in ``start``.
+def read_settings(start: Path, *, config: Path | None = None, isolated: bool = False) -> Settings:
+    """The settings for a command started in ``start``; ``config``: the file that the user named; ``isolated``: none.
 
     Raises:
-        UnusableError: the file is not TOML, or holds a name or value that is not known.
+        UnusableError: the file is not TOML, holds a name or value that is not known, or names plugins although others
+            may write to it.
     """
-    path = find_settings_file(start)
-    if path is None:
+    if isolated:
         return Settings()
-    content = _load(path)
-    table = content if path.name == "doctor.toml" else content["tool"]["doctor"]
+    search = Search(start, os.environ)
+    file = search.find(config)
+    if file is None:
+        return Settings(notes=tuple(search.notes))
     try:
-        known = msgspec.convert(table, _Table)
+        return _settings_in(file, search.notes)
+    except RecursionError:
+        raise UnusableError(f"{file.path}: nested too deeply") from None
+
+
+def _settings_in(file: SettingsFile, notes: list[str]) -> Settings:
+    path = file.path
+    try:
+        known = msgspec.convert(file.table, _Table)
     except msgspec.ValidationError as error:
         raise UnusableError(f"{path}: {_plain(error)}") from None
+    if known.plugins and not file.may_name_code:
+        notes = [*notes, _why_withheld(file, known.plugins)]
     return Settings(
         select=tuple(known.select),
-        ignore=_located(known.ignore, path),
+        ignore=_located(known.ignore, file),
         fail_on=known.fail_on,
         timeout=_seconds(known.timeout, path),
-        plugins=tuple(path.parent / os.path.expanduser(plugin) for plugin in known.plugins),  # noqa: PTH111
+        plugins=tuple(_trusted(plugin, path) for plugin in _plugins(known.plugins, path)) if file.may_name_code else (),
         limits=dict(_flat(known.limits, path)),
         directories=tuple(sorted(_directories(known.directories, path))),
+        withheld=() if file.may_name_code else tuple(known.plugins),
+        notes=tuple(notes),
     )
+
+
+def _plugins(names: Iterable[str], path: Path) -> Iterable[Path]:
+    for name in names:
+        if "\0" in name or not name:
+            raise UnusableError(f"{path}: {name!r} in plugins is not a path")
+        yield path.absolute().parent / os.path.expanduser(name)  # noqa: PTH111 - Path.expanduser may raise
+
+
+def _trusted(plugin: Path, settings: Path) -> Path:
+    """The plugin. Who may write to it may run code here, however well the settings are kept.
+
+    Raises:
+        UnusableError: others own it, or may write to it.
+    """
+    try:
+        seen = plugin.stat()
+    except OSError:
+        return plugin  # whoever loads it says so
+    if not is_private(seen):
+        raise UnusableError(f"{settings}: the plugin {plugin} is not loaded, because others own it or may write to it")
+    return plugin
+
+
+def _why_withheld(file: SettingsFile, plugins: list[str]) -> str:
+    """Why the plugins of a file are not loaded, and how to have them.
+
+    Raises:
+        UnusableError: the user named the file, and relies on them.
+    """
+    path, names = file.path, ", ".join(plugins)
+    if file.origin == "project":
+        trust = f"pass --config {shlex.quote(str(path))} or set {VARIABLE}"
+        return f"{path}: plugins not loaded ({names}), because the file was not named; to load them, {trust}"
+    why = f"{path}: plugins not loaded ({names}), because others may write to the file or own it"
+    way_out = f"chown {os.geteuid()} and chmod go-w it, or pass --plugin"
+    if file.origin == "named":
+        raise UnusableError(f"{why}; {way_out}")
+    return f"{why}; {way_out}"
 
 
 def _seconds(timeout: float | None, path: Path) -> float:
@@ -165,17 +203,8 @@ def _seconds(timeout: float | None, path: Path) -> float:
 def _directories(directories: Mapping[str, str], path: Path) -> Iterable[tuple[str, str]]:
     for role, where in directories.items():
         if "\0" in where or not where:
-            raise UnusableError(f"{path}: the directory {role} is no path")
+            raise UnusableError(f"{path}: the directory {role} is not a path")
         yield role, os.path.expanduser(where)  # noqa: PTH111 - Path.expanduser raises where there is no home
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnusableError(f"{path} is no TOML: {error or 'nested too deeply'}") from None
 
 
 def _plain(error: msgspec.ValidationError) -> str:
@@ -183,13 +212,13 @@ def _plain(error: msgspec.ValidationError) -> str:
     return str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
 
 
-def _located(entries: list[IgnoreEntry], path: Path) -> tuple[IgnoreEntry, ...]:
+def _located(entries: list[IgnoreEntry], file: SettingsFile) -> tuple[IgnoreEntry, ...]:
     """The entries with the line that names each; TOML readers do not keep lines, so the id is looked for."""
     lines: dict[str, list[int]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.text.splitlines(), 1):
         for match in _ENTRY_ID.finditer(line.partition("#")[0]):
             lines.setdefault(match["id"], []).append(number)
-    return tuple(msgspec.structs.replace(entry, by=path.name + _line(lines.get(entry.id))) for entry in entries)
+    return tuple(msgspec.structs.replace(entry, by=file.path.name + _line(lines.get(entry.id))) for entry in entries)
 
 
 _ENTRY_ID = re.compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
@@ -208,18 +237,19 @@ def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
             yield name, value
         else:
-            raise UnusableError(f"{path}: the limit {name} is no number")
+            raise UnusableError(f"{path}: the limit {name} is not a finite number")
 
 
-def require_known_limits(limits: Mapping[str, float], catalog: Catalog) -> None:
-    """Refuse thresholds that no check has.
+def require_known_limits(settings: Settings, catalog: Catalog) -> None:
+    """Refuse thresholds that no check has; one of a check that is not there may be a withheld plugin's.
 
     Raises:
         UnusableError: with the nearest name there is.
     """
     known = [f"{check.id}.{name}" for check in catalog.checks for name in check.limits]
-    for name in limits:
-        if name not in known:
+    for name in settings.limits:
+        is_strange = bool(settings.withheld) and name.partition(".")[0] not in catalog.ids()
+        if name not in known and not is_strange:
             raise UnusableError(f"no check has the limit {name}{suggestion(name, known)}")
 
 
@@ -227,16 +257,16 @@ def choose(catalog: Catalog, select: Iterable[str]) -> Catalog:
     """The checks named by ``select`` (ids, families, ``ALL``; nothing: all).
 
     Raises:
-        UnusableError: a pattern names no check; with the nearest names there are.
+        UnusableError: no pattern names a check.
     """
     from doctor.catalog import Catalog, matches
 
     patterns = list(select)
-    require_known_patterns(catalog, patterns)
     if not patterns:
         return catalog
     chosen = [c for c in catalog.checks if any(matches(c.id, c.family, pattern) for pattern in patterns)]
     if not chosen:
+        require_known_patterns(catalog, patterns)
         raise UnusableError(f"{', '.join(patterns)}: no check is called so, rules of doctor lint are")
     return Catalog(tuple(chosen), catalog.broken)
 
@@ -268,9 +298,10 @@ def is_built_in(pattern: str) -> bool:
     return name.isalnum() and (playbook_directory() / f"{name}.md").is_file()
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """The nearest names there are, as the end of a sentence; empty where none is near."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest names there are, as they are written, as the end of a sentence; empty where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(name.upper(), [item.upper() for item in known], n=3, cutoff=0.5)
-    return f"; near: {', '.join(near)}" if near else ""
+    written = {item.upper(): item for item in known}
+    near = difflib.get_close_matches(name.upper(), list(written), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(written[item] for item in near)}?" if near else ""

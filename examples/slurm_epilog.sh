@@ -30,10 +30,13 @@ named_by_the_job() {
     scontrol show hostnames "$names" | grep -qxF "$(hostname)"
 }
 
-# The ids of the errors on this node; none where it is well, or nothing could be seen.
+# The ids of the errors on this node; none where there are none, or nothing could be seen, which slurmd's log then has.
 errors_here() {
-    "$doctor" check --gather none --select HOST,GPU,NET008,MEM010 --timeout 20 --format github 2>/dev/null |
-        sed -n 's/^::error title=\([A-Z0-9]*\).*/\1/p' | sort -u | paste -sd' '
+    local report code
+    report=$("$doctor" check --gather none --select HOST,GPU,NET008,MEM010 --timeout 20 --format github)
+    code=$?
+    [ "$code" -le 1 ] || printf 'rankdoctor: node not checked, exit code %s\n' "$code" >&2
+    sed -n 's/^::error title=\([A-Z0-9]*\).*/\1/p' <<<"$report" | sort -u | paste -sd' '
 }
 
 if named_by_the_job; then

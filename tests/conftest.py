@@ -1,3 +1,3 @@
-"""What all tests share: the fixtures of the lab."""
+"""What all tests share: the rules of the suite and the fixtures of the lab."""
 
-pytest_plugins = ("tests.lab.plugin",)
+pytest_plugins = ("tests.suite", "tests.lab.plugin")

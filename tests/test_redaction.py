@@ -56,7 +56,7 @@ def _text(text, name="atlas07.hpc.example.edu", **sections):
         ("/scratch/atlas07/slurm-atlas07-17.out", "/scratch/host-1/slurm-host-1-17.out"),
         ("srun -w atlas[07-08,11] train", "srun -w host-[1-3] train"),
         ("atlas071 and xatlas07", "atlas071 and xatlas07"),
-        ("mirror.hpc.example.edu", "mirror.domain-1"),
+        ("mirror.hpc.example.edu", "server-1.domain-1"),
         ("/home/alice/env/lib", "/home/user-1/env/lib"),
         ("/home/alice", "/home/user-1"),
         ("/root/.cache", "/root/.cache"),

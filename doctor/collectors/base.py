@@ -28,6 +28,8 @@ class Surroundings:
     """Where collectors read. Tests pass recorded trees; nothing below is read through any other path.
 
     ``directories``: pairs of role and path that the user's settings name (``checkpoint``, ``/data/runs``).
+    ``outputs``: the same of a run that makes them itself when it first writes there.
+    ``commands``: whether the arguments of other users' processes may become facts.
     """
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -36,6 +38,8 @@ class Surroundings:
     etc: Path = Path("/etc")
     dev: Path = Path("/dev")
     directories: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    commands: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,25 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
+
+from doctor.import_path import cleaned_path
+
+_INTERPRETER = """
+import sys
+first, directory, module = 4 + int(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.path[:], arguments = sys.argv[4:first], sys.argv[first:]
+del sys.argv[1:]
+import contextlib, importlib, os
+with contextlib.suppress(OSError):
+    os.chdir(directory)
+importlib.import_module(module).main(*arguments)
+"""
+"""Sets the import path before anything else is imported."""
 
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
@@ -73,6 +88,34 @@ def start_child(
     """Start ``command`` with its output on a pipe and, by default, nothing to read. It is killed, with whatever it
     started, when this interpreter ends before it does. ``OSError`` where it can't be started."""
     return _NURSERY.start(command, stdin=stdin, stderr=stderr, env=env, cwd=cwd)
+
+
+def start_python(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a fresh interpreter with the import path of this process and call ``main(*arguments)`` of ``module`` in it;
+    the rest as :func:`start_child`.
+
+    It starts in the root directory and changes to ``cwd`` (default: the working directory) once its path is set. Until
+    then an interpreter looks for modules in its working directory (``-c``, an empty entry of PYTHONPATH), where anybody
+    may have put a ``json.py``. Python 3.10 has no ``-P``; ``-I`` would ignore PYTHONHOME and sitecustomize.
+    """
+    path = cleaned_path()
+    command = [sys.executable, "-c", _INTERPRETER, str(len(path)), cwd or _working_directory(), module, *path]
+    return start_child([*command, *arguments], stdin=stdin, stderr=stderr, env=env, cwd="/")
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:  # it was deleted
+        return "/"
 
 
 def abandon_child(child: subprocess.Popen[bytes]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from doctor.collectors.base import Collector, Surroundings
-from doctor.collectors.secrets import safe_variables
 from doctor.facts import EnvironmentFacts
+from doctor.masking import mask_variables
 
 PREFIXES = (
     "NCCL_",
@@ -79,7 +79,7 @@ def is_setting(name: str) -> bool:
 
 def collect_environment(surroundings: Surroundings) -> EnvironmentFacts:
     """The settings of this process by name; a variable that is set and empty has an empty value."""
-    return EnvironmentFacts(variables=safe_variables(surroundings.environ, is_setting))
+    return EnvironmentFacts(variables=mask_variables(surroundings.environ, is_setting))
 
 
 COLLECTOR = Collector(section=EnvironmentFacts, collect=collect_environment)

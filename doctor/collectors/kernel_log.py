@@ -21,12 +21,13 @@ _UNHIDE = "run `sudo dmesg` on the host, or let users read the log: `sudo sysctl
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." The process is missing in older
 # drivers, and pid='<unknown>' in newer ones; see NVIDIA's "Xid Errors" guide.
 _XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?(?P<device>[^)]+)\): (?P<code>\d{1,6})(?:,\s*(?:Ch \S+, )?pid='?(?P<pid>\d{1,9}))?"
+    r"NVRM: Xid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})"
+    r"(?:,\s*(?:Ch \S{1,40}, )?pid='?(?P<pid>\d{1,9}))?"
 )
 # "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ..."; see NVIDIA's fabric manager guide.
-_SXID = re.compile(r"SXid \((?:PCI:)?(?P<device>[^)]+)\): (?P<code>\d{1,6})")
+_SXID = re.compile(r"SXid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})")
 # mm/oom_kill.c: "Out of memory: Killed process 12 (python) ..." and "Memory cgroup out of memory: ...".
-_OOM = re.compile(r"[Oo]ut of memory:? .*?Kill(?:ed)? process (?P<pid>\d{1,9})")
+_OOM = re.compile(r"[Oo]ut of memory:? .{0,120}?Kill(?:ed)? process (?P<pid>\d{1,9})")
 # drivers/pci/pcie/aer.c: "pcieport 0000:00:01.0: AER: ..." or "nvidia 0000:3b:00.0: PCIe Bus Error: severity=...".
 _PCIE = re.compile(
     r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: (?!enabled)|PCIe Bus Error)", re.IGNORECASE

@@ -26,8 +26,8 @@ from doctor.collectors.claims import (
     slurm_claim,
     whole_number,
 )
-from doctor.collectors.secrets import readable, safe_variables
 from doctor.facts import Claim, LaunchFacts
+from doctor.masking import mask_variables, readable
 
 PREFIXES = (
     "TORCHELASTIC_",
@@ -153,7 +153,7 @@ def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFac
         node_rank=_first(own.node_rank, whole_number(environ, "GROUP_RANK", "NODE_RANK")),
         running_together=running_together(environ),
         claims=claims,
-        variables=safe_variables(environ, is_launch_variable),
+        variables=mask_variables(environ, is_launch_variable),
         ancestors=ancestors,
     )
 

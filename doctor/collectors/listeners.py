@@ -14,8 +14,8 @@ from doctor.collectors.ancestors import ancestors_of, read_process
 from doctor.collectors.base import read_text
 from doctor.collectors.files import link_target, listed
 from doctor.collectors.processes import process_folders
-from doctor.collectors.secrets import readable, safe_command
 from doctor.facts import Listener
+from doctor.masking import mask_command, readable
 
 LISTEN = "0A"
 """TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp writes it."""
@@ -86,9 +86,10 @@ def decode_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
 
 
-def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS) -> Listener | None:
+def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, commands: bool = False) -> Listener | None:
     """Who listens on ``port``, or ``None`` where nobody does or no table can be read. The process stays ``None`` where
-    it may not be seen: another user's, another PID namespace, or not found within ``seconds``."""
+    it may not be seen: another user's, another PID namespace, or not found within ``seconds``. Its arguments are told
+    where it is this user's, and with ``commands``."""
     sockets = listening(proc, port)
     if not sockets:
         return None
@@ -102,7 +103,7 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS) -> Liste
         port,
         pid,
         readable(process.name) if process else None,
-        _command(proc, pid),
+        _command(proc, pid) if commands or _is_own(proc, pid) else None,
         is_ancestor=pid in own_line(proc),
         same_launcher=shares_launcher(proc, pid),
     )
@@ -150,6 +151,14 @@ def _holds(folder: Path, wanted: str, until: float) -> bool:
     return False
 
 
+def _is_own(proc: Path, pid: int) -> bool:
+    """Whether the process runs as this user; root reads those of all users."""
+    try:
+        return (proc / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
 def _command(proc: Path, pid: int) -> str | None:
     raw = read_text(proc / str(pid) / "cmdline", limit=1 << 16)
-    return safe_command(raw.rstrip("\0").split("\0")) if raw else None
+    return mask_command(raw.rstrip("\0").split("\0")) if raw else None

@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,20 @@ Sight = dict[str, Any]
 def look(path: str, *, scan: bool = False) -> Sight:
     """What can be said of ``path`` without writing.
 
-    ``exists`` (``None`` where even that may not be seen), ``writable`` (by this user, for a directory that exists),
-    ``total``, ``free`` and ``free_inodes`` of its file system (of the nearest existing parent's where it is missing),
-    ``error``; ``locks`` with ``scan``.
+    ``exists`` (``None`` where even that may not be seen), ``writable`` by this user, ``total``, ``free`` and
+    ``free_inodes`` of its file system (these four of the nearest existing parent where it is missing), ``error``;
+    ``locks`` with ``scan``.
     """
     sight: Sight = {"exists": None, "writable": None}
     folder = Path(path)
     try:
         sight["exists"] = _is_folder(folder)
-        if sight["exists"]:
-            sight["writable"] = os.access(path, os.W_OK | os.X_OK)
-        elif _is_present(folder):
+        nearest = next(place for place in (folder, *folder.parents) if _is_folder(place))
+        if any(map(_is_present, takewhile(lambda place: place != nearest, (folder, *folder.parents)))):
             sight["error"] = "not a directory"
-        sight.update(_sizes(next(place for place in (folder, *folder.parents) if _is_folder(place))))
+        else:
+            sight["writable"] = os.access(nearest, os.W_OK | os.X_OK)
+        sight.update(_sizes(nearest))
         if scan and sight["exists"]:
             sight["locks"] = list(_locks(folder))
     except OSError as error:

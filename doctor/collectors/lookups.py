@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, TypeVar
 
+from doctor.background import begin
 from doctor.facts import Hidden, NameLookup, ReverseLookup
 
 LIMIT = 2.5
@@ -43,8 +43,7 @@ class Question(Generic[Answer]):
 
     def __post_init__(self) -> None:
         """Ask at once."""
-        self._thread = threading.Thread(target=self._ask, name="doctor-look-up", daemon=True)
-        self._thread.start()
+        self._thread = begin("doctor-look-up", self._ask)
 
     def _ask(self) -> None:
         try:

@@ -13,8 +13,8 @@ from doctor.collectors.claims import whole_number
 from doctor.collectors.launch import PORTS
 from doctor.collectors.listeners import listener_on, listening
 from doctor.collectors.lookups import Question
-from doctor.collectors.secrets import readable
 from doctor.facts import Hidden, Listener, MasterFacts
+from doctor.masking import mask_text, readable
 
 LIMIT = 3.0
 """Seconds for the look-up. The resolver's own patience is longer: 5 s a try and server (resolv.conf(5))."""
@@ -46,7 +46,7 @@ def collect_master(surroundings: Surroundings) -> MasterFacts:
     route = route_to(resolved, own) if resolved else Route()
     listener, notes = look_at_port(surroundings, port) if is_local and port in PORTS else (None, ())
     return MasterFacts(
-        address=readable(address),
+        address=readable(mask_text(address)),
         port=port,
         resolved=resolved,
         error=error,
@@ -136,7 +136,7 @@ def look_at_port(surroundings: Surroundings, port: int | None) -> tuple[Listener
         return None, ()
     if listening(surroundings.proc, port) is None:
         return None, (Hidden("listener", "/proc/net/tcp can't be read", "mount /proc in the container"),)
-    listener = listener_on(surroundings.proc, port)
+    listener = listener_on(surroundings.proc, port, commands=surroundings.commands)
     if listener is None or listener.pid is not None:
         return listener, ()
     reason = f"a process that may not be seen from here listens on port {port}"

@@ -96,7 +96,7 @@ def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
     Follows links only on local file systems, where looking cannot hang; the rest of a path that enters another file
     system is returned as it is spelled.
     """
-    parts = list((Path.cwd() / path).parts[1:])
+    parts = list(PurePosixPath("/", path if path.startswith("/") else f"{_working_directory()}/{path}").parts[1:])
     place, links = "/", 0
     while parts and links < _SYMLINKS:
         mount = mount_of(place, mounts)
@@ -114,6 +114,14 @@ def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
             place, parts = "/", parts[1:]
     whole = _join(place, *parts)
     return whole, mount_of(whole, mounts)
+
+
+def _working_directory() -> str:
+    """Of this process; one that was deleted as the kernel names it, a path at which nothing is found."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - a string is wanted
+    except FileNotFoundError:
+        return os.readlink("/proc/self/cwd")  # noqa: PTH115
 
 
 def _join(place: str, *parts: str) -> str:

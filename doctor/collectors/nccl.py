@@ -8,8 +8,8 @@ from doctor.collectors.base import Collector, Surroundings
 from doctor.collectors.loader import Loader
 from doctor.collectors.nccl_files import ConfEntry, ambiguous_home, conf_paths, read_conf, read_references
 from doctor.collectors.nccl_plugins import read_plugins
-from doctor.collectors.secrets import readable, safe_value
 from doctor.facts import NcclFacts, Setting, SettingsFile
+from doctor.masking import mask_value, readable
 
 PREFIX = "NCCL_"
 
@@ -47,12 +47,12 @@ def effective_settings(
     for name in sorted(names | {name for name in from_files if name not in environ}):
         entries = from_files.get(name, [])
         if name in environ:
-            yield Setting(readable(name), safe_value(name, environ[name]), overrides=_overridden(name, entries))
+            yield Setting(readable(name), mask_value(name, environ[name]), overrides=_overridden(name, entries))
             continue
         file, entry = entries[0]
         yield Setting(
             readable(name),
-            safe_value(name, entry.value),
+            mask_value(name, entry.value),
             file.layer,
             file.path,
             entry.line,
@@ -71,7 +71,7 @@ def _by_name(
 
 
 def _overridden(name: str, entries: Iterable[tuple[SettingsFile, ConfEntry]]) -> tuple[str, ...]:
-    return tuple(f"{file.path}:{entry.line}={safe_value(name, entry.value)}" for file, entry in entries)
+    return tuple(f"{file.path}:{entry.line}={mask_value(name, entry.value)}" for file, entry in entries)
 
 
 COLLECTOR = Collector(section=NcclFacts, collect=collect_nccl)

@@ -33,7 +33,7 @@ _DMA_BUF_KERNEL = (5, 12)
 """Verbs over dma-buf came with Linux 5.12 (drivers/infiniband/core/umem_dmabuf.c)."""
 
 _GID_LIMIT = 1024
-_LIBRARY = re.compile(rb"/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
+_LIBRARY = re.compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
 _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from doctor.background import begin
 from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
-from doctor.collectors.children import abandon_child, start_child
+from doctor.collectors.children import abandon_child, start_python
 from doctor.facts import SECTIONS, Lack, Missing, Section
 from doctor.facts.base import in_unicode
 
@@ -84,9 +84,7 @@ def _start(collector: Collector, surroundings: Surroundings, outcomes: dict[str,
     def work() -> None:
         outcomes[collector.key] = run_collector(collector, surroundings)
 
-    thread = threading.Thread(target=work, name=f"doctor-{collector.key}", daemon=True)
-    thread.start()
-    return thread
+    return begin(f"doctor-{collector.key}", work)
 
 
 def run_collector(collector: Collector, surroundings: Surroundings, *, here: bool = False) -> Outcome:
@@ -113,15 +111,9 @@ def _overdue(collector: Collector) -> Missing:
     )
 
 
-_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from doctor.collectors.child import main; main(sys.argv[1])"
-
-
 def _run_isolated(collector: Collector, surroundings: Surroundings) -> Outcome:
     """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
-    child = start_child(
-        [sys.executable, "-c", _CHILD, collector.key, *sys.path],
-        env=dict(surroundings.environ),
-    )
+    child = start_python("doctor.collectors.child", [collector.key], env=dict(surroundings.environ))
     try:
         output, _ = child.communicate(timeout=collector.deadline * 0.9)
     except subprocess.TimeoutExpired:

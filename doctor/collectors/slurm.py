@@ -12,8 +12,8 @@ from typing import NamedTuple
 from doctor.collectors.base import Collector, NotHere, Surroundings, parse_int
 from doctor.collectors.children import abandon_child, start_child
 from doctor.collectors.claims import is_slurm_step, task_counts, whole_number
-from doctor.collectors.secrets import readable
 from doctor.facts import Hidden, SlurmFacts
+from doctor.masking import mask_text, readable
 
 Environ = Mapping[str, str]
 Record = dict[str, str]
@@ -75,7 +75,7 @@ def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> Answer:
     except (OSError, ValueError) as error:
         return Answer({}, f"scontrol could not be run: {error}", unhide)
     if code != 0:
-        words = readable(errors.strip().partition("\n")[0])[:200]
+        words = readable(mask_text(errors.strip().partition("\n")[0]))[:200]
         return Answer({}, f"scontrol ended with code {code}: {words}", unhide)
     record = read_record(output, job_id)
     return Answer(record) if record else Answer({}, "scontrol printed no record of the job", unhide)
@@ -221,7 +221,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _words(text: str | None) -> str | None:
-    return readable(text) if text else None
+    return readable(mask_text(text)) if text else None
 
 
 def _first(number: int | None, other: int | None) -> int | None:

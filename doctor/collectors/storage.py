@@ -10,9 +10,13 @@ from pathlib import PurePosixPath
 
 from doctor.collectors.base import Collector, Surroundings
 from doctor.collectors.build_locks import BATON, read_locks
+from doctor.collectors.files import local_path
 from doctor.collectors.mounts import read_mounts
 from doctor.collectors.patience import COMMAND, LIMIT, Seen, Wish, look_patiently
 from doctor.facts import BuildLock, Directory, StorageFacts
+
+TRAINER = "trainer"
+"""The source of a directory that a run makes itself when it first writes there."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ def read_storage(surroundings: Surroundings, command: Sequence[str] = COMMAND, l
     )
 
 
+def directories_of(surroundings: Surroundings) -> set[tuple[str, str]]:
+    """Path and role of the directories that the environment and the user's settings name. Nothing is looked at."""
+    return {(place.path, place.role) for place in _named(surroundings)}
+
+
 def _is_worth_telling(place: Place, seen: Seen) -> bool:
     """A cache that does not exist will be made when it is needed; every other place was named by somebody."""
     return place.role != "cache" or seen.sight.get("exists") is not False
@@ -61,7 +70,8 @@ def _named(surroundings: Surroundings) -> Iterator[Place]:
         yield Place(_parent(name), "nccl-debug", "NCCL_DEBUG_FILE")
     temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)), None)
     yield Place(environ[temporary] if temporary else _DEFAULT_TEMPORARY, "temporary", temporary or "")
-    yield from (Place(path, role, "settings") for role, path in surroundings.directories)
+    for source, pairs in (("settings", surroundings.directories), (TRAINER, surroundings.outputs)):
+        yield from (Place(path, role, source) for role, url in pairs if (path := local_path(url)) is not None)
 
 
 _DEFAULT_TEMPORARY = str(PurePosixPath("/", "tmp"))

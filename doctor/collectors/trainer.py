@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from doctor.collectors.base import Collector, NotHere, Surroundings, parse_int
-from doctor.collectors.secrets import readable, safe_value
 from doctor.facts import TrainerFacts, Variable
+from doctor.masking import mask_value, readable
 
 TRAINER = "PL_TRAINER_"
 """Defaults of the Trainer's arguments (lightning/pytorch/utilities/argparse.py)."""
@@ -41,7 +41,7 @@ def collect_trainer(surroundings: Surroundings) -> TrainerFacts:
 def arguments_from(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
     """The variables that begin with ``prefix``, by the rest of their names in lower case, secrets replaced."""
     return {
-        readable(name[len(prefix) :].lower()): safe_value(name, value)
+        readable(name[len(prefix) :].lower()): mask_value(name, value)
         for name, value in environ.items()
         if name.startswith(prefix) and len(name) > len(prefix)
     }

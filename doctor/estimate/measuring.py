@@ -10,7 +10,6 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from doctor.collectors.children import abandon_child, start_child
+from doctor.collectors.children import abandon_child, start_python
 from doctor.errors import UnusableError
 from doctor.estimate.plan import Measured, Plan
 
@@ -29,7 +28,6 @@ KEPT = 300
 """Characters of what a process said last."""
 _PREFIX = re.compile(r"^(\[rank\d+\]: )?(doctor\.errors\.UnusableError: )?")
 """What torch and the interpreter put before an error."""
-_CODE = "import sys; sys.path[:] = sys.argv[2:]; from doctor.estimate.measuring_child import main; main(sys.argv[1])"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,9 +149,10 @@ def _words(scratch: str, rank: int) -> Path:
 
 
 def _start(task: Task, words: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _CODE, msgspec.json.encode(task).decode(), *sys.path]
+    arguments = [msgspec.json.encode(task).decode()]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with words.open("wb") as stderr:
-        return start_child(command, stderr=stderr.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        return start_python("doctor.estimate.measuring_child", arguments, stderr=stderr.fileno(), env=environ)
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:

@@ -94,6 +94,15 @@ R = TypeVar("R", bound=msgspec.Struct)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def harmless(name: str) -> str:
+    """The name of a host or a device without what a shell or a terminal would act on: names come from other machines,
+    too, and stand in commands that people paste. No such name needs these characters."""
+    return _ACTED_ON.sub("_", name)
+
+
+_ACTED_ON = re.compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
+
+
 def in_unicode(record: R) -> R:
     """The record itself, or a copy with U+FFFD for bytes that are no UTF-8: names of files and hosts may hold any
     bytes, which Python carries as lone surrogates and no JSON can. ``TypeError`` where a value has no place in JSON."""

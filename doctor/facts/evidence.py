@@ -54,7 +54,7 @@ LONGEST = 600
 
 class LogFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A log that was read: its lines, bytes (unpacked), times of the first and the last stamp, ranks that speak in it.
-    ``cut``: why it was not read to its end."""
+    ``cut``: why it was not read to its end. ``recognized``: how many lines are of a known kind."""
 
     path: str
     lines: int = 0
@@ -63,6 +63,7 @@ class LogFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_at: float | None = None
     ranks: tuple[int, ...] = ()
     cut: str | None = None
+    recognized: int = 0
 
 
 class Shift(msgspec.Struct, frozen=True, gc=False):
@@ -75,12 +76,14 @@ class Shift(msgspec.Struct, frozen=True, gc=False):
 class Evidence(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """All that logs say of a job. ``events`` in the order in which they happened, as far as that can be told.
     ``shifts``: seconds that the clock of a host is ahead of that of most, where moments that hosts share tell; times of
-    events are by the clock of most. ``hosts``: all that the logs name."""
+    events are by the clock of most. ``hosts``: all that the logs name. ``marks``: the last step of each process, signs
+    of an orderly end, and lines that look like errors (:mod:`doctor.postmortem.marks`)."""
 
     events: tuple[Event, ...] = ()
     files: tuple[LogFile, ...] = ()
     shifts: tuple[Shift, ...] = ()
     hosts: tuple[str, ...] = ()
+    marks: tuple[Event, ...] = ()
 
     def of(self, *kinds: str) -> tuple[Event, ...]:
         """The events of these kinds; a kind that ends in a dot stands for all that begin with it."""

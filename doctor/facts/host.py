@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from doctor.facts.base import Level, Section
+from doctor.facts.base import Level, Section, harmless
 
 
 class NameLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -17,6 +17,10 @@ class NameLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     addresses: tuple[str, ...] = ()
     error: str | None = None
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the name out of the grammar of a shell."""
+        msgspec.structs.force_setattr(self, "name", harmless(self.name).replace("/", "_"))
 
 
 class ReverseLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

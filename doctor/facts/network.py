@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from doctor.facts.base import Level, Section
+from doctor.facts.base import Level, Section, harmless
 
 Family = Literal["inet", "inet6"]
 
@@ -45,6 +45,10 @@ class Interface(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     receive_dropped: int | None = None
     transmit_dropped: int | None = None
     carrier_changes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the name out of the grammar of a shell."""
+        msgspec.structs.force_setattr(self, "name", harmless(self.name))
 
 
 class Route(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -116,6 +120,10 @@ class RdmaDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     numa_node: int | None = None
     interfaces: tuple[str, ...] = ()
     has_uverbs: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the name out of the grammar of a shell."""
+        msgspec.structs.force_setattr(self, "name", harmless(self.name))
 
 
 class RdmaFacts(Section, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ seconds since the epoch (UTC); all other times are durations in seconds. Sizes a
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -287,7 +287,8 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Medians over ``steps`` training batches from ``first_step`` on, seconds a batch: ``total`` from one batch's
     begin to the next one's; ``data`` waiting for it; ``forward``, ``backward``, ``optimizer`` as the host sees them;
     ``other`` what is left; ``device`` between events on the device, where there is one. Collectives are in the part
-    that they are called in."""
+    that they are called in. ``mean`` of the totals: equal on ranks that wait for one another, be it in every eighth
+    batch, where gradients are accumulated."""
 
     first_step: int
     steps: int
@@ -299,6 +300,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     other: float | None = None
     device: float | None = None
     slowest: float | None = None
+    mean: float | None = None
 
 
 class StepFacts(WatchedSection, frozen=True, kw_only=True):
@@ -390,13 +392,20 @@ class ModelFacts(WatchedSection, frozen=True, kw_only=True):
     initial: str | None = None
 
 
-class Checksum(msgspec.Struct, frozen=True, gc=False):
-    """Of parameters and buffers after ``step``: ``value`` as exact text; ``part``: which tensors, the same on all
-    ranks at that step."""
+Counted = Literal["step", "batch"]
+
+
+class Checksum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Of parameters after ``step``: ``value`` as exact text; ``part``: which tensors, the same on all ranks at that
+    step. ``counted``: what ``step`` counts, ``step`` (of the optimizer) or ``batch`` (of training); ranks that take
+    different numbers of batches per optimizer step hold equal parameters at equal optimizer steps alone. ``moved``:
+    whether the value is another one than before the first step."""
 
     step: int
     value: str
     part: str = "all"
+    counted: Counted = "step"
+    moved: bool | None = None
 
 
 class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

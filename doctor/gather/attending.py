@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from doctor.gather.board import Board, BoardLost
 from doctor.gather.messages import (
+    MOST_STEPS,
     Call,
     Card,
     Ended,
@@ -24,6 +26,7 @@ from doctor.gather.messages import (
 )
 from doctor.gather.pace import Pace, PulseWatch
 from doctor.gather.seat import Seat
+from doctor.gather.signing import Rejected
 from doctor.job import Member
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ JUDGING_PER_RANK = 1e-3
 """Seconds for each rank besides: a job of sixteen thousand takes four."""
 LEAVING = 20.0
 """Seconds after the verdict within which the keeper lets all go, unless its terminal holds it up."""
+MOST_CALLS = 16
+"""Gatherings that one process hears of: each keeper that is lost is followed by another one."""
 IN_TURN, TURNS = 0.2, 4
 """Seconds by which each rank waits longer than the one before it until it takes the place of a keeper that is gone."""
 
@@ -48,7 +53,8 @@ class NobodyKeeps(Exception):
 
 
 class Attendant:
-    """Of gatherings that others keep. ``card``: this process's card once its facts are there, until then ``None``."""
+    """Of gatherings that others keep. ``card``: this process's card once its facts are there, until then ``None``.
+    ``longest``: seconds that a gathering may take, whatever its keeper says."""
 
     def __init__(
         self,
@@ -59,6 +65,8 @@ class Attendant:
         survey: Survey | None,
         *,
         close_at: float,
+        longest: float = math.inf,
+        rejected: Rejected | None = None,
     ) -> None:
         self._board = board
         self._seat = seat
@@ -66,6 +74,10 @@ class Attendant:
         self._card = card
         self._survey = survey
         self._own_patience = self._patience = close_at + IN_TURN * min(seat.number, TURNS)
+        self._longest = longest
+        self._rejected = rejected or Rejected()
+        self._answered = b""
+        self._calls = 0
         self._heard: bytes | None = None
         self._watch: PulseWatch | None = None
         self._nonce = ""
@@ -99,6 +111,8 @@ class Attendant:
     def _hear(self) -> None:
         """Come to a gathering that was called since the last look, or note that this one is over."""
         data = self._board.get("call")
+        if data is None:
+            self._answer_stranger()
         if data is None or data == self._heard:
             return
         self._heard = data
@@ -108,11 +122,22 @@ class Attendant:
         call = _read(data, Call)
         if call is None:
             return
+        self._calls += 1
+        if self._calls > MOST_CALLS:
+            raise NobodyKeeps(data)
         self._nonce, self._posted, self._step = call.nonce, False, 0
         judging = JUDGING + JUDGING_PER_RANK * self._seat.world_size
-        self._patience = time.monotonic() + call.seconds + judging + IN_TURN * min(self._seat.number, TURNS)
+        judging += IN_TURN * min(self._seat.number, TURNS)
+        self._patience = time.monotonic() + min(call.seconds, self._longest) + judging
         self._watch = PulseWatch(self._board, call.nonce)
         self._board.box(f"{call.nonce}/hello").append(encode(self._hello))
+
+    def _answer_stranger(self) -> None:
+        """Let who called with another key, or without one, see that there is a rank that can't understand it."""
+        data = self._rejected.latest.get("call", b"")
+        if data != self._answered and (call := _read(data, Call)) is not None:
+            self._answered = data
+            self._board.box(f"{call.nonce}/hello").append(encode(self._hello))
 
     def _is_meant_by(self, verdict: Verdict) -> bool:
         """Whether this process was judged, or nobody was."""
@@ -131,7 +156,7 @@ class Attendant:
             self._posted = True
         if self._posted and self._survey is not None:
             task = _read(self._board.get(f"{self._nonce}/plan/{self._hello.token}") or b"", Task)
-            if task is not None and task.step > self._step:
+            if task is not None and self._step < task.step <= MOST_STEPS:
                 self._step = task.step
                 self._measure(self._survey, task)
 

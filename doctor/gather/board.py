@@ -7,16 +7,31 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from doctor.background import begin
+from doctor.owners import UntrustedPath
+
 T = TypeVar("T")
 Tasks = queue.SimpleQueue[Callable[[], None] | None]
 """For a thread that does one after the other; ``None``: nothing more will come."""
 
+LARGEST = 16 << 20
+"""Bytes of one message. The facts of a process take tens of kilobytes, the tokens of a million processes 8 MB."""
 PATIENCE = 6.0
 """Seconds for one call. A folder on a busy file server may take its time; a gathering has half a minute."""
+LEAVING = 1.0
+"""Seconds for a thread that has nothing left to do to end."""
 
 
 class BoardLost(Exception):
     """The board does not answer any more; says why."""
+
+
+class BoardRefused(BoardLost):
+    """The board is in a folder that other users can change; the ``reason`` says whose it is and which option helps."""
+
+    def __init__(self, words: str, reason: UntrustedPath) -> None:
+        super().__init__(f"{words} is not safe to use: {reason}")
+        self.reason = reason
 
 
 class Carrier(Protocol):
@@ -83,6 +98,10 @@ class Board:
         self.words = carrier.words
         self.outlives_its_keeper = carrier.outlives_its_keeper
 
+    def wrap(self, layer: Callable[[Carrier], Carrier]) -> None:
+        """Lay something between this board and what carries it."""
+        self._carrier = layer(self._carrier)
+
     def call(self, work: Callable[[Carrier], T]) -> T:
         """Do ``work`` with the carrier.
 
@@ -95,6 +114,8 @@ class Board:
             raise BoardLost(f"{self.words} does not answer") from None
         except BoardLost:
             raise
+        except UntrustedPath as refused:
+            raise BoardRefused(self.words, refused) from None
         except (OSError, RuntimeError, ValueError) as error:  # torch raises RuntimeErrors, folders OSErrors
             raise BoardLost(f"{self.words} is gone: {first_line(error)}") from None
 
@@ -154,8 +175,7 @@ class Worker:
         if self._stuck:
             raise TimeoutError
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="doctor-board", daemon=True)
-            self._thread.start()
+            self._thread = begin("doctor-board", _serve, self._tasks)
         done = threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -176,8 +196,11 @@ class Worker:
         return results[0]
 
     def close(self) -> None:
-        """End the thread once it has done what it was given. Whoever calls again gets another one."""
+        """End the thread once it has done what it was given, and join it for :data:`LEAVING` seconds unless a call
+        blocks it. The next call starts another one."""
         self._tasks.put(None)
+        if self._thread is not None and not self._stuck:
+            self._thread.join(LEAVING)
         self._tasks, self._thread = queue.SimpleQueue(), None
 
 

@@ -1,50 +1,56 @@
 """A board in a folder that all hosts share. It needs no torch and no network of the job's own.
 
-Every message is one file, written aside and renamed, so that nobody reads half of it.
+Every message is one file, written aside and renamed, so that nobody reads half of it. The files lie in a folder of
+their own, which is this user's alone or the named group's: see :mod:`doctor.folders`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
-import shutil
 from pathlib import Path
+
+from doctor.folders import OwnFolder
+from doctor.gather.board import LARGEST
+from doctor.open_folder import MARK, OpenFolder
+from doctor.owners import UntrustedPath
 
 STALE_AFTER = 3600.0
 """Seconds after which a gathering that nobody ended is swept away. None takes longer than a few minutes."""
+AT_ONCE = 32 << 20
+"""Bytes of a box that are read in one call; the rest in the next one."""
+KEPT = ".key"
+"""How names end of what is not swept: see :meth:`Folder.agree`."""
 
 
 class Folder:
-    """A carrier; see :class:`doctor.gather.board.Carrier`. ``root`` is made if it is not there."""
+    """A carrier; see :class:`doctor.gather.board.Carrier`. ``directory`` is made if it is not there; a path is trusted
+    as far as :meth:`doctor.folders.OwnFolder.of` says."""
 
     outlives_its_keeper = True
 
-    def __init__(self, directory: Path, key: str) -> None:
-        self.words = f"the folder {directory}"
-        self._root = directory / f".rankdoctor-{key}"  # hidden: no input for diagnose
+    def __init__(self, directory: Path | OwnFolder, key: str) -> None:
+        self._directory = OwnFolder.of(directory)
+        self.words = f"the folder {self._directory.path}"
+        self._name = f".rankdoctor-{key}"  # hidden: no input for diagnose
+        self._root = self._directory.below(self._name, private=True)
 
     def set(self, name: str, data: bytes) -> None:
         """Write a file whole or not at all."""
-        write_whole(self._path(name), data)
+        self._root.write(name, data)
 
     def get(self, name: str) -> bytes | None:
         """The content of a file; opening it anew makes NFS look at the server."""
         try:
-            return self._path(name).read_bytes()
+            return self._root.read(name, LARGEST)
         except FileNotFoundError:
             return None
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Only the first who succeeds ``old`` gets to write: a file can be made once, on NFS too."""
-        if self.get(name) != old:
-            return False
-        turn = self._path(f"{name}.turns/{hashlib.sha256(old or b'').hexdigest()[:16]}")
-        turn.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            turn.open("x").close()
-        except FileExistsError:
+        turn = f"{name}.turns/{hashlib.sha256(old or b'').hexdigest()[:16]}"
+        if self.get(name) != old or not self._root.create(turn):
             return False
         self.set(name, new)
         return True
@@ -56,55 +62,59 @@ class Folder:
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
         """``mark`` is the set of names that were read."""
         known = mark if isinstance(mark, set) else set()
-        folder = self._path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        names = [entry for entry in os.listdir(folder) if entry not in known and not entry.startswith(".")]  # noqa: PTH208 - names alone
-        fresh = {entry: data for entry in names if (data := _read_entry(folder / entry)) is not None}
-        return [*fresh.values()], known.union(fresh)
+        fresh: dict[str, bytes | None] = {}
+        size = 0
+        with self._root.opened(*name.split("/"), create=True) as box:
+            for entry in box.names():
+                if entry not in known:
+                    fresh[entry] = data = _read_entry(box, entry)
+                    size += len(data or b"")
+                    if size > AT_ONCE:
+                        break
+        found = {entry: data for entry, data in fresh.items() if data is not None}
+        return [*found.values()], known.union(found)
 
     def clear(self, name: str) -> None:
         """Remove a gathering that has ended, the links behind it, and what earlier ones left an hour ago or more."""
-        shutil.rmtree(self._path(name), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            now = self._now()
-            for entry in [*self._root.iterdir()]:
-                if now - entry.stat().st_mtime > STALE_AFTER:
-                    shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+        with contextlib.suppress(OSError), self._root.opened() as root:
+            root.remove(name)
+            if root.look(MARK) is not None:
+                _sweep(root)
+
+    def agree(self, name: str, data: bytes) -> bytes:
+        """What stands in the file ``name``, for this user's or the group's eyes alone: the ``data`` of the process that
+        called this first. It stays as long as the folder of the board is used."""
+        return self._root.agree(name + KEPT, data)
+
+    def tidy(self) -> None:
+        """Remove the folder of the board, where nobody has anything in it."""
+        with contextlib.suppress(OSError), self._root.opened() as root:
+            names = root.names()
+            if not all(name.endswith(KEPT) for name in names):
+                return
+            for name in names:
+                root.remove(name)
+        with contextlib.suppress(OSError), self._directory.opened() as directory:
+            directory.discard(self._name)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _now(self) -> float:
-        """The file server's clock, which stamps the files; this host's may be another."""
-        probe = self._root / f".{secrets.token_hex(8)}"
-        probe.write_bytes(b"")
-        try:
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink()
 
-    def _path(self, name: str) -> Path:
-        return self._root / name
+def _sweep(root: OpenFolder) -> None:
+    now = root.sample().st_mtime
+    for entry in root.names(hidden=True):
+        seen = root.look(entry)
+        if seen and now - seen.st_mtime > STALE_AFTER and entry != MARK and not entry.endswith(KEPT):
+            root.remove(entry)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, and the folders that it lies in; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{secrets.token_hex(8)}"
-    try:
-        aside.write_bytes(data)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def _read_entry(path: Path) -> bytes | None:
+def _read_entry(box: OpenFolder, entry: str) -> bytes | None:
     """An entry; nothing where it has just been swept away. One that can't be read is as good as a damaged one, and no
     reason to read none of the others."""
     try:
-        return path.read_bytes()
+        return box.read(entry, LARGEST)
     except FileNotFoundError:
         return None
-    except (IsADirectoryError, PermissionError):
+    except (IsADirectoryError, PermissionError, UntrustedPath):
         return b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import socket
 import threading
 import time
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.facts import ReachFacts
-from doctor.gather.board import Board, BoardLost, Worker, first_line
+from doctor.folders import OwnFolder
+from doctor.gather.board import PATIENCE, Board, BoardLost, BoardRefused, Worker, first_line
 from doctor.gather.endpoint import Endpoint
 from doctor.gather.folder import Folder
 from doctor.gather.knock import Knock, knock, leads_here
 from doctor.gather.seat import Seat
+from doctor.gather.secret_file import LEAST
+from doctor.gather.signing import Secret
 from doctor.gather.store import C10dStore, Store, host_store, join_store, listen
 from doctor.reasoning.network import is_loopback
 
@@ -38,12 +42,14 @@ class Joined(NamedTuple):
 
 
 class Unreached(Exception):
-    """The board could not be reached. ``why``: the sentence for the user; ``check``: the check that knows the fault."""
+    """The board could not be reached. ``why``: the sentence for the user; ``discreet``: the same without names of
+    users, hosts and paths, if there is one; ``check``: the check that knows the fault."""
 
-    def __init__(self, why: str, check: str = "", reach: ReachFacts | None = None) -> None:
+    def __init__(self, why: str, check: str = "", reach: ReachFacts | None = None, discreet: str = "") -> None:
         super().__init__(why)
         self.why = why
         self.check = check
+        self.discreet = discreet
         self.reach = reach or ReachFacts()
 
 
@@ -87,7 +93,14 @@ class Torch:
             raise Unreached(f"{self._error}, and the store is torch's: use --share DIR (a folder that all hosts see)")
 
 
-def open_folder(directory: Path, seat: Seat) -> Joined:
+NOT_OURS = (
+    "the shared folder holds files that other users may have made or changed; if ranks of several users share it, name"
+    " their group with --share-group"
+)
+"""Why a folder is not used, without anybody's name."""
+
+
+def open_folder(directory: Path | OwnFolder, seat: Seat) -> Joined:
     """The board in a folder.
 
     Raises:
@@ -97,9 +110,27 @@ def open_folder(directory: Path, seat: Seat) -> Joined:
     try:
         board.get("call")
         board.box("doorbell").fresh()
+    except BoardRefused as refused:
+        raise Unreached(str(refused), discreet=NOT_OURS) from None
     except BoardLost as lost:
         raise Unreached(str(lost)) from None
     return Joined(board, ReachFacts())
+
+
+def secret_of_folder(directory: Path | OwnFolder, seat: Seat) -> Secret:
+    """The key of a job that meets in a folder: it lies there, for those alone who may use the folder.
+
+    Raises:
+        Unreached: it can't be had.
+    """
+    folder = Folder(directory, seat.key)
+    try:
+        key = Worker().run(lambda: folder.agree("secret", secrets.token_bytes(2 * LEAST)), PATIENCE)
+    except (OSError, TimeoutError) as error:
+        raise Unreached(f"the key of the job can't be had from {folder.words}: {first_line(error)}") from None
+    if len(key) < LEAST:
+        raise Unreached(f"the key of the job in {folder.words} is damaged: remove .rankdoctor-{seat.key} there")
+    return Secret(key, folder.words)
 
 
 def open_store(endpoint: Endpoint, seat: Seat, until: float, torch: Torch | None = None) -> Joined:

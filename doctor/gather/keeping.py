@@ -13,6 +13,7 @@ from doctor.gather.messages import Call, Card, Ended, Hello, Task, Verdict, enco
 from doctor.gather.pace import Pace, Pulse
 from doctor.gather.roll import Arrival, Roll
 from doctor.gather.seat import Seat
+from doctor.gather.signing import Rejected
 from doctor.job import Job, build_job
 from doctor.reasoning.launch import ranks_in_words
 
@@ -58,6 +59,7 @@ class Keeper:
         tell: Callable[[str], None],
         register: Register | None = None,
         overtime: float = 0.0,
+        rejected: Rejected | None = None,
     ) -> None:
         self._board = board
         self._seat = seat
@@ -66,6 +68,7 @@ class Keeper:
         self._close_at = close_at
         self._tell = tell
         self._register = register
+        self._rejected = rejected or Rejected()
         self._own = ""
         self._verdict = Verdict(0)
         self._asked: list[Arrival] = []
@@ -116,13 +119,15 @@ class Keeper:
             return bool(cards)
 
         self._wait(is_here, until=math.inf)
-        self.roll.enter(cards[0])
+        self.roll.enter_own(cards[0])
         return cards[0].token
 
     def job(self) -> Job:
         """The job as far as it came."""
         waited = time.monotonic() >= self._close_at or not self.roll.awaited
-        absent = self.roll.missing if waited else ()
+        # Ranks whose messages were not authentic may be there: nobody can tell.
+        is_known = waited and not self._rejected.count and not self.roll.disputed
+        absent = self.roll.missing if is_known else ()
         listed = {number: self._register.host_of(number) for number in absent} if self._register else {}
         return build_job(
             self.roll.members(),
@@ -157,7 +162,10 @@ class Keeper:
         self._pulse.beat()
         if self._register is not None:
             self.roll.gone.update(self._register.gone())
-        if self._board.get("call") != self._call:
+        standing = self._board.get("call")
+        if standing is None:  # removed, or written over by who has no key
+            self._board.set("call", self._call)
+        elif standing != self._call:
             raise Superseded
 
     def _news(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from doctor.bounds import MOST_RANKS, Name, Number, Port, Seconds, Word
 from doctor.capture import FILE_LIMIT, Capture, parse_capture, to_document
 from doctor.errors import UnusableError
 from doctor.job import Member, build_job
@@ -19,10 +20,18 @@ Token = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 """Of a process, drawn by itself."""
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-z]{1,32}\Z")]
 """Of a gathering. It becomes part of the names on the board, which may be paths."""
-Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
-Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
-Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
+Count = Number
 Code = Annotated[int, Meta(ge=0, lt=1 << 8)]
+Packed = Annotated[bytes, Meta(max_length=16 << 20)]
+"""The facts of one process, compressed; see :data:`doctor.capture.RANK_LIMIT`."""
+OrderBytes = Annotated[bytes, Meta(max_length=32 << 20)]
+"""An order: the members of a group of a million ranks take five bytes each, along a few axes."""
+Note = Annotated[bytes, Meta(max_length=64 << 10)]
+Stage = Annotated[str, Meta(pattern=r"\A[a-z]{1,32}\Z")]
+
+
+MOST_STEPS = 40
+"""Of all stages of a survey together: none plans for ever."""
 
 
 class Unreadable(Exception):
@@ -42,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     token: Token
     number: Count
-    host: str
+    host: Name
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -51,19 +60,19 @@ class Card(msgspec.Struct, frozen=True):
 
     token: Token
     number: Count
-    capture: bytes
+    capture: Packed
     twins: Count = 0
     port: Port | None = None
-    word: str = ""
+    word: Word = ""
 
 
 class Task(msgspec.Struct, frozen=True):
     """What one process is to measure next. ``step`` counts the tasks of a gathering from 1; ``seconds``: for all."""
 
     step: Count
-    stage: str
+    stage: Stage
     seconds: Seconds
-    order: bytes = b""
+    order: OrderBytes = b""
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -72,9 +81,9 @@ class Measurement(msgspec.Struct, frozen=True):
 
     token: Token
     number: Count
-    capture: bytes
+    capture: Packed
     step: Count = 1
-    note: bytes = b""
+    note: Note = b""
 
 
 PRINT = 3
@@ -86,7 +95,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """How all leave: the exit code. ``judged``: the first bytes of the tokens of those that were judged, joined."""
 
     code: Code
-    judged: bytes = b""
+    judged: Annotated[bytes, Meta(max_length=PRINT * MOST_RANKS)] = b""
 
     @classmethod
     def of(cls, code: int, tokens: Iterable[str]) -> Verdict:
@@ -147,6 +156,6 @@ def unpack_capture(data: bytes, name: str) -> Capture:
     if not inflate.eof:
         raise Unreadable(f"{name} is cut off or too large")
     try:
-        return parse_capture(plain, name)
+        return parse_capture(plain, name, masked=True)
     except (UnusableError, UnicodeError) as error:
         raise Unreadable(f"{name}: {error}") from None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from doctor.collectors.claims import Environ, whole_number
 
-_ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
 _NODES = re.compile(rf"([^\[\]]*)(?:\[(\d):({_RANGE}(?:,{_RANGE})*)\]([^\[\]]*))?", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z]+-(.+)-\d+@\d+", re.ASCII)

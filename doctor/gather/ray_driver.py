@@ -25,6 +25,8 @@ from doctor.gather.ray_board import KeyValues, new_run
 from doctor.gather.ray_cluster import Cluster, Node
 from doctor.gather.ray_messages import Brought, Lost, Message, Order, Told
 from doctor.gather.seat import Seat
+from doctor.gather.secret_file import VARIABLE, secret_of
+from doctor.gather.signing import Rejected, Signed
 from doctor.gather.survey import Survey
 from doctor.gather.wanted import survey_of
 from doctor.job import Job
@@ -82,15 +84,31 @@ class Driver:
         nodes, run, tell = cluster.nodes(), new_run(), self._tell
         self._tell_of_the_lost(cluster.lost())
         seat = Seat(len(nodes), len(nodes), run)  # the number after the last one: no rank
-        board, register = Board(KeyValues(run)), NodeRegister(cluster, nodes, tell, discreet=self._order.discreet)
+        secret, rejected = secret_of(os.environ), Rejected()
+        board = Board(Signed(KeyValues(run), run, secret, rejected))
+        register = NodeRegister(cluster, nodes, tell, discreet=self._order.discreet)
         nonce, close_at = secrets.token_hex(8), self._order.close_at
         try:
             survey = self._survey(seat)
             overtime = survey.overtime if survey else 0.0
-            keeper = Keeper(board, seat, nonce, close_at=close_at, tell=tell, register=register, overtime=overtime)
+            keeper = Keeper(
+                board,
+                seat,
+                nonce,
+                close_at=close_at,
+                tell=tell,
+                register=register,
+                overtime=overtime,
+                rejected=rejected,
+            )
             keeper.open()
-            cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories)
-            self._hand_over(keeper.gather(None, survey))
+            # The key itself does not travel: nodes read the same path. Older releases take no more than is needed.
+            key = (os.environ[VARIABLE],) if secret else ()
+            cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *key)
+            job = keeper.gather(None, survey)
+            if rejected.words:
+                tell(rejected.words)
+            self._hand_over(job)
             keeper.announce(0)
             keeper.dismiss()
         finally:

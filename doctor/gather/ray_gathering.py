@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from types import TracebackType
 import msgspec
 
 from doctor.capture import parse_capture
-from doctor.collectors.children import abandon_child, start_child
+from doctor.collectors.children import abandon_child, start_python
 from doctor.gather.endpoint import NoWay
 from doctor.gather.gathering import INCONCLUSIVE
 from doctor.gather.leaving import Dismissed
@@ -29,7 +28,6 @@ LEAVING = 8.0
 
 _NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Else a call that comes when Ray has been left would start a cluster (ray/_private/auto_init_hook.py)."""
-_CHILD = "import sys; sys.path[:] = sys.argv[2:]; from doctor.gather.ray_driver import main; main(sys.argv[1])"
 
 
 class RayGathering:
@@ -55,10 +53,11 @@ class RayGathering:
         self._tell = tell
         self._until = time.monotonic() + timeout + OVERTIME
         order = Order(address, time.monotonic() + timeout, timeout, wanted, directories, discreet)
-        command = [sys.executable, "-c", _CHILD, msgspec.json.encode(order).decode(), *sys.path]
+        arguments = [msgspec.json.encode(order).decode()]
+        environ = {**os.environ, **_NO_CLUSTER_OF_ITS_OWN}
         try:
             # Ray has all workers of a job look for modules in the directory of its driver: here is nothing to be found.
-            self._driver = start_child(command, cwd="/", env={**os.environ, **_NO_CLUSTER_OF_ITS_OWN})
+            self._driver = start_python("doctor.gather.ray_driver", arguments, cwd="/", env=environ)
         except OSError as error:
             raise NoWay(f"no driver of Ray can be started here: {error.strerror or error}") from None
 
@@ -88,7 +87,7 @@ class RayGathering:
         """
         for message in self._messages():
             if isinstance(message, Brought):
-                return parse_capture(bytes(message.capture), "the job of the cluster").job()
+                return parse_capture(bytes(message.capture), "the job of the cluster", masked=True).job()
             if isinstance(message, Lost):
                 self._tell(message.why)
                 raise Dismissed(INCONCLUSIVE)

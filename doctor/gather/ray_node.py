@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from doctor.collectors.base import Surroundings
+from doctor.errors import UnusableError
 from doctor.gather.arriving import arrive
 from doctor.gather.attending import Attendant, NobodyKeeps
 from doctor.gather.board import Board, BoardLost
 from doctor.gather.ray_board import KeyValues
 from doctor.gather.seat import Seat
+from doctor.gather.secret_file import VARIABLE, secret_of
+from doctor.gather.signing import Rejected, Signed
 from doctor.gather.wanted import Wanted
 
 
@@ -23,17 +26,24 @@ def attend_on_node(
     timeout: float,
     wanted: Wanted | None,
     directories: tuple[tuple[str, str], ...],
+    secret_file: str = "",
 ) -> str:
-    """Take part in the gathering ``run`` as the node of that ``number``. Empty, or why it came to nothing."""
+    """Take part in the gathering ``run`` as the node of that ``number``. ``secret_file``: the key of the job on this
+    node. Empty, or why it came to nothing."""
+    try:
+        secret = secret_of({VARIABLE: secret_file})
+    except UnusableError as error:
+        return str(error)
     seat = Seat(number, world_size, run)
     surroundings = Surroundings(environ=given_environ(), directories=directories)
     party, survey = arrive(seat, surroundings, timeout=timeout, wanted=wanted, tell=_tell_nobody)
-    board = Board(KeyValues(run))
+    rejected = Rejected()
+    board = Board(Signed(KeyValues(run), run, secret, rejected))
     close_at = time.monotonic() + timeout
     try:
         Attendant(board, seat, party.hello, party.card, survey, close_at=close_at).attend()
     except NobodyKeeps:
-        return "the driver was not heard of any more"
+        return rejected.words or "the driver was not heard of any more"
     except BoardLost as lost:
         return str(lost)
     return ""

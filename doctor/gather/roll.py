@@ -14,6 +14,9 @@ from doctor.gather.board import Board, Box
 from doctor.gather.messages import Call, Card, Hello, Measurement, Unreadable, decode, unpack_capture
 from doctor.job import LastSeen, Member, Sections
 
+MOST_TIMES, SPARE = 4, 64
+"""Processes that are taken in: so many times the ranks of the job, and a few more. Two launches at once are twice."""
+
 
 class Arrival(NamedTuple):
     """A process that came with its facts. ``port`` and ``word``: where it answers probes, if it does."""
@@ -38,7 +41,8 @@ class Arrival(NamedTuple):
 class Roll:
     """The roll of one gathering, read from the boxes of its board. What can't be read is noted in ``damaged``.
 
-    ``gone``: ranks that are known to have ended; whether they came before is another matter. By token: ``measured``,
+    ``gone``: ranks that are known to have ended; whether they came before is another matter. ``disputed``: tokens of
+    processes for which two different cards came, one of which is not theirs: neither counts. By token: ``measured``,
     ``steps`` (the last task that was done) and ``notes``.
     """
 
@@ -51,11 +55,14 @@ class Roll:
         self.notes: dict[str, bytes] = {}
         self.damaged: list[str] = []
         self.gone: set[int] = set()
+        self.disputed: set[str] = set()
+        self._cards: dict[str, Card] = {}
+        self._own = ""
         self._board = board
         self._earlier: dict[str, Hello] = {}
         self._boxes: tuple[tuple[Box, Callable[[bytes], None]], ...] = (
             (board.box(f"{nonce}/hello"), lambda data: self._note_hello(data, self.hellos)),
-            (board.box(f"{nonce}/card"), lambda data: self.enter(decode(data, Card))),
+            (board.box(f"{nonce}/card"), lambda data: self._note_card(decode(data, Card))),
             (board.box(f"{nonce}/measured"), self._note_measurement),
         )
 
@@ -88,7 +95,30 @@ class Roll:
 
     def _note_hello(self, data: bytes, hellos: dict[str, Hello]) -> None:
         hello = decode(data, Hello)
-        hellos[hello.token] = hello
+        if len(hellos) < MOST_TIMES * self.world_size + SPARE:
+            hellos.setdefault(hello.token, hello)
+
+    def enter_own(self, card: Card) -> None:
+        """Take the process that reads this roll into it: whatever else comes in its name is not from it."""
+        self._own = card.token
+        self.enter(card)
+
+    def _note_card(self, card: Card) -> None:
+        """A process brings its facts once."""
+        if card.token == self._own or card.token in self.disputed:
+            raise Unreadable(f"another card of rank {card.number}")
+        if self._cards.setdefault(card.token, card) == card:
+            if card.token not in self.arrivals:
+                self._require_room()
+                self.enter(card)
+            return
+        self.disputed.add(card.token)
+        self.arrivals.pop(card.token, None)
+        raise Unreadable(f"two different cards of rank {card.number}")
+
+    def _require_room(self) -> None:
+        if len(self.arrivals) >= MOST_TIMES * self.world_size + SPARE:
+            raise Unreadable(f"more processes than {MOST_TIMES} times the ranks of the job")
 
     def enter(self, card: Card) -> None:
         """Take a process into the roll. It may be outside the world as this process was told it: that is for a check.
@@ -103,6 +133,8 @@ class Roll:
 
     def _note_measurement(self, data: bytes) -> None:
         measurement = decode(data, Measurement)
+        if measurement.token == self._own or measurement.token not in self.arrivals:
+            raise Unreadable(f"a measurement of rank {measurement.number} that it did not make")
         for member in unpack_capture(measurement.capture, f"the probes of rank {measurement.number}").members[:1]:
             self.note_measured(measurement.token, measurement.step, member.sections, measurement.note)
 
@@ -138,7 +170,7 @@ class Roll:
         """Whether somebody is on the way: has said hello, or was met by another process of its host."""
         twins = sum(arrival.twins for arrival in self.arrivals.values())
         coming = {token for token, hello in self.hellos.items() if hello.number not in self.gone}
-        return bool(coming - self.arrivals.keys()) or len(self.arrivals) < len(self.numbers) + twins
+        return bool(coming - self.arrivals.keys() - self.disputed) or len(self.arrivals) < len(self.numbers) + twins
 
     @property
     def in_order(self) -> list[Arrival]:
@@ -159,7 +191,8 @@ class Roll:
         """Ranks that fell silent on the way: said hello and nothing more, or were ``asked`` to measure and did not; and
         those that did not even start, where it is ``listed`` on which host they were to be."""
         known = {**self._earlier, **self.hellos}
-        waiting = (hello for token, hello in known.items() if token not in self.arrivals)
+        missing = known.keys() - self.arrivals.keys() - self.disputed
+        waiting = (known[token] for token in known if token in missing)
         half = [hello for hello in waiting if hello.number not in self.numbers]
         started = {hello.number for hello in half}
         silent = (arrival for arrival in asked if arrival.token not in self.steps)

@@ -11,18 +11,17 @@ import msgspec
 from doctor.collectors.base import Surroundings
 from doctor.collectors.identity import Identity
 from doctor.facts import Lack, Missing
-from doctor.gather.messages import Task, Unreadable
+from doctor.gather.messages import MOST_STEPS, Task, Unreadable
 from doctor.gather.roll import Arrival
 from doctor.job import Job, Rank
 from doctor.probes import LIMIT_SECONDS, Responder
+from doctor.probes.allowed import Forbidden
 from doctor.probes.deadline import Deadline
 from doctor.probes.light_stage import LightStage
 from doctor.probes.stage import Bench, Found, Orders, Post, Stage
 
 MARGIN = 1.5
 """Seconds for tasks and results to travel."""
-MOST_STEPS = 40
-"""Of all stages together: none plans for ever."""
 
 
 class Plan(NamedTuple):
@@ -78,12 +77,20 @@ class Survey:
         posts = posts_of(job, arrivals, notes)
         while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
             stage = self._waiting[0]
-            orders = stage.plan(job, posts)
+            orders = self._planned(stage, job, posts)
             if orders is not None and orders.by_token:
                 return self._plan(stage, orders, min(orders.seconds, seconds - MARGIN))
             self._waiting.pop(0)
             posts = [post._replace(note=b"") for post in posts]
         return None
+
+    def _planned(self, stage: Stage, job: Job, posts: Sequence[Post]) -> Orders | None:
+        """What a stage asks for next; nothing if it breaks: facts and notes of other processes may be anything."""
+        try:
+            return stage.plan(job, posts)
+        except Exception as error:  # noqa: BLE001 - as in take_part
+            self._tell(_broken(stage, error).reason)
+            return None
 
     def _plan(self, stage: Stage, orders: Orders, seconds: float) -> Plan:
         self._steps += 1
@@ -102,9 +109,12 @@ class Survey:
         if stage is None:
             return Found({})
         try:
-            return stage.take_part(task.order, self._bench, Deadline(task.seconds))
-        except msgspec.MsgspecError as error:
+            return stage.take_part(task.order, self._bench, Deadline(min(task.seconds, stage.most_seconds)))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise Unreadable(str(error)) from None
+        except Forbidden as error:
+            self._tell(f"refused an order of the {stage.name} probe: {error}")
+            return Found({})
         except Exception as error:  # noqa: BLE001 - probes are collectors: one that breaks is missing, and the report goes on
             broken = _broken(stage, error)
             self._tell(broken.reason)

@@ -10,28 +10,32 @@ from doctor.errors import UnusableError
 from doctor.facts import LaunchFacts
 from doctor.gather.endpoint import Endpoint, NoWay, endpoint_of, parse_master
 from doctor.gather.seat import Seat, seat_of
+from doctor.owners import TrustedOwners
 
 Gather = Literal["auto", "none", "store", "share", "ray"]
 
 
 class Wish(NamedTuple):
-    """What the user asked for: ``--gather``, ``--share``, ``--ray`` and ``--master``."""
+    """What the user asked for: ``--gather``, ``--share``, ``--ray``, ``--master``, and ``--share-group`` as a GID."""
 
     gather: Gather = "auto"
     share: Path | None = None
     ray: str | None = None
     master: str | None = None
+    group: int | None = None
 
 
 class Way(NamedTuple):
     """How this process gathers. Alone, where it has no ``seat``. ``endpoint``: where the store is, if there is to be
-    one; ``share``: the folder, if there is one; with both, the folder is for those who can't reach the store. ``ray``:
-    the address of the cluster whose nodes are gathered, with this process as their driver."""
+    one; ``share``: the folder, if there is one; with both, the folder is for those who can't reach the store.
+    ``owners``: whose files in it are trusted. ``ray``: the address of the cluster whose nodes are gathered, with this
+    process as their driver."""
 
     seat: Seat | None = None
     endpoint: Endpoint | None = None
     share: Path | None = None
     ray: str | None = None
+    owners: TrustedOwners | None = None
 
 
 def way_of(wish: Wish, environ: Environ, launch: LaunchFacts) -> Way:
@@ -54,14 +58,15 @@ def way_of(wish: Wish, environ: Environ, launch: LaunchFacts) -> Way:
         if wish.gather == "auto":
             return Way()
         raise UnusableError(f"--gather {wish.gather} needs RANK and WORLD_SIZE, or a launcher that numbers the ranks")
+    owners = TrustedOwners.here(wish.group)
     if wish.share is not None and wish.gather != "store":
-        return Way(seat, None, wish.share)
+        return Way(seat, None, wish.share, owners=owners)
     try:
-        return Way(seat, endpoint_of(environ, launch.launcher, seat, wish.master), wish.share)
+        return Way(seat, endpoint_of(environ, launch.launcher, seat, wish.master), wish.share, owners=owners)
     except NoWay:
         if wish.share is None:
             raise
-        return Way(seat, None, wish.share)
+        return Way(seat, None, wish.share, owners=owners)
 
 
 def _way_over_ray(wish: Wish, environ: Environ) -> Way:

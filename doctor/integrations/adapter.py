@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from doctor.background import begin
 from doctor.facts import TrainingFacts
-from doctor.integrations.attendance import Attendance
+from doctor.integrations.attendance import Attendance, tell
 from doctor.integrations.findings import Findings
 from doctor.integrations.guard import Guard, asked, is_disabled
 from doctor.integrations.options import OnError, OnHang, Options, Probes
@@ -48,6 +48,8 @@ class Adapter(Generic[R]):
         prometheus_port: port on each host for metrics; needs prometheus-client.
         select: ids or families of the checks to run; empty: all.
         ignore: ids or families of findings that are known and accepted.
+        share_group: name or GID of a group whose members may read and write the files of the run; by default they are
+            this user's alone. ``DOCTOR_SHARE_GROUP`` names it too.
 
     Raises:
         ValueError: an argument can't be meant.
@@ -64,9 +66,10 @@ class Adapter(Generic[R]):
         prometheus_port: int | None = None,
         select: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        share_group: str | int | None = None,
     ) -> None:
         self._options = Options(
-            dirpath, on_error, on_hang, hang_after, every_n_steps, probe, prometheus_port, select, ignore
+            dirpath, on_error, on_hang, hang_after, every_n_steps, probe, prometheus_port, select, ignore, share_group
         )
         self._guard = Guard()
         self._run: R | None = None
@@ -94,7 +97,7 @@ class Adapter(Generic[R]):
 
     def _attendance(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> Attendance:
         """An attendance that is not open yet. ``default``: the run's own directory of output."""
-        directory = self._options.directory(default)
+        directory = self._options.folder(default, tell)
         attendance = Attendance(self._options, rank=rank, world_size=world_size, directory=directory)
         attendance.monitor.training = training
         return attendance
@@ -121,7 +124,7 @@ class Adapter(Generic[R]):
             self._run = None
             asked(run.let_go, None)
             # Its last look takes seconds, and this is the training's own thread.
-            threading.Thread(target=asked, args=(run.attendance.close, None), name="doctor-off", daemon=True).start()
+            begin("doctor-off", asked, run.attendance.close, None)
 
 
 def guarded(hook: Callable[Concatenate[A, R, P], None]) -> Callable[Concatenate[A, P], None]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from doctor.background import settle
+from doctor.bounds import shortened
 from doctor.capture import REPORT
 from doctor.errors import UnusableError
 from doctor.finding import Severity
+from doctor.folders import OwnFile, OwnFolder
+from doctor.gather.secret_file import secret_of
+from doctor.gather.signing import Secret
 from doctor.integrations.base_facts import BaseFacts, Sections
 from doctor.integrations.chart import Chart, Named, named
 from doctor.integrations.findings import Findings
-from doctor.integrations.options import Options
+from doctor.integrations.options import Options, absolute
 from doctor.integrations.probing import probe_between
 from doctor.job import Job
+from doctor.masking import mask_text
 from doctor.monitor.monitor import Monitor
 from doctor.monitor.progress import Stall
 from doctor.monitor.recorder import take_dumps
@@ -32,6 +39,7 @@ from doctor.outlets.prometheus import PrometheusOutlet
 from doctor.outlets.python_warnings import WarningOutlet
 from doctor.result import Report
 from doctor.sentinel.sentinel import Occasion, Ruling, Sentinel
+from doctor.sentinel.terms import MOST_IDS
 from doctor.session import judge, load_checks
 from doctor.settings import IgnoreEntry, Settings, read_settings
 
@@ -44,6 +52,9 @@ FACTS = 5.0
 """Seconds of these in which a rank waits for its own facts; slower ones are judged in the first round."""
 PARTING = 5.0
 """Seconds for a last look at the end of a run, and after an exception."""
+THREADS = 1.0
+"""Seconds for threads that have nothing left to do, or a reading to finish, at the end of the last run that is
+watched."""
 CALLBACK = "callback"
 """By whom findings are ignored that its arguments name."""
 
@@ -51,24 +62,34 @@ CALLBACK = "callback"
 def tell(line: str) -> None:
     """Say one line on stderr, whole, whatever else is written there."""
     try:
-        sys.stderr.write(f"rankdoctor: {line.removeprefix('rankdoctor: ')}\n")
+        sys.stderr.write(f"rankdoctor: {mask_text(line.removeprefix('rankdoctor: '))}\n")
         sys.stderr.flush()
     except (OSError, ValueError):  # nobody reads any more
         return
 
 
 class Attendance:
-    """Watches this process from :meth:`open` to :meth:`close`. ``directory``: where report and records go.
+    """Watches this process from :meth:`open` to :meth:`close`. ``directory``: where report and records go. ``watched``:
+    the attendances of this process that are open, whose threads :meth:`close` leaves alone.
 
     ``outlets``: further places for findings, beside the usual ones.
     """
 
+    watched: ClassVar[set[Attendance]] = set()
+
     def __init__(
-        self, options: Options, *, rank: int, world_size: int, directory: Path, outlets: Sequence[Outlet] = ()
+        self,
+        options: Options,
+        *,
+        rank: int,
+        world_size: int,
+        directory: Path | OwnFolder,
+        outlets: Sequence[Outlet] = (),
     ) -> None:
         self.monitor = Monitor(hang_after=options.hang_after, every_n_steps=options.every_n_steps)
         self.rank = rank
-        self.directory = _absolute(directory)
+        self._folder = directory if isinstance(directory, OwnFolder) else OwnFolder(absolute(directory))
+        self.directory = self._folder.path
         self._options = options
         self._world_size = world_size
         self._more_outlets = tuple(outlets)
@@ -77,27 +98,33 @@ class Attendance:
         self._sentinel: Sentinel | None = None
         self._prometheus: PrometheusOutlet | None = None
         self._measured: Sections = {}
+        self._secret: Secret | None = None
 
     def open(self) -> None:
         """Begin to watch. The process group, where there is one, is there; ``monitor.training`` is told."""
         settings = self._settings()
+        self._secret = _secret()
+        self.watched.add(self)
         self.monitor.open()
         self._facts = BaseFacts(
             str(self.directory),
-            self._directories(settings),
+            settings.directories,
+            self._outputs(),
             rank=self.rank,
             world_size=self._world_size,
         )
-        self._judge = Judge(settings, self._make_outlets(), self.directory / REPORT, self.rank, lambda: sentinel.run)
+        report = self._folder.file(REPORT)
+        self._judge = Judge(settings, self._make_outlets(), report, self.rank, lambda: sentinel.run)
         self._sentinel = sentinel = Sentinel(
             self.rank,
             self._world_size,
             self,
-            self.directory,
+            self._folder,
             self._judge,
             on_hang=self._options.on_hang,
             goes_on=self._judge.goes_on,
             tell=tell,
+            secret=self._secret,
         )
         self.monitor.progress.run = self._sentinel.run
         self._sentinel.start()
@@ -115,8 +142,9 @@ class Attendance:
                 self._facts,
                 rank=self.rank,
                 world_size=self._world_size,
-                directory=self.directory,
+                directory=self._folder,
                 tell=tell,
+                secret=self._secret,
             )
         ruling = self._sentinel.meet(MEETING)
         self.monitor.progress.run = self._sentinel.run
@@ -156,6 +184,9 @@ class Attendance:
         self.monitor.close()
         if self._facts is not None:
             self._facts.close()
+        self.watched.discard(self)
+        if not self.watched:
+            settle(THREADS, tell)
 
     def metrics(self) -> Mapping[str, float]:
         """Numbers for the run's loggers, as of the last round, which makes them anew; empty on ranks that do not
@@ -200,6 +231,9 @@ class Attendance:
         except FileNotFoundError:
             tell("the working directory was removed; going on without settings")
             found = Settings()
+        if not self.rank:
+            for note in found.notes:
+                tell(note)
         ignored = tuple(IgnoreEntry(name, "given to the callback", by=CALLBACK) for name in self._options.ignore)
         return Settings(
             select=tuple(self._options.select) or found.select,
@@ -207,15 +241,22 @@ class Attendance:
             plugins=found.plugins,
             limits=found.limits,
             directories=found.directories,
+            withheld=found.withheld,
+            typed=frozenset((*self._options.select, *self._options.ignore)),
         )
 
-    def _directories(self, settings: Settings) -> tuple[tuple[str, str], ...]:
+    def _outputs(self) -> tuple[tuple[str, str], ...]:
         checkpoints = self.monitor.training.checkpoints
-        return (*settings.directories, *((("checkpoint", checkpoints),) if checkpoints else ()))
+        return (("checkpoint", checkpoints),) if checkpoints else ()
 
     def _make_outlets(self) -> list[Outlet]:
-        files = FileOutlet(self.directory, tell)
-        outlets: list[Outlet] = [files, ConsoleOutlet(files.path), WarningOutlet(), *self._more_outlets]
+        files = FileOutlet(self._folder, tell)
+        outlets: list[Outlet] = [
+            files,
+            ConsoleOutlet(files.path, is_written=lambda: files.is_written),
+            WarningOutlet(),
+            *self._more_outlets,
+        ]
         port = self._options.prometheus_port
         if port is not None and self._facts is not None and self._facts.speaks:
             try:
@@ -234,7 +275,7 @@ class Judge:
         self,
         settings: Settings,
         outlets: Sequence[Outlet],
-        report: Path,
+        report: Path | OwnFile,
         rank: int,
         run: Callable[[], str] = lambda: "",
     ) -> None:
@@ -242,7 +283,7 @@ class Judge:
         self._settings = settings
         self._all_outlets = tuple(outlets)
         self._outlets = list(outlets)
-        self._path = report
+        self._file = OwnFile.of(report)
         self._rank = rank
         self._run = run
         self._chart = Chart()
@@ -287,8 +328,9 @@ class Judge:
             catalog = self._load()
             watched = tuple(check for check in catalog.checks if set(check.when) & set("PR"))
             self._catalog = type(catalog)(watched, catalog.broken)
-            if self._rank and self._path.is_file() and self._path.stat().st_mtime >= self._started - PARTING:
-                self._chart.take_over(self._path, self._run())
+            seen = self._file.look() if self._rank else None
+            if seen is not None and seen.st_mtime >= self._started - PARTING:
+                self._chart.take_over(self._file, self._run())
         return self._catalog
 
     def _load(self) -> Catalog:
@@ -327,16 +369,18 @@ class Judge:
             tell(f"{type(outlet).__name__} is switched off: {type(error).__name__}: {error}")
 
 
+def _secret() -> Secret | None:
+    """The key of the job, if there is one that can be used."""
+    try:
+        return secret_of(os.environ)
+    except UnusableError as error:
+        tell(f"{error}; continuing without a key: messages of the ranks are not signed")
+        return None
+
+
 def _why_it_ends(ruling: Ruling) -> str:
     way_out = f" (the way out: doctor explain {ruling.ids[0]})" if ruling.ids else ""
     return f"the doctor ends this run before its first batch, as on_error='raise' says: {ruling.words}{way_out}"
-
-
-def _absolute(directory: Path) -> Path:
-    """It as it is meant now, wherever the program goes; as it is where the working directory was removed."""
-    with contextlib.suppress(FileNotFoundError):
-        return directory.absolute()
-    return directory
 
 
 def _ruling(report: Report, occasion: Occasion) -> Ruling:
@@ -354,7 +398,7 @@ def _ruling(report: Report, occasion: Occasion) -> Ruling:
     ids = tuple(dict.fromkeys(result.id for result, _ in errors))
     words = "; ".join(f"{result.id} {finding.summary}" for result, finding in errors[:3])
     ranks = tuple(sorted({rank for _, finding in errors for rank in finding.ranks}))
-    return Ruling(sick=True, words=words, ids=ids, ranks=ranks)
+    return Ruling(sick=True, words=shortened(words), ids=ids[:MOST_IDS], ranks=ranks)
 
 
 def _is_of(news: News, ruling: Ruling) -> bool:

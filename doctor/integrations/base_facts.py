@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from doctor.background import begin
 from doctor.collectors.base import Surroundings
 from doctor.collectors.identity import host_identity
 from doctor.collectors.launch import launch_facts
@@ -20,6 +21,7 @@ from doctor.monitor.host_use import HostUse
 from doctor.reasoning.devices import states_binding
 
 Sections = dict[str, "Section | Missing"]
+Pairs = tuple[tuple[str, str], ...]
 
 REREAD = (GpuFacts.key, "host")
 """Sections of the host that change while it works: clocks, throttling, memory."""
@@ -57,11 +59,12 @@ def settled(launch: LaunchFacts, rank: int, world_size: int) -> LaunchFacts:
 
 class BaseFacts:
     """The sections that no monitor brings. ``key``: what the processes of this job have in common on this host;
-    ``rank`` and ``world_size``: this process's place in the job that runs."""
+    ``directories`` and ``outputs``: as :class:`.Surroundings`; ``rank`` and ``world_size``: this process's place in the
+    job that runs."""
 
-    def __init__(self, key: str, directories: tuple[tuple[str, str], ...], *, rank: int, world_size: int) -> None:
+    def __init__(self, key: str, directories: Pairs, outputs: Pairs, *, rank: int, world_size: int) -> None:
         self._place = (rank, world_size)
-        self._surroundings = Surroundings(directories=directories)
+        self._surroundings = Surroundings(directories=directories, outputs=outputs)
         self._speaker = Claim(key, host_identity(self._surroundings), "the host of a run")
         self._use = HostUse()
         self._known: Sections = {}
@@ -102,8 +105,7 @@ class BaseFacts:
 
     def _start(self, keys: Iterable[str]) -> None:
         self._read_at = time.monotonic()
-        self._reading = threading.Thread(target=self._read, args=(tuple(keys),), name="doctor-facts", daemon=True)
-        self._reading.start()
+        self._reading = begin("doctor-facts", self._read, tuple(keys))
 
     def _read(self, keys: tuple[str, ...]) -> None:
         try:

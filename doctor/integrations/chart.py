@@ -10,6 +10,7 @@ import msgspec
 from doctor.capture import same_run
 from doctor.examining import primary_of
 from doctor.finding import Severity, Status
+from doctor.folders import OwnFile
 from doctor.outlets.outlet import News
 from doctor.result import CheckResult, Report, ReportFinding
 from doctor.session import verdict_of
@@ -73,12 +74,11 @@ class Chart:
             return False
         return any(one.stands and one.severity is not Severity.INFO for one in cause.findings)
 
-    def take_over(self, path: Path, run: str = "") -> None:
+    def take_over(self, path: Path | OwnFile, run: str = "") -> None:
         """Go on from the report that another rank wrote, where it can be read and is of that run."""
         try:
-            if path.stat().st_size <= FILE_LIMIT:
-                report = msgspec.json.decode(path.read_bytes(), type=Report)
-                self.report = report if not (run and report.run) or same_run(run, report.run) else None
+            report = msgspec.json.decode(OwnFile.of(path).read(FILE_LIMIT), type=Report)
+            self.report = report if not (run and report.run) or same_run(run, report.run) else None
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
             return
 

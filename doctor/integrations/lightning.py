@@ -1,7 +1,7 @@
 """``DoctorCallback``: what a Trainer of ``lightning.pytorch`` or ``pytorch_lightning`` tells the monitor.
 
-The class is made when it is first asked for, as a subclass of the Callback of every Lightning that is installed: where
-both are, they differ. It is found under its name in this module, so that it can be pickled.
+The class is a subclass of the Callback of every Lightning that is loaded, see :mod:`.lightning_class`. It is found
+under its name in this module, so that it can be pickled.
 
 Order of the hooks: lightning/pytorch/trainer/trainer.py (_run), loops/fit_loop.py, loops/training_epoch_loop.py,
 loops/evaluation_loop.py.
@@ -9,18 +9,15 @@ loops/evaluation_loop.py.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import functools
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from doctor.integrations.adapter import Adapter, guarded
 from doctor.integrations.guard import asked
+from doctor.integrations.lightning_class import MISSING, bind, import_one, installed
 from doctor.integrations.lightning_facts import default_directory, training_facts
 from doctor.integrations.lightning_run import LightningRun, loss_of
-
-LIGHTNINGS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
-"""Where a Callback may be found, and the package that holds it."""
 
 
 class LightningHooks(Adapter[LightningRun]):
@@ -94,6 +91,7 @@ class LightningHooks(Adapter[LightningRun]):
         """With manual optimisation in any order."""
         run = self._run
         if run is not None:
+            run.has_stepped = True
             run.note((monotonic(), "optimizer", None))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -102,6 +100,9 @@ class LightningHooks(Adapter[LightningRun]):
         if run is not None:
             try:
                 loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
+                if run.has_stepped:
+                    run.has_stepped = False
+                    run.monitor.optimizer_step()
                 run.monitor.train_batch_end(loss, run.after)
             except Exception as error:
                 self._failed("on_train_batch_end", error)
@@ -196,29 +197,25 @@ if TYPE_CHECKING:
         """The callback of both Lightnings, as type checkers see it."""
 
 
+class _Callback(LightningHooks):
+    __doc__ = Adapter.__doc__
+
+    # Whoever configures it by its signature (LightningCLI) sees the options.
+    @functools.wraps(Adapter.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not bind(_Callback):
+            import_one()
+            bind(_Callback)
+        super().__init__(*args, **kwargs)
+
+
+# Pickling finds the class by these names, through __getattr__.
+_Callback.__name__ = _Callback.__qualname__ = "DoctorCallback"
+
+
 def __getattr__(name: str) -> Any:
     if name != "DoctorCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = type(name, (LightningHooks, *_callbacks()), {"__module__": __name__, "__doc__": Adapter.__doc__})
-    globals()[name] = made
-    return made
-
-
-def _callbacks() -> tuple[type, ...]:
-    """The Callback of every Lightning that can be imported.
-
-    Raises:
-        ImportError: there is none.
-    """
-    found, errors = [], []
-    for module, package in LIGHTNINGS.items():
-        if importlib.util.find_spec(package) is None:
-            continue
-        try:
-            found.append(importlib.import_module(module).Callback)
-        except ImportError as error:
-            errors.append(f"{module}: {error}")
-    if not found:
-        why = f" ({'; '.join(errors)})" if errors else ""
-        raise ImportError(f"DoctorCallback needs Lightning{why}: pip install 'rankdoctor[lightning]'")
-    return tuple(found)
+    if not bind(_Callback) and not installed():
+        raise ImportError(MISSING)
+    return _Callback

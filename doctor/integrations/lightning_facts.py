@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.collectors.base import parse_int
+from doctor.collectors.files import local_path
 from doctor.facts import TrainingFacts, Variable
 from doctor.integrations.adapter import Adapter
 from doctor.integrations.guard import asked
@@ -63,7 +64,7 @@ def training_facts(trainer: Any, module: Any) -> TrainingFacts:
         max_epochs=_limit(trainer, "max_epochs"),
         joins=joins(asked(lambda: strategy.model, None)),
         seed=parse_int(os.environ.get("PL_GLOBAL_SEED")),
-        checkpoints=asked(lambda: str(trainer.checkpoint_callback.dirpath or trainer.default_root_dir), None),
+        checkpoints=asked(lambda: checkpoints(trainer), None),
         arguments=arguments(trainer),
     )
 
@@ -152,7 +153,15 @@ def home_of(thing: object) -> str | None:
 
 
 def default_directory(trainer: Any) -> Path:
-    """The Trainer's ``default_root_dir``, which is read and not made; the working directory where it is no local
-    one."""
-    told = str(trainer.default_root_dir)
-    return Path.cwd() if "://" in told else Path(told)
+    """The Trainer's ``default_root_dir``, which is read and not made; the working directory if it is remote."""
+    told = local_path(str(trainer.default_root_dir))
+    return Path.cwd() if told is None else Path(told)
+
+
+def checkpoints(trainer: Any) -> str | None:
+    """Directory or URL below which checkpoints are written: that of the ModelCheckpoint; before it has one, where it
+    will make its own (lightning/pytorch/callbacks/model_checkpoint.py, ``__resolve_ckpt_dir``)."""
+    told = trainer.checkpoint_callback.dirpath
+    if told is None and trainer.loggers:
+        told = trainer.loggers[0].save_dir
+    return str(trainer.default_root_dir if told is None else told)

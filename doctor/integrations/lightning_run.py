@@ -32,8 +32,8 @@ where one has failed: SIGKILL for all, rank 0 included (lightning/fabric/strateg
 
 class LightningRun(Run):
     """``stage``: the evaluation that batches belong to now. ``alone``: within an epoch, the loader of training where it
-    is the only one, and what takes its batches. ``after``: the point that follows a batch. ``trainer`` and ``module``
-    are the user's."""
+    is the only one, and what takes its batches. ``after``: the point that follows a batch. ``has_stepped``: an
+    optimizer did in this batch; several of them count once. ``trainer`` and ``module`` are the user's."""
 
     def __init__(self, attendance: Attendance, trainer: Any, module: Any) -> None:
         super().__init__(attendance)
@@ -51,6 +51,7 @@ class LightningRun(Run):
         self._train: StageLoaders | None = None
         self.alone: tuple[StageLoaders, Callable[[object], None]] | None = None
         self.after = "data"
+        self.has_stepped = False
         self.note = self.monitor.note
 
     def ready(self) -> None:

@@ -48,6 +48,7 @@ class PlainRun(Run):
         self._attached: dict[Slot, object] = {}
         self._passes: dict[Slot, int] = {}
         self._has_met = False
+        self._steps_before = 0
 
     def use_model(self, module: Any) -> None:
         """The model as it is wrapped."""
@@ -84,9 +85,17 @@ class PlainRun(Run):
         loaders = self.monitor.loaders.facts().loaders
         self.monitor.training = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
 
+    def step(self, loss: object) -> None:
+        """The optimizer has stepped. (step path)"""
+        self.steps += 1
+        self.loss = loss
+        self.monitor.optimizer_step()
+
     def batch_start(self, loader: Watched[Any], number: int, batch: object) -> None:
         """A batch is there. (step path)"""
         stage, index = loader.slot
+        if stage == "train":
+            self._steps_before = self.steps
         self.monitor.batch_start(stage, number, index, batch)
 
     def batch_end(self, loader: Watched[Any]) -> None:
@@ -96,6 +105,11 @@ class PlainRun(Run):
             return
         loss, self.loss = self.loss, None
         self.monitor.batch_end("train", step=self.steps, loss=loss)
+
+    def batch_left(self, loader: Watched[Any]) -> None:
+        """The loop is left within a batch, which is done where the optimizer has stepped in it."""
+        if loader.slot.stage == "train" and self.steps > self._steps_before:
+            self.batch_end(loader)
 
     def pass_end(self, loader: Watched[Any], *, ended: bool) -> None:
         """The loop is over; ``ended``: the loader gave nothing more."""
@@ -128,6 +142,9 @@ class Watched(Generic[T]):
                 yield batch
                 watch._batch_end(self)
             ended = True
+        except GeneratorExit:
+            watch._batch_left(self)
+            raise
         finally:
             watch._pass_end(self, ended)
 
@@ -183,9 +200,9 @@ class Watch(Adapter[PlainRun]):
 
     @guarded
     def step(self, run: PlainRun, loss: object = None) -> None:
-        """The optimiser has stepped. ``loss``: a tensor, which stays on its device."""
-        run.steps += 1
-        run.loss = loss
+        """The optimizer has stepped; to be called on every rank, after ``optimizer.step()``: replicas are compared at
+        equal steps. ``loss``: a tensor, which stays on its device."""
+        run.step(loss)
 
     @guarded
     def mark(self, run: PlainRun, point: str) -> None:
@@ -216,6 +233,10 @@ class Watch(Adapter[PlainRun]):
     @guarded
     def _batch_end(self, run: PlainRun, loader: Watched[Any]) -> None:
         run.batch_end(loader)
+
+    @guarded
+    def _batch_left(self, run: PlainRun, loader: Watched[Any]) -> None:
+        run.batch_left(loader)
 
     @guarded
     def _pass_end(self, run: PlainRun, loader: Watched[Any], ended: bool) -> None:

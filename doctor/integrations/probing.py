@@ -12,6 +12,7 @@ from pathlib import Path
 
 from doctor.collectors.base import Surroundings
 from doctor.collectors.identity import host_identity
+from doctor.folders import OwnFolder
 from doctor.gather.attending import Attendant, NobodyKeeps
 from doctor.gather.board import Board, BoardLost
 from doctor.gather.folder import Folder
@@ -19,6 +20,7 @@ from doctor.gather.keeping import Keeper, Superseded
 from doctor.gather.messages import Task
 from doctor.gather.party import Party
 from doctor.gather.seat import Seat
+from doctor.gather.signing import Rejected, Secret, Signed
 from doctor.gather.speaker import Claim
 from doctor.gather.store import Store, join_store
 from doctor.gather.survey import Survey
@@ -38,7 +40,13 @@ they have spoken."""
 
 
 def probe_between(
-    facts: BaseFacts, *, rank: int, world_size: int, directory: Path, tell: Callable[[str], None]
+    facts: BaseFacts,
+    *,
+    rank: int,
+    world_size: int,
+    directory: Path | OwnFolder,
+    tell: Callable[[str], None],
+    secret: Secret | None = None,
 ) -> Sections:
     """What this rank measured, for its host; empty where it does not speak for one, or where the ranks did not find
     together, of which ``tell`` hears."""
@@ -54,7 +62,9 @@ def probe_between(
         answers_at=survey.answers_at,
     )
     try:
-        _take_part(_board(store, directory, key), seat, party, survey, tell)
+        board, rejected = _board(store, directory, key), Rejected()
+        board.wrap(lambda carrier: Signed(carrier, key, secret, rejected))
+        _take_part(board, seat, party, survey, tell)
     except (BoardLost, NobodyKeeps, Superseded, OSError, RuntimeError) as lost:  # torch raises RuntimeErrors
         tell(f"the ways between hosts were not measured on rank {rank}: {str(lost) or 'nobody asked'}")
     return survey.sections
@@ -74,7 +84,7 @@ class _Kept(Survey):
         return found
 
 
-def _board(store: Address | None, directory: Path, key: str) -> Board:
+def _board(store: Address | None, directory: Path | OwnFolder, key: str) -> Board:
     if store is None:
         return Board(Folder(directory, key))
     carrier = join_store(store.host, store.port, SECONDS)
@@ -85,7 +95,7 @@ def _take_part(board: Board, seat: Seat, party: Party, survey: _Kept, tell: Call
     close_at = time.monotonic() + SECONDS
     try:
         if seat.number:
-            Attendant(board, seat, party.hello, party.card, survey, close_at=close_at).attend()
+            Attendant(board, seat, party.hello, party.card, survey, close_at=close_at, longest=SECONDS).attend()
             return
         keeper = Keeper(board, seat, secrets.token_hex(8), close_at=close_at, tell=tell)
         keeper.open(party.hello)

@@ -13,6 +13,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from doctor.collectors.files import local_path
 from doctor.integrations.adapter import Adapter, guarded
 from doctor.integrations.findings import Findings
 from doctor.integrations.transformers_run import TransformersRun, training_facts
@@ -49,7 +50,7 @@ class TransformersHooks(Adapter[TransformersRun]):
     @guarded
     def on_substep_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A batch whose gradients are accumulated; the next one is there already."""
-        run.batch_end()
+        run.batch_end(stepped=False)
         run.batch_start()
 
     @guarded
@@ -60,7 +61,7 @@ class TransformersHooks(Adapter[TransformersRun]):
     @guarded
     def on_step_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The last batch of a step. What the Trainer does next stands in its control."""
-        run.batch_end()
+        run.batch_end(stepped=True)
         run.announce(control)
 
     @guarded
@@ -103,7 +104,8 @@ class TransformersHooks(Adapter[TransformersRun]):
 
     def _start(self, args: Any, state: Any) -> TransformersRun:
         facts = training_facts(args)
-        attendance = self._attendance(args.process_index, args.world_size, Path(args.output_dir), facts)
+        directory = local_path(str(args.output_dir or ""))
+        attendance = self._attendance(args.process_index, args.world_size, Path(directory or ""), facts)
         return TransformersRun(attendance, args, state)
 
     @guarded

@@ -94,9 +94,11 @@ class TransformersRun(Run):
         """A batch is there; the Trainer does not show it. (step path)"""
         self.monitor.batch_start("train", self._batch, 0, None)
 
-    def batch_end(self) -> None:
-        """A batch is done. (step path)"""
+    def batch_end(self, *, stepped: bool) -> None:
+        """A batch is done, with which the optimizer has stepped or not. (step path)"""
         self._batch += 1
+        if stepped:
+            self.monitor.optimizer_step()
         self.monitor.batch_end("train", step=self._state.global_step)
 
     def epoch_end(self, control: Any) -> None:

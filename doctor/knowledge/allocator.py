@@ -23,7 +23,8 @@ _MAX_THREADS = 128  # CUDAAllocatorConfig::pinned_max_register_threads
 
 class OptionInfo(msgspec.Struct, frozen=True):
     """An option: ``kind`` names the rule for its value, ``minimum`` is a bound; ``first`` and ``last`` release of torch
-    that takes it, as far as known; ``native``: the backend cudaMallocAsync has no use for it."""
+    that takes it, as far as known; ``native``: the backend cudaMallocAsync has no use for it. Options of pinned memory
+    concern the host allocator (ATen/cuda/CachingHostAllocator.cpp), whichever backend allocates on the device."""
 
     kind: str
     minimum: int | None = None
@@ -34,11 +35,13 @@ class OptionInfo(msgspec.Struct, frozen=True):
 
 class Complaint(NamedTuple):
     """What is wrong with a value. ``text`` completes ``NAME …``; ``option``: which option, empty where none could be
-    made out; ``fix``: what to write; ``harmless``: torch takes it, with a warning or without effect."""
+    made out; ``fix``: what to write in its place; ``value``: or the whole value to write; ``harmless``: torch takes it,
+    with a warning or without effect."""
 
     text: str
     option: str = ""
     fix: str = ""
+    value: str = ""
     harmless: bool = False
 
 
@@ -252,10 +255,10 @@ _KINDS: dict[str, Callable[[OptionInfo, str], str | None]] = {
 def _conflicts(options: dict[str, str]) -> Iterator[Complaint]:
     native = [key for key in options if key in _options() and _options()[key].native]
     if options.get("backend", "").endswith("MallocAsync") and native:
+        kept = ",".join(f"{key}:{value}" for key, value in options.items() if key not in native)
         yield Complaint(
             f"has backend:{options['backend']} and {', '.join(native)}: this backend ignores options of the native one",
-            "backend",
-            f"backend:{options['backend']}",
+            value=kept,
             harmless=options.get("expandable_segments") != "True",
         )
     segment, split = _whole(options.get("large_segment_size_mb", "")), _whole(options.get("max_split_size_mb", ""))

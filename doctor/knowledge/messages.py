@@ -11,10 +11,11 @@ A kind that ends in ``.harmless`` looks like a failure and is none. A kind may h
 from __future__ import annotations
 
 import functools
-import re
 from importlib.resources import files
 
 import msgspec
+
+from doctor.knowledge.linear import Pattern, linear
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -26,14 +27,14 @@ class Message(msgspec.Struct, frozen=True):
     examples: tuple[str, ...] = ()
 
     @property
-    def compiled(self) -> re.Pattern[str]:
+    def compiled(self) -> Pattern:
         """The pattern, made once."""
         return _compiled(self.pattern)
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+def _compiled(pattern: str) -> Pattern:
+    return linear(pattern)
 
 
 @functools.cache

@@ -19,11 +19,12 @@ from doctor.knowledge.variables import VariableInfo, known
 
 class Fault(NamedTuple):
     """Why a value does not fit. ``problem`` completes ``NAME=value …``; ``expected``: what would fit; ``mild``: it
-    still does what it was probably meant to do."""
+    still does what it was probably meant to do; ``harmless``: all of it that matters holds."""
 
     problem: str
     expected: str
     mild: bool = False
+    harmless: bool = False
 
 
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
@@ -135,11 +136,16 @@ def _exact_word(info: VariableInfo, name: str, value: str, release: str | None) 
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:
+    """What is logged, and how: NCCL passes over an unknown word (src/debug.cc), and the rest of the list holds."""
     allowed = {word.casefold() for word in info.words}
-    unknown = [word for word in value.removeprefix("^").split(",") if word and word.strip().casefold() not in allowed]
+    words = [word for word in value.removeprefix("^").split(",") if word]
+    unknown = [word for word in words if word.strip().casefold() not in allowed]
     if not unknown:
         return None
-    return Fault(f"holds {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}")
+    problem, expected = f"holds {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}"
+    if len(unknown) < len(words):
+        return Fault(f"{problem}: NCCL skips it", expected, mild=True, harmless=True)
+    return Fault(problem, expected, mild=True)
 
 
 def _path_level(info: VariableInfo, name: str, value: str, release: str | None) -> Fault | None:

@@ -7,12 +7,14 @@ its user guide (docs/userguide/source/env.rst); ``getCvar*`` and ``getenv`` in t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from doctor.knowledge.data import read
+from doctor.knowledge.releases import within
 
 Reader = Literal["nccl", "plugin", "torch", "cuda"]
 
@@ -45,6 +47,17 @@ class VariableInfo(msgspec.Struct, frozen=True):
     note: str = ""
     source: str = ""
 
+    @property
+    def is_superseded_everywhere(self) -> bool:
+        """Whether no supported release reads it under this name as its own."""
+        oldest = OLDEST_SUPPORTED.get(self.reader)
+        return self.superseded is not None and oldest is not None and not within(oldest, before=self.superseded)
+
+
+OLDEST_SUPPORTED = {"nccl": "2.20.5", "torch": "2.4"}
+"""The oldest releases in use: the oldest torch that this package supports, and the NCCL that its wheels pin
+(nvidia-nccl-cu12)."""
+
 
 @cache
 def table() -> dict[str, VariableInfo]:
@@ -58,20 +71,22 @@ def known(name: str) -> VariableInfo | None:
     return table().get(name)
 
 
-class _Foreign(msgspec.Struct, frozen=True):
+class _Reader(msgspec.Struct, frozen=True):
     names: frozenset[str]
     prefixes: tuple[str, ...]
 
 
 @cache
-def _foreign() -> _Foreign:
-    """Packages, build paths and plug-ins: NCCL_VERSION of the NVIDIA containers, NCCL_ROOT and friends of CMake and
-    setup.py, the plug-ins of UCX, SHARP, AWS and Google, nccl-tests."""
-    return read("nccl_foreign.json", _Foreign)
+def _foreign() -> _Reader:
+    """What packages, builds, plugins and forks of NCCL read. The file has them by reader; where its source is public,
+    with the commit that the names were extracted from."""
+    readers = read("nccl_foreign.json", dict[str, _Reader]).values()
+    names = frozenset(name for reader in readers for name in reader.names)
+    return _Reader(names, tuple(prefix for reader in readers for prefix in reader.prefixes))
 
 
 def is_foreign(name: str) -> bool:
-    """Whether ``name`` belongs to a package, a build or a plug-in, which NCCL itself does not read."""
+    """Whether ``name`` belongs to a package, a build, a plugin or a fork of NCCL: NCCL itself does not read it."""
     return name in _foreign().names or name.startswith(_foreign().prefixes)
 
 
@@ -97,15 +112,52 @@ def nearest(name: str) -> str | None:
     misspelt; with its words in another order; within a few slips of the pen; and breaking off too early.
     """
     plain = name.strip().upper()
-    names = [known for known in table() if concerns_nccl(known) and known != name]
-    names.sort(
-        key=lambda known: (table()[known].superseded is not None, known.startswith("TORCH_") != _is_torch(plain))
-    )
-    for spelling in (_squash, _own_part, _sorted_words):
-        wanted = spelling(plain)
-        if match := next((known for known in names if spelling(known) == wanted), None):
+    candidates = _candidates(_is_torch(plain))
+    for spelling, by_spelling in zip(_SPELLINGS, candidates.spelt, strict=True):
+        if match := next((known for known in by_spelling.get(spelling(plain), ()) if known != name), None):
             return match
-    return _closest(plain, names) or _unfinished(plain, names)
+    near = [one for one in candidates.ordered if one.name != name]
+    return _closest(plain, near) or _unfinished(plain, near)
+
+
+class _Candidate(NamedTuple):
+    """A known name: its own part, that without underscores, and the letters in it as bits."""
+
+    name: str
+    own: str
+    squashed: str
+    letters: int
+
+
+class _Candidates(NamedTuple):
+    """Known names in the order of preference, and by each of the spellings."""
+
+    ordered: tuple[_Candidate, ...]
+    spelt: tuple[Mapping[str, tuple[str, ...]], ...]
+
+
+@cache
+def _candidates(torch: bool) -> _Candidates:
+    """For a name of torch's, or for another one: made once, because a host may have thousands of unknown variables."""
+    names = [known for known in table() if concerns_nccl(known)]
+    names.sort(key=lambda known: (table()[known].superseded is not None, _is_torch(known) != torch))
+    ordered = []
+    spelt: tuple[dict[str, tuple[str, ...]], ...] = tuple({} for _ in _SPELLINGS)
+    for known in names:
+        own = _own_part(known)
+        ordered.append(_Candidate(known, own, _squash(own), _letters(_squash(own))))
+        for spelling, by_spelling in zip(_SPELLINGS, spelt, strict=True):
+            key = spelling(known)
+            by_spelling[key] = (*by_spelling.get(key, ()), known)
+    return _Candidates(tuple(ordered), spelt)
+
+
+def _letters(text: str) -> int:
+    """A bit for each letter and digit that occurs."""
+    bits = 0
+    for letter in text:
+        bits |= 1 << (ord(letter) & 63)
+    return bits
 
 
 def _is_torch(name: str) -> bool:
@@ -124,19 +176,34 @@ def _sorted_words(name: str) -> str:
     return " ".join(sorted(name.split("_")))
 
 
-def _closest(name: str, names: list[str]) -> str | None:
-    limit = max(1, len(_own_part(name)) // LETTERS_PER_SLIP)
+_SPELLINGS = (_squash, _own_part, _sorted_words)
+
+
+def _closest(name: str, candidates: Sequence[_Candidate]) -> str | None:
+    """The name with the fewest slips. One slip takes at most one kind of letter away and brings one in, so that most
+    names are excluded by their letters."""
     own = _squash(_own_part(name))
-    near = [(slips(own, _squash(_own_part(known)), limit), order, known) for order, known in enumerate(names)]
-    distance, _, best = min(near)
-    return best if distance <= limit else None
+    limit = max(1, len(_own_part(name)) // LETTERS_PER_SLIP)
+    letters = _letters(own)
+    best, found = limit + 1, None
+    for known in candidates:
+        if (
+            abs(len(known.squashed) - len(own)) < best
+            and (letters & ~known.letters).bit_count() < best
+            and (known.letters & ~letters).bit_count() < best
+            and (distance := slips(own, known.squashed, best - 1)) < best
+        ):
+            best, found = distance, known.name
+    return found
 
 
-def _unfinished(name: str, names: list[str]) -> str | None:
+def _unfinished(name: str, candidates: Sequence[_Candidate]) -> str | None:
     """The one known name that goes on where ``name`` ends; of a single word (NCCL_IB) nothing is concluded."""
     own = _own_part(name)
-    longer = [known for known in names if _own_part(known).startswith(f"{own}_")]
-    return longer[0] if "_" in own and len(longer) == 1 else None
+    if "_" not in own:
+        return None
+    longer = [known.name for known in candidates if known.own.startswith(f"{own}_")]
+    return longer[0] if len(longer) == 1 else None
 
 
 def slips(one: str, other: str, limit: int) -> int:

@@ -47,8 +47,7 @@ def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> 
     for pattern in typed:
         if not book.names(pattern):
             raise UnusableError(f"no rule or family is called {pattern}{suggestion(pattern, list(book.ids()))}")
-    patterns = [*settings.select, *(entry.id for entry in settings.ignore)]
-    strange = [one for one in patterns if not book.names(one) and not is_built_in(one)]
+    strange = [one for one in settings.to_be_known() if not book.names(one) and not is_built_in(one)]
     if strange:
         from doctor.catalog import load_catalog
         from doctor.settings import require_known_patterns
@@ -114,9 +113,9 @@ def everything(settings: Settings) -> tuple[Catalog, Rulebook]:
     from doctor.settings import require_known_limits, require_known_patterns
 
     catalog, book = load_catalog(settings.plugins), load_rules(settings.plugins)
-    require_known_limits(settings.limits, catalog)
+    require_known_limits(settings, catalog)
     patterns = settings.select or ("ALL",)
-    require_known_patterns(catalog, [one for one in patterns if not book.names(one)])
+    require_known_patterns(catalog, [one for one in settings.to_be_known() if not book.names(one)])
     checks = [one for one in catalog.checks if any(matches(one.id, one.family, pattern) for pattern in patterns)]
     rules = [one for one in book.rules if any(matches(one.id, one.family, pattern) for pattern in patterns)]
     return Catalog(tuple(checks), catalog.broken), Rulebook(tuple(rules), book.broken)

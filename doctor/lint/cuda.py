@@ -11,7 +11,9 @@ from doctor.lint.script import UNKNOWN, Script
 from doctor.lint.training import ACCELERATOR, FABRIC, TRAINER
 
 JOINS = "torch.distributed.init_process_group"
-_BINDS = re.compile(r"(?:set|setup|select|bind|init|assign|choose|pick|get|config)\w*_(?:device|gpu|cuda)|^set_device")
+_BINDS = re.compile(
+    r"(?:set|setup|select|bind|init|assign|choose|pick|get|config)\w{0,40}_(?:device|gpu|cuda)|^set_device"
+)
 _BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
 """Libraries that set the device of a process, and the context manager."""
 _INITIALISES = frozenset(

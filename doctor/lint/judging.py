@@ -26,9 +26,11 @@ from doctor.lint.notebooks import Notebook, read_notebook
 from doctor.lint.reading import LINE_END, Target, Text, Unreadable, read_text
 from doctor.lint.rule import Edit, Hit, Place, Rule
 from doctor.lint.rules import Rulebook
-from doctor.lint.script import Script
+from doctor.lint.script import Script, parsed
 from doctor.result import Ignored
 
+TOGETHER = 1800.0
+"""Seconds for all files of a command: ten thousand ordinary ones take two minutes on one core."""
 DEADLINE = 30.0
 """Seconds that one file may take."""
 MOST_HITS = 1_000
@@ -56,14 +58,17 @@ class Found(NamedTuple):
 @dataclass
 class Verdict:
     """What became of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
-    not read; ``dull``: a file of a folder that is of no interest, and is not told; ``notes``: parts that were not read.
+    not read, and ``decisive``: that this leaves the report inconclusive; ``ran_out``: time was over; ``dull``: a file
+    of a folder that is of no interest, and is not reported; ``notes``: parts that were not read.
     ``judged``: numbers of the rules that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
 
     target: Target
     kind: str
     skipped: str | None = None
+    decisive: bool = False
     dull: bool = False
     notes: tuple[str, ...] = ()
+    ran_out: bool = False
     found: list[Found] = field(default_factory=list)
     judged: set[int] = field(default_factory=set)
     crashes: dict[int, str] = field(default_factory=dict)
@@ -81,19 +86,25 @@ class Judge:
         self._releases = releases
         self._processors = processors
         self._known = known
+        self._until = time.monotonic() + TOGETHER
         self._vain = next((number for number, rule in self._rules if rule is IGNORE_IN_VAIN), None)
 
     def judge(self, target: Target) -> Verdict:
         """One file, within :data:`DEADLINE` seconds where there are alarms."""
         verdict = Verdict(target, target.kind, target.skipped)
+        if target.skipped is None and time.monotonic() > self._until:
+            return Verdict(target, target.kind, f"all files together took longer than {TOGETHER:g} s", ran_out=True)
         if target.skipped is None:
             try:
                 with _deadline(DEADLINE):
                     self._look(target, verdict)
             except Unreadable as why:
                 verdict.skipped = str(why)
+                verdict.decisive = verdict.decisive or target.is_named
             except OutOfTime:
-                verdict = Verdict(target, verdict.kind, f"it took longer than {DEADLINE:g} s")
+                verdict = Verdict(target, verdict.kind, f"it took longer than {DEADLINE:g} s", ran_out=True)
+        elif target.is_named and target.kind != "unknown":
+            verdict.decisive = True
         return verdict
 
     def _look(self, target: Target, verdict: Verdict) -> None:
@@ -132,15 +143,27 @@ class Judge:
         source = text.text if notebook is None else notebook.script
         page = _Page(target.shown, source, comments_in(source, is_python=True), notebook)
 
+        is_parsed = False
+
         def script() -> Script:
+            nonlocal is_parsed
             try:
-                return Script(target.shown, source, releases=self._releases, processors=self._processors)
+                found = Script(target.shown, source, releases=self._releases, processors=self._processors)
+                is_parsed = True
+                return found
             except SyntaxError as error:
-                raise Unreadable(f"it is no Python of this interpreter: line {error.lineno}: {error.msg}") from None
+                raise Unreadable(_no_python(error)) from None
             except (ValueError, RecursionError, MemoryError) as error:
                 raise Unreadable(f"it is no Python that can be parsed: {error or type(error).__name__}") from None
 
-        self._apply(script, Script, page, verdict)
+        try:
+            self._apply(script, Script, page, verdict)
+            # A file that no rule has any use for is still one that rules could parse.
+            if not is_parsed:
+                _require_syntax(source)
+        except Unreadable:
+            verdict.decisive = any(word in source for word in _OF_TRAINING)
+            raise
 
     def _apply(self, make: Callable[[], Any], kind: type, page: _Page, verdict: Verdict) -> None:
         """All rules over what is read; it is made for the first rule that has use for it."""
@@ -173,6 +196,23 @@ class Judge:
         except Exception as error:
             verdict.crashes[number] = f"{sentence_of(error)} ({_innermost(error)})"
         verdict.seconds[number] = time.perf_counter() - began
+
+
+_OF_TRAINING = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
+"""Words of files for which rules are made."""
+
+
+def _require_syntax(source: str) -> None:
+    try:
+        parsed(source)
+    except SyntaxError as error:
+        raise Unreadable(_no_python(error)) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"it can't be parsed as Python: {error or type(error).__name__}") from None
+
+
+def _no_python(error: SyntaxError) -> str:
+    return f"it is no Python of this interpreter: line {error.lineno}: {error.msg}"
 
 
 class _Page:

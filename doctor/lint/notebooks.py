@@ -12,7 +12,7 @@ from doctor.lint.script import parsed
 
 _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 """What makes a cell another language's; those that are left out run the cell as Python."""
-_MAGIC = re.compile(r"\s*(?:[%!?]|[\w, ]+=\s*[%!])|.*\?\s*$")
+_MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
 
 
 class Notebook(NamedTuple):

@@ -93,8 +93,9 @@ def _below(root: Path) -> Iterator[Target]:
 
 
 def _shown(path: Path) -> str:
-    """The path as text that any document can hold: file names may be any bytes."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    """The path as text that any document can hold: file names may be any bytes. Of a stream its own name."""
+    shown: str | None = getattr(path, "shown", None)
+    return shown if shown is not None else os.fsencode(path).decode("utf-8", "replace")
 
 
 _NO_KIND = "it is neither Python nor a launch file"
@@ -123,6 +124,22 @@ def _sniffed(path: Path) -> str | None:
     if b"python" in first:
         return "python"
     return "shell" if first.rstrip().endswith((b"sh", b"sh -l", b"sh -e", b"sh -x")) or b"sh " in first else None
+
+
+_SHELL = re.compile(rb"^#!.*sh\b|^\s*(?:#SBATCH|srun|torchrun|mpirun|export|source|module|set -\w)\b", re.MULTILINE)
+_PYTHON = re.compile(rb"^#!.*python|^\s*(?:import|from) \w|^\s*(?:def|class) \w[^\n]{0,200}:", re.MULTILINE)
+_YAML = re.compile(rb"^(?:---|[A-Za-z_][\w./-]*:(?: |$))", re.MULTILINE)
+
+
+def ending_of(head: bytes) -> str:
+    """The ending that a file with such a begin would have: a stream has no name. Python where nothing is certain."""
+    if head.lstrip().startswith(b"{"):
+        return ".ipynb" if b'"cells"' in head else ".json"
+    if _PYTHON.search(head):
+        return ".py"
+    if _SHELL.search(head):
+        return ".sh"
+    return ".yaml" if _YAML.search(head) else ".py"
 
 
 def _opened(path: Path) -> BinaryIO:

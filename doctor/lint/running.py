@@ -19,6 +19,7 @@ from doctor.lint.reading import Target, find_files
 from doctor.lint.rule import Rule
 from doctor.lint.rules import Rulebook
 from doctor.lint.script import Script
+from doctor.masking import mask_record
 from doctor.result import SCHEMA, CheckResult, Coverage, Ignored, Input, Report, ReportFinding, Tool
 from doctor.settings import Settings
 
@@ -50,7 +51,7 @@ def judge_paths(paths: Sequence[Path], asked: Asked) -> list[Verdict]:
     roots = shared_work(paths, lambda root: find_files([root]), _lost_root, deadline=WALK_DEADLINE, most=1)
     targets = {target.path: target for found in roots for target in found}
     verdicts = [one for one in judge_targets(list(targets.values()), asked) if not one.dull]
-    if all(one.skipped is not None for one in verdicts):
+    if all(one.skipped is not None and not one.ran_out for one in verdicts):
         first = (
             f"{verdicts[0].target.shown}: {verdicts[0].skipped}" if verdicts else "there is no file in what was given"
         )
@@ -65,7 +66,7 @@ def judge_targets(targets: Sequence[Target], asked: Asked) -> list[Verdict]:
 
 
 def _lost(target: Target, why: str) -> Verdict:
-    return Verdict(target, target.kind, why)
+    return Verdict(target, target.kind, why, ran_out=True)
 
 
 def _lost_root(root: Path, why: str) -> list[Target]:
@@ -85,8 +86,9 @@ def draw_up(verdicts: Sequence[Verdict], asked: Asked, *, started: float) -> Rep
     results += tuple(map(crash_at_load, asked.book.broken))
     bad = {Status.CRASH, Status.UNKNOWN} if asked.strict else {Status.CRASH}
     inconclusive = any(one.status in bad or one.crash is not None for one in results)
+    inconclusive = inconclusive or any(one.ran_out or (one.decisive and one.skipped is not None) for one in verdicts)
     counts = Counter(one.status.value for one in results)
-    return Report(
+    report = Report(
         schema=SCHEMA,
         tool=Tool(),
         started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -96,9 +98,15 @@ def draw_up(verdicts: Sequence[Verdict], asked: Asked, *, started: float) -> Rep
         job=None,
         coverage=Coverage({status.value: counts[status.value] for status in Status}, 0, 0),
         primary=primary_of(results),
-        inputs=tuple(Input(one.target.shown, one.kind, one.skipped, one.notes or msgspec.UNSET) for one in verdicts),
+        inputs=tuple(map(_input, verdicts)),
         results=results,
     )
+    return mask_record(report)
+
+
+def _input(verdict: Verdict) -> Input:
+    decisive = True if (verdict.decisive or verdict.ran_out) and verdict.skipped is not None else msgspec.UNSET
+    return Input(verdict.target.shown, verdict.kind, verdict.skipped, verdict.notes or msgspec.UNSET, decisive)
 
 
 def _findings(verdicts: Iterable[Verdict], asked: Asked) -> dict[int, list[ReportFinding]]:
@@ -166,6 +174,7 @@ def _result(
         seconds=round(sum(one.seconds.get(number, 0.0) for one in verdicts for number in numbers), 6),
         findings=own,
         crash=crash if status is Status.SICK else None,
+        origin=None if rules[0].origin == "built-in" else rules[0].origin,
     )
 
 

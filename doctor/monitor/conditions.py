@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from doctor.background import begin
 from doctor.facts import Frame
 
 DEADLINE = 1.0
@@ -65,8 +66,7 @@ def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADL
     global _READING
     lines = {(frame.file, frame.line) for stack in stacks for frame in stack if frame.user}
     if lines and (_READING is None or not _READING.is_alive()):
-        _READING = threading.Thread(target=_read, args=(sorted(lines),), name="doctor-sources", daemon=True)
-        _READING.start()
+        _READING = begin("doctor-sources", _read, sorted(lines))
         _READING.join(deadline)
     return [tuple(map(_SOURCES.known, stack)) for stack in stacks]
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from doctor.background import begin
 from doctor.collectors import collector_for
 from doctor.collectors.base import Surroundings
 from doctor.collectors.runner import run_collector
@@ -156,8 +157,7 @@ class Driver:
         busy = self._asking is not None and self._asking.is_alive()
         if not busy and time.monotonic() - self._asked >= LOOK_EVERY:
             self._asked = time.monotonic()
-            self._asking = threading.Thread(target=self._ask, name="doctor-gpus", daemon=True)
-            self._asking.start()
+            self._asking = begin("doctor-gpus", self._ask)
 
     def _ask(self) -> None:
         at, outcome = time.time(), self._read()
@@ -185,7 +185,5 @@ def within(seconds: float, ask: Callable[[], T]) -> T | None:
         except RuntimeError:  # torch's word for every error of CUDA
             return
 
-    thread = threading.Thread(target=work, name="doctor-device", daemon=True)
-    thread.start()
-    thread.join(seconds)
+    begin("doctor-device", work).join(seconds)
     return answers[0] if answers else None

@@ -14,6 +14,7 @@ import msgspec
 from doctor.collectors.base import NotHere, NotVisible
 from doctor.facts import Failure, Lack, Missing, Section, TrainingFacts
 from doctor.facts.base import in_unicode
+from doctor.masking import mask_text
 from doctor.monitor.loaders import Loaders
 from doctor.monitor.memory import Memory
 from doctor.monitor.progress import Progress, Stall
@@ -50,6 +51,7 @@ class Monitor:
         self._every = max(1, every_n_steps)
         self._begun = -1
         self._trained = 0
+        self._stepped = 0
 
     @property
     def progress(self) -> Progress:
@@ -135,10 +137,16 @@ class Monitor:
         self._trained = trained = self._trained + 1
         is_due = trained % self._every == 0
         if (loss is not None and self._see(trained, loss)) or is_due:
-            self.replica.step_end(trained)
+            self.replica.batch_end(trained, self._stepped)
         if is_due:
             self.memory.sample(trained, self.loaders.units())
             self.when_due()
+
+    def optimizer_step(self) -> None:
+        """The optimizer has stepped, or all those of a batch have, before the batch ends. (step path)"""
+        self._stepped = stepped = self._stepped + 1
+        if stepped % self._every == 0:
+            self.replica.optimizer_step(stepped)
 
     def loader_end(self, stage: str, loader: int, *, ended: bool) -> None:
         """An epoch of a loader is over; ``ended``: because there was nothing left, not because of a limit."""
@@ -232,4 +240,5 @@ def _look(key: str, look: Callable[[], Section]) -> Section | Missing:
 def _message(error: BaseException, most: int = 4000) -> str:
     """The exception's own words; long ones (torch adds stacks of C++) lose their middle."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    text = mask_text(text if len(text) <= 16 * most else text[: 8 * most] + text[-8 * most :])
     return text if len(text) <= most else f"{text[: most // 2]}\n…\n{text[-most // 2 :]}"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final, Literal
 
-GONE, STOPPED, SILENT = "gone", "stopped", "silent"
+State = Literal["gone", "stopped", "silent"]
+GONE: Final = "gone"
+STOPPED: Final = "stopped"
+SILENT: Final = "silent"
 _START_TIME = 19
 """Of the fields after a process's name in /proc/PID/stat (proc(5): field 22, in clock ticks since the boot)."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -13,7 +17,7 @@ _SAME = 0.02
 """Seconds by which two readings of one start may differ: the kernel counts in hundredths."""
 
 
-def look_at(pid: int, started: float | None) -> tuple[str, str | None]:
+def look_at(pid: int, started: float | None) -> tuple[State, str | None]:
     """What has become of a process of this host, and the kernel's letter for its state.
 
     ``gone``: there is no such process, it is a zombie, or the number belongs to another one by now; ``stopped``: by

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Sized
 from typing import Any
 
 from doctor.facts import Loader
 from doctor.monitor.fingerprint import fingerprint
 from doctor.monitor.read_sampler import chosen_from, held, read_sampler, share_of
+from doctor.random_state import random_state_kept
 
 _RAISED = (
     TypeError,
@@ -136,28 +135,11 @@ def _length(thing: object) -> int | None:
     """``len()`` of something of the user's, or ``None``."""
     if not isinstance(thing, Sized):
         return None
-    with _random_state_kept():
+    with random_state_kept():  # some batch samplers draw a whole epoch to know its length
         try:
             return len(thing)
         except _RAISED:
             return None
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Put the random state of the host back afterwards: some batch samplers draw a whole epoch to know its length."""
-    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    python_state = random.getstate()
-    numpy_state = numpy.get_state() if numpy else None
-    torch_state = torch.get_rng_state() if torch else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        if numpy:
-            numpy.set_state(numpy_state)
-        if torch:
-            torch.set_rng_state(torch_state)
 
 
 def _is_sharded(dataset: object) -> bool | None:

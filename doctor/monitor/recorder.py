@@ -22,6 +22,7 @@ from types import ModuleType
 
 import msgspec
 
+from doctor.background import begin
 from doctor.collectors.base import NotHere, NotVisible
 from doctor.facts import ProcessGroup, RecorderFacts
 from doctor.monitor.conditions import with_conditions
@@ -117,10 +118,7 @@ def _patiently(dump: Callable[..., bytes], *, stacks: bool = True) -> bytes:
     if any(thread.is_alive() for thread in _ASKING):
         raise NotVisible("the flight recorder has not answered an earlier question")
     answer: list[bytes] = []
-    asking = threading.Thread(
-        target=lambda: answer.append(dump(True, stacks, False)), name="doctor-recorder", daemon=True
-    )
-    asking.start()
+    asking = begin("doctor-recorder", lambda: answer.append(dump(True, stacks, False)))
     asking.join(DEADLINE)
     _ASKING[:] = [asking]
     if not answer:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
 from doctor.collectors.base import NotHere
-from doctor.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts
+from doctor.facts import Checksum, Counted, ModelFacts, NonFinite, ReplicaFacts
 from doctor.monitor.events import events_of
 from doctor.monitor.replica_checksum import Parts, digest
 from doctor.monitor.replica_losses import Losses
@@ -30,19 +31,20 @@ some in common."""
 
 
 class Replica:
-    """Checksums of the parameters every ``every_n_steps`` batches, and the loss of every batch.
+    """Checksums of the parameters every ``every_n_steps`` optimizer steps and as many batches, and the loss of every
+    batch.
 
     A model of many tensors is looked at part by part, by turns, so that a look takes less than a millisecond on a CPU
-    and some launches on a CUDA device, whose results are read when they have arrived. Steps are batches, counted from 1
-    as they are told.
+    and some launches on a CUDA device, whose results are read when they have arrived. Steps and batches count
+    from 1. Where both are due at once, one look serves both.
 
     Gradients are looked at on a CPU after a loss that is not finite, once, where they are still there (Lightning clears
     them in the next step, others at the end of this one) and the loss is that of this very batch: some batches later
     every gradient is spoilt. Ones that are not finite under a finite loss are no news: either a GradScaler is searching
     for its scale, or the next loss tells.
 
-    ``loss`` takes the number of a batch and its loss, as :meth:`.Losses.see`; where that says so :meth:`step_end` is to
-    be called at once, and at the latest every ``every_n_steps``.
+    ``loss`` takes the number of a batch and its loss, as :meth:`.Losses.see`; where that says so :meth:`batch_end` is
+    to be called at once, and at the latest every ``every_n_steps``.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -53,7 +55,9 @@ class Replica:
         self._readback: Readback | None = None
         self._losses = Losses()
         self.loss = self._losses.see
-        self._checksums = Checksums()
+        self._checksums: dict[Counted, Checksums] = {"step": Checksums(), "batch": Checksums()}
+        self._began: dict[str, str] = {}
+        self._last: Look | None = None
         self._gradients: tuple[NonFinite, ...] | None = None
 
     def attach(self, module: object, *, replicated: bool | None, broadcast: bool | None) -> None:
@@ -68,20 +72,27 @@ class Replica:
         self._parts = Parts(model) if facts.replicated is not False else None
         self._readback = _readback(next(model.parameters(), None))
         self._losses.readback = self._readback
-        self._checksums = Checksums()
-        self._model = msgspec.structs.replace(facts, initial=self._parts and initial(self._parts))
+        self._checksums = {"step": Checksums(), "batch": Checksums()}
+        began = beginning(self._parts) if self._parts is not None else None
+        self._began = began.parts if began else {}
+        self._model = msgspec.structs.replace(facts, initial=began and began.whole)
 
-    def step_end(self, batch: int) -> None:
-        """A batch is done. Optimiser steps label nothing here: a loop that optimises by hand may let their count stand
-        still while the parameters change."""
+    def optimizer_step(self, step: int) -> None:
+        """The optimizer has stepped, ``step`` times so far. To be called at least every ``every_n_steps``."""
+        if step % self._every == 0:
+            self._look("step", step, step)
+
+    def batch_end(self, batch: int, steps: int = -1) -> None:
+        """A batch is done; ``steps`` of the optimizer so far. They do not label everything: a loop that optimizes by
+        hand may not count them while the parameters change."""
         self._losses.fetch()
         spoilt = self._losses.first
         if spoilt is not None and spoilt.step == batch and self._gradients is None:
             self._gradients = self._spoilt_gradients(batch)
         if self._readback is not None:
             self._readback.collect()
-        if batch % self._every == 0 and self._parts is not None:
-            self._look(self._parts, batch // self._every, batch)
+        if batch % self._every == 0:
+            self._look("batch", batch, steps)
 
     def finish(self) -> None:
         """No batch follows: take the last losses as far as they come. For the training thread: another one's question
@@ -98,33 +109,65 @@ class Replica:
         """What was seen so far. For any thread: nothing is asked of a device."""
         losses = (self._losses.first,) if self._losses.first else ()
         return ReplicaFacts(
-            checksums=self._checksums.kept(),
+            checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept()),
             non_finite=(*losses, *(self._gradients or ())),
             losses=self._losses.seen,
         )
 
-    def _look(self, parts: Parts, look: int, batch: int) -> None:
-        """Take the checksum of the part whose turn it is; nothing is computed that could not be fetched."""
+    def _look(self, counted: Counted, count: int, steps: int) -> None:
+        """Take the checksum of the part whose turn it is, unless it was taken after the same step of the optimizer;
+        nothing is computed that could not be fetched."""
         import torch
 
-        readback = self._readback
+        number, readback, parts = count // self._every, self._readback, self._parts
+        if parts is None:
+            return
+        last = self._last
+        if last is not None and steps >= 0 and (number, steps) == (last.number, last.steps):
+            self._keep(last, counted, count)
+            return
         if readback is not None and not readback.is_open():
             return
-        label, sums = parts.sums(look)
+        label, sums = parts.sums(number)
         if not sums:
             return
-
-        def keep(numbers: Iterable[int]) -> None:
-            self._checksums.add(look, Checksum(batch, digest(numbers), label))
-
+        self._last = look = Look(number, steps, label)
+        self._keep(look, counted, count)
         if readback is None:
-            keep(map(int, sums))
+            self._arrived(look, map(int, sums))
         else:
-            readback.send(torch.stack([torch.as_tensor(one) for one in sums]), keep)
+            numbers = torch.stack([torch.as_tensor(one) for one in sums])
+            readback.send(numbers, lambda arrived: self._arrived(look, arrived))
+
+    def _keep(self, look: Look, counted: Counted, count: int) -> None:
+        """File a look under a count, now or when its value is there."""
+        if look.value is None:
+            look.waiting.append((counted, count))
+            return
+        began = self._began.get(look.label)
+        moved = None if began is None else look.value != began
+        self._checksums[counted].add(look.number, Checksum(count, look.value, look.label, counted, moved))
+
+    def _arrived(self, look: Look, numbers: Iterable[int]) -> None:
+        look.value = digest(numbers)
+        for counted, count in look.waiting:
+            self._keep(look, counted, count)
 
     def _spoilt_gradients(self, batch: int) -> tuple[NonFinite, ...]:
         module = self._module() if self._module is not None else None
         return tuple(islice(spoilt_gradients(module, batch), 1)) if module is not None else ()
+
+
+@dataclass
+class Look:
+    """The ``number``-th look, after ``steps`` of the optimizer (-1: not counted). ``value``: ``None`` until it has
+    arrived; ``waiting``: the counts that it will be filed under."""
+
+    number: int
+    steps: int
+    label: str
+    value: str | None = None
+    waiting: list[tuple[Counted, int]] = field(default_factory=list)
 
 
 class Checksums:
@@ -145,9 +188,23 @@ class Checksums:
         return tuple(sorted(found, key=lambda checksum: (checksum.step, checksum.part)))
 
 
-def initial(parts: Parts) -> str:
-    """The checksum of a model before its first step; waits for its device."""
-    return digest(int(one) for look in range(min(len(parts.all), INITIAL_PARTS)) for one in parts.sums(look)[1])
+class Beginning(NamedTuple):
+    """Checksums of a model before its first step: of the ``whole``, and of its ``parts`` by label."""
+
+    whole: str
+    parts: dict[str, str]
+
+
+def beginning(parts: Parts) -> Beginning:
+    """What a model is before its first step; waits for its device."""
+    whole: list[int] = []
+    by_label: dict[str, str] = {}
+    for look in range(min(len(parts.all), INITIAL_PARTS)):
+        label, sums = parts.sums(look)
+        numbers = [int(one) for one in sums]
+        whole += numbers
+        by_label[label] = digest(numbers)
+    return Beginning(digest(whole), by_label)
 
 
 def spoilt_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFinite]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from doctor.facts import Frame
+from doctor.folders import OwnFile
 from doctor.monitor.frames import MOST, frame_of
 
 HEAD = "training thread 0x{:x}\n"
@@ -17,7 +18,7 @@ _OF_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*\(most rece
 _OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
 
 
-def read_stack_file(path: Path) -> tuple[Frame, ...]:
+def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
     """The training thread of the newest stacks in a file, innermost first; empty where there are none.
 
     faulthandler calls the thread that got a signal ``Current thread``; the file's first line says which is the training
@@ -25,8 +26,7 @@ def read_stack_file(path: Path) -> tuple[Frame, ...]:
     oldest, which is the interpreter's first. A file that breaks off gives what it has.
     """
     try:
-        with path.open("rb") as stream:
-            lines = stream.read(LARGEST).decode("utf-8", "replace").splitlines()
+        lines = OwnFile.of(file).read(LARGEST, whole=False).decode("utf-8", "replace").splitlines()
     except OSError:
         return ()
     trainer = next((int(found[1], 16) for line in lines[:1] if (found := _OF_TRAINER.match(line))), None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from doctor.facts import StepFacts, Window
@@ -178,6 +178,7 @@ def window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
         other=round(median(other for _, other in halves), 6),
         device=_median(row[DEVICE] for row in sure),
         slowest=round(max(totals), 6),
+        mean=round(fmean(totals), 6),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -27,15 +27,23 @@ RANK_DIED = "RUN004"
 
 
 class ConsoleOutlet:
-    """Tells people at the terminal, or whoever reads the log. ``report``: the file that the end refers to.
+    """Tells people at the terminal, or whoever reads the log. ``report``: the file that the end refers to;
+    ``is_written``: whether it holds the report.
 
     ``stream``: ``None`` for whatever ``sys.stderr`` is at the time: progress bars put their own in its place, which
     writes above them. A block is one write, and begins with a line break, because a bar leaves its line open. A stream
     that can't be written is left alone from then on.
     """
 
-    def __init__(self, report: Path, stream: IO[str] | None = None, ration: Ration | None = None) -> None:
+    def __init__(
+        self,
+        report: Path,
+        stream: IO[str] | None = None,
+        ration: Ration | None = None,
+        is_written: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._path = spelt_out(str(report))
+        self._is_written = is_written
         self._stream = stream
         self._ration = ration or Ration()
         self._kept: Counter[str] = Counter()
@@ -63,7 +71,9 @@ class ConsoleOutlet:
             self._say(stream, _summary(report, self._where(report), stream.isatty()))
 
     def _where(self, report: Report) -> str:
-        """Where the report lies, now and once another run has begun here."""
+        """Where the report lies, now and once another run has begun here; that it could not be written, if so."""
+        if not self._is_written():
+            return "not written"
         later = f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})" if report.run else ""
         return self._path + later
 
@@ -82,7 +92,8 @@ class ConsoleOutlet:
         count, names = self._kept.total(), some(list(self._kept))
         self._kept, self._told = Counter(), time.monotonic()
         word = "finding" if count == 1 else "findings"
-        return f"rankdoctor: {count} more {word} ({spelt_out(names)}); all in {self._path}\n"
+        where = f"all in {self._path}" if self._is_written() else "the report file could not be written"
+        return f"rankdoctor: {count} more {word} ({spelt_out(names)}); {where}\n"
 
     def _open(self) -> IO[str] | None:
         stream = self._stream or sys.stderr

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from doctor.capture import REPORT
-from doctor.gather.folder import write_whole
+from doctor.folders import OwnFolder
 from doctor.job import Job
 from doctor.outlets.outlet import News
 from doctor.report.machine import render_json
@@ -15,11 +15,13 @@ from doctor.result import Report
 
 
 class FileOutlet:
-    """Writes ``directory/report.json`` when something is found and when the run ends. ``tell`` hears once that it can't
-    be written."""
+    """Writes ``directory/report.json`` when something is found and when the run ends. ``tell`` gets one line where it
+    can't be written. ``is_written``: the file holds the report as it is now."""
 
-    def __init__(self, directory: Path, tell: Callable[[str], None]) -> None:
-        self.path = directory / REPORT
+    def __init__(self, directory: Path | OwnFolder, tell: Callable[[str], None]) -> None:
+        self._folder = OwnFolder.of(directory)
+        self.path = self._folder.path / REPORT
+        self.is_written = True
         self._tell = tell
         self._complained = False
 
@@ -39,9 +41,11 @@ class FileOutlet:
         """Nothing is held."""
 
     def _write(self, report: Report) -> None:
+        self.is_written = False
         try:
-            write_whole(self.path, render_json(report).encode())
+            self._folder.write(REPORT, render_json(report).encode())
+            self.is_written = True
         except OSError as error:
-            if not self._complained:
+            if not self._complained and self._folder.is_news(error):
                 self._complained = True
                 self._tell(spelt_out(f"{self.path} can't be written: {error.strerror or error}"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import socketserver
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from doctor.background import begin
 from doctor.facts import ProgressFacts, RunMemoryFacts, Window
 from doctor.job import Bearer, Job, Sections
 from doctor.outlets.outlet import News
@@ -179,7 +179,7 @@ class PrometheusOutlet:
             return
         self._server.set_app(application)
         self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, name="rankdoctor-prometheus", daemon=True).start()
+        begin("doctor-prometheus", self._server.serve_forever)
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

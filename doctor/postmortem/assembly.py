@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.collectors.secrets import safe_text
 from doctor.facts import (
     SECTIONS,
     Event,
@@ -21,8 +20,10 @@ from doctor.facts import (
     Shift,
 )
 from doctor.job import UNTOLD, Job, Member, build_job
+from doctor.masking import mask_record
 from doctor.postmortem.clocks import clock_shifts, in_order, shifted
 from doctor.postmortem.logs import read_lines
+from doctor.postmortem.marks import PREFIX as MARK
 from doctor.postmortem.witnesses import sections_of, world_size_of
 from doctor.reasoning.endings import nature_of
 
@@ -44,21 +45,17 @@ def sketch_of_lines(lines: Iterable[str], name: str) -> tuple[tuple[Member, ...]
 
 def weigh(events: Iterable[Event], files: Iterable[LogFile]) -> Evidence:
     """The events of all logs in their order, by one clock, without secrets."""
-    events = [_discreet(event) for event in events]
+    everything = [mask_record(event) for event in events]
+    events = [event for event in everything if not event.kind.startswith(MARK)]
+    marks = (event for event in everything if event.kind.startswith(MARK))
     shifts = clock_shifts(events)
     return Evidence(
         events=in_order(shifted(event, shifts) for event in events),
-        files=tuple(files),
+        files=tuple(map(mask_record, files)),
         shifts=tuple(Shift(host, seconds) for host, seconds in sorted(shifts.items())),
         hosts=tuple(dict.fromkeys(_hosts_in(events))),
+        marks=in_order(shifted(mark, shifts) for mark in marks),
     )
-
-
-def _discreet(event: Event) -> Event:
-    text, values = safe_text(event.text), tuple((name, safe_text(value)) for name, value in event.values)
-    if (text, values) == (event.text, event.values):
-        return event
-    return msgspec.structs.replace(event, text=text, values=values)
 
 
 def _hosts_in(events: Iterable[Event]) -> Iterator[str]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.knowledge.linear import Pattern, linear
 from doctor.knowledge.messages import Message, known_messages
-from doctor.postmortem import tables, tracebacks, who
+from doctor.postmortem import mark_cues, own_findings, tables, tracebacks, who
 from doctor.postmortem.cues import Cues
 from doctor.postmortem.kept import NEWEST
 
@@ -21,8 +22,8 @@ class Known(NamedTuple):
     made so."""
 
     kind: str
-    pattern: re.Pattern[str]
-    loose: re.Pattern[str] | None
+    pattern: Pattern
+    loose: Pattern | None
 
     def may_be(self, line: str) -> bool:
         """Whether it may stand in a line with its prefixes. One in JSON has its quotation marks escaped."""
@@ -31,7 +32,8 @@ class Known(NamedTuple):
 
 class Index(NamedTuple):
     """What to look for: messages by the number of their cue, the numbers of cues of tracebacks and the like, and of
-    those of which each counts by itself (``alone``), that count in the name of an exception only, and of bars."""
+    those of which each counts by itself (``alone``), that count in the name of an exception only, of bars, and of
+    marks that are nothing else; ``may_mark``: of all lines that may be marks."""
 
     cues: Cues
     messages: tuple[tuple[Known, ...], ...]
@@ -39,12 +41,14 @@ class Index(NamedTuple):
     alone: frozenset[int]
     types: frozenset[int]
     bars: frozenset[int]
+    marks: frozenset[int]
+    may_mark: frozenset[int]
 
-    def hits(self, block: bytes) -> Iterator[tuple[int, int]]:
+    def hits(self, block: bytes, cues: Cues) -> Iterator[tuple[int, int]]:
         """The numbers of the cues in a block and where they begin, by their ends; without what is part of no
-        exception's name."""
+        exception's name. ``cues``: those of the index, or fewer."""
         types = self.types
-        for cue, start, end in self.cues.find(block):
+        for cue, start, end in cues.find(block):
             if cue in types and not (_PART_OF_NAME[block[start - 1]] and block[end : end + 1] in _AFTER_NAME):
                 continue
             yield cue, start
@@ -66,8 +70,8 @@ def index() -> Index:
             for cue in message.cues:
                 for text in {cue, cue.replace('"', '\\"')}:
                     by_cue.setdefault(text, []).append(known)
-    structure = (*tracebacks.CUES, *tables.CUES, *who.CUES)
-    cues = Cues([*by_cue, *structure])
+    structure = (*tracebacks.CUES, *tables.CUES, *who.CUES, *own_findings.CUES)
+    cues = Cues([*by_cue, *structure, *mark_cues.CUES])
     number = {text: position for position, text in enumerate(cues.texts)}
     return Index(
         cues,
@@ -76,6 +80,8 @@ def index() -> Index:
         frozenset(number[text] for text in structure if text not in _TYPES),
         frozenset(number[text] for text in _TYPES if text not in by_cue),
         frozenset(number[text] for text, told in by_cue.items() if {one.kind for one in told} <= NEWEST),
+        frozenset(number[text] for text in mark_cues.CUES if text not in by_cue and text not in structure),
+        frozenset(number[text] for text in mark_cues.CUES),
     )
 
 
@@ -86,8 +92,8 @@ def _known(message: Message) -> Known:
     return Known(message.kind, message.compiled, None if anchored else _loose(loose))
 
 
-def _loose(pattern: str) -> re.Pattern[str] | None:
+def _loose(pattern: str) -> Pattern | None:
     try:
-        return re.compile(pattern)
+        return linear(pattern)
     except re.error:
         return None

@@ -3,23 +3,25 @@ only lines that hold one of them, or continue a traceback or a table, are looked
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
+from doctor.allowance import NO_DEADLINE, Allowance, Deadline
 from doctor.errors import UnusableError
 from doctor.facts import Event, LogFile
-from doctor.postmortem import tables, tracebacks, who
+from doctor.patience import PatientFile
+from doctor.postmortem import marks, own_findings, steps, tables, tracebacks, who
 from doctor.postmortem.index import Known, index
 from doctor.postmortem.kept import Keeper, Kept, Values
 from doctor.postmortem.lines import LONG, blocks_of, text_of, windows_of
+from doctor.postmortem.mark_cues import CueBudget
+from doctor.postmortem.possibilities import Possibilities
 from doctor.postmortem.prefixes import NOBODY, Said, Speaker, Style, parse_line, style_of
 from doctor.postmortem.repeated import Bars, Crowd, Often, Waiting
 from doctor.postmortem.times import Calendar
-from doctor.postmortem.unpacking import CHUNK, Unpacked
+from doctor.postmortem.unpacking import CHUNK, Readable, Unpacked
 
 SAMPLED = 1000
 """Lines at the begin of a log by which its prefixes are judged; :data:`SAMPLED_LATER` of every further block."""
@@ -30,12 +32,20 @@ NEAR = 8
 """Lines without a prefix after one with it that may continue it."""
 _LINE_FEED, _RETURN = b"\n\r"
 _HEAD = 400
+TAIL_BYTES = 1 << 14
+"""Bytes at the end of a log that are looked at once more for marks."""
+MOST_NOT_READ = 2000
+"""Lines whose cues were found and did not matter: then it is cheaper to search for fewer."""
+LINES_A_LOOK = 16
+"""Lines between two looks at the clock."""
+HARMLESS = ".harmless"
+"""How the kinds of messages end that look like errors and are not."""
 _FAR = 1 << 16
 LONG_TRACEBACK = 400
 """Lines between the first and the last of a traceback, with those of others between them."""
 
 
-def read_log(path: Path, name: str) -> tuple[list[Event], LogFile]:
+def read_log(path: Path, name: str, allowance: Allowance | None = None) -> tuple[list[Event], LogFile]:
     """The events in a log, packed or not, and what is known of it; ``name`` stands for the file in both. Bytes that are
     appended meanwhile are not read.
 
@@ -43,19 +53,25 @@ def read_log(path: Path, name: str) -> tuple[list[Event], LogFile]:
         UnusableError: it can't be opened.
     """
     try:
-        with path.open("rb", buffering=0) as stream:
-            status = os.fstat(stream.fileno())
-            return read_stream(stream, status.st_size, name, status.st_mtime)
+        with PatientFile(path) as stream:
+            size, modified = stream.status.st_size, stream.status.st_mtime
+            deadline = allowance.for_file(size) if allowance is not None else NO_DEADLINE
+            return read_stream(stream, size, name, modified, deadline)
     except OSError as error:
         raise UnusableError(f"{name} can't be read: {error.strerror or error}") from error
 
 
-def read_stream(stream: IO[bytes], size: int, name: str, modified: float | None = None) -> tuple[list[Event], LogFile]:
+def read_stream(
+    stream: Readable, size: int, name: str, modified: float | None = None, deadline: Deadline = NO_DEADLINE
+) -> tuple[list[Event], LogFile]:
     """The same of the first ``size`` bytes of an open file, which was last written at ``modified``, seconds since the
-    epoch."""
-    pieces = Unpacked(stream, size)
-    reading = _Reading(name, modified)
+    epoch. What is not read by the ``deadline`` is left out, and ``LogFile.cut`` says so."""
+    pieces = Unpacked(stream, size, deadline)
+    reading = _Reading(name, modified, deadline)
     reading.read(pieces)
+    if reading.is_stopped or pieces.is_stopped:
+        seconds = f"{deadline.seconds:.3g} s"
+        return reading.result(f"stopped reading {name} after {seconds} ({pieces.taken} of {size} bytes)")
     return reading.result(pieces.cut)
 
 
@@ -102,15 +118,26 @@ _OF_ITS_OWN = {
 class _Reading:
     """One log, from its first byte to its last."""
 
-    def __init__(self, name: str, modified: float | None) -> None:
+    def __init__(self, name: str, modified: float | None, deadline: Deadline = NO_DEADLINE) -> None:
         self._name = name
+        self._deadline = deadline
+        self.is_stopped = False
         self._calendar = Calendar(modified)
         self._style = Style()
         self._index = index()
         self._processes = who.Processes(name)
         self._keeper = Keeper()
+        self._marks = marks.Marks()
+        self._budget = CueBudget(self._index.may_mark)
+        self._cues = self._index.cues
+        self._not_read = 0
+        self._possibilities = Possibilities()
+        self._recognized = self._steps = 0
+        self._known: set[int] = set()
         self._tracebacks = tracebacks.Tracebacks(self._raised)
         self._tables = tables.Tables(self._entry)
+        self._own = own_findings.OwnFindings(self._own_finding)
+        self._waiting = (self._tracebacks.waiting, self._tables.waiting, self._own.waiting)
         self._often = Often()
         self._bars = Bars()
         self._crowd = Crowd()
@@ -128,11 +155,18 @@ class _Reading:
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Read all of it."""
-        last = b""
+        last, start = b"", self._number
         for block in blocks_of(self._counted(pieces)):
+            if last:
+                self._count_steps(last, start, is_last=False)
+            start = self._number
             self._sample(block, SAMPLED if not last else SAMPLED_LATER)
             self._search(block)
             last = block
+            if self.is_stopped:
+                break
+        self._count_steps(last, start, is_last=True)
+        self._read_tail(last)
         self._catch_up()
         self._tables.close()
         self._sample_end(last)
@@ -143,10 +177,12 @@ class _Reading:
         self._count_often()
         events = [kept.event(self._name, self._processes) for kept in self._told()]
         lines = self._number - self._ended
-        file = LogFile(
-            self._name, lines, self._bytes, self._first_at, self._last_at, tuple(sorted(self._speaking())), cut
-        )
-        return events, file
+        ranks = tuple(sorted(self._speaking()))
+        recognized = min(self._recognized, lines)
+        file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized)
+        raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
+        found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
+        return sorted([*events, *found], key=lambda event: event.line), file
 
     def _speaking(self) -> set[int]:
         """The ranks that wrote a line; not those of which a launcher writes."""
@@ -193,11 +229,21 @@ class _Reading:
 
     def _search(self, block: bytes) -> None:
         """Look at the lines of a block that matter."""
-        hits = deque(self._index.hits(block))
+        self._choose_cues()
+        if self._often.is_full:
+            self._count_often()
+        hits = deque(self._index.hits(block, self._cues))
         position, size = 0, len(block)
         returns = b"\r" in block
+        tracebacks_wait, tables_wait, own_waits = self._waiting
+        lines = 0
         while position < size:
-            if self._tracebacks.waiting or self._tables.waiting:
+            lines += 1
+            if lines % LINES_A_LOOK == 1 and self._deadline.is_over:
+                self.is_stopped = True
+                break
+            waits = bool(tracebacks_wait or tables_wait or own_waits)
+            if waits:
                 start = position
             elif hits:
                 start = _line_start(block, position, hits[0][1], returns)
@@ -209,7 +255,7 @@ class _Reading:
             while hits and hits[0][1] < end:
                 cue, place = hits.popleft()
                 cues.setdefault(cue, place - start)
-            if not self._is_passed_over(block, start, end, cues):
+            if not self._is_passed_over(block, start, end, cues, waits):
                 self._head = _line_head(block, start) if returns else b""
                 self._line(block[start:end], cues)
             position = end
@@ -219,6 +265,53 @@ class _Reading:
         self._number += block.count(b"\n", position)
         self._ended = block.endswith(b"\n")
 
+    def _choose_cues(self) -> None:
+        """Stop the search for texts that only lead to lines which are not read."""
+        if self._not_read > MOST_NOT_READ:
+            self._not_read = 0
+            self._cues = self._index.cues.without(self._index.marks & self._budget.spent)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the next lines matter whatever stands in them."""
+        return any(self._waiting)
+
+    def _count_steps(self, block: bytes, start: int, *, is_last: bool) -> None:
+        """Look at the lines of a block that count steps; its first line has the number ``start``."""
+        sample: list[tuple[bytes, bool]] = []
+        for place, line in steps.step_lines(block, self._steps, is_last=is_last):
+            is_late = place > len(block) // 2
+            number = self._number - block.count(b"\n", place) if is_late else start + block.count(b"\n", 0, place)
+            self._steps += 1
+            sample.append((line, self._mark(line, number) and number not in self._known))
+        self._recognized += len(self._known) + steps.estimate(block, sample)
+        self._known.clear()
+
+    def _read_tail(self, block: bytes) -> None:
+        """Look for marks in the last lines of a log, although their cues are spent."""
+        if not self._budget.spent:
+            return
+        tail = block[-TAIL_BYTES:].split(b"\n")
+        for number, raw in enumerate(tail, self._number - len(tail) + 1):
+            cues = {cue for cue, _, _ in self._index.cues.find(raw[:LONG])}
+            marking = cues & self._index.may_mark
+            if raw and not (marking and self._budget.active.issuperset(marking)):
+                self._read_last(text_of(raw[:LONG]), cues, number)
+
+    def _read_last(self, line: str, cues: Iterable[int], number: int) -> None:
+        said = parse_line(line, self._calendar, self._style)
+        if not _CODE.match(said.body) and not self._is_harmless(said, cues):
+            self._marks.read(said, line, number)
+
+    def _is_harmless(self, said: Said, cues: Iterable[int]) -> bool:
+        messages = (message for cue in cues for message in self._index.messages[cue])
+        return any(one.kind.endswith(HARMLESS) and one.pattern.search(said.text) for one in messages)
+
+    def _mark(self, raw: bytes, number: int) -> bool:
+        line = text_of(raw)
+        said = parse_line(line, self._calendar, self._style)
+        return not _CODE.match(said.body) and self._marks.read_step(said, line, number)
+
     def _line(self, line: bytes, cues: Mapping[int, int]) -> None:
         if len(line) <= LONG:
             self._read(line, cues)
@@ -227,23 +320,40 @@ class _Reading:
         for window, shown in windows_of(line, [cues[cue] for cue in order]):
             self._read(window, [order[place] for place in shown])
 
-    def _is_passed_over(self, block: bytes, start: int, end: int, cues: dict[int, int]) -> bool:
-        """Whether a line need not be looked at now."""
+    def _is_passed_over(self, block: bytes, start: int, end: int, cues: dict[int, int], waits: bool) -> bool:
+        """Whether a line need not be looked at now. ``waits``: the next lines matter whatever stands in them."""
+        index = self._index
         if not cues:
-            return self._is_of_others(block, start)
-        if self._index.bars.issuperset(cues):
-            return self._bars.keeps(Waiting(self._number, block[start : min(end, start + LONG)], cues))
-        self._catch_up()
-        if self._often.is_full:
-            self._count_often()
-        return self._often.leaves_out(block, start, end, cues) or self._is_one_of_many(cues)
+            return not self._own.waiting and self._is_of_others(block, start)
+        if not waits:
+            if index.marks.issuperset(cues):
+                return self._is_spent(cues)
+            if index.bars.issuperset(cues):
+                return self._recognize_if(
+                    self._bars.keeps(Waiting(self._number, block[start : min(end, start + LONG)], cues))
+                )
+        if self._bars.is_waiting:
+            self._catch_up()
+        is_known = self._often.leaves_out(block, start, end, cues) or (not waits and self._is_one_of_many(cues))
+        if is_known:
+            self._known.add(self._number)
+        return is_known
+
+    def _is_spent(self, cues: Iterable[int]) -> bool:
+        """Whether none of these cues of marks may be read any longer."""
+        is_spent = self._budget.active.isdisjoint(cues)
+        self._not_read += is_spent
+        return is_spent
+
+    def _recognize_if(self, is_known: bool) -> bool:
+        """Count the line that is being read among those that are known, once."""
+        if is_known:
+            self._known.add(self._number)
+        return is_known
 
     def _is_one_of_many(self, cues: dict[int, int]) -> bool:
         """Whether a line that begins and continues no traceback is one of very many like it."""
-        index = self._index
-        if self._tracebacks.waiting or self._tables.waiting or not index.alone.isdisjoint(cues):
-            return False
-        return self._crowd.leaves_out(cues)
+        return self._index.alone.isdisjoint(cues) and self._crowd.leaves_out(cues)
 
     def _catch_up(self) -> None:
         """Look at the progress bars that wait."""
@@ -264,20 +374,25 @@ class _Reading:
 
     def _read(self, raw: bytes, cues: Iterable[int]) -> None:
         """Look at a line. ``cues``: numbers of the texts in it."""
-        waits = bool(self._tracebacks.waiting or self._tables.waiting)
-        structured = waits or not self._index.structure.isdisjoint(cues)
-        line = text_of(raw)
+        structured = self._is_waiting or not self._index.structure.isdisjoint(cues)
+        line = self._possibilities.without(text_of(raw), self._number)
         messages = [told for cue in cues for told in self._index.messages[cue] if told.may_be(line)]
-        if not structured and not messages:
+        marked = not self._budget.active.isdisjoint(cues)
+        if not structured and not messages and not marked:
             return
         said = self._take_apart(line)
         self._processes.learn(said)
         if structured and self._is_structure(said, raw) and not _GLUED.search(line):
+            self._recognize_if(True)
             return
-        if messages and not _CODE.match(said.body):
+        if (messages or marked) and not _CODE.match(said.body):
             process = self._tables.process_of(said.speaker)
             told = said if process is None else said._replace(speaker=process)
-            self._match(dict.fromkeys(messages), told, line)
+            kinds = self._match(dict.fromkeys(messages), told, line)
+            is_harmless = any(kind.endswith(HARMLESS) for kind in kinds)
+            is_mark = marked and not is_harmless and self._marks.read(told, line, self._number)
+            self._budget.charge(cues, is_mark=is_mark)
+            self._recognize_if(bool(kinds) or is_mark)
         if said.record and said.speaker != NOBODY:
             self._neighbour = self._number, said
 
@@ -289,7 +404,9 @@ class _Reading:
         return said._replace(speaker=parse_line(text_of(self._head), self._calendar, self._style).speaker)
 
     def _is_structure(self, said: Said, raw: bytes) -> bool:
-        """Whether a line is part of a traceback or a table, and says nothing by itself."""
+        """Whether a line is part of a traceback, a table or a finding, and says nothing by itself."""
+        if self._own.read(said, self._number):
+            return True
         if said.speaker not in self._heads and len(self._heads) < tracebacks.MOST_STREAMS:
             self._heads[said.speaker] = _head_of(raw, said)
         speaker, body = self._tables.read(said.speaker, said.body, self._number) or (said.speaker, said.body)
@@ -309,14 +426,18 @@ class _Reading:
         reach = LONG_TRACEBACK if speaker != NOBODY else 4 * frames + NEAR
         return at if self._number - number <= reach else None
 
-    def _match(self, messages: Iterable[Known], said: Said, line: str) -> None:
+    def _match(self, messages: Iterable[Known], said: Said, line: str) -> list[str]:
+        """Keep the messages that a line is; their kinds."""
         texts = dict.fromkeys((said.text, said.body, line))
+        kinds: list[str] = []
         for message in messages:
             for text in texts:
                 if found := message.pattern.search(text):
                     values = tuple((key, value) for key, value in found.groupdict().items() if value is not None)
                     self._keep_message(message.kind, said, line if text is line else said.text, values)
+                    kinds.append(message.kind)
                     break
+        return kinds
 
     def _keep_message(self, kind: str, said: Said, text: str, values: Values) -> None:
         speaker, at, weak = said.speaker, said.at, said.weak_rank
@@ -365,6 +486,12 @@ class _Reading:
         shown = ", ".join(f"{name} {entry[name]}" for name in ("rank", "exitcode", "pid", "host") if name in entry)
         text = f"{shown}: {entry['message']}" if entry.get("message") else shown
         self._keeper.keep(Kept("elastic.entry", text, line, of, at, values), values)
+
+    def _own_finding(self, said: Said, line: int, values: dict[str, str]) -> Kept:
+        """A finding that the doctor printed. Each stands for itself: its other lines say what it is about."""
+        key = (*values.items(), ("line", str(line)))
+        kept = Kept(own_findings.KIND, said.text.strip(), line, said.speaker, said.at, tuple(values.items()))
+        return self._keeper.keep(kept, key)
 
     def _count_often(self) -> None:
         """Add what was only counted to the first event of its kind."""

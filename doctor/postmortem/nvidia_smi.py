@@ -30,7 +30,7 @@ _LOST = re.compile(
 )
 _SHAPES = (
     re.compile(r"^[|+](?:.*[|+])?\s*$"),
-    re.compile(r"^\s*[\w./ -]{2,60} +: .*$"),
+    re.compile(r"^\s*[\w./ -]{2,60} : .*$"),
     re.compile(r"^    +[A-Z][\w ./-]{2,60}$"),
     re.compile(r"^GPU [0-9A-Fa-f]{4,8}:|^GPU \d+: |^=+NVSMI LOG=+$|^\s*Link \d+: "),
     re.compile(r"^(?:\x1b\[\d+m)*\s+GPU0\b|^(?:GPU|NIC|mlx5_)\d+\s|^Legend:|^  (?:X|SYS|NODE|PHB|PXB|PIX|NV#) +="),

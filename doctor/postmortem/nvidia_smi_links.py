@@ -13,8 +13,8 @@ MOST_LINKS = 64
 _ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 _MATRIX = re.compile(r"^\s+GPU0(?:\s+(?:GPU|NIC|mlx)\S*)*(?:\s|$)")
 _ROW = re.compile(r"^GPU(\d{1,3})\s")
-_GPU = re.compile(r"^GPU (\d{1,3}): (.*?)(?: \(UUID: (GPU-[\w-]{1,60})\))?\s*$")
-_LINK = re.compile(r"^\s*Link (\d{1,3}): (.+?)\s*$")
+_GPU = re.compile(r"^GPU (\d{1,3}): (.*?)(?: \(UUID: (GPU-[\w-]{1,60})\))?$")
+_LINK = re.compile(r"^\s*Link (\d{1,3}): (.+)$")
 _ERRORS = re.compile(r"^(Replay|Recovery|CRC|CRC Flit|CRC Data)(?: Flit| Data)? Errors?: (\d{1,15})$", re.IGNORECASE)
 
 PATHS = {
@@ -30,7 +30,7 @@ PATHS = {
 
 def is_marked(text: str) -> bool:
     """Whether such an output begins in a text."""
-    lines = [_ESCAPES.sub("", line) for line in text.splitlines()[:500]]
+    lines = [_ESCAPES.sub("", line).rstrip() for line in text.splitlines()[:500]]
     if any(_MATRIX.match(line) for line in lines) and any(_ROW.match(line) for line in lines):
         return True
     return any(_GPU.match(line) for line in lines) and any(_LINK.match(line) for line in lines)
@@ -38,7 +38,7 @@ def is_marked(text: str) -> bool:
 
 def read(lines: Sequence[str]) -> Seen | None:
     """Links of GPUs, and the paths between them."""
-    lines = [_ESCAPES.sub("", line) for line in lines]
+    lines = [_ESCAPES.sub("", line).rstrip() for line in lines]
     links, gpus = tuple(_matrix(lines)), tuple(_gpus(lines))
     if not links and not gpus:
         return None

@@ -18,13 +18,13 @@ UNSEEN_MIB = 1024
 
 _MARK = re.compile(r"^.{0,200}\| NVIDIA-SMI \d", re.MULTILINE)
 _RELEASES = re.compile(r"(?:Driver|KMD) Version: ([\d.]+)(?:.*?CUDA (?:UMD )?Version: ([\d.]+))?")
-_GPU = re.compile(r"^\s*(\d{1,3})\s+(\S.*?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
-_BUS = re.compile(r"^\s*([0-9A-Fa-f:.]+|ERR!)\s*(?:On|Off|N/A|ERR!)?\s*$")
-_MEMORY = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
-_POWER = re.compile(r"(\d+)W\s*/\s*(\d+)W")
+_GPU = re.compile(r"^\s*(\d{1,3})\s+(\S.*)\s(On|Off|N/A|ERR!|WDDM|TCC|MCDM)$")
+_BUS = re.compile(r"^\s*([0-9A-Fa-f:.]+|ERR!)(?:\s*(?:On|Off|N/A|ERR!))?$")
+_MEMORY = re.compile(r"(?<!\d)(\d{1,12})MiB\s{0,40}/\s{0,40}(\d{1,12})MiB")
+_POWER = re.compile(r"(?<!\d)(\d{1,9})W\s{0,40}/\s{0,40}(\d{1,9})W")
 _PROCESS = re.compile(
     r"^\s*(?P<gpu>\d{1,3})\s+(?:(?P<gi>N/A|\d+)\s+(?P<ci>N/A|\d+)\s+)?(?P<pid>\d+)\s+(?P<kind>[CGM](?:\+[CGM]){0,2})\s+"
-    r"(?P<name>.*?)\s*(?:\s(?P<memory>\d+)MiB|N/A|Insufficient\s+\S*)?\s*$"
+    r"(?P<name>.*?)(?:\s(?P<memory>\d{1,12})MiB|N/A|Insufficient\s{1,9}\S{0,40})?$"
 )
 _SLICE = re.compile(r"^\s*(\d{1,3})\s+(\d+)\s+(\d+)\s+(\d+)\s*$")
 
@@ -64,7 +64,7 @@ def _parts(rows: Sequence[str]) -> dict[str, list[list[str]]]:
         elif "Processes:" in row:
             part = "processes"
         cells = row[row.index("|") + 1 :].rstrip().rstrip("|").split("|")
-        parts[part].append(cells)
+        parts[part].append([cell.rstrip() for cell in cells])
     return parts
 
 
@@ -89,7 +89,7 @@ def _gpu(found: re.Match[str], bus: str, errors: str, below: Sequence[list[str]]
     lost, error, action = trouble([*words, state[1]])
     return Gpu(
         int(found[1]),
-        name="" if found[2] == "ERR!" else found[2],
+        name="" if found[2].rstrip() == "ERR!" else found[2].rstrip(),
         bus_id=bus_id_of(bus),
         memory_used=size(memory[1]) if memory else None,
         memory_total=size(memory[2]) if memory else None,
@@ -119,7 +119,7 @@ def _processes(rows: Sequence[list[str]]) -> Iterator[tuple[int, GpuProcess]]:
             GpuProcess(
                 int(found["pid"][:10]),
                 size(memory) if memory else None,
-                found["name"] or None,
+                found["name"].rstrip() or None,
                 kind=KINDS.get(found["kind"], "compute"),
             ),
         )

@@ -253,7 +253,8 @@ _BRACKETS = (
     _form(rf"\[(?:(?:[\w.@-]+@)?\d+,)?{_N}\]<std(?:out|err|diag)>: ?", _rank),
     _form(rf"\[\d+,mpirank:{_N},([\w.-]+)\]<std(?:out|err|diag)>: ?", _rank_and_host),
     _form(
-        r"\[[IWEFVD](?:(\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?))?(?: +\d+)? ?[\w./+-]+:\d+\] ?(?:\[c10d\] ?)?",
+        r"\[[IWEFVD](?:(\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?))?(?: +\d{1,12}(?= ))?"
+        r" ?[\w./+-]+:\d{1,7}\] ?(?:\[c10d\] ?)?",
         _c10,
     ),
     _form(rf"\[NeMo [A-Z] ({ISO})[^\]]*\] ?", _dated),

@@ -1,22 +1,25 @@
-"""All that was given to ``doctor diagnose``, as one job and a list of what became of each file."""
+"""All that was given to ``doctor diagnose``: one job for each run, and a list of what became of each file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from doctor.allowance import Allowance
 from doctor.capture import merge_captures
 from doctor.errors import UnusableError
-from doctor.facts import Evidence, RecorderFacts
+from doctor.facts import Event, Evidence, LogFile, RecorderFacts
 from doctor.inputs import Inputs, name_of, read_inputs
 from doctor.job import Job
+from doctor.patience import PatientFile
 from doctor.postmortem.assembly import Home, Remains, members_of, weigh, with_evidence
 from doctor.postmortem.logs import read_log
 from doctor.postmortem.names import rank_in_name
 from doctor.postmortem.nvidia_smi import read_nvidia_smi
 from doctor.postmortem.ras import read_ras, with_progress
 from doctor.postmortem.recorder_files import read_dumps, world_size_in
+from doctor.postmortem.runs import Trace, group_by_run, ids_in_path, names_of_runs, trace_of
 from doctor.postmortem.snapshots import read_snapshot
 from doctor.postmortem.witnesses import world_size_of
 from doctor.result import Input
@@ -29,39 +32,124 @@ TEXT_LIMIT = 8 << 20
 T = TypeVar("T")
 
 
-def read_job(paths: Iterable[Path]) -> tuple[Job, tuple[Input, ...]]:
-    """Read everything that can be.
+class FoundRun(NamedTuple):
+    """One run: a word for it, its job, and what became of each file."""
+
+    name: str
+    job: Job
+    inputs: tuple[Input, ...]
+
+
+def read_runs(paths: Iterable[Path], seconds: float | None = None) -> tuple[FoundRun, ...]:
+    """Read everything that can be, each run by itself (:mod:`doctor.postmortem.runs`). What is of no run is listed with
+    the first one. ``seconds``: for all logs together; by their sizes otherwise.
 
     Raises:
-        UnusableError: nothing could be; the reason of the first file that failed.
+        UnusableError: nothing could be read; the reason of the first file that failed.
     """
-    reading = _Reading(read_inputs(paths, KINDS))
-    evidence = reading.evidence()
-    captured = merge_captures(reading.inputs.captures) if reading.inputs.captures else None
-    remains = reading.remains()
-    known = {member.rank for member in members_of(evidence or Evidence(), remains)}
-    reading.add_snapshots(remains, known | {rank.number for rank in (captured.ranks if captured else ())})
-    listed = reading.inputs.listed(reading.failed)
-    if all(one.skipped for one in listed):
-        first = next(one for one in listed if one.skipped)
+    inputs = read_inputs(paths, KINDS, several_runs=True)
+    logs = _Logs(inputs, Allowance(seconds))
+    traces = _traces(inputs, logs)
+    runs = [tuple(traces[place] for place in places) for places in group_by_run(traces)]
+    readings = [_Reading(_part_of(inputs, {trace.path for trace in run}), logs) for run in runs]
+    jobs = [reading.job() for reading in readings]
+    listed = [reading.listed() for reading in readings]
+    passed_over = Inputs((), (), tuple(file for file in inputs.files if file.why is not None)).listed()
+    read = [place for place, files in enumerate(listed) if not all(one.skipped for one in files)]
+    if not read:
+        first = next(one for files in (*listed, passed_over) for one in files if one.skipped)
         raise UnusableError(f"{first.path}: {first.skipped}")
-    members = members_of(evidence or Evidence(), remains)
-    sizes = (remains.world_size, world_size_of(evidence) if evidence else None)
-    return with_evidence(captured, members, evidence, max(filter(None, sizes), default=None)), listed
+    rest = [one for place, files in enumerate(listed) if place not in read for one in files]
+    names = names_of_runs(runs)
+    found = [FoundRun(names[place], jobs[place], listed[place]) for place in read]
+    order = {name_of(file.path): number for number, file in enumerate(inputs.files)}
+    others = sorted((*found[0].inputs, *passed_over, *rest), key=lambda one: order[one.path])
+    return (found[0]._replace(inputs=tuple(others)), *found[1:])
+
+
+def _part_of(inputs: Inputs, paths: Collection[Path]) -> Inputs:
+    captured = [place for place, path in enumerate(inputs.captured) if path in paths]
+    return Inputs(
+        tuple(inputs.captures[place] for place in captured),
+        tuple(inputs.captured[place] for place in captured),
+        tuple(file for file in inputs.files if file.why is None and file.path in paths),
+    )
+
+
+def _traces(inputs: Inputs, logs: _Logs) -> list[Trace]:
+    """What each file that is not passed over tells of its run."""
+    runs = {path: capture.run for path, capture in zip(inputs.captured, inputs.captures, strict=True)}
+    traces = []
+    for file in inputs.files:
+        if file.why is not None:
+            continue
+        shown = Path(name_of(file.path))
+        if (log := logs.found.get(file.path)) is not None:
+            trace = trace_of(shown, *log)
+            traces.append(trace._replace(path=file.path, is_run=trace.is_run and file.kind == "log"))
+        else:
+            run = runs.get(file.path)
+            traces.append(_trace_of_record(file.path, run) if run else Trace(file.path, ids_in_path(shown)))
+    return traces
+
+
+def _trace_of_record(path: Path, run: str) -> Trace:
+    """A rank that heard no other one has only the part of the id that all derive alike."""
+    base, _, own = run.partition("-")
+    ids = frozenset({("record", run)}) if own else frozenset()
+    return Trace(path, ids=ids, links=frozenset({("records", base)}))
+
+
+class _Logs:
+    """What the logs, and the output of tools, among the inputs hold. ``failed``: files that could not be read, and why;
+    ``cut``: what was not read of others, by their names. A file that begins with the output of a tool may go on as the
+    log of the job that called it."""
+
+    def __init__(self, inputs: Inputs, allowance: Allowance) -> None:
+        self.failed: dict[Path, str] = {}
+        self.cut: dict[str, str] = {}
+        self._allowance = allowance
+        places = [path for kind in ("log", *TOOLS) for path in inputs.of(kind)]
+        self.found = dict(_each(places, self._read, self.failed))
+        answers = _each(inputs.of("ras"), lambda path: read_ras(_text(path), name_of(path)), self.failed)
+        self.answers = dict(answers)
+
+    def _read(self, path: Path) -> tuple[list[Event], LogFile]:
+        found = read_log(path, name_of(path), self._allowance)
+        name, cut = found[1].path, found[1].cut
+        if cut is not None:
+            self.cut[name] = cut if name in cut else f"{name}: {cut}"
+        return found
 
 
 class _Reading:
-    """The inputs while they are read. ``failed``: files that could not be, and why."""
+    """The inputs of one run while they are read. ``failed``: files that could not be, and why."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, logs: _Logs) -> None:
         self.inputs = inputs
         self.failed: dict[Path, str] = {}
+        self._logs = logs
+
+    def job(self) -> Job:
+        """Everything as one job."""
+        evidence = self.evidence()
+        captured = merge_captures(self.inputs.captures) if self.inputs.captures else None
+        remains = self.remains()
+        known = {member.rank for member in members_of(evidence or Evidence(), remains)}
+        self.add_snapshots(remains, known | {rank.number for rank in (captured.ranks if captured else ())})
+        members = members_of(evidence or Evidence(), remains)
+        sizes = (remains.world_size, world_size_of(evidence) if evidence else None)
+        return with_evidence(captured, members, evidence, max(filter(None, sizes), default=None))
+
+    def listed(self) -> tuple[Input, ...]:
+        """What became of each file."""
+        return self.inputs.listed({**self._logs.failed, **self.failed}, self._logs.cut)
 
     def evidence(self) -> Evidence | None:
-        """What logs say; ``None`` where there is none. A file that begins with the output of a tool may go on as the
-        log of the job that called it."""
-        read = [one for kind in ("log", *TOOLS) for one in self._each(kind, lambda path: read_log(path, name_of(path)))]
-        answers = self._each("ras", lambda path: read_ras(_text(path), name_of(path)))
+        """What logs say; ``None`` where there is none."""
+        places = [path for kind in ("log", *TOOLS) for path in self.inputs.of(kind)]
+        read = [self._logs.found[path] for path in places if path in self._logs.found]
+        answers = [self._logs.answers[path] for path in self.inputs.of("ras") if path in self._logs.answers]
         if not read and not answers:
             return None
         events = [event for found, _ in read for event in found]
@@ -77,33 +165,40 @@ class _Reading:
             remains.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
             if dump.host:
                 remains.homes.setdefault(dump.rank, dump.host)
-        tables = self._each("nvidia-smi", lambda path: (path, read_nvidia_smi(_text(path).splitlines(), name_of(path))))
+        tables = self._each("nvidia-smi", lambda path: read_nvidia_smi(_text(path).splitlines(), name_of(path)))
         remains.hosts.extend(Home(name_of(path), sections) for path, sections in tables)
         return remains
 
     def add_snapshots(self, remains: Remains, known: set[int]) -> None:
         """Snapshots, by the rank that their name tells; where the job has one rank, that."""
-        for path, snapshot in self._each("snapshot", lambda path: (path, read_snapshot(path))):
+        for path, snapshot in self._each("snapshot", read_snapshot):
             rank = rank_in_name(path)
             if rank is None and len(known) > 1:
                 self.failed[path] = "whose it is can't be told: name it after its rank, such as snapshot_rank3.pickle"
             else:
                 remains.of_rank(min(known, default=0) if rank is None else rank)[snapshot.key] = snapshot
 
-    def _each(self, kind: str, read: Callable[[Path], T]) -> list[T]:
-        """What the files of a kind hold; one that can't be read is noted."""
-        found = []
-        for path in self.inputs.of(kind):
-            try:
-                found.append(read(path))
-            except UnusableError as error:
-                self.failed[path] = str(error)
-        return found
+    def _each(self, kind: str, read: Callable[[Path], T]) -> list[tuple[Path, T]]:
+        return _each(self.inputs.of(kind), read, self.failed)
+
+
+def _each(paths: Iterable[Path], read: Callable[[Path], T], failed: dict[Path, str]) -> list[tuple[Path, T]]:
+    """What the files hold; one that can't be read is noted in ``failed``."""
+    found = []
+    for path in paths:
+        try:
+            found.append((path, read(path)))
+        except UnusableError as error:
+            failed[path] = str(error)
+    return found
 
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            return stream.read(TEXT_LIMIT).decode("utf-8", "replace")
+        with PatientFile(path) as stream:
+            data = b""
+            while len(data) < TEXT_LIMIT and (piece := stream.read(TEXT_LIMIT - len(data))):
+                data += piece
+        return data.decode("utf-8", "replace")
     except OSError as error:
         raise UnusableError(f"it can't be read: {error.strerror or error}") from None

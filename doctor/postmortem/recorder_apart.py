@@ -11,7 +11,8 @@ import msgspec
 from doctor.postmortem import recorder_workers
 
 
-def main(most: int, jobs: int, seconds: int, *paths: str) -> None:
+def main(most: str, jobs: str, seconds: str, *paths: str) -> None:
     """Write what the files at ``paths`` hold to stdout, as JSON."""
-    recorder_workers.SECONDS = seconds
-    sys.stdout.buffer.write(msgspec.json.encode(recorder_workers.load_here([Path(path) for path in paths], jobs, most)))
+    recorder_workers.SECONDS = int(seconds)
+    found = recorder_workers.load_here([Path(path) for path in paths], int(jobs), int(most))
+    sys.stdout.buffer.write(msgspec.json.encode(found))

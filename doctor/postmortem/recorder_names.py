@@ -23,7 +23,7 @@ _GENERIC = re.compile(
 )
 """Words of a name that name no host."""
 _WORDS = re.compile(r"[_\s]+")
-_HOST_LIKE = re.compile(r"[A-Za-z][A-Za-z0-9.-]*\d[A-Za-z0-9.-]*$|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+$")
+_HOST_LIKE = re.compile(r"[A-Za-z](?=[A-Za-z.-]*\d)[A-Za-z0-9.-]*$|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+$")
 """A name with a number or a domain in it."""
 
 

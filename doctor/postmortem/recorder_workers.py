@@ -64,9 +64,9 @@ def load_files(paths: Sequence[Path], jobs: int = 2) -> list[Outcome]:
 
 def _load_apart(paths: Sequence[Path], jobs: int, most: int) -> list[Outcome]:
     """As :func:`load_here`, in a fresh interpreter."""
-    arguments: list[str | int] = [most, jobs, SECONDS, *map(str, paths)]
+    arguments = (most, jobs, SECONDS, *paths)
     try:
-        answer, code = ask("doctor.postmortem.recorder_apart", arguments, PATIENCE + SECONDS * len(paths))
+        answer, code = ask("doctor.postmortem.recorder_apart", [*map(str, arguments)], PATIENCE + SECONDS * len(paths))
     except OSError:
         return load_here(paths, jobs, most)
     except UnusableError as error:

@@ -95,6 +95,11 @@ class Bars:
         self._seen = 0
         self._newest: dict[int, Waiting] = {}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a state waits."""
+        return bool(self._newest)
+
     def keeps(self, waiting: Waiting) -> bool:
         """Whether this state waits, and takes the place of the one before."""
         self._seen += 1

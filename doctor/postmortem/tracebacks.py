@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from keyword import kwlist
 from typing import NamedTuple, Protocol
 
 from doctor.facts.run import Frame
@@ -42,6 +43,10 @@ CUES = (
     "SystemExit",
     "StopIteration",
     "TimeoutExpired",
+    # The names whose part before "Error" is in capitals, and the one that has none.
+    "OSError",
+    "IOError",
+    "Exception:",
     "╭",
 )
 """Texts of which at least one stands in every line that begins, continues or ends a traceback."""
@@ -86,7 +91,7 @@ _FILE = re.compile(
     r"(?:,? in (?P<function>.{1,200}?))?\s{0,20}$"
 )
 _BOXED = re.compile(
-    r"│ +(?P<file>[^\s│].{0,400}?):(?P<line>\d{1,9}) in (?P<function>[^│]{1,200}?)\s{0,200}│?\s{0,200}$"
+    r"│ +(?P<file>[^\s│].{0,400}?):(?P<line>\d{1,9}) in (?P<function>[^│\s]{1,200})\s{0,200}(?:│\s{0,9})?$"
 )
 # Ray puts the type of the cause behind its own: "ray.exceptions.RayTaskError(ValueError)".
 _TYPE = r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:\(\w{1,80}\))?"
@@ -95,9 +100,16 @@ _UNPLAIN = (
     r"(?=\w{0,80}[a-z]\w{0,80}[A-Z_]|\w{1,80}\.|[A-Z]\w{0,80}Error\b|Exception|Warning|Abort|Exit|Empty|Full|Failed)"
 )
 _ANY_FINAL = re.compile(rf"(?P<type>{_UNPLAIN}{_TYPE})(?:: (?P<message>.*)|:?\s*)$", re.DOTALL)
+# If the stack has kept its indentation, whatever stands at the margin behind it is the exception, but for what another
+# process may have written between.
+_OF_OTHERS = (
+    r"(?!(?i:epochs?|steps?|iter|loss|batch|train|val|lr|info|debug|note|done|ok|rank|gpu|node)\b(?!\.)"
+    rf"|(?:{'|'.join(kwlist)})\b)"
+)
+_MARGIN_FINAL = re.compile(rf"(?P<type>{_OF_OTHERS}{_TYPE})(?:: (?P<message>.*)|:?\s*)$", re.DOTALL)
 _NAMED = (
     r"[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|ExceptionGroup|StopIteration|Expired|Terminated|OutOfMemory)"
-    r"|OSError|IOError|KeyboardInterrupt|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|ExceptionGroup"
+    r"|Exception|OSError|IOError|KeyboardInterrupt|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|ExceptionGroup"
 )
 _FINAL = re.compile(
     rf"(?P<type>(?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})(?:\(\w{{1,80}}\))?)(?:: ?(?P<message>.*)|\s*)$", re.DOTALL
@@ -131,15 +143,16 @@ def is_user_code(file: str) -> bool:
 class _Stream:
     """The traceback that one process is writing. ``state``: ``stack`` (frames come), ``box`` (they come in a frame that
     rich draws), ``message`` (lines of the message come), ``fatal`` (stacks that faulthandler writes), or nothing.
-    ``framed``: the last line was a frame. ``linked``: what is raised next follows from ``found``; ``nested``: it led to
-    ``found``."""
+    ``framed``: the last line was a frame, ``indented`` as Python writes it. ``linked``: what is raised next follows
+    from ``found``; ``nested``: it led to ``found``."""
 
-    __slots__ = ("found", "framed", "frames", "lines", "linked", "nested", "plain", "state")
+    __slots__ = ("found", "framed", "frames", "indented", "lines", "linked", "nested", "plain", "state")
 
     def __init__(self) -> None:
         self.frames: deque[Frame] = deque(maxlen=MOST_FRAMES)
         self.state = ""
         self.framed = False
+        self.indented = False
         self.linked = False
         self.nested = False
         self.found: Found | None = None
@@ -174,7 +187,7 @@ class Tracebacks:
             return self._begin(speaker, text)
         frame = _frame_line(text)
         if frame is not None:
-            return self._frame(speaker, frame)
+            return self._frame(speaker, frame, indented=text.startswith("  "))
         stream = self._streams.get(speaker)
         if stream is not None:
             return self._continue(speaker, stream, text, line, (record, mild))
@@ -210,8 +223,9 @@ class Tracebacks:
         self.waiting.add(speaker)
         return True
 
-    def _frame(self, speaker: Speaker, frame: Frame) -> bool:
+    def _frame(self, speaker: Speaker, frame: Frame, *, indented: bool) -> bool:
         stream = self._stream(speaker)
+        stream.indented = indented
         if stream.state in ("fatal", "dying") and stream.found is not None:
             stream.found.add_frame(frame)
             self.waiting.add(speaker)
@@ -229,7 +243,7 @@ class Tracebacks:
         record, mild = how
         if self._is_stack(stream, text, record) or self._is_link(speaker, stream, text):
             return True
-        final = _ANY_FINAL if stream.state == "stack" and stream.framed and not record else _FINAL
+        final = _final_of(stream, record)
         if not (mild and not stream.frames) and self._end(speaker, text, line, final):
             return False
         stream.framed = False
@@ -256,7 +270,9 @@ class Tracebacks:
             return True
         if stream.state != "stack" or not stream.frames:
             return False
-        return text[:1] in (" ", "\t") or _repeats(text) or (stream.framed and not _ANY_FINAL.match(text))
+        return (
+            text[:1] in (" ", "\t") or _repeats(text) or (stream.framed and not _final_of(stream, record).match(text))
+        )
 
     def _is_link(self, speaker: Speaker, stream: _Stream, text: str) -> bool:
         """Words between two exceptions of which one led to the other."""
@@ -321,6 +337,13 @@ class Tracebacks:
                 self.waiting.discard(gone)
             stream = self._streams[speaker] = _Stream()
         return stream
+
+
+def _final_of(stream: _Stream, record: bool) -> re.Pattern[str]:
+    """What the line that ends a stack looks like."""
+    if stream.state != "stack" or not stream.framed or record:
+        return _FINAL
+    return _MARGIN_FINAL if stream.indented else _ANY_FINAL
 
 
 _DRAWN = tuple("│╭╰❱┃")

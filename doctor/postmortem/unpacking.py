@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import Protocol
 
+from doctor.allowance import NO_DEADLINE, Deadline
 from doctor.postmortem import zstd
 
 CHUNK = 1 << 20
 """Bytes that are handed on at once."""
 MOST = 64 << 30
 """Bytes unpacked of one file that are read."""
-UNSUSPECTED = 4 << 30
-"""Bytes up to which no ratio is held against an archive."""
+UNSUSPECTED = 128 << 20
+"""Bytes up to which no ratio is held against an archive: they are read within seconds."""
 RATIO = 250
 """Times that a larger archive may grow: logs of progress bars reach 100, gzip's limit is 1032."""
 
@@ -22,15 +23,30 @@ _GZIP = b"\x1f\x8b"
 _READ = 1 << 16
 
 
+class Readable(Protocol):
+    """What bytes can be read from."""
+
+    def read(self, most: int, /) -> bytes:
+        """The next bytes; none at the end."""
+
+
 class Unpacked:
     """The bytes of a file, in pieces of at most :data:`CHUNK`. ``size``: bytes of the file that are looked at; what a
-    writer appends later is not. ``cut``: why it was not read to its end, known when the pieces are spent."""
+    writer appends later is not. ``cut``: why it was not read to its end, known when the pieces are spent;
+    ``is_stopped``: its deadline was reached."""
 
-    def __init__(self, stream: IO[bytes], size: int) -> None:
+    def __init__(self, stream: Readable, size: int, deadline: Deadline = NO_DEADLINE) -> None:
         self._stream = stream
+        self._deadline = deadline
+        self.is_stopped = False
         self._left = size
         self._packed = 0
         self.cut: str | None = None
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the file that were read."""
+        return self._packed
 
     def __iter__(self) -> Iterator[bytes]:
         """The pieces; once."""
@@ -46,6 +62,9 @@ class Unpacked:
 
     def _take(self, most: int) -> bytes:
         """The next bytes of the file."""
+        if self._deadline.is_over:
+            self.is_stopped = True
+            return b""
         try:
             data = self._stream.read(min(most, self._left))
         except OSError as error:
@@ -65,7 +84,7 @@ class Unpacked:
         for piece in pieces:
             size += len(piece)
             if size > MOST or (size > UNSUSPECTED and size > RATIO * self._packed):
-                self.cut = f"it unpacks to more than {size >> 30} GiB"
+                self.cut = f"it unpacks to more than {size >> 20} MiB from {self._packed} bytes"
                 return
             yield piece
 

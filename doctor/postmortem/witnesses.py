@@ -245,7 +245,8 @@ class _Label(NamedTuple):
 
 
 _LABEL = re.compile(
-    r"\[(?:PG (?:ID )?(?P<number>\d+) (?:PG GUID (?P<name>[^\s(\]]+))?(?:\s?\((?P<description>[^)]*)\))? ?)?"
+    r"\[(?:PG (?:ID )?(?P<number>\d+) "
+    r"(?:PG GUID (?P<name>[^\s(\]]{1,200}))?(?:\s?\((?P<description>[^)]{0,200})\))? ?)?"
     r"Rank (?P<rank>\d+)\]"
 )
 

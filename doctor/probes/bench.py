@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,11 +13,10 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from doctor.collectors.children import abandon_child, start_child
+from doctor.collectors.children import abandon_child, start_python
 
 R = TypeVar("R")
 
-_CHILD = "import sys; sys.path[:] = sys.argv[1:]; from doctor.probes.torch_work import main; main()"
 KEPT_LINES = 40
 """Lines of what the child wrote, kept to tell why it ended."""
 
@@ -71,8 +69,7 @@ class TorchChild:
             if processors:
                 # Inherited: a child that changed its own would have started its threads elsewhere.
                 os.sched_setaffinity(0, processors)
-            command = [sys.executable, "-c", _CHILD, *sys.path]
-            self._child = start_child(command, stdin=PIPE, stderr=PIPE, env=environ)
+            self._child = start_python("doctor.probes.torch_work", stdin=PIPE, stderr=PIPE, env=environ)
         except (OSError, ValueError) as error:
             self.is_lost = True
             self._lines.append(f"no process can be started: {error}")

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
+from doctor.bounds import Number
 from doctor.facts import DeviceSpeed
 from doctor.probes.bench import Refused
 
@@ -38,6 +40,7 @@ MOST_PRODUCTS = 1000
 COPY_BYTES = 64 << 20
 """1.3 ms over PCIe 5.0 x16, 70 ms over a link that came up with one lane of PCIe 3.0."""
 COPIES = 5
+MOST_WAIT = 10.0
 
 
 class DeviceTask(msgspec.Struct, frozen=True):
@@ -45,11 +48,11 @@ class DeviceTask(msgspec.Struct, frozen=True):
     ``processor`` the CPU in any case. ``pause``: seconds before everything; ``wait``: before the copies, so that ranks
     of a host take turns."""
 
-    local_rank: int | None = None
+    local_rank: Number | None = None
     processor: bool = False
     confirms: bool = False
-    pause: float = 0.0
-    wait: float = 0.0
+    pause: Annotated[float, Meta(ge=0.0, le=MOST_WAIT)] = 0.0
+    wait: Annotated[float, Meta(ge=0.0, le=MOST_WAIT)] = 0.0
 
 
 def work(argument: bytes) -> DeviceSpeed:

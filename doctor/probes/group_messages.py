@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
+
+from doctor.bounds import MOST_RANKS, Name, Number, Port, Ranks, Text
 from doctor.facts import CollectiveResult, CollectiveTiming, Exchange
-from doctor.probes.mesh import Axis
+from doctor.probes.allowed import is_address
+from doctor.probes.mesh import LARGEST_MESSAGE, Axis
 
 WORLD = "world"
 """The axis of all ranks."""
+
+AxisName = Annotated[str, Meta(pattern=r"\A\w{1,64}\Z")]
+Backend = Annotated[str, Meta(pattern=r"\A[a-z0-9_:,]{1,64}\Z")]
+Patience = Annotated[float, Meta(ge=0.0, le=120.0)]
+"""Seconds of one step of a group."""
+MOST_AXES_SENT = 64
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Load torch. ``world``: how many ranks the job has."""
 
-    world: int
+    world: Number
 
 
 class Ready(msgspec.Struct, frozen=True):
     """What came of it: CUDA devices that torch sees, whether it has NCCL, back ends that it knows for the CPU, and the
     mesh that the launcher tells of."""
 
-    devices: int = 0
+    devices: Number = 0
     nccl: bool = False
-    backends: tuple[str, ...] = ()
-    mesh: tuple[Axis, ...] = ()
+    backends: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    mesh: Annotated[tuple[Axis, ...], Meta(max_length=MOST_AXES_SENT)] = ()
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
     """Make the store at which a group meets, at any port of this host. ``seconds``: what its requests may take."""
 
-    seconds: float
+    seconds: Patience
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True):
     """Nothing is to be run. ``error``: an illness of the job; ``reason``: why it can't be seen."""
 
-    error: str = ""
-    reason: str = ""
+    error: Text = ""
+    reason: Text = ""
 
 
 class Share(msgspec.Struct, frozen=True):
     """One axis as a rank sees it: the ``members`` of its group, and the ``bytes`` of the job's messages along it."""
 
-    axis: str
-    members: tuple[int, ...]
-    bytes: int
+    axis: AxisName
+    members: Ranks
+    bytes: Annotated[int, Meta(ge=0, le=LARGEST_MESSAGE)]
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -57,23 +68,28 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     round by round, and NOBODY where it rests. ``seconds``: for the set-up, and ``patience`` for each collective.
     """
 
-    addresses: tuple[str, ...]
-    port: int
-    place: int
-    count: int
-    backend: str
-    device: str
-    shares: tuple[Share, ...]
-    seconds: float
-    patience: float
-    local_rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    partners: tuple[int, ...] = ()
+    addresses: Annotated[tuple[Name, ...], Meta(max_length=16)]
+    port: Port
+    place: Number
+    count: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    backend: Backend
+    device: Literal["cuda", "cpu"]
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_AXES_SENT)]
+    seconds: Patience
+    patience: Patience
+    local_rank: Number | None = None
+    ranks: Ranks = ()
+    partners: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=1 << 32)], ...], Meta(max_length=1 << 10)] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The ranks of all, in order."""
         return self.ranks or tuple(range(self.count))
+
+
+def ends_of(join: Join) -> list[tuple[str | None, int]]:
+    """Addresses and port of the store; a name, as MASTER_ADDR may be one, is looked up."""
+    return [(address if is_address(address) else None, join.port) for address in join.addresses]
 
 
 class Values(msgspec.Struct, frozen=True, tag=True):
@@ -123,3 +139,9 @@ class Done(msgspec.Struct, frozen=True):
     awaited: tuple[int, ...] = ()
     over: bool = False
     reason: str = ""
+
+
+def port_of(note: bytes) -> int | None:
+    """The port of a store that a process has made, by its note."""
+    port = int(note) if note.isdigit() and len(note) < 6 else 0
+    return port if 0 < port < 1 << 16 else None

@@ -66,7 +66,7 @@ class Assembly(NamedTuple):
                 place=place,
                 count=len(self.posts),
                 backend=self.backend,
-                device=self.device,
+                device="cuda" if self.device == "cuda" else "cpu",
                 shares=shares[post.number],
                 seconds=seconds,
                 patience=patience,

@@ -9,12 +9,13 @@ import msgspec
 
 from doctor.facts import CollectiveFacts, Lack, Missing, Section
 from doctor.job import Job
+from doctor.probes.allowed import require_peers
 from doctor.probes.amounts import in_seconds
 from doctor.probes.bench import ChildLost, Refused
 from doctor.probes.deadline import Deadline
 from doctor.probes.group_costs import most_sent
 from doctor.probes.group_mesh import launcher_mesh
-from doctor.probes.group_messages import Done, Join, Load, Open, Ready, Tell
+from doctor.probes.group_messages import Done, Join, Load, Open, Ready, Tell, ends_of, port_of
 from doctor.probes.group_plan import Assembly, assemble
 from doctor.probes.group_run import MOST_AXES, PATIENCE, Run, seconds_of, set_up_seconds
 from doctor.probes.loading import loaded_in
@@ -70,7 +71,7 @@ class GroupsStage:
         self._plan = _nothing
         assembly = self._assembly
         note = next((post.note for post in posts if assembly and post.token == assembly.first.token), b"")
-        port = int(note) if note.isdigit() else None
+        port = port_of(note)
         if assembly is None or port is None:
             return None
         seconds = seconds_of(assembly.backend, len(assembly.courses))
@@ -87,6 +88,7 @@ class GroupsStage:
             return Found({CollectiveFacts.key: _told(task)})
         if isinstance(task, Open):
             return _opened(task, bench, deadline)
+        require_peers(ends_of(task), same_host=True)
         return Found(
             {CollectiveFacts.key: Run(task, bench.torch_child(), deadline.within(deadline.left() - MARGIN)).facts()}
         )

@@ -9,6 +9,7 @@ import msgspec
 
 from doctor.facts import ReachFacts, Section
 from doctor.job import Job
+from doctor.probes.allowed import require_own_master, require_own_port, require_peer
 from doctor.probes.amounts import counted
 from doctor.probes.budget import LIMIT_SECONDS, budget_of
 from doctor.probes.deadline import Deadline
@@ -45,6 +46,12 @@ class LightStage:
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Measure what this host was asked to."""
         task = msgspec.msgpack.decode(order, type=Assignment)
+        for target in task.targets:
+            require_peer(target.address, target.port)
+        if task.master is not None:
+            require_own_master(task.master.address, task.master.port, bench.surroundings)
+        if task.hold_port is not None:
+            require_own_port(task.hold_port, bench.surroundings)
         found = probe_light(task, bench.responder, seconds=max(1.0, deadline.left()), surroundings=bench.surroundings)
         sections: dict[str, Section] = {ReachFacts.key: found.reach, found.paths.key: found.paths}
         if found.clock is not None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from math import prod
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from doctor.bounds import MOST_RANKS
 
 _AXIS = re.compile(r"([a-zA-Z]\w*)\s*=\s*(\d{1,9})(?:\s*:\s*(\d{1,12})\s*(B|KiB|MiB|GiB|kB|KB|MB|GB)?)?", re.ASCII)
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -17,9 +21,9 @@ class Axis(msgspec.Struct, frozen=True):
     """One axis: its ``name`` (dp, tp, …), how many ranks lie along it, and the bytes of the messages that the job sends
     along it, where these are known."""
 
-    name: str
-    size: int
-    bytes: int | None = None
+    name: Annotated[str, Meta(pattern=r"\A\w{1,64}\Z")]
+    size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    bytes: Annotated[int, Meta(ge=1, le=LARGEST_MESSAGE)] | None = None
 
 
 def parse_mesh(text: str) -> tuple[Axis, ...]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from doctor.bounds import Name, Number, Port, Word
 from doctor.facts import ClockFacts, PathFacts, ReachFacts
+from doctor.probes.wire import LARGEST
 
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+MOST_TARGETS = 256
+"""Ways from one host: those that :func:`doctor.probes.plan.partners` gives the largest job, by two libraries."""
+Library = Annotated[str, Meta(max_length=32)]
+Address = Annotated[str, Meta(max_length=64)]
 
 
 class Agent(msgspec.Struct, frozen=True):
@@ -18,18 +24,18 @@ class Agent(msgspec.Struct, frozen=True):
     rank: int
     host: int
     port: Port
-    word: str
+    word: Word
 
 
 class Target(msgspec.Struct, frozen=True):
     """Somebody to connect to: the host called ``peer``. Without an ``address`` its name is looked up. ``library`` is
     the one that would dial this address; ``measured`` is false where the connection alone is of interest."""
 
-    peer: str
-    address: str | None
+    peer: Name
+    address: Address | None
     port: Port
-    word: str
-    library: str | None = None
+    word: Word
+    library: Library | None = None
     measured: bool = True
 
 
@@ -37,9 +43,9 @@ class Master(msgspec.Struct, frozen=True):
     """MASTER_ADDR and MASTER_PORT as this agent was told them. ``peer``: the host of rank 0, empty where it is not
     known. ``held``: somebody is to listen there."""
 
-    address: str
+    address: Name
     port: Port
-    peer: str = ""
+    peer: Name = ""
     held: bool = False
 
 
@@ -51,13 +57,13 @@ class Assignment(msgspec.Struct, frozen=True):
     size.
     """
 
-    rank: int
-    host: str
-    targets: tuple[Target, ...] = ()
-    reference: str | None = None
+    rank: Number
+    host: Name
+    targets: Annotated[tuple[Target, ...], Meta(max_length=MOST_TARGETS)] = ()
+    reference: Name | None = None
     master: Master | None = None
     hold_port: Port | None = None
-    burst: int = 0
+    burst: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
 
 
 class Measured(msgspec.Struct, frozen=True):

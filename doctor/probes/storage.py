@@ -9,11 +9,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 import doctor.probes.storage_child as script
+from doctor import bounds
 from doctor.collectors.children import abandon_child, start_child
 from doctor.facts import StorageReading, StorageTrial
 from doctor.probes.deadline import Deadline
@@ -23,17 +25,19 @@ COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
 WRITE_SHARE = 0.5
 """Of the time for one file: writing ends then, and what is left is for the disk to have it all."""
 REMOVE_SECONDS = 2.0
+MOST_BYTES = 8 << 20
+"""Of one file: 2 s at 4 MB/s, which is slow, and more than a disk takes into its own cache at once."""
 
 
 class Place(msgspec.Struct, frozen=True):
     """A directory, what it is for, and the ``name`` of the file and its size in bytes. ``writer``: the host whose file
     that is."""
 
-    path: str
-    role: str
-    name: str
-    size: int
-    writer: str = ""
+    path: bounds.Path
+    role: bounds.Name
+    name: bounds.Name
+    size: Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+    writer: bounds.Name = ""
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -8,10 +8,13 @@ wrote, however that comes, and removes it.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
 import os
+import re
+import stat
 import sys
 import time
 from pathlib import Path
@@ -38,7 +41,7 @@ def _noise(name: str) -> bytes:
 def write(folder: str, name: str, size: int, seconds: float) -> None:
     """Write the file, within ``seconds`` as many bytes as go; say it, hold the file until stdin ends, and remove it.
     What exists already is left as it is."""
-    path = Path(folder, name)
+    path = Path(folder, _own_name(name))
     keeper, pipe = _start_keeper(path)
     try:
         seen = _timed_write(path, name, size, seconds)
@@ -112,7 +115,7 @@ def read(folder: str, name: str, size: int) -> None:
     """Say whether the file that another host wrote is here, whole."""
     began = time.monotonic()
     while True:
-        seen = _look(Path(folder, name), name, size)
+        seen = _look(Path(folder, _own_name(name)), name, size)
         if seen["outcome"] != "absent" or time.monotonic() - began > PATIENCE:
             break
         time.sleep(0.2)
@@ -121,7 +124,7 @@ def read(folder: str, name: str, size: int) -> None:
 
 def _look(path: Path, name: str, size: int) -> Seen:
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open(_opened(path), "rb", buffering=0) as stream:
             for done in range(0, size, CHUNK):
                 expected = chunk(name, done // CHUNK)[: size - done]
                 if stream.read(len(expected)) != expected:
@@ -131,6 +134,22 @@ def _look(path: Path, name: str, size: int) -> Seen:
         return {"outcome": "absent"}
     except OSError as error:
         return {"outcome": "other", "error": error.strerror or str(error)}
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of a regular file. No link is followed, and nothing is waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _own_name(name: str) -> str:
+    """The name, which another host may have chosen: only such a file is ever made and removed."""
+    if re.fullmatch(r"\.rankdoctor-probe-[A-Za-z0-9._-]{1,128}", name) is None:
+        raise SystemExit(2)
+    return name
 
 
 def _say(seen: Seen) -> None:

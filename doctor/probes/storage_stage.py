@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from doctor.facts import Directory, Section, StorageFacts, StorageSpeedFacts
 from doctor.job import Job
+from doctor.probes.allowed import require_own_directory
 from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.deadline import Deadline
 from doctor.probes.stage import Bench, Found, Orders, Post
-from doctor.probes.storage import COMMAND, Place, WrittenFile, read_files
+from doctor.probes.storage import COMMAND, MOST_BYTES, Place, WrittenFile, read_files
 from doctor.reasoning.storage_speed import looks_at, slow_storage
 
 ROLES = ("checkpoint", "flight-recorder", "nccl-debug")
 """Of directories that the job writes to. Caches and temporary folders are each host's own matter."""
 SHARED = ("checkpoint",)
 """Of these, the ones that all hosts have to share."""
-MOST_BYTES = 8 << 20
-"""Of one file: 2 s at 4 MB/s, which is slow, and more than a disk takes into its own cache at once."""
 LEAST_BYTES = 1 << 20
 ALL_BYTES = 2 << 30
 """Of all hosts together in one directory: a second of a good file system."""
@@ -30,6 +30,8 @@ RESERVE = 64 << 20
 """Bytes that are left free: a directory with less is full without us."""
 MOST_PLACES = 4
 """Directories of one host."""
+MOST_ASKED = 32
+"""Files of one order: what all neighbours of a host wrote that were not seen, in each directory."""
 MOST_MISSED = 8
 """Files that were not seen, about which a second look can tell more: where there are more, nobody shares anything."""
 WRITE_SECONDS = 20.0
@@ -43,7 +45,7 @@ class StorageOrder(msgspec.Struct, frozen=True):
     """Write files and hold them where ``hold``, read those of others, or remove what is held."""
 
     act: Literal["write", "read", "clear"]
-    places: tuple[Place, ...] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=MOST_ASKED)] = ()
     hold: bool = False
 
 
@@ -158,6 +160,8 @@ class StorageStage:
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Write, read or clear, in children."""
         asked = msgspec.msgpack.decode(order, type=StorageOrder)
+        for place in asked.places:
+            require_own_directory(place.path, place.role, place.name, bench.surroundings)
         if asked.act == "write":
             return self._write(asked, deadline)
         if asked.act == "read":

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-from doctor.probes.messages import Port
+import msgspec
+from msgspec import Meta
+
+from doctor.bounds import Name, Number, Port, Word
+from doctor.probes.messages import Address
+from doctor.probes.transfers import MOST_BYTES, MOST_SECONDS
+
+MOST_MEETINGS = 64
+"""Of one host in one step: 16 rounds of all hosts, or three of five ways between two."""
+MOST_ROUND_SECONDS = 10.0
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -12,15 +21,15 @@ class Meeting(msgspec.Struct, frozen=True):
     to ``address`` and ``port``, where the ``word`` is known, from ``source`` if the kernel is not to choose. ``pairs``:
     that meet in this round."""
 
-    round: int
-    place: int
-    peer: str
-    address: str | None
+    round: Number
+    place: Number
+    peer: Name
+    address: Address | None
     port: Port
-    word: str
+    word: Word
     calls: bool
-    pairs: int = 1
-    source: str | None = None
+    pairs: Number = 1
+    source: Address | None = None
 
 
 class Itinerary(msgspec.Struct, frozen=True):
@@ -28,12 +37,17 @@ class Itinerary(msgspec.Struct, frozen=True):
     ``place``: this host's number. ``first``: the round with which all begin; ``round_seconds``: for each, from the end
     of the one before it. ``bytes`` and ``seconds``: at most, one way."""
 
-    survey: int
-    place: int
-    word: str
-    meetings: tuple[Meeting, ...]
-    first: int
-    round_seconds: float
-    bytes: int
-    seconds: float
+    survey: Annotated[int, Meta(ge=0)]
+    place: Number
+    word: Word
+    meetings: Annotated[tuple[Meeting, ...], Meta(max_length=MOST_MEETINGS)]
+    first: Number
+    round_seconds: Annotated[float, Meta(ge=0.0, le=MOST_ROUND_SECONDS)]
+    bytes: Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+    seconds: Annotated[float, Meta(ge=0.0, le=MOST_SECONDS)]
     confirms: bool = False
+
+
+def calls_of(itinerary: Itinerary) -> list[tuple[str | None, int]]:
+    """Addresses and ports that the host connects to."""
+    return [(meeting.address, meeting.port) for meeting in itinerary.meetings if meeting.calls]

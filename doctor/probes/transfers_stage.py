@@ -10,11 +10,12 @@ import msgspec
 
 from doctor.facts import Section, TransferFacts
 from doctor.job import Job
+from doctor.probes.allowed import require_peers
 from doctor.probes.deadline import Deadline
 from doctor.probes.messages import Agent
 from doctor.probes.plan import Station, stations_of
 from doctor.probes.stage import Bench, Found, Orders, Post
-from doctor.probes.transfers_messages import Itinerary
+from doctor.probes.transfers_messages import Itinerary, calls_of
 from doctor.probes.transfers_plan import ROUND_SECONDS, Rounds, budget_of_rounds, itineraries
 from doctor.probes.transfers_rounds import Traveller
 from doctor.reasoning.isolation import rounds
@@ -73,6 +74,7 @@ class TransfersStage:
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Meet the other hosts that ``order`` names."""
         itinerary = msgspec.msgpack.decode(order, type=Itinerary)
+        require_peers(calls_of(itinerary))
         if bench.responder is None:
             return Found({})
         sent = Traveller(itinerary, bench.responder.guests, deadline).run()

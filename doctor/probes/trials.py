@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from doctor.bounds import Mtu, Name, Port, Rate, Text, Word
 from doctor.facts import Trial
-from doctor.probes.messages import Port
 from doctor.probes.stage import Orders, Post
 from doctor.probes.transfers_messages import Itinerary
-from doctor.reasoning.ways import Way
+from doctor.reasoning.ways import MOST_WAYS, Way
 from doctor.reasoning.why import NOT_TRIED, SLOW_SHARE, Subject
 
 ROUNDS = 2
@@ -23,6 +25,8 @@ MOST_ROUNDS = 3
 USUAL_SHARE = SLOW_SHARE
 """Of what is usual among the others: a change that brings less than that does not mend."""
 
+Ways = Annotated[tuple[Way, ...], Meta(max_length=MOST_WAYS)]
+
 LEAST_GAIN = 1.5
 """Times as much as without the change, in each round; less is the noise of a busy machine."""
 
@@ -31,11 +35,11 @@ class Peer(msgspec.Struct, frozen=True):
     """The host called ``name``, which answers on ``port`` to who knows the ``word``: ``way`` leads there and is sick,
     ``others`` lead there besides."""
 
-    name: str
+    name: Name
     port: Port
-    word: str
+    word: Word
     way: Way
-    others: tuple[Way, ...]
+    others: Ways
 
 
 class PacketOrder(msgspec.Struct, frozen=True, tag="packet"):
@@ -43,8 +47,8 @@ class PacketOrder(msgspec.Struct, frozen=True, tag="packet"):
     packets that are too large now; ``setting``: how they are made smaller for good, ``{}`` standing for their size."""
 
     peer: Peer
-    largest: int
-    setting: str
+    largest: Mtu
+    setting: Text
 
 
 class ReachOrder(msgspec.Struct, frozen=True, tag="reach"):
@@ -59,15 +63,15 @@ class SpeedOrder(msgspec.Struct, frozen=True, tag="speed"):
     the segments for each one that is sent again."""
 
     itinerary: Itinerary
-    knobs: tuple[Way, ...] = ()
-    usual: float | None = None
+    knobs: Ways = ()
+    usual: Rate | None = None
     lossy: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
     """Put down what several processes tried together."""
 
-    trials: tuple[Trial, ...]
+    trials: Annotated[tuple[Trial, ...], Meta(max_length=64)]
 
 
 TELL_SECONDS = 5.0

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from doctor.bounds import Number, Processors, Rate
 from doctor.collectors.base import read_text
 from doctor.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial
 from doctor.probes.bench import ChildLost, Refused, TorchChild
@@ -40,12 +41,12 @@ class DeviceOrder(msgspec.Struct, frozen=True, tag="device"):
     host, by its number; ``rank``: the own."""
 
     what: What
-    usual: float
+    usual: Rate
     task: DeviceTask
-    rank: int
-    pinned: tuple[int, ...] = ()
-    near: tuple[int, ...] = ()
-    other: int | None = None
+    rank: Number
+    pinned: Processors = ()
+    near: Processors = ()
+    other: Number | None = None
     on_gpu: bool = False
 
 

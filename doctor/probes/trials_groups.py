@@ -7,18 +7,20 @@ from contextlib import suppress
 
 import msgspec
 
+from doctor.bounds import Rate, Text, shortened
 from doctor.facts import CollectiveFacts, Trial
 from doctor.job import Job
+from doctor.probes.allowed import Forbidden, require_own_interfaces
 from doctor.probes.bench import ChildLost, Refused, TorchChild
 from doctor.probes.deadline import Deadline
 from doctor.probes.group_mesh import BUCKET, Course
-from doctor.probes.group_messages import WORLD, Done, Join, Open
+from doctor.probes.group_messages import WORLD, Done, Join, Open, port_of
 from doctor.probes.group_plan import Assembly
 from doctor.probes.group_run import Run
 from doctor.probes.loading import Loaded
 from doctor.probes.stage import Bench, Found, Orders, Post
 from doctor.probes.trials import USUAL_SHARE, gains, mends, not_tried, told
-from doctor.reasoning.knobs import Knob, knobs_for
+from doctor.reasoning.knobs import Experiment, Knob, knob_of, knobs_for
 from doctor.reasoning.launch import ranks_in_words
 from doctor.reasoning.why import AGAIN, Question, is_right
 
@@ -37,10 +39,11 @@ MARGIN = 1.0
 """Seconds by which a child is killed before the step is over."""
 
 
-class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """Start a child with ``changes`` to the environment, and load torch there; ``hosts``: make the store."""
+class Prepare(msgspec.Struct, frozen=True, tag="experiment"):
+    """Start a child in the environment of this process with what ``experiment`` changes (``None``: nothing), and load
+    torch there; ``hosts``: make the store."""
 
-    changes: dict[str, str]
+    experiment: Experiment | None
     hosts: bool
 
 
@@ -56,8 +59,8 @@ GroupOrder = Prepare | Meet
 class Outcome(msgspec.Struct, frozen=True):
     """What one rank saw: bytes a second of the largest messages; ``None`` where something broke, and ``error`` how."""
 
-    value: float | None = None
-    error: str = "no answer in time"
+    value: Rate | None = None
+    error: Text = "no answer in time"
 
 
 Plan = Generator[Orders, Sequence[Post], None]
@@ -152,18 +155,18 @@ class _Trials:
 
     def run(self, knob: Knob | None) -> Generator[Orders, Sequence[Post], Outcome]:
         """New children, a store, and the group: the worst of what its ranks saw."""
-        first, changes = self._assembly.first, {knob.name: knob.value} if knob else {}
+        first, experiment = self._assembly.first, knob.experiment if knob else None
         what = f"{knob.name}={knob.value}" if knob else "nothing changed"
         words = (
             f"why the collective is slow or breaks: {len(self._assembly.posts)} {self._which} once more with {what}, "
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
-        prepares = {post.token: Prepare(changes, post.token == first.token) for post in self._assembly.posts}
+        prepares = {post.token: Prepare(experiment, post.token == first.token) for post in self._assembly.posts}
         posts = yield _orders(prepares, PREPARE_SECONDS, words)
         note = next((post.note for post in posts if post.token == first.token), b"")
-        if not note.isdigit():
+        if (port := port_of(note)) is None:
             return Outcome(error="no store for the group could be made")
-        joins = self._assembly.join(self._job, int(note), SET_UP_SECONDS, PATIENCE, pairs=False)
+        joins = self._assembly.join(self._job, port, SET_UP_SECONDS, PATIENCE, pairs=False)
         return _worst(self._outcomes((yield _orders(joins, RUN_SECONDS))))
 
     def _outcomes(self, posts: Sequence[Post]) -> Iterator[Outcome]:
@@ -197,6 +200,22 @@ def _worst(outcomes: Iterator[Outcome]) -> Outcome:
     return broken or min(every, key=lambda one: one.value or 0.0, default=Outcome())
 
 
+def changes_of(experiment: Experiment | None) -> dict[str, str | None]:
+    """What an experiment changes in the environment, by this process's own table.
+
+    Raises:
+        Forbidden: its arguments do not fit, or this host lacks the interface.
+    """
+    if experiment is None:
+        return {}
+    require_own_interfaces([experiment.interface] if experiment.interface else [])
+    try:
+        knob = knob_of(experiment)
+    except ValueError as error:
+        raise Forbidden(str(error)) from None
+    return {knob.name: knob.value}
+
+
 class GroupTrials:
     """One process's part: a child at a time."""
 
@@ -210,7 +229,7 @@ class GroupTrials:
 
     def _prepare(self, order: Prepare, bench: Bench, limit: Deadline) -> Found:
         self.close()
-        self._child = TorchChild(bench.surroundings.environ, changes=order.changes)
+        self._child = TorchChild(bench.surroundings.environ, changes=changes_of(order.experiment))
         with suppress(ChildLost, Refused):
             self._child.ask("load", {}, Loaded, limit.left())
             if order.hosts:
@@ -237,7 +256,7 @@ def outcome_of(facts: CollectiveFacts, most: int) -> Outcome:
     are timed anyway."""
     broken = facts.error or next((one.error for one in facts.timings if one.error), None)
     if broken:
-        return Outcome(error=broken)
+        return Outcome(error=shortened(broken))
     for one in facts.results:
         if not is_right(one):
             return Outcome(error=f"{one.operation} gave {one.received}, not {one.expected}")

@@ -10,11 +10,14 @@ import msgspec
 
 from doctor.facts import Section, Trial, TrialFacts
 from doctor.job import Job
+from doctor.probes.allowed import require_peers
 from doctor.probes.amounts import counted, in_bytes, in_seconds
 from doctor.probes.deadline import Deadline
 from doctor.probes.device_work import COPIES, COPY_BYTES
 from doctor.probes.group_costs import most_sent
+from doctor.probes.group_messages import ends_of
 from doctor.probes.stage import Bench, Found, Orders, Post
+from doctor.probes.transfers_messages import calls_of
 from doctor.probes.trials import ROUNDS, PacketOrder, ReachOrder, SpeedOrder, Tell
 from doctor.probes.trials_devices import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
 from doctor.probes.trials_ends import PATH_SECONDS, path_orders
@@ -59,6 +62,7 @@ class WhyStage:
     def take_part(self, order: bytes, bench: Bench, deadline: Deadline) -> Found:
         """Try what this process was asked to."""
         task = _read(order)
+        require_peers(_ends(task), same_host=isinstance(task, Meet))
         if isinstance(task, Prepare | Meet):
             return self._groups.take_part(task, bench, deadline)
         trials = _trials(task, bench, deadline)
@@ -68,6 +72,15 @@ class WhyStage:
 def _read(order: bytes) -> OwnOrder | Prepare | Meet:
     task: OwnOrder | Prepare | Meet = msgspec.msgpack.decode(order, type=OwnOrder | Prepare | Meet)
     return task
+
+
+def _ends(task: OwnOrder | Prepare | Meet) -> list[tuple[str | None, int]]:
+    """Addresses and ports that an order connects to."""
+    if isinstance(task, PacketOrder | ReachOrder):
+        return [(way.address, task.peer.port) for way in (task.peer.way, *task.peer.others)]
+    if isinstance(task, SpeedOrder):
+        return calls_of(task.itinerary)
+    return ends_of(task.join) if isinstance(task, Meet) else []
 
 
 def _words(orders: Orders) -> str:

@@ -13,8 +13,11 @@ Nature = Literal["own", "peer", "timeout", "outside", "mismatch"]
 """Of a failure: the rank's own, a peer's end, a collective that ran out of time, somebody who ended the run, or what
 ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` says of collectives that differ."""
 
-_OUTSIDE = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalException", "Findings", "GeneratorExit"})
-_OF_TORCH = re.compile(r"RuntimeError$|Dist\w*Error$")
+_OUTSIDE = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalException", "GeneratorExit"})
+_OF_DOCTOR = ("Findings", "doctor.Findings")
+"""What the callback raises on ``on_error="raise"``, by its name alone or as a traceback prints it: its findings say
+why. A class of that name in another package is a failure like any other."""
+_OF_TORCH = re.compile(r"RuntimeError$|Dist\w{0,60}Error$")
 """Kinds of the errors of back ends and stores. A user's own connections fail with kinds of their own."""
 _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
     ("mismatch", re.compile(r"Detected mismatch between collectives on ranks")),
@@ -59,7 +62,7 @@ class Ending(NamedTuple):
 
 def nature_of(failure: Failure) -> Nature:
     """What a failure is a sign of."""
-    if failure.kind.rpartition(".")[2] in _OUTSIDE:
+    if failure.kind.rpartition(".")[2] in _OUTSIDE or failure.kind in _OF_DOCTOR:
         return "outside"
     found: Nature = next((nature for nature, pattern in _NATURES if pattern.search(failure.message)), "own")
     return found if found == "outside" or _OF_TORCH.search(failure.kind) else "own"

@@ -70,7 +70,7 @@ ENDS = (
     *TIMED_OUT,
 )
 """Messages that tell that ranks ended, or soon will."""
-_ROOTS = (
+ROOTS = (
     EXCEPTION,
     CRASH,
     "cuda.error",
@@ -130,7 +130,7 @@ def first_trouble(job: Job) -> Event | None:
     if job.evidence is None:
         return None
     aftermath = Aftermath(job.evidence)
-    roots = (one for one in job.evidence.of(*_ROOTS) if _is_root(aftermath, one))
+    roots = (one for one in job.evidence.of(*ROOTS) if _is_root(aftermath, one))
     return next(roots, next(iter(job.evidence.of(*TIMED_OUT, *LOST_PEERS)), None))
 
 

@@ -1,9 +1,16 @@
-"""Settings of NCCL and Gloo that may mend a collective, as far as they can apply to the ranks of a group."""
+"""Settings of NCCL and Gloo that may mend a collective, as far as they can apply to the ranks of a group.
+
+Ranks name an experiment to one another by its id; each looks up the variable and its value in this table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from doctor.facts import EnvironmentFacts, GpuFacts, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.job import Rank
@@ -12,10 +19,57 @@ from doctor.reasoning.network import CARRIES_NOTHING, active_rdma_ports, choice_
 MOST_KNOBS = 5
 """That are tried for one collective: each costs every rank a new process that loads torch."""
 
+ExperimentId = Literal[
+    "p2p-off", "p2p-on", "shm-off", "shm-on", "ib-off", "ib-on", "algo-ring", "proto-simple",
+    "nccl-interface", "gloo-interface", "devices-backwards",
+]  # fmt: skip
+
+MOST_DEVICES = 64
+"""GPUs of one host."""
+_INTERFACE = r"\A[^\s/,=^\0]{0,15}\Z"
+"""Names of the kernel (IFNAMSIZ, dev_valid_name in net/core/dev.c), without what separates names in the variables."""
+
+_FIXED: Mapping[str, tuple[str, str]] = {
+    "p2p-off": ("NCCL_P2P_DISABLE", "1"),
+    "p2p-on": ("NCCL_P2P_DISABLE", "0"),
+    "shm-off": ("NCCL_SHM_DISABLE", "1"),
+    "shm-on": ("NCCL_SHM_DISABLE", "0"),
+    "ib-off": ("NCCL_IB_DISABLE", "1"),
+    "ib-on": ("NCCL_IB_DISABLE", "0"),
+    "algo-ring": ("NCCL_ALGO", "Ring"),
+    "proto-simple": ("NCCL_PROTO", "Simple"),
+}
+_OF_INTERFACE: Mapping[str, tuple[str, str]] = {
+    "nccl-interface": ("NCCL_SOCKET_IFNAME", "="),
+    "gloo-interface": ("GLOO_SOCKET_IFNAME", ""),
+}
+"""The variable, and what stands before the name: NCCL takes a name with ``=`` as a whole one."""
+
+
+class Experiment(msgspec.Struct, frozen=True):
+    """One row of the table. ``interface``: of a row that takes the name of a network interface; ``devices``: of the one
+    that takes a number of GPUs."""
+
+    id: ExperimentId
+    interface: Annotated[str, Meta(pattern=_INTERFACE)] = ""
+    devices: Annotated[int, Meta(ge=0, le=MOST_DEVICES)] = 0
+
+    @property
+    def setting(self) -> tuple[str, str] | None:
+        """The variable and its value; ``None`` where an argument is missing or does not belong there."""
+        if self.id in _FIXED:
+            return None if self.interface or self.devices else _FIXED[self.id]
+        if self.id == "devices-backwards":
+            backwards = ",".join(map(str, reversed(range(self.devices))))
+            return ("CUDA_VISIBLE_DEVICES", backwards) if self.devices > 1 and not self.interface else None
+        variable, sign = _OF_INTERFACE[self.id]
+        return (variable, sign + self.interface) if self.interface and not self.devices else None
+
 
 class Knob(NamedTuple):
-    """One variable that is set to another value, for all ranks alike."""
+    """One variable that is set to another value, for all ranks alike; ``experiment``: the row that says so."""
 
+    experiment: Experiment
     name: str
     value: str
 
@@ -26,6 +80,17 @@ class Knob(NamedTuple):
         return f"export {self.name}={value}  # for all ranks"
 
 
+def knob_of(experiment: Experiment) -> Knob:
+    """The knob of a row.
+
+    Raises:
+        ValueError: its arguments do not fit.
+    """
+    if experiment.setting is None:
+        raise ValueError(f"the experiment {experiment.id} does not take these arguments")
+    return Knob(experiment, *experiment.setting)
+
+
 def knobs_for(members: Sequence[Rank], backend: str, *, is_small: bool = False) -> tuple[Knob, ...]:
     """What can be changed for a group of these ranks, what is likeliest first; at most :data:`MOST_KNOBS`.
     ``is_small``: their messages are, and latency is what counts."""
@@ -34,30 +99,31 @@ def knobs_for(members: Sequence[Rank], backend: str, *, is_small: bool = False) 
 
 
 def _of_gloo(members: Sequence[Rank]) -> Iterator[Knob]:
-    yield from _interfaces(members, "GLOO_SOCKET_IFNAME", "")
+    yield from _interfaces(members, "gloo-interface")
 
 
 def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[Knob]:
     """One of each kind before a second one of any. Source: the environment variables of NCCL's user guide."""
     hosts = {member.host.index for member in members}
     if len(hosts) < len(members):
-        yield _toggled(members, "NCCL_P2P_DISABLE")
-        yield _toggled(members, "NCCL_SHM_DISABLE")
+        yield _toggled(members, "p2p-off", "p2p-on")
+        yield _toggled(members, "shm-off", "shm-on")
     if len(hosts) > 1 and any(map(_has_rdma, members)):
-        yield _toggled(members, "NCCL_IB_DISABLE")
-    interfaces = [*_interfaces(members, "NCCL_SOCKET_IFNAME", "=")] if len(hosts) > 1 else []
+        yield _toggled(members, "ib-off", "ib-on")
+    interfaces = [*_interfaces(members, "nccl-interface")] if len(hosts) > 1 else []
     yield from interfaces[:1]
     yield from _other_order(members)
     yield from interfaces[1:]
     # Of latency neither is a cure: Simple is the protocol of large messages, and a ring has the most steps.
     if not is_small:
-        yield Knob("NCCL_ALGO", "Ring")
-        yield Knob("NCCL_PROTO", "Simple")
+        yield knob_of(Experiment("algo-ring"))
+        yield knob_of(Experiment("proto-simple"))
 
 
-def _toggled(members: Sequence[Rank], name: str) -> Knob:
+def _toggled(members: Sequence[Rank], off: ExperimentId, on: ExperimentId) -> Knob:
     """What is switched off for one of them at least is switched on, else off."""
-    return Knob(name, "0" if any(_value(member, name) == "1" for member in members) else "1")
+    knob = knob_of(Experiment(off))
+    return knob_of(Experiment(on)) if any(_value(member, knob.name) == "1" for member in members) else knob
 
 
 def _has_rdma(member: Rank) -> bool:
@@ -65,12 +131,17 @@ def _has_rdma(member: Rank) -> bool:
     return rdma is not None and bool(active_rdma_ports(rdma))
 
 
-def _interfaces(members: Sequence[Rank], variable: str, sign: str) -> Iterator[Knob]:
+def _interfaces(members: Sequence[Rank], row: ExperimentId) -> Iterator[Knob]:
     """Interfaces that all hosts have, and that one of them at least does not use now."""
     common = [name for name in _usable(members[0]) if all(name in _usable(member) for member in members)]
     for name in common:
-        if not all(_uses(member, name) for member in members):
-            yield Knob(variable, sign + name)
+        if is_interface_name(name) and not all(_uses(member, name) for member in members):
+            yield knob_of(Experiment(row, interface=name))
+
+
+def is_interface_name(name: str) -> bool:
+    """Whether it can be an argument of an experiment."""
+    return re.fullmatch(_INTERFACE, name) is not None
 
 
 def _usable(member: Rank) -> list[str]:
@@ -91,8 +162,12 @@ def _other_order(members: Sequence[Rank]) -> Iterator[Knob]:
     """The devices backwards, where all hosts have as many and nobody chose among them."""
     counts = {len(gpus.gpus) if (gpus := member.find(GpuFacts)) is not None else 0 for member in members}
     count = counts.pop()
-    if not counts and count > 1 and not any(_value(member, "CUDA_VISIBLE_DEVICES") for member in members):
-        yield Knob("CUDA_VISIBLE_DEVICES", ",".join(map(str, reversed(range(count)))))
+    if (
+        not counts
+        and 1 < count <= MOST_DEVICES
+        and not any(_value(member, "CUDA_VISIBLE_DEVICES") for member in members)
+    ):
+        yield knob_of(Experiment("devices-backwards", devices=count))
 
 
 def _is_set(members: Sequence[Rank], knob: Knob) -> bool:

@@ -10,6 +10,7 @@ lightning/fabric/plugins/environments (what Lightning takes for a launcher).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -48,6 +49,12 @@ torchrun calls itself pt_elastic (torch/distributed/run.py)."""
 
 MAX_HOSTS = 65_536
 """Names that :func:`expand_hosts` writes out; a longer list is taken for damaged."""
+MAX_LIST = 1 << 20
+"""Characters of a list that are read; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
+MAX_CHARACTERS = 16 << 20
+"""Characters of all names: 65,536 names of 253 characters, the longest that a name service has."""
+_PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 def whole_number(text: str | None) -> int | None:
@@ -198,24 +205,31 @@ def starts_tasks_unlaunched(job: Job, launch: LaunchFacts) -> bool:
     return slurm_step(launch) is None and (tasks is None or tasks > 1)
 
 
+@lru_cache(maxsize=8)
 def expand_hosts(text: str | None) -> tuple[str, ...]:
-    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty where it is missing or damaged."""
+    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty where it is missing or damaged.
+
+    Cached, because all ranks of a job have the same list.
+    """
     names: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text or ""):
-        for name in _expanded(part.strip()):
-            if len(names) == MAX_HOSTS:
-                return ()
-            names.append(name)
+    for part in _PARTS.findall((text or "")[:MAX_LIST]):
+        found = _expanded(part.strip(), MAX_HOSTS - len(names))
+        if found is None:
+            return ()
+        names.extend(found)
     return tuple(names)
 
 
-def _expanded(part: str) -> Iterator[str]:
-    match = re.search(r"\[([^\]]*)\]", part)
-    if match is None:
-        yield part
-        return
-    for number in _numbers(match[1]):
-        yield from _expanded(part[: match.start()] + number + part[match.end() :])
+def _expanded(part: str, most: int) -> list[str] | None:
+    """The names that one entry stands for; ``None`` where they are more than ``most`` or longer than names can be."""
+    pieces = _BRACKETS.split(part)
+    names = [pieces[0]]
+    for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        ends = [number + text for number in itertools.islice(_numbers(numbers), most + 1)]
+        if len(names) * len(ends) > most or len(names) * len(ends) * len(names[0] + text) > MAX_CHARACTERS:
+            return None
+        names = [name + end for name in names for end in ends]
+    return names if len(names) <= most else None
 
 
 def _numbers(text: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ OVERHEAD_SHARE, OVERHEAD = 0.1, 4 * GIB
 FULL = 0.02
 """Of a device that is full: so much may be free, and in pieces that the driver can't hand out."""
 
-_SIZE = r"(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
+_SIZE = r"(?<!\d)(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _FULL = re.compile(

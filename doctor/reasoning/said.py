@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -77,8 +78,10 @@ def told_finding(
     symptoms: bool = True,
 ) -> Finding:
     """A finding with the lines as its evidence. ``ranks``: to blame; by default those that said it. ``symptoms``: it
-    explains what nearly every fault looks like (:data:`SYMPTOMS`), beside ``explains``."""
+    explains what nearly every fault looks like (:data:`SYMPTOMS`), beside ``explains``. A remark (info) explains
+    nothing: it says itself that the job can live with it."""
     first = told.first
+    consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = told.ranks if ranks is None else ranks
     return Finding(
         summary,
@@ -89,7 +92,7 @@ def told_finding(
         fix=fix,
         severity=severity,
         confidence=confidence,
-        explains=(*explains, *(SYMPTOMS if symptoms else ())),
+        explains=consequences,
         source=Source(first.file, first.line),
     )
 
@@ -98,6 +101,15 @@ def line_of(event: Event) -> str:
     """The line as evidence: where it stands, who said it, its text."""
     who = f" rank {event.rank}:" if event.rank is not None else f" {event.host}:" if event.host else ""
     return f"{event.file}:{event.line}:{who} {event.text}"
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]{1,12}):(?: |$)")
+
+
+def place_of_line(text: str) -> tuple[str, int] | None:
+    """The file and the line that :func:`line_of` put first."""
+    found = _PLACE.match(text)
+    return (found["file"], int(found["line"])) if found else None
 
 
 def _times(told: Said) -> dict[str, object]:

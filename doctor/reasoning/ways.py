@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from doctor.bounds import Mtu, Name, Text
 from doctor.facts import InterfaceFacts
 from doctor.job import Rank
 from doctor.reasoning.network import (
@@ -25,11 +26,11 @@ class Way(msgspec.Struct, frozen=True):
     kernel chooses. ``knob``: what is other than usual, in words; ``setting``: how a job is made to go there, to be
     pasted. ``mtu``: bytes, of the smaller of both ends, where it is known."""
 
-    knob: str
-    setting: str
-    address: str
-    source: str | None = None
-    mtu: int | None = None
+    knob: Text
+    setting: Text
+    address: Name
+    source: Name | None = None
+    mtu: Mtu | None = None
 
 
 def ways_between(own: Rank, peer: Rank, address: str | None) -> tuple[Way, ...]:

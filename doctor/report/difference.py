@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from doctor.diff import Difference
-from doctor.report.words import cell, ranges, spelt_out
+from doctor.report.words import as_json, cell, ranges, spelt_out
 
 
 def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:
     """The differences as ``text``, ``json`` (schema 1) or ``markdown``."""
     if form == "json":
         document = {"schema": 1, "kind": "diff", "before": before, "after": after, "differences": list(differences)}
-        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+        return as_json(document) + "\n"
     if not differences:
         return spelt_out(f"no difference between {before} and {after}") + "\n"
     lines = _markdown(differences, before, after) if form == "markdown" else _text(differences, before, after)

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from doctor.estimate.plan import Estimate
 from doctor.report.estimate_words import (
     WAY_HEAD,
@@ -26,6 +21,7 @@ from doctor.report.estimate_words import (
     way_cells,
     when_words,
 )
+from doctor.report.rich_names import Console, Group, Padding, RenderableType, Table, Text
 from doctor.report.terminal import NARROW, draw_findings
 from doctor.report.words import byte_size, counts_line, spelt_out
 from doctor.result import Report

@@ -58,7 +58,8 @@ def _findings(report: Report) -> Iterator[str]:
             word = f"ignored: {finding.ignored.reason}" if finding.ignored else finding.severity.value
             yield f"\n### {result.id} {line_of(result.name)}: {line_of(word)}"
             yield f"\n{line_of(finding.summary)}"
-            yield f"\n- effect: {line_of(finding.effect)}\n- fix: {line_of(finding.fix)}"
+            words = {"effect": finding.effect, "fix": finding.fix}
+            yield "".join(f"\n- {name}: {line_of(text)}" for name, text in words.items() if text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from doctor.report.story import (
     headline,
     lines_of_ranks,
     quotes,
+    reading_of,
     story_of,
     to_collect,
 )
@@ -35,12 +36,15 @@ from doctor.report.words import (
     counts_line,
     coverage_line,
     evidence_lines,
+    fix_parts,
     place,
     printable,
     processes,
     ranges,
     some,
     spelt_out,
+    state_of,
+    states_of,
 )
 from doctor.result import Report, ReportFinding
 
@@ -75,6 +79,8 @@ def render_html(report: Report, job: Job | None = None) -> str:
             heard=_heard(story, job),
             evidence_files=evidence.files,
             shifts=evidence.shifts,
+            reading=reading_of(report),
+            states=states_of(report),
             collect=to_collect(report) if report.primary is None else [],
             rows=rows,
             columns=used_columns(rows),
@@ -159,11 +165,18 @@ def _environment() -> Environment:
         evidence=_plain_evidence,
         prose=prose,
         commands=commands,
+        fix_parts=fix_parts,
         quotes=quotes,
         ranges=ranges,
     )
     environment.globals.update(
-        place=place, days=days, counts_line=counts_line, coverage_line=coverage_line, Severity=Severity, Status=Status
+        place=place,
+        state_of=state_of,
+        days=days,
+        counts_line=counts_line,
+        coverage_line=coverage_line,
+        Severity=Severity,
+        Status=Status,
     )
     return environment
 

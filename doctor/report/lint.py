@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
-
 from doctor.finding import Status
-from doctor.report.words import counts_line, evidence_lines, printable, some
+from doctor.report.rich_names import Console, Padding, Text
+from doctor.report.words import counts_line, evidence_lines, explaining, printable, some
 from doctor.result import CheckResult, Report, ReportFinding
 
 _STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan", "ignored": "dim"}
@@ -18,7 +15,7 @@ _VERDICT = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
 _TOLD = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable")
 """Evidence that is shown in other ways."""
 _MOST_SKIPPED = 10
-"""Files that were passed over which are named, unless all are asked for."""
+"""Files that leave the report inconclusive which are named, unless all are asked for."""
 
 
 class _Hit(NamedTuple):
@@ -106,9 +103,9 @@ def _parts(hit: _Hit, told: set[tuple[str, str]], *, verbose: bool) -> Iterator[
         yield "ignored", f"{finding.ignored.reason} ({finding.ignored.by})"
         return
     is_new = (hit.result.id, "") not in told
-    if is_new:
+    if is_new and finding.effect:
         yield "effect", finding.effect
-    if (hit.result.id, finding.fix) not in told:
+    if finding.fix and (hit.result.id, finding.fix) not in told:
         yield "fix", finding.fix.rstrip(".") + (". --fix does it." if finding.evidence.get("fixable") else ".")
     if not is_new:
         return
@@ -118,7 +115,7 @@ def _parts(hit: _Hit, told: set[tuple[str, str]], *, verbose: bool) -> Iterator[
     foreshadows = finding.evidence.get("foreshadows")
     if verbose and isinstance(foreshadows, (list, tuple)):
         yield "in a run", ", ".join(map(str, foreshadows))
-    yield "more", f"doctor explain {hit.result.id}"
+    yield "more", explaining(hit.result)
 
 
 def _plain(text: str) -> str:
@@ -161,11 +158,14 @@ def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: boo
     for one in report.inputs:
         for note in one.notes or ():
             console.print(Text(f"{one.path}: {note}", style="magenta"), soft_wrap=True)
-    shown = skipped if verbose else skipped[:_MOST_SKIPPED]
-    for one in shown:
+    told = skipped if verbose else [one for one in skipped if one.decisive is True][:_MOST_SKIPPED]
+    for one in told:
         console.print(Text(f"passed over {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
-    if len(shown) < len(skipped):
-        console.print(f"and {len(skipped) - len(shown)} more (--verbose names all)")
+    if rest := [one.path for one in skipped if one not in told]:
+        console.print(
+            Text(f"{_counted(len(rest), 'file')} passed over: {some(rest)} (--verbose says why)", style="dim"),
+            soft_wrap=True,
+        )
 
 
 def _counted(count: int, thing: str) -> str:

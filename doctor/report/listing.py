@@ -6,15 +6,14 @@ import io
 from collections.abc import Iterable
 from typing import IO, Any
 
-import msgspec
-from rich.table import Table
-
 from doctor.catalog import Catalog
 from doctor.checking import Check
 from doctor.lint.rule import Rule
 from doctor.lint.rules import Rulebook
+from doctor.playbook import limits_of
+from doctor.report.rich_names import Table
 from doctor.report.terminal import make_console
-from doctor.report.words import spelt_out
+from doctor.report.words import as_json, spelt_out
 
 _OF_CHECKS = ("id", "name", "family", "severity", "scope", "when", "needs", "origin")
 _OF_RULES = ("id", "name", "family", "severity", "reads", "foreshadows", "origin")
@@ -24,20 +23,24 @@ def render_listing(catalog: Catalog, book: Rulebook, form: str, stream: IO[str])
     """All checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1). Rules over launch files bear the
     ids of the checks that they foreshadow."""
     checks = [_describe_check(check) for check in catalog.checks]
+    told = [{**row, "limits": limits_of(check)} for row, check in zip(checks, catalog.checks, strict=True)]
     rules = [_describe_rule(rule) for rule in book.rules]
     if form == "json":
-        document = {"schema": 1, "checks": checks, "rules": rules}
-        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-    paper = io.StringIO()
-    console = make_console(paper, width=make_console(stream).width)
-    if checks:
-        console.print(_table(_OF_CHECKS, checks))
-    if rules:
-        console.print("\nRules of doctor lint", style="bold")
-        console.print(_table(_OF_RULES, rules))
-    for broken in (*catalog.broken, *book.broken):
-        console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
-    return paper.getvalue()
+        document = {"schema": 1, "checks": told, "rules": rules}
+        return as_json(document) + "\n"
+    console = make_console(io.StringIO(), width=make_console(stream).width)
+    with console.capture() as paper:
+        if checks:
+            console.print(_table(_OF_CHECKS, checks))
+        if limits := [f'"{name}" = {value!r}' for check in catalog.checks for name, value in limits_of(check).items()]:
+            console.print("\nLimits of checks, for doctor.toml", style="bold")
+            console.print("\n".join(["[limits]", *limits]), markup=False)
+        if rules:
+            console.print("\nRules of doctor lint", style="bold")
+            console.print(_table(_OF_RULES, rules))
+        for broken in (*catalog.broken, *book.broken):
+            console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
+    return paper.get()
 
 
 def _describe_check(check: Check) -> dict[str, Any]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-import msgspec
-
 from doctor.finding import Severity, Status
 from doctor.report.story import confidence
-from doctor.report.words import counts_line, coverage_line, evidence_lines, families, place, printable
+from doctor.report.words import as_json, counts_line, coverage_line, evidence_lines, families, place, printable
 from doctor.result import CheckResult, Report, ReportFinding
 
 
 def render_json(report: Report) -> str:
     """The report document, schema 1."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    return as_json(report)
 
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
     """Without the characters that XML 1.0 forbids."""
     return _NOT_XML.sub("\ufffd", text)
 
@@ -42,7 +40,7 @@ def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Re
     suite = ET.SubElement(
         root,
         "testsuite",
-        name=_xml(family),
+        name=xml_text(family),
         tests=str(len(cases)),
         failures=count["failure"],
         errors=count["error"],
@@ -53,19 +51,19 @@ def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Re
 
 
 def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
-    name = _xml(f"{result.id} {result.name}")
-    case = ET.Element("testcase", classname=f"doctor.{_xml(family)}", name=name, time=f"{result.seconds:.3f}")
+    name = xml_text(f"{result.id} {result.name}")
+    case = ET.Element("testcase", classname=f"doctor.{xml_text(family)}", name=name, time=f"{result.seconds:.3f}")
     loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]
     if loud:
-        failure = ET.SubElement(case, "failure", message=_xml(loud[0].summary), type=result.severity.value)
-        failure.text = _xml("\n\n".join(_plain(report, finding) for finding in loud))
+        failure = ET.SubElement(case, "failure", message=xml_text(loud[0].summary), type=result.severity.value)
+        failure.text = xml_text("\n\n".join(_plain(report, finding) for finding in loud))
     elif result.status is Status.CRASH or result.crash is not None:
-        ET.SubElement(case, "error", message=_xml(result.crash or result.reason or ""), type="crash")
+        ET.SubElement(case, "error", message=xml_text(result.crash or result.reason or ""), type="crash")
     elif result.status in (Status.UNKNOWN, Status.SKIP):
-        ET.SubElement(case, "skipped", message=_xml(f"{result.status.value}: {result.reason}"))
+        ET.SubElement(case, "skipped", message=xml_text(f"{result.status.value}: {result.reason}"))
     quiet = [f for f in result.findings if f not in loud]
     if quiet:
-        ET.SubElement(case, "system-out").text = _xml("\n\n".join(_plain(report, finding) for finding in quiet))
+        ET.SubElement(case, "system-out").text = xml_text("\n\n".join(_plain(report, finding) for finding in quiet))
     return case
 
 
@@ -75,9 +73,9 @@ def _plain(report: Report, finding: ReportFinding) -> str:
     where = place(finding, report)
     because = f" because of: {finding.explained_by}" if finding.explained_by else ""
     sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
-    return (
-        f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}\neffect: {finding.effect}\nfix: {finding.fix}{ignored}"
-    )
+    words = {"effect": finding.effect, "fix": finding.fix}
+    told = "".join(f"\n{name}: {text}" for name, text in words.items() if text)
+    return f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}{told}{ignored}"
 
 
 _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -91,12 +89,12 @@ def render_github(report: Report) -> str:
         title = _github_property(f"{result.id} {result.name}")
         for finding in (finding for finding in result.findings if finding.stands):
             where = _github_place(finding)
-            message = _github_text(_plain(report, finding))
+            message = github_text(_plain(report, finding))
             lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
         crash = result.reason if result.status is Status.CRASH else result.crash
         if crash is not None:
-            lines.append(f"::warning title={title}::{_github_text(f'the check crashed: {crash}')}")
-    lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
+            lines.append(f"::warning title={title}::{github_text(f'the check crashed: {crash}')}")
+    lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {github_text(coverage_line(report))}")
     return "\n".join(lines) + "\n"
 
 
@@ -107,9 +105,10 @@ def _github_place(finding: ReportFinding) -> str:
     return f"file={_github_property(finding.source.file)},{line}"
 
 
-def _github_text(text: str) -> str:
+def github_text(text: str) -> str:
+    """``text`` as part of a workflow command, whose lines end it."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _github_property(text: str) -> str:
-    return _github_text(text).replace(":", "%3A").replace(",", "%2C")
+    return github_text(text).replace(":", "%3A").replace(",", "%2C")

@@ -12,8 +12,19 @@ from collections.abc import Iterable, Iterator
 from doctor.finding import Status
 from doctor.job import Job
 from doctor.report.ranks import rank_rows, used_columns
-from doctor.report.story import Story, Told, commands, confidence, headline, story_of, to_collect
-from doctor.report.words import cell, counts_line, coverage_line, evidence_lines, line_of, place, printable, spelt_out
+from doctor.report.story import Story, Told, commands, confidence, headline, reading_of, story_of, to_collect
+from doctor.report.words import (
+    cell,
+    counts_line,
+    coverage_line,
+    evidence_lines,
+    fix_parts,
+    line_of,
+    place,
+    printable,
+    spelt_out,
+    state_of,
+)
 from doctor.result import CheckResult, Report
 
 MOST = 60_000
@@ -40,6 +51,7 @@ def _verdict(report: Report, story: Story) -> Iterator[str]:
     if story.primary is None:
         counts = counts_line(report)
         yield f"{counts[:1].upper()}{counts[1:]}. {coverage_line(report)}."
+        yield from _read_of_run(report)
         return
     primary, finding = story.primary, story.primary.finding
     where = line_of(place(finding, report))
@@ -48,10 +60,27 @@ def _verdict(report: Report, story: Story) -> Iterator[str]:
     lines = _lines(primary)
     if lines:
         yield f"\n{_fenced(lines[:SHOWN])}"
-    yield f"\n**The way out:** {line_of(finding.fix)}"
+    if finding.fix:
+        yield f"\n**Fix:** {line_of(fix_parts(finding.fix)[0])}"
     if commands(finding.fix):
         yield f"\n{_fenced(commands(finding.fix), 'sh')}"
-    yield f"\nIf it stays: {line_of(finding.effect)}"
+    if finding.effect:
+        yield f"\nIf it stays: {line_of(finding.effect)}"
+
+
+def _read_of_run(report: Report) -> Iterator[str]:
+    """What was read of a run whose outcome is unclear, and what to collect next."""
+    reading = reading_of(report)
+    if reading is None:
+        return
+    yield "\n" + "\n".join(f"- {line_of(fact)}" for fact in reading.facts)
+    if reading.lines:
+        quoted = (": ".join(filter(None, (one.place, one.who, one.text))) for one in reading.lines)
+        yield f"\n{_fenced(list(quoted))}"
+    if reading.more > 0:
+        yield f"\nAnd {reading.more} more lines that look like errors."
+    yield "\n**Collect next:**\n"
+    yield "\n".join(f"- {line_of(way)}" for way in reading.collect)
 
 
 def _lines(told: Told) -> list[str]:
@@ -123,7 +152,10 @@ def _finding(told: Told, report: Report) -> str:
     ]
     if finding.explained_by:
         lines.append(f"- because of: {finding.explained_by}")
-    lines += [f"- effect: {line_of(finding.effect)}", f"- fix: {line_of(finding.fix)}"]
+    prose, below = fix_parts(finding.fix)
+    words = {"effect": finding.effect, "fix": prose}
+    lines += [f"- {name}: {line_of(text)}" for name, text in words.items() if text]
+    lines += [f"\n{_fenced(below, 'sh')}"] if below else []
     evidence = _lines(told)
     while sum(map(len, evidence)) > _ROOM_OF_FINDING:
         evidence.pop()
@@ -157,8 +189,8 @@ def _read(report: Report) -> str:
 def _inputs(report: Report) -> list[str]:
     """Files that were passed over first."""
     files = sorted(report.inputs, key=lambda one: one.skipped is None)
-    head = [_row(("file", "kind", "passed over, because")), _row(["---"] * 3)]
-    return [*head, *(_row((one.path, one.kind, one.skipped or "")) for one in files)]
+    head = [_row(("file", "kind", "not read, because")), _row(["---"] * 3)]
+    return [*head, *(_row((one.path, one.kind, one.skipped or "; ".join(one.notes or ()))) for one in files)]
 
 
 _ORDER = (Status.SICK, Status.CRASH, Status.UNKNOWN, Status.SKIP, Status.OK)
@@ -181,7 +213,7 @@ _FEW = 3
 
 def _check(result: CheckResult) -> str:
     seen = f"{result.seen}/{result.expected}"
-    return _row((f"{result.id} {result.name}", result.status.value, seen, result.crash or result.reason or ""))
+    return _row((f"{result.id} {result.name}", state_of(result), seen, result.crash or result.reason or ""))
 
 
 def _many(key: tuple[Status, str | None], results: Iterable[CheckResult]) -> str:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import msgspec
-
 from doctor.errors import UnusableError
 from doctor.finding import Severity, Status
 from doctor.lint.fixing import Replacement
 from doctor.playbook import find_page
+from doctor.report.words import as_json
 from doctor.result import CheckResult, Report, ReportFinding
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -74,7 +73,7 @@ def render_sarif(report: Report, rules: Iterable[Described], fixes: Fixes | None
         "results": list(_results(report, fixes or {})),
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return as_json(document) + "\n"
 
 
 def _rule(result: CheckResult, rule: Described | None) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from typing import NamedTuple
 from doctor.facts import Event
 from doctor.finding import Severity
 from doctor.job import Job
-from doctor.report.words import place, ranges, told_hosts, why_inconclusive
+from doctor.reasoning.outcome import QuotedLine
+from doctor.report.words import (
+    coverage_in_words,
+    fix_parts,
+    place,
+    ranges,
+    told_hosts,
+    unclear_outcome,
+    why_inconclusive,
+)
 from doctor.result import CheckResult, Report, ReportFinding
 
 _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
@@ -46,16 +55,16 @@ def story_of(report: Report) -> Story:
     """The findings of ``report``, the gravest and surest of each part first."""
     told = sorted((Told(result, one) for result in report.results for one in result.findings), key=_gravest_first)
     loud = [one for one in told if one.finding.stands and one.finding.severity is not Severity.INFO]
-    primary = next(_roots(report, loud), None)
+    primary = next(_roots(report, [one for one in told if one.finding.stands]), None)
     rest = [one for one in loud if one is not primary]
     followed = tuple(one for one in rest if report.primary and one.finding.explained_by == report.primary)
     others = tuple(one for one in rest if one not in followed)
-    return Story(primary, followed, others, tuple(one for one in told if one not in loud))
+    return Story(primary, followed, others, tuple(one for one in told if one not in loud and one is not primary))
 
 
-def _roots(report: Report, loud: Iterable[Told]) -> Iterator[Told]:
+def _roots(report: Report, standing: Iterable[Told]) -> Iterator[Told]:
     """The findings of the primary check, those that nothing explains first."""
-    own = [one for one in loud if one.id == report.primary]
+    own = [one for one in standing if one.id == report.primary]
     yield from (one for one in own if one.finding.explained_by is None)
     yield from own
 
@@ -69,11 +78,14 @@ def headline(report: Report) -> str:
     primary = story_of(report).primary
     if primary is not None:
         return claim(primary.finding, report)
+    is_unread = report.verdict == "inconclusive" and any(one.decisive is True for one in report.inputs)
+    if unclear_outcome(report) is not None or is_unread:
+        return f"Inconclusive: {why_inconclusive(report)}."
     if report.verdict == "inconclusive":
         return f"The cause can't be told: {why_inconclusive(report)}."
     if report.verdict == "sick":
         return "Something failed, and the evidence does not tell what came first."
-    return "Nothing is wrong, as far as could be seen."
+    return f"No problems found ({coverage_in_words(report)})."
 
 
 def claim(finding: ReportFinding, report: Report) -> str:
@@ -114,7 +126,9 @@ _COMMAND = re.compile(r"[\s=]")
 
 def commands(fix: str) -> list[str]:
     """What of a way out can be pasted into a shell or a script: its code of more than a word."""
-    return list(dict.fromkeys(code.strip() for code in _CODE.findall(fix) if _COMMAND.search(code.strip())))
+    prose, below = fix_parts(fix)
+    inline = (code.strip() for code in _CODE.findall(prose) if _COMMAND.search(code.strip()))
+    return list(dict.fromkeys([*inline, *below]))
 
 
 class Quote(NamedTuple):
@@ -157,6 +171,38 @@ def quotes(finding: ReportFinding) -> list[Quote]:
 def _quote(line: str) -> Quote:
     found = _QUOTED.fullmatch(line)
     return Quote(found["place"], found["who"] or "", found["text"]) if found else Quote("", "", line)
+
+
+class Reading(NamedTuple):
+    """What was read of a run whose outcome is unclear: ``facts`` in words, the lines that look like errors, how many
+    more there are, and what to collect next."""
+
+    facts: tuple[str, ...]
+    lines: list[Quote]
+    more: int
+    collect: tuple[str, ...]
+
+
+def reading_of(report: Report) -> Reading | None:
+    """The same, where the report is inconclusive because nothing shows how the run ended."""
+    outcome = unclear_outcome(report)
+    if outcome is None:
+        return None
+    facts = []
+    if outcome.lines:
+        facts.append(
+            f"{outcome.lines} {'line' if outcome.lines == 1 else 'lines'} read, {outcome.recognized} recognized"
+        )
+    for step in outcome.last_steps:
+        who = f" of rank {step.rank}" if step.rank is not None else ""
+        facts.append(f"last step{who}: {step.step} ({step.file}:{step.line})")
+    quoted = (*outcome.evidence, *outcome.unexplained)
+    lines = [Quote(f"{one.file}:{one.line}", _who(one), one.text) for one in quoted]
+    return Reading(tuple(facts), lines, outcome.unexplained_lines - len(outcome.unexplained), outcome.collect)
+
+
+def _who(line: QuotedLine) -> str:
+    return f"rank {line.rank}" if line.rank is not None else line.host or ""
 
 
 def to_collect(report: Report) -> list[tuple[str, str]]:

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import IO, NamedTuple
-
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from doctor.finding import Severity, Status
 from doctor.job import UNTOLD
-from doctor.report.story import Quote, confidence, headline, quotes, story_of, to_collect
+from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
+from doctor.report.story import Quote, Reading, confidence, headline, quotes, reading_of, story_of, to_collect
 from doctor.report.words import (
     counts_line,
     coverage_line,
     evidence_lines,
+    explaining,
     families,
+    fix_parts,
     place,
     printable,
     processes,
     ranges,
     shortened,
     some,
+    spelt_out,
+    state_of,
     why_inconclusive,
 )
 from doctor.result import CheckResult, Report, ReportFinding
+
+if TYPE_CHECKING:
+    from doctor.report.several import JudgedRuns
 
 PIPED_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS is not set: log viewers scroll."""
@@ -44,7 +47,7 @@ LEAST_WIDTH, MOST_WIDTH = 20, 1000
 MOST_ALIKE = 3
 """Findings of one check that are shown in full; more are counted, unless all are asked for."""
 
-_TRAILING = re.compile(r"[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
+_TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 
 _EMPTY = re.compile(r"\n{3,}")
 _CODE = re.compile(r"`([^`]+)`")
@@ -80,7 +83,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     if width is None:
         width = _stated_width() or (PIPED_WIDTH if piped else None)
     return Console(
-        file=stream,
+        file=_Sink(stream),
         width=width,
         highlight=False,
         emoji=False,
@@ -90,6 +93,24 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
         # Read from COLUMNS and LINES without a look at what they hold, if they are there.
         _environ={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
     )
+
+
+class _Sink(io.StringIO):
+    """Where a console leaves what is not captured: nothing of value. It answers for ``stream``, so that a stream which
+    can't be written is met in one place, by whoever prints what was captured."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream: what it can't show is replaced by signs that it can."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
 
 
 def _stated_width() -> int | None:
@@ -105,33 +126,65 @@ class _Look(NamedTuple):
     verbose: bool
     quiet: bool
     indent: int
+    width: int
+
+
+class _Unwrapped(NamedTuple):
+    """A line that is printed as it is, however long: a command that is broken in two can't be pasted."""
+
+    text: Text
+
+
+_Line = RenderableType | _Unwrapped
+
+
+def _print(console: Console, line: _Line) -> None:
+    if isinstance(line, _Unwrapped):
+        console.print(line.text, soft_wrap=True)
+    else:
+        console.print(line)
 
 
 def draw_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
     """The report as ``console`` would show it. ``verbose``: every check on a line of its own; ``quiet``: only findings
     and the verdict."""
     report = printable(report)
-    look = _Look(report, verbose, quiet, indent=_indent(console))
+    look = _Look(report, verbose, quiet, indent=_indent(console), width=console.width)
     with console.capture() as paper:
         if not quiet:
             console.print(_title(report))
-        if report.inputs:
-            console.print(_verdict(report))
+        for line in _verdict(report, look) if report.inputs else ():
+            _print(console, line)
         for family, results in families(report).items():
             for line in _family(family, results, look):
-                console.print(line)
+                _print(console, line)
         console.print(_summary(report))
     return _tidy(paper.get())
+
+
+def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
+    """The verdict of each run in a line, then its findings; its report in full only where it is to be ``verbose``."""
+    with console.capture() as paper:
+        console.print(Text(judged.title(), style="bold"))
+        for line in judged.lines():
+            console.print(Text(line, overflow="fold"))
+    parts = [_tidy(paper.get())]
+    for run in judged.document.runs:
+        with console.capture() as paper:
+            console.print(Text())
+            console.print(Rule(Text(spelt_out(run.name), style="bold"), align="left", characters="━"))
+        parts += [_tidy(paper.get()), draw_report(run.report, console, verbose=verbose, quiet=quiet or not verbose)]
+    return "".join(parts)
 
 
 def draw_findings(report: Report, console: Console) -> str:
     """All findings of ``report`` in full, as :func:`draw_report` shows them, and nothing else."""
     report = printable(report)
-    look = _Look(report, verbose=True, quiet=True, indent=_indent(console))
+    look = _Look(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
     with console.capture() as paper:
         for result in report.results:
             for line in _check(result, look) if result.findings else ():
-                console.print(line)
+                _print(console, line)
     return _tidy(paper.get())
 
 
@@ -153,22 +206,37 @@ def _title(report: Report) -> RenderableType:
     return Text(" · ".join(words), style="bold")
 
 
-def _verdict(report: Report) -> RenderableType:
+def _verdict(report: Report, look: _Look) -> Iterable[_Line]:
     """What happened first, in a sentence; for what was read after the event, where that is the question."""
     story = story_of(report)
     sentence = Text(f"\n{headline(report)}", style=f"bold {_COLOUR[report.verdict]}")
+    reading = reading_of(report)
+    if story.primary is None and reading is not None:
+        yield Group(sentence, *_read(reading))
+        return
     if story.primary is None:
         ways = to_collect(report) if report.verdict != "ok" else []
-        return Group(sentence, *(Text(f"next time: {way} ({ids})", style="dim") for ids, way in ways))
+        yield Group(sentence, *(Text(f"next time: {way} ({ids})", style="dim") for ids, way in ways))
+        return
     primary, finding = story.primary, story.primary.finding
     sure = f"{primary.id} {primary.result.name}, confidence {confidence(finding)}"
     followed = sorted({one.id for one in story.followed})
-    return Group(
+    yield Group(
         sentence,
         Text(sure + (f"; explains {some(followed)}" if followed else ""), style="dim"),
         *(_quoted(quote) for quote in quotes(finding)[:_FIRST_QUOTES]),
-        Text.assemble("the way out: ", _prose(finding.fix)),
     )
+    yield from _fix(finding.fix, "fix: ", 5, look.width)
+
+
+def _read(reading: Reading) -> Iterable[RenderableType]:
+    """What was read of a run whose outcome is unclear, and what to collect next."""
+    yield from (Text(fact, style="dim") for fact in reading.facts)
+    yield from map(_quoted, reading.lines)
+    if reading.more > 0:
+        yield Padding(Text(f"and {reading.more} more lines that look like errors", style="dim"), (0, 0, 0, 2))
+    for way in reading.collect:
+        yield Text.assemble("collect: ", _prose(way), overflow="fold")
 
 
 _FIRST_QUOTES = 2
@@ -184,7 +252,7 @@ def _quoted(quote: Quote) -> RenderableType:
 _COLOUR = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
 
 
-def _family(family: str, results: list[CheckResult], look: _Look) -> Iterable[RenderableType]:
+def _family(family: str, results: list[CheckResult], look: _Look) -> Iterable[_Line]:
     folded = Counter(result.status for result in results if _is_quiet(result))
     shown = [result for result in results if look.verbose or not _is_quiet(result)]
     if look.quiet:
@@ -214,26 +282,21 @@ def _row(state: str, text: RenderableType, word: str | None = None) -> Renderabl
     return table
 
 
-def _check(result: CheckResult, look: _Look) -> Iterable[RenderableType]:
-    state = _state(result)
+def _check(result: CheckResult, look: _Look) -> Iterable[_Line]:
+    state = state_of(result)
     line = Text.assemble((result.id, "bold"), f" {result.name}")
     if result.reason and not result.findings:
         line.append(f": {result.reason}", style="dim")
     yield _row(state, line)
     shown = result.findings if look.verbose else result.findings[:MOST_ALIKE]
     for finding in shown:
-        yield Padding(_finding(result, finding, look), (0, 0, 1, look.indent))
+        yield from _finding(result, finding, look)
+        yield Text()
     rest = result.findings[len(shown) :]
     if rest:
         yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, look.indent))
     if result.crash is not None:
         yield _row("crash", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
-
-
-def _state(result: CheckResult) -> str:
-    if result.status is Status.SICK:
-        return result.severity.value
-    return "ignored" if result.findings and result.status is Status.OK else result.status.value
 
 
 def _more(rest: tuple[ReportFinding, ...]) -> str:
@@ -245,18 +308,67 @@ _MORE = ("evidence", "effect")
 """What is left out of findings that are only good to know, unless everything is asked for."""
 
 
-def _finding(result: CheckResult, finding: ReportFinding, look: _Look) -> RenderableType:
+def _finding(result: CheckResult, finding: ReportFinding, look: _Look) -> Iterable[_Line]:
     summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True, width=8, style="dim")
+    grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
     grid.add_column(overflow="fold")
-    for label, text in _parts(result, finding, look):
+    for label, text in _parts(finding, look):
         if look.verbose or finding.severity is not Severity.INFO or label not in _MORE:
             grid.add_row(label, text)
-    return Group(summary, grid)
+    yield Padding(Group(summary, grid), (0, 0, 0, look.indent))
+    if finding.ignored is not None:
+        return
+    yield from _fix(finding.fix, f"{' ' * look.indent}{'fix':{_LABEL}}", look.indent + _LABEL, look.width)
+    if finding.severity is not Severity.INFO:
+        yield Text(f"{' ' * look.indent}{'more':{_LABEL}}{explaining(result)}", style="dim")
 
 
-def _parts(result: CheckResult, finding: ReportFinding, look: _Look) -> Iterable[tuple[str, Text]]:
+_LABEL = 9
+"""Columns of the labels of a finding, the one after them counted."""
+
+
+def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
+    """The prose of a fix, wrapped between words and never within a command, and its commands, one a line."""
+    if not fix:  # as a plugin's check without a docstring
+        return
+    prose, below = fix_parts(fix)
+    lines = [*_wrapped(prose, max(width - indent, 1)), *(Text(command, style="bold") for command in below)]
+    for number, line in enumerate(lines):
+        yield _Unwrapped(Text.assemble((" " * indent if number else label, "dim"), line))
+
+
+_BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
+"""A blank within code, and where code begins and ends, while lines are filled: private signs that no font shows."""
+
+
+def _wrapped(prose: str, width: int) -> list[Text]:
+    plain = re.sub(f"[{_BLANK}-{_END}]", "\ufffd", prose)
+    marked = _CODE.sub(lambda match: f"{_BEGIN}{match[1].replace(' ', _BLANK)}{_END}", plain)
+    lines: list[str] = []
+    for word in marked.split():
+        if lines and _columns(lines[-1]) + 1 + _columns(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return [_styled(line) for line in lines]
+
+
+def _columns(marked: str) -> int:
+    return cell_len(marked.replace(_BEGIN, "").replace(_END, "").replace(_BLANK, " "))
+
+
+def _styled(marked: str) -> Text:
+    """A line with its commands in bold; the backticks go, because a shell would take them for its own."""
+    line = Text()
+    for part in marked.replace(_BLANK, " ").split(_BEGIN):
+        code, end, rest = part.partition(_END)
+        line.append(code, style="bold" if end else "")
+        line.append(rest)
+    return line
+
+
+def _parts(finding: ReportFinding, look: _Look) -> Iterable[tuple[str, Text]]:
     yield "where", Text(place(finding, look.report))
     if finding.source is not None:
         line = f":{finding.source.line}" if finding.source.line else ""
@@ -269,10 +381,8 @@ def _parts(result: CheckResult, finding: ReportFinding, look: _Look) -> Iterable
         return
     if finding.explained_by:
         yield "because", Text(f"explained by {finding.explained_by}")
-    yield "effect", _prose(finding.effect)
-    yield "fix", _prose(finding.fix)
-    if finding.severity is not Severity.INFO:
-        yield "more", Text(f"doctor explain {result.id}", style="dim")
+    if finding.effect:
+        yield "effect", _prose(finding.effect)
 
 
 def _prose(text: str) -> Text:
@@ -296,6 +406,7 @@ def _summary(report: Report) -> RenderableType:
         lines.append(_primary(report))
     lines.append(Text(f"{coverage_line(report)}; {report.seconds:.2f} s", style="dim"))
     lines += [Text(f"passed over {one.path}: {one.skipped}", style="magenta") for one in report.inputs if one.skipped]
+    lines += [Text(note, style="magenta") for one in report.inputs for note in one.notes or ()]
     return Group(*lines)
 
 

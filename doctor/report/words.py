@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import all_suffixes
 from typing import Any
 
 import msgspec
 
+from doctor.finding import Severity, Status
 from doctor.job import UNTOLD
+from doctor.reasoning.outcome import Outcome
 from doctor.result import CheckResult, Report, ReportFinding
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -24,6 +29,16 @@ def spelt_out(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def as_json(document: object, indent: int = 2) -> str:
+    """A document as JSON that a terminal can show: what it would obey is written by JSON's own escapes."""
+    return escaped(msgspec.json.format(msgspec.json.encode(document), indent=indent).decode())
+
+
+def escaped(text: str) -> str:
+    r"""``text``, which is JSON, with the controls that JSON lets stand (C1, bidirectional ones) as ``\u009b``."""
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def printable(report: Report) -> Report:
     """The report with every text spelt out; JSON alone shows them as they are, by its own escapes."""
     return msgspec.convert(_printable(msgspec.to_builtins(report)), Report)
@@ -35,6 +50,13 @@ def _printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_printable(key): _printable(inner) for key, inner in value.items()}
     return [_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def explaining(result: CheckResult) -> str:
+    """The command that explains a check: one from a file is known to those alone who name the file."""
+    origin = result.origin or ""
+    plugin = f" --plugin {shlex.quote(origin)}" if origin.endswith(tuple(all_suffixes())) else ""
+    return f"doctor explain {result.id}{plugin}"
 
 
 def line_of(text: str) -> str:
@@ -49,20 +71,45 @@ def cell(text: str) -> str:
 
 
 def _parts(text: str) -> Iterator[tuple[bool, str]]:
-    """Code and what is between, in turn."""
+    """Code and what is between. Addresses are shown as code: GitHub and GitLab make links of bare ones, and a line of a
+    log is no place to be sent anywhere from."""
     for position, part in enumerate(_CODE.split(" ".join(text.split()))):
-        yield bool(position % 2), part
+        if position % 2:
+            yield True, part
+            continue
+        end = 0
+        for match in _ADDRESS.finditer(part):
+            yield False, part[end : match.start()]
+            yield True, f"`{match[0]}`"
+            end = match.end()
+        yield False, part[end:]
 
 
-_MARKUP = re.compile(r"[\\`<*]|(?<=\])[(\[:]")
-"""What begins code, HTML or emphasis, and what makes a link of a word in brackets."""
+_ADDRESS = re.compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
+"""What GitHub's Markdown makes a link of without any markup (spec of GFM, extended autolinks)."""
+_MARKUP = re.compile(r"[\\`<*&]|(?<=\])[(\[:]")
+"""What begins code, HTML, a character reference or emphasis, and what makes a link of a word in brackets."""
+_REFERENCES = {"<": "&lt;", "&": "&amp;"}
 _MENTION = re.compile(r"(?<![\w`])@(?=\w)")
 
 
 def _prose(text: str) -> str:
-    escaped = _MARKUP.sub(lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", text)
+    plain = _MARKUP.sub(lambda match: _REFERENCES.get(match[0]) or f"\\{match[0]}", text)
     # A zero-width space: a forge would tell the person of that name.
-    return _MENTION.sub("@\u200b", escaped)
+    return _MENTION.sub("@\u200b", plain)
+
+
+def fix_parts(fix: str) -> tuple[str, list[str]]:
+    """The prose of a fix and the commands below it. A fix of several lines holds one command a line, below a line of
+    prose that ends with a colon, if there is one."""
+    first, *rest = fix.split("\n")
+    if not rest:
+        return ("", [fix]) if _BARE_COMMAND.fullmatch(fix) else (fix, [])
+    return (first, rest) if first.endswith(":") else ("", [first, *rest])
+
+
+_BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
+"""A fix that is one command and nothing else: without code marks, and without a comma or colon before a blank."""
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -203,6 +250,27 @@ def coverage_line(report: Report) -> str:
     return f"{checks}; {ranks} {word} seen"
 
 
+def coverage_in_words(report: Report) -> str:
+    """``14 of 139 checks applied``: what a report without findings rests on."""
+    counts = report.coverage.checks
+    total = sum(counts.values())
+    return f"{counts['ok'] + counts['sick']} of {total} {'check' if total == 1 else 'checks'} applied"
+
+
+def state_of(result: CheckResult) -> str:
+    """The status of a check in a word and a color: of one that found something, the severity of its worst finding."""
+    if result.status is Status.SICK:
+        return result.severity.value
+    return "ignored" if result.findings and result.status is Status.OK else result.status.value
+
+
+def states_of(report: Report) -> dict[str, int]:
+    """How many checks ended in each state, the gravest first."""
+    counts = Counter(map(state_of, report.results))
+    order = ("error", "warning", "crash", "info", "unknown", "ignored", "ok", "skip")
+    return {state: counts[state] for state in order if counts[state]}
+
+
 def families(report: Report) -> dict[str, list[CheckResult]]:
     """The results by family, in the order of the report."""
     grouped: dict[str, list[CheckResult]] = {}
@@ -215,6 +283,16 @@ _LIVE = ("capture", "record")
 """Kinds of inputs that hold facts of ranks, and not only what is left of them."""
 
 
+def unclear_outcome(report: Report) -> Outcome | None:
+    """How the run ended, where that is why the report is inconclusive: nothing shows that it is healthy, and no finding
+    tells what happened."""
+    if report.verdict != "inconclusive" or report.outcome is None or report.outcome.is_orderly:
+        return None
+    findings = (finding for result in report.results for finding in result.findings)
+    is_symptom = any(one.stands and one.severity is not Severity.INFO for one in findings)
+    return None if is_symptom else report.outcome
+
+
 def why_inconclusive(report: Report) -> str:
     """What stands in the way of a verdict."""
     missing, expected = report.coverage.ranks_expected - report.coverage.ranks_seen, report.coverage.ranks_expected
@@ -223,6 +301,10 @@ def why_inconclusive(report: Report) -> str:
         return f"{missing} of {expected} ranks were not gathered"
     if crashed:
         return f"{some(crashed)} crashed"
+    if (outcome := unclear_outcome(report)) is not None:
+        return outcome.reason
+    if unread := [one.path for one in report.inputs if one.decisive is True]:
+        return f"{some(unread)} could not be checked"
     if any(one.skipped is None and one.kind not in _LIVE for one in report.inputs):
         left = f", and nothing is left of {missing} of {expected} ranks" if missing > 0 else ""
         return f"a failure is seen, nothing that was given tells what came first{left}"

@@ -38,6 +38,13 @@ class Blamed(NamedTuple):
         return bool(self.seconds) and self.seconds.keys() >= {*self.ruling.ranks}
 
 
+class Doomed(NamedTuple):
+    """A ruling by which this rank is to end itself, and the points that it had passed by then."""
+
+    said: Said
+    passed: int
+
+
 class Alarms:
     """As one rank raises and hears them. They are numbered alike on all ranks: each is over when it is judged."""
 
@@ -50,6 +57,8 @@ class Alarms:
         self._waiting: list[Request] = []
         self._counts = False  # the alarm that is raised is one of all ranks, not of this one alone
         self._judged_here: Blamed | None = None
+        self._goes_on_here = False
+        self._doomed: Doomed | None = None
         self._waited_until = -math.inf
         self.failure: Said | None = None
 
@@ -64,6 +73,7 @@ class Alarms:
         self._stalls.note(stall, now)
         self._notice_that_it_goes_on(now)
         stall = self._without_waiting(stall, now)
+        self._end_if_supported(stall)
         if self._hearing is not None:
             self._hear(self._hearing, now)
         elif self._stalls.is_news(stall, now):
@@ -128,31 +138,48 @@ class Alarms:
         self._hearing, waiting, self._waiting = None, self._waiting, []
         self._number += self._counts
         if said is not None:
-            self._take(hearing.name, said, now)
+            self._take(hearing, said, now)
         for request in waiting:
             if said is None or said.occasion == "failure":
                 request.answer(said.ruling if said else None)
             else:
                 self.fail(request, now)  # the exception came when the others were being judged for standing still
 
-    def _take(self, alarm: str, said: Said, now: float) -> None:
-        sick = said.ruling.sick
+    def _take(self, hearing: Hearing, said: Said, now: float) -> None:
+        alarm, sick = hearing.name, said.ruling.sick
         self._stalls.judged(alarm, now, sick=sick, passed=self._station.progress.passed)
         if sick:
             resumed = self._station.circle.lines.reader(_resumed(alarm))
             self._judged_here = Blamed(said.ruling, resumed, {}) if said.by == self._station.rank else None
+            self._goes_on_here = False
         if said.occasion == "failure":
             self.failure = said if sick else self.failure
         else:
             self._point_to_dumps()
             if sick and self._on_hang == "abort":
-                self._end(said)
+                self._doom(said, is_supported=hearing.is_supported)
 
     def _point_to_dumps(self) -> None:
         """Tell, once a stall, where more is to be had than a finding shows."""
         dump = self._station.own.dump
         if self._judged_here is not None and dump is not None:
             self._station.tell(f"dumps of the flight recorder, one a rank: {Path(dump).parent}")
+
+    def _doom(self, said: Said, *, is_supported: bool) -> None:
+        """End this rank: at once by a ruling that is certainly of this job, else when it stands still itself."""
+        if is_supported:
+            self._end(said)
+        self._doomed = Doomed(said, self._station.progress.passed)
+
+    def _end_if_supported(self, stall: Stall | None) -> None:
+        doomed = self._doomed
+        if doomed is None:
+            return
+        if stall is not None:
+            self._end(doomed.said)
+        elif self._station.passed_now() > doomed.passed:
+            self._doomed = None
+            self._station.tell(f"rank {self._station.rank} makes progress and does not abort, as it was told to")
 
     def _end(self, said: Said) -> None:
         self._station.record()
@@ -163,11 +190,13 @@ class Alarms:
         """Those who stood still tell the one who judged, who takes back what was said, once."""
         here = self._resumed_here(now)
         stall = self._judged_here
+        self._goes_on_here |= bool(here)
         if stall is None:
             return
         for one in (*here, *read_all(stall.resumed.fresh(), Resumed)):
             stall.seconds[one.rank] = one.seconds
-        if stall.is_over:
+        # Anybody may have written the others' words: what was said is taken back when this rank goes on, too.
+        if stall.is_over and (self._goes_on_here or self._station.lines.are_authentic):
             self._judged_here = None
             self._station.goes_on(stall.ruling, max(stall.seconds.values()))
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from doctor.collectors.identity import Identity
 from doctor.facts import Frame
+from doctor.folders import OwnFolder
 from doctor.gather.messages import encode
 from doctor.monitor.neighbours import GONE, SILENT, look_at, started_at
 from doctor.monitor.stack_files import read_stack_file
 from doctor.sentinel.lines import Lines, Reader
 from doctor.sentinel.messages import Hello, Seen, read_all
-from doctor.sentinel.on_demand import STACKS, Signal, ask, stack_file
+from doctor.sentinel.on_demand import STACKS, Signal, stack_file
+from doctor.sentinel.signalling import Neighbour, ask
 
 
 def host_key(host: Identity) -> str:
@@ -29,10 +31,10 @@ def host_key(host: Identity) -> str:
 class Bystander:
     """Of one rank. ``directory``: where the others leave their stacks."""
 
-    def __init__(self, rank: int, host: str, directory: Path) -> None:
+    def __init__(self, rank: int, host: str, directory: Path | OwnFolder) -> None:
         self.host = host
         self._rank = rank
-        self._directory = directory
+        self._folder = OwnFolder.of(directory)
         self._known: dict[int, Hello] = {}
         self._hellos: Reader | None = None
         self._sizes: dict[int, int] = {}
@@ -43,9 +45,9 @@ class Bystander:
         lines.append(f"host-{self.host}", encode(Hello(self._rank, os.getpid(), started_at(), *STACKS.signal)))
 
     def listen(self) -> None:
-        """Hear which processes the others are."""
+        """Hear which processes the others are. A rank says so once: what comes later is not from it."""
         for hello in read_all(self._hellos.fresh(), Hello) if self._hellos else ():
-            self._known[hello.rank] = hello
+            self._known.setdefault(hello.rank, hello)
 
     @property
     def neighbours(self) -> set[int]:
@@ -76,14 +78,13 @@ class Bystander:
 
     def _ask(self, hello: Hello) -> bool:
         self._sizes[hello.rank] = self._size(hello.rank)
-        return ask(hello.pid, Signal(hello.thread, hello.signal))
+        how = Signal(hello.thread, hello.signal)
+        return ask(Neighbour(hello.pid, hello.started, how, stack_file(self._folder, hello.rank).path))
 
     def _answer(self, rank: int) -> tuple[Frame, ...]:
         """The stack that a neighbour has written since it was asked."""
-        return read_stack_file(stack_file(self._directory, rank)) if self._size(rank) > self._sizes[rank] else ()
+        return read_stack_file(stack_file(self._folder, rank)) if self._size(rank) > self._sizes[rank] else ()
 
     def _size(self, rank: int) -> int:
-        try:
-            return stack_file(self._directory, rank).stat().st_size
-        except OSError:
-            return -1
+        seen = stack_file(self._folder, rank).look()
+        return -1 if seen is None else seen.st_size

@@ -111,6 +111,8 @@ class Duty:
             station.records.move_others(station.place.run)
         self._records += 1
         station.record()
+        if not station.is_placed:
+            station.tell_rejected()
 
     def give_up(self) -> None:
         """Nobody is to wait for a ruling any more."""

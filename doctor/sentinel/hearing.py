@@ -81,6 +81,7 @@ class Hearing:
         self._sights = circle.lines.reader(f"{name}/seen")
         self._gathered_at: float | None = None
         self._tried = -1
+        self._own: Said | None = None
 
     @property
     def occasion(self) -> Occasion:
@@ -118,13 +119,31 @@ class Hearing:
 
     def step(self, now: float) -> Said | None:
         """Do what is due; the ruling, once there is one."""
-        said = read(self._circle.lines.get(f"{self.name}/ruling"), Said)
-        if said is not None:
+        said = self._own or read(self._circle.lines.get(f"{self.name}/ruling"), Said)
+        if said is not None and self.is_supported:
             return said
         self._count(now)
+        if said is not None and not self._is_first(now):
+            return said
         if self._looks:
             self._look_around(now)
         return self._rule() if self._judges(now) else None
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the ruling is certainly one of a rank of this job: this one's own, or lines are authentic."""
+        return self._own is not None or self._circle.lines.are_authentic
+
+    def _is_first(self, now: float) -> bool:
+        """Whether this rank is the first of those that may judge, and nobody can have judged in its place yet. It goes
+        by no other ruling then, where anybody may have written that."""
+        in_time = now - self._began <= self._times.longest + JUDGING
+        return (
+            in_time
+            and not self.deferred
+            and self._circle.rank < CANDIDATES
+            and self._circle.rank == min(self.came, default=-1)
+        )
 
     def _counts(self, now: float) -> bool:
         return self._circle.rank < CANDIDATES or now - self._began > self._times.longest + JUDGING
@@ -168,7 +187,8 @@ class Hearing:
         lines = self._circle.lines
         if not lines.alive and not self._looks and self._circle.rank > 0:
             return False  # alone by its own trouble: only what stands still is worth a word then
-        return lines.claim(f"{self.name}/turn-{turn}", b"%d" % self._circle.rank)
+        claimed = lines.claim(f"{self.name}/turn-{turn}", b"%d" % self._circle.rank)
+        return claimed or (turn == 0 and not lines.are_authentic and self._is_first(now))
 
     def _is_gathered(self, waited: float) -> bool:
         """Whether everybody is accounted for, or has had the time to be."""
@@ -191,5 +211,6 @@ class Hearing:
     def _rule(self) -> Said:
         occasion = self.occasion
         said = Said(self._circle.rank, occasion, self._judge(self))
+        self._own = said
         self._circle.lines.set(f"{self.name}/ruling", encode(said))
         return said

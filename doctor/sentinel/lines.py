@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from doctor.gather.board import Board, BoardLost, Box, Carrier
+from doctor.gather.board import Board, BoardLost, BoardRefused, Box, Carrier
 from doctor.sentinel.soon import Soon
 
 T = TypeVar("T")
@@ -24,14 +24,18 @@ CHUNK = 200
 
 class Line:
     """One way to the others, which may be lost and found again. ``bell``: the name under which newcomers ring.
+    ``refused`` gets to know, once, why it is not safe to use, if it is not.
 
     Calls give ``None`` where the line is not alive, or is lost by them.
     """
 
-    def __init__(self, bell: str, opens: Callable[[], Carrier]) -> None:
+    def __init__(
+        self, bell: str, opens: Callable[[], Carrier], refused: Callable[[BoardRefused], None] = lambda why: None
+    ) -> None:
         self.bell = bell
         self.words = ""
         self._opens = opens
+        self._refused = refused
         self._soon: Soon[Carrier] | None = None
         self._board: Board | None = None
         self._tries = 0
@@ -76,6 +80,11 @@ class Line:
             return None
         try:
             return work(self._board)
+        except BoardRefused as refused:
+            self._lose(time.monotonic())
+            self._tries = TRIES
+            self._refused(refused)
+            return None
         except BoardLost:
             self._lose(time.monotonic())
             return None
@@ -145,11 +154,12 @@ class Lines:
     """All lines, the best first. Names are those within the ``place`` of this run.
 
     What is said goes to every line that is alive: others may have lost one of them. The best one is read at each beat,
-    the others less often.
+    the others less often. ``are_authentic``: what comes by them is from ranks of this job, as it is signed.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], *, are_authentic: bool = False) -> None:
         self.all = tuple(lines)
+        self.are_authentic = are_authentic
         self.place = ""
         self.reading: tuple[Line, ...] = ()
         self._began = time.monotonic()

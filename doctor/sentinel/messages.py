@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from doctor.bounds import MOST_RANKS
 from doctor.facts import Frame
 from doctor.gather.messages import Count, Nonce, Token, Unreadable, decode
 from doctor.sentinel.terms import Occasion, Ruling
 
 M = TypeVar("M", bound=msgspec.Struct)
+
+RunId = Annotated[str, Meta(pattern=r"\A[0-9a-z-]{1,64}\Z")]
+"""It becomes the name of a folder."""
+Pid = Annotated[int, Meta(ge=1, lt=1 << 22)]
+"""Of a process: below PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h)."""
+TOKEN_BYTES = 8
+MOST_FRAMES = 256
+"""Several times :data:`doctor.monitor.frames.MOST`."""
 
 
 class Bell(msgspec.Struct, frozen=True):
@@ -24,8 +33,8 @@ class Bell(msgspec.Struct, frozen=True):
 class Roll(msgspec.Struct, frozen=True):
     """Whom the leader of a place has heard: their tokens, joined. ``run``: the id of the run."""
 
-    run: str
-    tokens: bytes
+    run: RunId
+    tokens: Annotated[bytes, Meta(max_length=TOKEN_BYTES * MOST_RANKS)]
 
     def covers(self, token: str) -> bool:
         """Whether the bell with that ``token`` was heard."""
@@ -43,10 +52,10 @@ class Hello(msgspec.Struct, frozen=True):
     """A process, for the others of its host. ``thread`` and ``signal``: how it is asked for its stacks."""
 
     rank: Count
-    pid: Count
-    started: float | None = None
-    thread: Count = 0
-    signal: Annotated[int, Meta(ge=0, lt=128)] = 0
+    pid: Pid
+    started: Annotated[float, Meta(ge=0.0, le=1e12)] | None = None
+    thread: Annotated[int, Meta(ge=0, lt=1 << 22)] = 0
+    signal: Annotated[int, Meta(ge=0, lt=65)] = 0
 
 
 class Here(msgspec.Struct, frozen=True):
@@ -65,9 +74,9 @@ class Seen(msgspec.Struct, frozen=True):
 
     rank: Count
     by: Count
-    state: str
-    letter: str | None = None
-    stack: tuple[Frame, ...] = ()
+    state: Literal["gone", "stopped", "silent"]
+    letter: Annotated[str, Meta(max_length=1)] | None = None
+    stack: Annotated[tuple[Frame, ...], Meta(max_length=MOST_FRAMES)] = ()
     asked: bool = False
 
 
@@ -75,7 +84,7 @@ class Resumed(msgspec.Struct, frozen=True):
     """A rank that goes on after a stall which was judged sick. ``seconds``: how long it stood."""
 
     rank: Count
-    seconds: float
+    seconds: Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ fire after a pause of the whole process: a neighbour does, of a rank that does n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -18,6 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor.folders import OwnFile, OwnFolder
 from doctor.monitor.stack_files import HEAD
 
 
@@ -29,9 +29,12 @@ class Signal(NamedTuple):
     number: int
 
 
-def stack_file(directory: Path, rank: int) -> Path:
+FOLDER = ".stacks"
+
+
+def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
     """Where the stacks of a rank go. Hidden: no input for ``doctor diagnose``."""
-    return directory / ".stacks" / f"rank-{rank}.txt"
+    return OwnFolder.of(directory).file(f"{FOLDER}/rank-{rank}.txt")
 
 
 class Stacks:
@@ -56,25 +59,23 @@ class Stacks:
         """How the calling thread is asked."""
         return Signal(threading.get_native_id(), self._number)
 
-    def write_to(self, path: Path, trainer: int) -> None:
+    def write_to(self, file: Path | OwnFile, trainer: int) -> None:
         """Where stacks go from now on. ``trainer``: identity of the training thread, for
         :func:`doctor.monitor.stack_files.read_stack_file`.
 
         Raises:
             OSError: the file can't be written.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb", buffering=0) as stream:
+        with OwnFile.of(file).draft() as stream:
             stream.write(HEAD.format(trainer).encode())
             self._turn_to(stream)
 
-    def write_nowhere(self, path: Path) -> None:
+    def write_nowhere(self, file: Path | OwnFile) -> None:
         """Remove the file again, and its folder with the last one."""
         with contextlib.suppress(OSError):
             with Path(os.devnull).open("wb", buffering=0) as nowhere:
                 self._turn_to(nowhere)
-            path.unlink()
-            path.parent.rmdir()
+            OwnFile.of(file).remove()
 
     def _turn_to(self, stream: FileIO) -> None:
         """The handler knows the file by its number, which comes to mean another one."""
@@ -96,9 +97,3 @@ def _free_signal() -> int:
     masks = {name: int(value, 16) for name, value in fields if name in ("SigCgt", "SigIgn", "SigBlk")}
     taken = masks["SigCgt"] | masks["SigIgn"] | masks["SigBlk"]
     return max(n for n in range(signal.SIGRTMIN + 1, signal.SIGRTMAX + 1) if not taken >> (n - 1) & 1)
-
-
-def ask(pid: int, how: Signal) -> bool:
-    """Ask another process for its stacks; whether it could be asked."""
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # since glibc 2.30
-    return bool(how.number and tgkill is not None and tgkill(pid, how.thread, how.number) == 0)

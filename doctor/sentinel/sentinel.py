@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from doctor.background import begin
 from doctor.collectors.base import Surroundings
 from doctor.collectors.identity import host_identity
+from doctor.folders import OwnFolder
+from doctor.gather.board import BoardRefused
+from doctor.gather.signing import Rejected, Secret
 from doctor.job import Job
 from doctor.sentinel.admission import place_alone
 from doctor.sentinel.bystander import Bystander, host_key
@@ -51,8 +55,9 @@ class Sentinel:
 
     ``directory``: of the run, shared by all ranks if possible. ``judge``: of the rank that rules, called in the
     sentinel's thread. ``goes_on``: of the same rank, where a stall that was judged sick is over; by
-    default a line says so. ``tell``: gets lines for the console. ``round_seconds``: between two cards. Made by the
-    training thread. Nothing here raises into it, and nothing waits longer than it is told to.
+    default a line says so. ``tell``: gets lines for the console. ``round_seconds``: between two cards. ``secret``: the
+    key by which messages are signed. Made by the training thread. Nothing here raises into it, and nothing waits longer
+    than it is told to.
     """
 
     def __init__(
@@ -60,23 +65,25 @@ class Sentinel:
         rank: int,
         world_size: int,
         patient: Patient,
-        directory: Path,
+        directory: Path | OwnFolder,
         judge: Callable[[Job, Occasion], Ruling],
         *,
         on_hang: OnHang = "report",
         goes_on: GoesOn | None = None,
         tell: Callable[[str], None] = _to_stderr,
         round_seconds: float = 15.0,
+        secret: Secret | None = None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._patient = patient
-        self._directory = directory
+        self._folder = OwnFolder.of(directory)
         self._judge = judge
         self._on_hang: OnHang = on_hang
         self._goes_on = goes_on or self._say_that_it_goes_on
         self._tell = tell
         self._round_seconds = round_seconds
+        self._secret = secret
         self._trainer = threading.get_ident()
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
@@ -98,9 +105,7 @@ class Sentinel:
             return
         with self._guard():
             self._station = self._new_station()
-            thread = threading.Thread(target=self._watch, args=(self._station,), name="doctor-sentinel", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = begin("doctor-sentinel", self._watch, self._station)
             atexit.register(self._leave)
 
     def meet(self, seconds: float) -> Ruling | None:
@@ -144,8 +149,10 @@ class Sentinel:
         derived = derived_run(address, meeting, os.environ)
         host = host_identity(Surroundings())
         own = Own(rank, host)
-        lines = Lines(open_lines(address, self._directory, meeting, derived) if world > 1 else ())
-        records = Records(self._directory, rank, world, self._say)
+        secret, rejected = self._secret, Rejected()
+        ways = open_lines(address, self._folder, meeting, derived, self._say_refused, secret, rejected)
+        lines = Lines(ways if world > 1 else (), are_authentic=secret is not None)
+        records = Records(self._folder, rank, world, self._say)
         return Station(
             rank=rank,
             world_size=world,
@@ -155,11 +162,12 @@ class Sentinel:
             lines=lines,
             ward=Ward(rank, world, own, lines, records),
             records=records,
-            bystander=Bystander(rank, host_key(host), self._directory),
-            stacks=stack_file(self._directory, rank),
+            bystander=Bystander(rank, host_key(host), self._folder),
+            stacks=stack_file(self._folder, rank),
             judge=self._judge,
             goes_on=self._goes_on,
             tell=self._say,
+            rejected=rejected,
         )
 
     def _watch(self, station: Station) -> None:
@@ -181,6 +189,11 @@ class Sentinel:
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the console is gone
             self._tell(line)
+
+    def _say_refused(self, refused: BoardRefused) -> None:
+        """Why the folder does not carry messages, unless the same was said of the records in it."""
+        if self._folder.is_news(refused.reason):
+            self._say(f"rank {self._rank}: {refused}")
 
     def _say_that_it_goes_on(self, ruling: Ruling, seconds: float) -> None:
         self._say("progress goes on after all")

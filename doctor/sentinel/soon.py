@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from doctor.background import begin
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class Soon(Generic[T]):
         self._results: list[T] = []
         self._errors: list[BaseException] = []
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name="doctor-soon", daemon=True).start()
+        begin("doctor-soon", self._run)
 
     @property
     def is_done(self) -> bool:

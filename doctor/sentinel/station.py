@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from doctor.facts import ProgressFacts
+from doctor.folders import OwnFile
+from doctor.gather.signing import Rejected
 from doctor.reasoning.launch import ranks_in_words
 from doctor.sentinel.admission import Place
 from doctor.sentinel.bystander import Bystander
@@ -22,7 +23,7 @@ from doctor.sentinel.ward import Ward, card_name, progress_of
 @dataclass
 class Station:
     """Of one rank. ``place``: where the ranks of this run meet; before it is found, this rank is alone. ``stacks``: the
-    file that its stacks go to when it is asked for them."""
+    file that its stacks go to when it is asked for them; ``rejected``: messages that were not authentic."""
 
     rank: int
     world_size: int
@@ -33,11 +34,13 @@ class Station:
     ward: Ward
     records: Records
     bystander: Bystander
-    stacks: Path
+    stacks: OwnFile
     judge: Judge
     goes_on: GoesOn
     tell: Tell
+    rejected: Rejected = field(default_factory=Rejected)
     is_placed: bool = False
+    _told_rejected: bool = False
     no_lines: Lines = field(default_factory=lambda: Lines(()))
 
     @property
@@ -52,6 +55,12 @@ class Station:
         self.lines.place = place.name
         self.lines.read_all()
         self.bystander.greet(self.lines)
+
+    def tell_rejected(self) -> None:
+        """Say, once, that messages were not authentic: ranks are missing, and that may be why."""
+        if self.rejected.words and not self._told_rejected:
+            self._told_rejected = True
+            self.tell(f"rank {self.rank}: {self.rejected.words}")
 
     def record(self) -> bool:
         """Write the record: this rank, and those that did not answer when it judged. Whether it was written."""
@@ -86,6 +95,7 @@ class Station:
             self.record()
         unheard = hearing.missing - {rank.number for rank in job.ranks}
         if unheard:
+            self.tell_rejected()
             self.tell(f"{_in_words(unheard)} can't be heard: no store and no directory is shared with this rank")
         return self.judge(job, hearing.occasion)
 
@@ -93,6 +103,7 @@ class Station:
         """Judge those who came before the first batch."""
         self.ward.read(self.circle.lines.alive)
         if hearing.missing:
+            self.tell_rejected()
             self.tell(f"judged without {_in_words(hearing.missing)}, who did not come before the first batch")
         return self.judge(self.ward.job(hearing.came), "before")
 
@@ -126,6 +137,11 @@ class Station:
         """Whether an exception has ended this rank, by what it says now."""
         self.own.renew(self.patient.card())
         return self.has_failed
+
+    def passed_now(self) -> int:
+        """The points that this rank has passed by now."""
+        self.own.renew(self.patient.card())
+        return self.progress.passed
 
     @property
     def has_failed(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
+from msgspec import Meta
 
+from doctor.bounds import Ranks, Text
 from doctor.facts import Missing, Section
 from doctor.job import Job
 from doctor.monitor.progress import Stall
@@ -15,6 +17,9 @@ Sections = dict[str, "Section | Missing"]
 
 Occasion = Literal["before", "round", "stall", "failure", "end"]
 """When a job is judged: before the first batch, now and then, when it stands still, after an exception, at the end."""
+
+CheckId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,64}\Z")]
+MOST_IDS = 1024
 
 OnHang = Literal["report", "abort"]
 
@@ -43,9 +48,9 @@ class Ruling(msgspec.Struct, frozen=True):
     """What the one who judged found. ``words``: the verdict on one line; ``ids`` of its findings; ``ranks`` blamed."""
 
     sick: bool = False
-    words: str = ""
-    ids: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    words: Text = ""
+    ids: Annotated[tuple[CheckId, ...], Meta(max_length=MOST_IDS)] = ()
+    ranks: Ranks = ()
 
 
 Judge = Callable[[Job, Occasion], Ruling]

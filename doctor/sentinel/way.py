@@ -13,13 +13,15 @@ import json
 import socket
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from doctor.gather.board import Carrier
+from doctor.folders import OwnFolder
+from doctor.gather.board import BoardRefused, Carrier
 from doctor.gather.folder import Folder
 from doctor.gather.seat import run_key
+from doctor.gather.signing import Rejected, Secret, Signed
 from doctor.gather.store import C10dStore, Store, join_store
 from doctor.sentinel.lines import Line
 
@@ -56,17 +58,32 @@ def find_store() -> Address | None:
         return None
 
 
-def open_lines(address: Address | None, directory: Path, meeting: int, derived: str) -> list[Line]:
+def open_lines(
+    address: Address | None,
+    directory: Path | OwnFolder,
+    meeting: int,
+    derived: str,
+    refused: Callable[[BoardRefused], None] = lambda why: None,
+    secret: Secret | None = None,
+    rejected: Rejected | None = None,
+) -> list[Line]:
     """The ways to the other ranks, the best one first. ``meeting``: how many this process has had before, which is the
-    same on all ranks; no two share their bells. ``derived``: see :func:`derived_run`."""
-    folder = Line(f"bell-{derived}", lambda: Folder(directory, KEY))
-    return [folder] if address is None else [Line(f"bell-{meeting}", lambda: _connect(address)), folder]
+    same on all ranks; no two share their bells. ``derived``: see :func:`derived_run`. ``refused`` gets to know why the
+    folder is not safe to use, if it is not. ``secret``: the key of the job; ``rejected`` counts what is not
+    authentic."""
+
+    def signed(carrier: Carrier) -> Carrier:
+        return Signed(carrier, KEY, secret, rejected or Rejected())
+
+    folder = Line(f"bell-{derived}", lambda: signed(Folder(directory, KEY)), refused)
+    if address is None:
+        return [folder]
+    return [Line(f"bell-{meeting}", lambda: signed(_connect(address))), folder]
 
 
-def remove_if_empty(directory: Path) -> None:
+def remove_if_empty(directory: Path | OwnFolder) -> None:
     """Remove the folder of the board from ``directory``, where no other run has anything in it."""
-    with contextlib.suppress(OSError):
-        (directory / f".rankdoctor-{KEY}").rmdir()
+    Folder(directory, KEY).tidy()
 
 
 class Attended:

@@ -37,6 +37,7 @@ from doctor.job import Job, Member, build_job
 from doctor.result import CheckResult
 from tests.collectors.recorded import plant
 from tests.lab.elsewhere import facts_elsewhere
+from tests.lab.speed import patience
 
 CHECKS = {check.id: check for check in builtin_checks()}
 SECTIONS = ("host", "interfaces", "nccl", "environment", "master")
@@ -48,7 +49,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 def _may_unshare() -> bool:
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
-    return subprocess.run(f"{SPACES} true", shell=True, capture_output=True, timeout=20).returncode == 0
+    return subprocess.run(f"{SPACES} true", shell=True, capture_output=True, timeout=patience(20)).returncode == 0
 
 
 @pytest.fixture(scope="module")

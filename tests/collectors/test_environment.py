@@ -2,7 +2,7 @@
 
 from doctor.collectors.base import Surroundings
 from doctor.collectors.environment import collect_environment
-from doctor.collectors.secrets import REDACTED
+from doctor.masking import REDACTED
 
 
 def test_settings_by_name_and_nothing_else() -> None:

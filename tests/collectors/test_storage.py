@@ -52,8 +52,8 @@ def test_named_directories(tmp_path):
     assert (temporary.writable, temporary.error) == (True, None)
     assert 0 < temporary.free <= temporary.total
     missing = by_role(facts, "checkpoint")[0]
-    assert missing.writable is None
-    assert missing.total == temporary.total, "sizes are those of the place where it would be made"
+    assert missing.writable
+    assert missing.total == temporary.total, "sizes and permission are those of the place where it would be made"
     assert os.listdir(tmp_path) == ["fr"], "nothing was written"
 
 

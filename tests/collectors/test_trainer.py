@@ -3,8 +3,8 @@
 import pytest
 
 from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.secrets import REDACTED
 from doctor.collectors.trainer import collect_trainer, device_count
+from doctor.masking import REDACTED
 
 
 @pytest.mark.parametrize(

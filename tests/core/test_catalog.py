@@ -112,7 +112,7 @@ def test_patterns_that_name_others(pattern):
 
 def test_a_misspelt_pattern_is_refused_with_near_names():
     catalog = load_catalog(guests=False)
-    with pytest.raises(UnusableError, match="no check or family is called NCLL008; near: NCCL008"):
+    with pytest.raises(UnusableError, match="no check or family is called NCLL008; did you mean NCCL008"):
         choose(catalog, ["NCLL008"])
 
 

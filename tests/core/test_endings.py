@@ -8,15 +8,18 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from doctor.api import SoftwareFacts, healthy
 from doctor.capture import encode_document, to_document
+from tests.lab.speed import patience
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 DOCTOR = [sys.executable, "-m", "doctor"]
 CAPTURE = encode_document(to_document(healthy(1, 2).alter(SoftwareFacts, ranks=(1,), nccl_libraries=()).job()))
+ROOT = str(Path(__file__).parents[2])
 SICK = ["diagnose", "capture.json", "--select", "NCCL008"]
 
 
@@ -30,7 +33,7 @@ def doctor(*arguments, cwd, code, before="", **variables):
     """Run it in a shell that does ``before`` first."""
     script = f'{before}\nexec "$@"'
     command = ["bash", "-c", script, "bash", *DOCTOR, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env={**CLEAN, **variables}, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, env={**CLEAN, **variables}, capture_output=True, timeout=patience(60))
     errors = done.stderr.decode()
     assert "Traceback" not in errors
     assert done.returncode == code, (done.returncode, errors)
@@ -45,9 +48,132 @@ def test_closed_streams_leave_the_exit_code(folder, closed):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_one_sentence(folder):
-    for arguments in (SICK, [*SICK, "--format", "json"], ["list"]):
+    for arguments in (
+        SICK,
+        [*SICK, "--format", "json"],
+        ["list"],
+        ["check"],
+        ["--help"],
+        ["check", "-h"],
+        ["--version"],
+    ):
         _, errors = doctor(*arguments, cwd=folder, code=2, before="exec >/dev/full")
         assert errors == "doctor: standard output can't be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [SICK, ["check"], ["list"], ["--help"], ["--version"]])
+def test_a_limit_on_the_size_of_files_is_one_sentence(folder, arguments):
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0\n"$@" >out.txt', "bash", *DOCTOR, *arguments],
+        cwd=folder,
+        env=CLEAN,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (2, "doctor: standard output can't be written: File too large\n")
+
+
+@pytest.mark.parametrize("kilobytes", [100_000, 200_000, 300_000])
+def test_a_limit_on_memory_is_no_finding(folder, kilobytes):
+    """Between what the interpreter needs and what a check needs: on the way an allocation or a thread fails."""
+    script = f'ulimit -v {kilobytes}\nexec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *DOCTOR, "check"],
+        cwd=folder,
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 3)
+    assert done.returncode == 0 or done.stderr.startswith("doctor: ")
+
+
+@pytest.mark.parametrize("command", ["check", "capture"])
+def test_a_deleted_working_directory_breaks_no_collector(folder, command):
+    _, errors = doctor(
+        command, cwd=folder, code=0, before='mkdir "$PWD/gone" && cd gone && rmdir "$PWD"', PYTHONPATH=ROOT
+    )
+    assert errors == ""
+
+
+def test_a_failure_of_its_own_is_no_finding(folder):
+    """A library that is broken where it is installed, as after an update that was cut off."""
+    (folder / "broken" / "rich").mkdir(parents=True)
+    (folder / "broken" / "rich" / "__init__.py").write_text("raise KeyError('half an update')")
+    variables = {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
+    _, errors = doctor("check", cwd=folder, code=3, **variables)
+    assert errors.startswith(
+        "doctor: internal error at __init__.py:1: KeyError: 'half an update'; nothing was concluded"
+    )
+    done = subprocess.run(
+        [*DOCTOR, "check"],
+        cwd=folder,
+        env={**CLEAN, **variables, "DOCTOR_TRACEBACK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (3, True)
+
+
+def test_what_a_reader_of_help_leaves_unread_is_no_finding(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*DOCTOR, "check", "--help"], cwd=folder, env=CLEAN, stdout=writing, timeout=patience(60))
+    os.close(writing)
+    assert done.returncode == 0
+
+
+def test_a_report_goes_into_a_pipe_by_its_name(folder):
+    out, _ = doctor(*SICK, "-o", "/dev/stdout", cwd=folder, code=1)
+    assert "NCCL008" in out
+    read = subprocess.run(
+        ["bash", "-c", 'exec "$@" -o >(cat >copy.txt; touch done)', "bash", *DOCTOR, *SICK],
+        cwd=folder,
+        env=CLEAN,
+        timeout=60,
+    )
+    while not (folder / "done").exists():
+        time.sleep(0.01)
+    assert (read.returncode, "NCCL008" in (folder / "copy.txt").read_text()) == (1, True)
+
+
+def test_a_capture_makes_the_folder_that_a_slash_names(folder):
+    for rank in (0, 1):
+        doctor("capture", "-o", "captures/", cwd=folder, code=0, SLURM_PROCID=str(rank), RANK=str(rank), WORLD_SIZE="2")
+    assert sorted(file.name for file in (folder / "captures").iterdir()) == ["rank-0.json", "rank-1.json"]
+    assert (folder / "captures" / "rank-0.json").stat().st_mode & 0o777 == 0o600
+
+
+ESCAPES = "\x1b]0;title\x07\x1b]52;c;Zm9v\x07\x9b31m\u202e"
+
+
+def test_nothing_steers_the_terminal_from_standard_error(folder):
+    """A reason in a capture, a file name that a shell pattern found, an option that is none."""
+    broken = json.loads(CAPTURE)
+    for part in (*broken["hosts"], *broken["ranks"]):
+        part["facts"].pop("storage", None)
+        part.setdefault("missing", {})["storage"] = {"lack": "failed", "reason": ESCAPES}
+    (folder / "broken.json").write_text(json.dumps(broken))
+    for arguments in (
+        ["diagnose", "broken.json"],
+        ["diagnose", ESCAPES],
+        ["check", f"--{ESCAPES}"],
+        ["explain", ESCAPES],
+    ):
+        script = 'exec "$@" 2>&1 >/dev/null'
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", *DOCTOR, *arguments],
+            cwd=folder,
+            env=CLEAN,
+            capture_output=True,
+            timeout=patience(60),
+        )
+        assert not set("\x1b\x07\x9b\u202e") & set(done.stdout.decode())
+        assert done.stdout
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -55,7 +181,12 @@ def test_a_reader_that_left_does_not_change_the_verdict(folder, form):
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*DOCTOR, *SICK, "--format", form], cwd=folder, env=CLEAN, stdout=writing, stderr=subprocess.PIPE, timeout=60
+        [*DOCTOR, *SICK, "--format", form],
+        cwd=folder,
+        env=CLEAN,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=patience(60),
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
@@ -94,7 +225,7 @@ def test_a_signal_ends_it_and_what_it_started(tmp_path, number, code):
     )
     children = [int(word) for word in started.read_text().split()]
     running.send_signal(number)
-    out, errors = running.communicate(timeout=60)
+    out, errors = running.communicate(timeout=patience(60))
     assert (running.returncode, out) == (code, b"")
     assert b"Traceback" not in errors
     while any(map(_runs, children)):  # killed, which may take a moment; the limit on a test ends this
@@ -146,7 +277,7 @@ def test_names_that_are_not_utf8(folder):
 
 def test_environment_values_that_are_not_utf8(tmp_path):
     environ = {**{os.fsencode(k): os.fsencode(v) for k, v in CLEAN.items()}, b"NCCL_SOCKET_IFNAME": b"\xe9th0\x1b[2J"}
-    done = subprocess.run([*DOCTOR, "check"], cwd=tmp_path, env=environ, capture_output=True, timeout=60)
+    done = subprocess.run([*DOCTOR, "check"], cwd=tmp_path, env=environ, capture_output=True, timeout=patience(60))
     assert done.returncode == 1, done.stderr
     assert b"\x1b" not in done.stdout
     assert b"Traceback" not in done.stderr
@@ -154,7 +285,7 @@ def test_environment_values_that_are_not_utf8(tmp_path):
 
 def test_an_unusable_word_is_shown_and_not_obeyed(tmp_path):
     _, errors = doctor("explain", "\x1b[31m" + "A" * 5000, cwd=tmp_path, code=2)
-    assert errors.startswith("doctor: no page is called \\x1b[31mAAA")
+    assert errors.startswith("doctor: unknown check '\\x1b[31mAAA")
     assert errors.count("\n") == 1
 
 

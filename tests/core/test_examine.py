@@ -224,12 +224,12 @@ def test_errors_come_before_warnings():
     assert primary_of(examine(JOB.job(), Catalog((warning, error)))) == "NET901"
 
 
-def test_what_only_a_remark_explains_may_be_primary():
+def test_a_remark_is_primary_where_an_error_follows_from_it():
     remark = make(finds(explains=("NET901",)), id="ENV901", severity=Severity.INFO)
     error = make(finds(), id="NET901")
     results = examine(JOB.job(), Catalog((remark, error)))
     assert results[1].findings[0].explained_by == "ENV901"
-    assert primary_of(results) == "NET901"
+    assert primary_of(results) == "ENV901"
 
 
 def serving(**options):

@@ -24,15 +24,15 @@ def test_a_file_above_counts(tmp_path):
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     settings = read_settings(below)
-    assert (settings.select, settings.fail_on, settings.plugins) == (("nccl",), "warning", (tmp_path / "more.py",))
+    assert (settings.select, settings.fail_on, settings.withheld) == (("nccl",), "warning", ("more.py",))
 
 
-def test_a_project_file_without_our_table_is_passed_over(tmp_path):
-    write(tmp_path, '[tool.doctor]\nfail-on = "never"\n', "pyproject.toml")
+def test_the_root_of_a_project_ends_the_search(tmp_path):
+    write(tmp_path, 'fail-on = "never"\n')
     below = tmp_path / "a"
     below.mkdir()
     write(below, "[project]\nname = 'x'\n", "pyproject.toml")
-    assert read_settings(below).fail_on == "never"
+    assert read_settings(below) == Settings()
 
 
 def test_limits_quoted_or_not(tmp_path):
@@ -48,19 +48,19 @@ def test_directories_become_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("select = [", "is no TOML"),
+        ("select = [", "is not valid TOML"),
         ("selct = []", "selct"),
         ('fail-on = "fatal"', "fatal"),
         ('ignore = ["NET002"]', "ignore"),
         ('[[ignore]]\nid = "NET002"\n', "reason"),
-        ('[limits]\n"MEM003.used_share" = "much"\n', "no number"),
+        ('[limits]\n"MEM003.used_share" = "much"\n', "not a finite number"),
         ("timeout = 'long'", "timeout"),
         ("timeout = -1", "the timeout is not within 0.1 and 3600 s"),
         ("timeout = nan", "the timeout is not within 0.1 and 3600 s"),
         ("timeout = 1e300", "the timeout is not within 0.1 and 3600 s"),
-        ('[limits]\n"MEM003.used_share" = nan\n', "no number"),
-        ('[limits]\n"MEM003.used_share" = inf\n', "no number"),
-        ('[directories]\ncheckpoint = "a\\u0000b"\n', "the directory checkpoint is no path"),
+        ('[limits]\n"MEM003.used_share" = nan\n', "not a finite number"),
+        ('[limits]\n"MEM003.used_share" = inf\n', "not a finite number"),
+        ('[directories]\ncheckpoint = "a\\u0000b"\n', "the directory checkpoint is not a path"),
         ('[[ignore]]\nid = "NET002"\nreason = "x"\nuntil = 2026-12-31T00:00:00\n', "until"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, text, words):
 
 def test_a_file_that_is_not_utf8(tmp_path):
     (tmp_path / "doctor.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnusableError, match="is no TOML"):
+    with pytest.raises(UnusableError, match="is not valid TOML"):
         read_settings(tmp_path)
 
 
@@ -99,7 +99,12 @@ def test_an_entry_may_name_a_family():
 
 def test_a_limit_that_no_check_has_is_refused():
     with pytest.raises(UnusableError, match="no check has the limit"):
-        require_known_limits({"NCCL008.most": 1}, load_catalog(guests=False))
+        require_known_limits(Settings(limits={"NCCL008.most": 1}), load_catalog(guests=False))
+
+
+def test_a_limit_in_another_case_is_told_as_it_is_written():
+    with pytest.raises(UnusableError, match=r"limit MEM003.USED_SHARE; did you mean MEM003.used_share"):
+        require_known_limits(Settings(limits={"MEM003.USED_SHARE": 0.9}), load_catalog(guests=False))
 
 
 def test_two_entries_of_one_id_have_a_line_each(tmp_path):
@@ -128,7 +133,7 @@ def test_a_project_file_in_another_encoding_is_passed_over(tmp_path):
     "text", ["[tool.doctor\n", "x = [\n[tool.doctor]\n", '[tool."doctor"]\nx\n', "[[ tool . doctor.ignore ]]\nid"]
 )
 def test_a_broken_project_file_that_names_us_is_refused(tmp_path, text):
-    with pytest.raises(UnusableError, match="is no TOML"):
+    with pytest.raises(UnusableError, match="is not valid TOML"):
         read_settings(write(tmp_path, text, "pyproject.toml"))
 
 

@@ -1,6 +1,5 @@
 """What a factory may return, and what is said of one that can't be used."""
 
-import time
 from textwrap import dedent
 
 import pytest
@@ -246,7 +245,5 @@ def test_the_whole_way(directory):
 
 
 def test_a_factory_that_takes_too_long_is_killed(directory):
-    began = time.monotonic()
     with pytest.raises(UnusableError, match="no answer within"):
         Tracer("plain:sleeps", directory=directory, seconds=4)
-    assert time.monotonic() - began < 10

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.speed import patience
+
 pytest.importorskip("torch")
 
 from doctor.errors import UnusableError
@@ -56,15 +58,13 @@ def test_a_factory_that_fails_is_told_in_one_sentence(tmp_path):
         "def make():\n    print('about to fail')\n    raise ValueError('no such data')\n"
     )
     with pytest.raises(UnusableError, match=r"^broken.py:make: the factory raised ValueError: no such data"):
-        measure("broken.py:make", Plan(), directory=tmp_path, seconds=60)
+        measure("broken.py:make", Plan(), directory=tmp_path, seconds=patience(60))
 
 
 def test_a_factory_that_never_returns_is_given_up(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ndef make():\n    time.sleep(600)\n")
-    began = time.monotonic()
+    (tmp_path / "slow.py").write_text("import time\ndef make():\n    time.sleep(86400)\n")
     with pytest.raises(UnusableError, match=LATE):
         measure("slow.py:make", Plan(), directory=tmp_path, seconds=2)
-    assert time.monotonic() - began < 20
 
 
 def test_a_rank_that_fails_does_not_keep_the_others_waiting(tmp_path):
@@ -74,9 +74,7 @@ def test_a_rank_that_fails_does_not_keep_the_others_waiting(tmp_path):
         "    if torch.distributed.get_rank() == 1: raise ValueError('only here')\n"
         "    return torch.nn.Linear(4, 1), torch.ones(2, 4)\n"
     )
-    began = time.monotonic()
-    told = run(ways_of(Plan())[1], "one.py:make", tmp_path, 100)
-    assert time.monotonic() - began < 60
+    told = run(ways_of(Plan())[1], "one.py:make", tmp_path, 3600)
     assert (
         "only here"
         in judged(ways_of(Plan())[1], ALONE, [{"one rank": (_told(1),), ways_of(Plan())[1].name: told}]).error

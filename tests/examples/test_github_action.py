@@ -40,16 +40,19 @@ def test_the_form_is_right_and_a_wrong_one_noticed(
     assert not _fits(spoilt, schema)
 
 
-def _run_steps(given: Mapping[str, str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The steps of the action, as a runner runs them until one fails: with defaults for the inputs that are not given,
-    and by the command line that GitHub documents for ``shell: bash``. The result is that of the last one."""
+def _run_steps(
+    given: Mapping[str, str], env: Mapping[str, str], cwd: Path, folder: Path = FOLDER
+) -> subprocess.CompletedProcess[str]:
+    """The steps of the action in ``folder``, as a runner runs them until one fails: with defaults for the inputs that
+    are not given, and by the command line that GitHub documents for ``shell: bash``. The result is that of the last
+    one."""
     action = yaml.safe_load(ACTION.read_text())
     inputs = {name: given.get(name, told["default"]) for name, told in action["inputs"].items()}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for number, step in enumerate(action["runs"]["steps"]):
         script = cwd / f"step{number}.sh"
         script.write_text(step["run"])
-        told = {name: _filled(value, inputs) for name, value in step["env"].items()}
+        told = {name: _filled(value, inputs, folder) for name, value in step["env"].items()}
         assert step["shell"] == "bash"
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
@@ -64,8 +67,33 @@ def _run_steps(given: Mapping[str, str], env: Mapping[str, str], cwd: Path) -> s
     return done
 
 
-def _filled(text: str, inputs: Mapping[str, str]) -> str:
+def _filled(text: str, inputs: Mapping[str, str], folder: Path) -> str:
+    text = text.replace("${{ github.action_path }}", str(folder))
     return re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: inputs[found[1]], text)
+
+
+def _python_that_notes(folder: Path) -> dict[str, str]:
+    """Variables under which ``python`` writes what it is called with to ``called`` in ``folder``, and does nothing."""
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/called"\n')
+    command.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_it_installs_the_checkout_that_it_is_part_of(tmp_path: Path) -> None:
+    """Never a name of an index, which anybody may register."""
+    _run_steps({"options": "--select NET007"}, _python_that_notes(tmp_path), tmp_path)
+    requirement = (tmp_path / "called").read_text().splitlines()[-1]
+    assert Path(requirement).resolve() == FOLDER.parents[1]
+
+
+def test_a_copy_of_it_asks_what_to_install(tmp_path: Path) -> None:
+    copy = tmp_path / ".github" / "actions" / "rankdoctor"
+    copy.mkdir(parents=True)
+    done = _run_steps({}, _python_that_notes(tmp_path), tmp_path, copy)
+    assert done.returncode == 2
+    assert done.stdout.startswith("::error::This action is a copy")
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +106,8 @@ def _filled(text: str, inputs: Mapping[str, str]) -> str:
     ],
 )
 def test_its_steps_annotate_and_fail(tmp_path: Path, interface: str, given: dict[str, str], code: int) -> None:
-    selected = {"options": f"{given.get('options', '')} --select NET007"}
+    # Installed as it is: pip has nothing to do, and does not ask an index.
+    selected = {"requirement": "rankdoctor", "options": f"{given.get('options', '')} --select NET007"}
     done = _run_steps({**given, **selected}, {"NCCL_SOCKET_IFNAME": interface}, tmp_path)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert ("::error title=NET007" in done.stdout) == (interface == "=eth9" and "--ignore" not in selected["options"])

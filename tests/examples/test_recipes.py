@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import LabHost, together
+from tests.lab.needs import require_tools
 from tests.lab.openmpi import mpirun
 from tests.lab.slurm import SlurmCluster
 
@@ -94,13 +95,30 @@ def test_the_prolog_fails_for_a_finding_alone(
 
 def test_the_prolog_lets_jobs_run_without_the_doctor(lab_hosts: Callable[..., tuple[LabHost, ...]]) -> None:
     (host,) = lab_hosts(1)
-    assert host.run(["bash", EXAMPLES / "slurm_prolog.sh"], env={"DOCTOR": "/nowhere/doctor"}).returncode == 0
+    done = host.run(["bash", EXAMPLES / "slurm_prolog.sh"], env={"DOCTOR": "/nowhere/doctor"})
+    assert (done.returncode, "node not checked, exit code 127" in done.stderr) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "code"),
+    [("ulimit -v 100000", 3), ("mkdir gone && cd gone && echo 'timeout = true' >doctor.toml", 2)],
+    ids=["no memory for the doctor", "settings that can't be used"],
+)
+def test_the_prolog_lets_jobs_run_where_the_doctor_fails(
+    lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path, spoilt: str, code: int
+) -> None:
+    (host,) = lab_hosts(1)
+    run = f"cd {tmp_path} && {spoilt}; DOCTOR={Path(sys.executable).parent}/doctor bash {EXAMPLES}/slurm_prolog.sh"
+    done = host.run(["bash", "-c", run])
+    assert done.returncode == 0, done.stderr
+    assert f"rankdoctor: node not checked, exit code {code}: " in done.stderr
 
 
 @pytest.mark.parametrize(("variable", "code"), [("NCCL_DEBUG=WARN", 0), ("NCCL_SOCKET_IFNAME=eth9", 1)])
 def test_mpirun_checks_and_trains(
     lab_hosts: Callable[..., tuple[LabHost, ...]], script: Path, variable: str, code: int
 ) -> None:
+    require_tools("mpirun")
     (host,) = lab_hosts(1)
     placed = ["--allow-run-as-root", "--oversubscribe", "-n", "2", "-x", variable]
     done = host.run(["bash", EXAMPLES / "mpirun.sh", *placed, "--", sys.executable, script], timeout=100)

@@ -23,6 +23,7 @@ from typing import Any
 from tests.faults.wheels import install
 from tests.lab.needs import CannotPlay, clean_environ, require_namespaces, require_tools
 from tests.lab.nvml import FakeNvml, build_library, compiler
+from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
 DOCTOR = f"{shlex.quote(sys.executable)} -m doctor"
@@ -174,7 +175,7 @@ def _play_host(host: Host, folder: Path, command: str) -> subprocess.CompletedPr
 
 
 def run_shell(
-    script: str, folder: Path, prefix: list[str] | None = None, timeout: float = 60
+    script: str, folder: Path, prefix: list[str] | None = None, timeout: float = patience(30)
 ) -> subprocess.CompletedProcess[str]:
     """Run ``script`` by bash in the clean environment, in ``folder``, which is its home too."""
     command = [*(prefix or []), "bash", "-c", script]

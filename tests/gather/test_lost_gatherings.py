@@ -11,10 +11,13 @@ import time
 
 from doctor.capture import read_capture
 from doctor.errors import UnusableError
+from doctor.folders import MARK, OwnFolder
+from doctor.gather import pace
 from doctor.gather.board import BoardLost
 from doctor.gather.messages import Call, Unreadable, Verdict, decode, encode
-from tests.gather.ranks import LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
+from tests.gather.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.gather.scenes import CARRIERS, Scenes
+from tests.lab.speed import NEVER, slowness
 
 ABSENT = {"timeout": TIMEOUT, "judge": lambda job: 1 if job.absent else 0}
 SCENES = Scenes()
@@ -48,9 +51,9 @@ def test_early_ranks_do_not_fall_for_a_run_that_was_killed(place, judged):
     leave_behind(place.boards()(), judged=judged)
     ranks = new_ranks(place.boards(), range(3), 3)
     start(*ranks[1:])
-    time.sleep(1.6)  # longer than any keeper may be silent
+    time.sleep(1.3 * pace.SILENT)  # longer than any keeper may be silent
     start(ranks[0])
-    assert wait_for(*ranks) == [7] * 3
+    assert wait_for(*ranks) == [CODE] * 3
     assert judges(ranks) == [0]
 
 
@@ -60,16 +63,15 @@ def test_what_a_killed_run_left_does_not_put_off_the_one_who_takes_over(place, j
     ranks = new_ranks(place.boards(), [1, 2], 3, **ABSENT)
     assert run(*ranks) == [1, 1]
     assert judges(ranks) == [1]
-    assert max(rank.seconds for rank in ranks) < TIMEOUT + 2
 
 
 @SCENES.scene()
 def test_runs_one_after_another_leave_no_litter(place):
     for _ in range(3):
         ranks = new_ranks(place.boards(), range(3), 3)
-        assert run(*ranks) == [7] * 3
+        assert run(*ranks) == [CODE] * 3
         assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 2]
-    assert sorted(os.listdir(place.root)) == ["call", "last"]
+    assert {*os.listdir(place.root)} - {MARK} == {"call", "last"}
 
 
 @SCENES.scene(CARRIERS)
@@ -86,7 +88,7 @@ def test_jobs_side_by_side_keep_apart(place):
 def test_of_many_who_take_over_at_once_one_keeps(folder, monkeypatch):
     hurry(monkeypatch)
     monkeypatch.setattr("doctor.gather.attending.IN_TURN", 0.0)
-    ranks = new_ranks(folder, range(1, 9), 9, timeout=0.5, judge=lambda job: 1)
+    ranks = new_ranks(folder, range(1, 9), 9, timeout=0.5 * slowness(), judge=lambda job: 1)
     assert run(*ranks) == [1] * 8
     [judged] = [rank.job for rank in ranks if rank.job]
     assert [rank.number for rank in judged.ranks] == list(range(1, 9))
@@ -101,25 +103,25 @@ def test_a_keeper_that_pauses_is_not_given_up(place):
     board = place.boards()()
     until(lambda: pulse_on(board))
     ranks[0].mortal.awake.clear()
-    time.sleep(2.4)  # twice as long as a keeper may be silent
+    time.sleep(2 * pace.SILENT)  # twice as long as a keeper may be silent
     ranks[0].mortal.awake.set()
     late.set()
-    assert wait_for(*ranks) == [7] * 3
+    assert wait_for(*ranks) == [CODE] * 3
     assert judges(ranks) == [0]
 
 
 @SCENES.scene()
 def test_one_who_was_asleep_when_all_left_leaves_with_their_code(place):
     judging = threading.Event()
-    ranks = new_ranks(place.boards(), range(3), 3, judge=lambda job: judging.wait(LIMIT) and 7)
+    ranks = new_ranks(place.boards(), range(3), 3, judge=lambda job: judging.wait(LIMIT) and CODE)
     start(*ranks)
     board = place.boards()()
     until(lambda: pulse_on(board) == b"rest")
     ranks[2].mortal.awake.clear()
     judging.set()
-    assert wait_for(*ranks[:2]) == [7, 7]
+    assert wait_for(*ranks[:2]) == [CODE, CODE]
     ranks[2].mortal.awake.set()
-    assert wait_for(ranks[2]) == [7]
+    assert wait_for(ranks[2]) == [CODE]
 
 
 @SCENES.scene(outlives=[True, False])
@@ -141,7 +143,7 @@ def test_a_board_that_is_lost(place, outlives):
 
 @SCENES.scene()
 def test_a_store_that_ends_with_rank_0(place):
-    ranks = new_ranks(place.boards(), range(3), 4, timeout=LIMIT)
+    ranks = new_ranks(place.boards(), range(3), 4, timeout=NEVER)
     for rank in ranks:
         rank.mortal.outlives_its_keeper = False
     start(*ranks)
@@ -150,7 +152,6 @@ def test_a_store_that_ends_with_rank_0(place):
     for rank in ranks:
         (rank.mortal.dead if rank is ranks[0] else rank.mortal.lost).set()
     assert wait_for(*ranks) == [None, 3, 3]
-    assert max(rank.seconds for rank in ranks) < LIMIT / 2
 
 
 @SCENES.scene()
@@ -172,12 +173,11 @@ def test_who_loses_the_board_leaves_the_facts_in_the_folder(place):
 def test_a_folder_that_does_not_answer_is_not_waited_for_forever(folder, tmp_path, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr("doctor.gather.gathering.PATIENCE", 0.3)
-    monkeypatch.setattr("doctor.gather.gathering.write_whole", lambda path, data: answer.wait(LIMIT))
+    monkeypatch.setattr(OwnFolder, "write", lambda *_: answer.wait(NEVER))
     [rank] = new_ranks(folder, [1], 2, share=tmp_path)
     rank.mortal.lost.set()
     assert run(rank) == [3]
     answer.set()
-    assert rank.seconds < 5
     assert rank.told[1] == f"its facts can't be left in {tmp_path}: no answer"
 
 
@@ -194,7 +194,6 @@ def test_what_the_judge_can_not_use_ends_all(place, late):
     time.sleep(late)
     start(*others)
     assert wait_for(judge, *others) == [2, 2, 2]
-    assert max(rank.seconds for rank in others) < LIMIT / 2
 
 
 @SCENES.scene(raised=[UnusableError, KeyboardInterrupt])
@@ -204,7 +203,6 @@ def test_a_judge_that_stops_lets_the_others_go(place, raised):
 
     ranks = new_ranks(place.boards(), range(3), 3, judge=judge)
     assert run(*ranks) == ([2, 2, 2] if raised is UnusableError else [130, 3, 3])
-    assert max(rank.seconds for rank in ranks) < LIMIT / 2
 
 
 @SCENES.scene()
@@ -215,7 +213,6 @@ def test_a_folder_that_is_cleared_away_while_ranks_gather(place):
     until(lambda: call_on(board))
     shutil.rmtree(place.root, ignore_errors=True)
     assert set(wait_for(*ranks)) <= {1, 3}
-    assert max(rank.seconds for rank in ranks) < LIMIT / 2
 
 
 @SCENES.scene(CARRIERS)
@@ -230,7 +227,7 @@ def test_noise_in_the_boxes_keeps_nobody_from_the_verdict(place):
         box = chance.choice(["hello", "card", "measured", "heard"])
         board.box(f"{nonce}/{box}").append(chance.randbytes(chance.randrange(30)))
     waiting.set()
-    assert wait_for(*ranks) == [7] * 4
+    assert wait_for(*ranks) == [CODE] * 4
     assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 2, 3]
     assert " of the messages of other ranks can't be read: " in ranks[0].told[0]
 

@@ -20,6 +20,7 @@ from doctor.gather.party import Party, keys_to_collect
 from doctor.gather.seat import Seat
 from doctor.gather.speaker import Claim
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.speed import patience
 
 NODE0, NODE1 = ("boot-0", None, "node0"), ("boot-1", None, "node1")
 
@@ -59,7 +60,7 @@ def test_a_claim_ends_with_the_process_that_has_it(key):
     assert holder.stdout.readline() == "True\n"
     assert not Claim(key, NODE0, "it").granted
     holder.kill()
-    holder.communicate(timeout=20)
+    holder.communicate(timeout=patience(20))
     claim = Claim(key, NODE0, "it")
     assert claim.granted
     claim.close()
@@ -102,7 +103,7 @@ def test_a_card_is_there_once_the_facts_are(key):
     speaker = party(key, 0)
 
     def collect(keys):
-        ready.wait(10)
+        ready.wait(patience(10))
         return {name: value for name, value in member.sections.items() if name in keys}
 
     process = party(key, 1, collect)

@@ -7,11 +7,15 @@ import sys
 
 import pytest
 
-from tests.gather.processes import ABOUT_THE_JOB, Commands, free_ports, is_taken, until, wait
+from tests.gather.processes import ABOUT_THE_JOB, Commands, is_taken, until, wait
+from tests.lab.ports import free_ports
+from tests.lab.speed import slowness
 
 PORTS = free_ports()
+LONGEST = "3600"
+"""Seconds, the most that the option takes: whoever waited for them would hang the test."""
 CHECK = ("check", "--format", "json", *ABOUT_THE_JOB)
-TIMEOUT = ("--timeout", "20")
+TIMEOUT = ("--timeout", str(20 * slowness()))
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +45,9 @@ def told_two_ports(commands):
 def at_one_port(commands):
     """Two jobs that were told one port. The first one is there, and waits for its last rank."""
     port = next(PORTS)
-    first = [commands.rank(number, 3, port, *CHECK, "--timeout", "80", PBS_JOBID="1") for number in range(2)]
+    first = [commands.rank(number, 3, port, *CHECK, "--timeout", LONGEST, PBS_JOBID="1") for number in range(2)]
     until(lambda: is_taken(port))
-    second = commands.ranks(2, port, *CHECK, "--timeout", "10", PBS_JOBID="2")
+    second = commands.ranks(2, port, *CHECK, "--timeout", str(10 * slowness()), PBS_JOBID="2")
     return port, first, second
 
 
@@ -58,7 +62,7 @@ def test_by_a_job_that_is_left_alone(commands, at_one_port):
     assert wait(*second) == [1, 3]
     assert second[0].report["primary"] == "ENV008"
     assert "nobody keeps a gathering there" in second[1].stderr
-    first.append(commands.rank(2, 3, port, *CHECK, "--timeout", "80", PBS_JOBID="1"))
+    first.append(commands.rank(2, 3, port, *CHECK, "--timeout", LONGEST, PBS_JOBID="1"))
     assert wait(*first) == [0, 0, 0]
     assert first[0].report["coverage"]["ranks_seen"] == 3
 

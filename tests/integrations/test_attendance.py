@@ -16,7 +16,9 @@ from doctor.integrations.options import Options
 from doctor.monitor.recorder import load_dump, parse_recorder
 from doctor.report.machine import render_json
 from doctor.settings import Settings
-from tests.sentinel.ranks import fork, free_port, open_group, wait_for, warm_up
+from tests.lab.ports import free_port
+from tests.lab.speed import patience
+from tests.sentinel.ranks import fork, open_group, wait_for, warm_up
 
 GUESTS = """
 from doctor.api import Finding, LaunchFacts, Scope, Severity, check
@@ -185,6 +187,7 @@ def project(tmp_path, guests, monkeypatch):
     """The user's directory, whose settings name the planted checks."""
     guests.with_name("doctor.toml").write_text('plugins = ["guests.py"]\nselect = ["RUN901"]\n')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCTOR_CONFIG", str(tmp_path / "doctor.toml"))
     return tmp_path
 
 
@@ -217,6 +220,19 @@ def test_a_world_of_one_process(project, capfd):
     record = json.loads((project / "run" / "rank-0.json").read_text())
     assert record["ranks"][0]["facts"]["progress"]["state"] == "ended"
     assert shown(capfd.readouterr().err) == 1
+
+
+def test_a_run_loads_no_plugin_of_its_working_directory(project, monkeypatch, capfd):
+    monkeypatch.delenv("DOCTOR_CONFIG")
+    (project / "guests.py").write_text(f"open({str(project / 'proof')!r}, 'w')\n")
+    (project / "doctor.toml").write_text('plugins = ["guests.py"]\nselect = ["DATA"]\n')
+    run = begun(project / "run")
+    run.meet()
+    run.close()
+    assert not (project / "proof").exists()
+    assert {result["family"] for result in report_in(project / "run")["results"]} == {"data"}
+    (line,) = [line for line in said(capfd) if "plugins not loaded (guests.py)" in line]
+    assert "DOCTOR_CONFIG" in line
 
 
 def test_a_run_that_shall_end_with_its_findings(project):
@@ -283,6 +299,7 @@ def test_a_directory_that_can_not_be_written_to(project, capfd):
     run.close()
     told = capfd.readouterr().err
     assert (told.count("can't be written"), told.count("can't keep its record"), shown(told)) == (1, 1, 1)
+    assert "  report: not written\n" in told
 
 
 def test_runs_one_after_another(project):
@@ -306,7 +323,7 @@ def pair(project):
 
     def play(script):
         pids.extend(fork(lambda rank=rank: _write(project / f"said-{rank}.json", script(rank))) for rank in range(2))
-        until = time.monotonic() + 60
+        until = time.monotonic() + patience(60)
         assert [wait_for(pid, until) for pid in pids] == [0, 0]
         return [json.loads((project / f"said-{rank}.json").read_text()) for rank in range(2)]
 
@@ -351,7 +368,7 @@ def test_an_exception_of_one_rank_is_judged_with_the_other(project, pair):
         if rank == 1:
             run.fail(ValueError("bad sample"))
         else:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + patience(30)
             while "RUN004" not in _primary(project / "run") and time.monotonic() < deadline:
                 time.sleep(0.05)
             run.close()
@@ -374,7 +391,7 @@ def test_ranks_that_stand_still_keep_their_recorders(project, pair):
         open_group(rank, 2, port, by_agent=False)
         run = begun(project / "run", rank=rank, world_size=2, hang_after=1.0)
         run.meet()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(30)
         while rank == 1 and not all(map(_dump, range(2))) and time.monotonic() < deadline:
             time.sleep(0.05)
         named = _dump(0)

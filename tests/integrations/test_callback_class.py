@@ -34,8 +34,77 @@ def test_it_is_a_callback_of_every_lightning(package: str) -> None:
 
 def test_every_hook_of_ours_is_one_of_lightnings() -> None:
     lightning = pytest.importorskip("lightning.pytorch")
-    hooks = {name for name in vars(doctor.DoctorCallback.__mro__[1]) if not name.startswith("_")}
+    from doctor.integrations.lightning import LightningHooks
+
+    hooks = {name for name in vars(LightningHooks) if not name.startswith("_")}
     assert hooks <= set(dir(lightning.Callback))
+
+
+LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")
+
+ONE_LIGHTNING = """
+import copy, importlib, inspect, logging, pickle, sys, typing
+first, other, order = {first!r}, {other!r}, {order!r}
+if order == "callback first":
+    from doctor import DoctorCallback
+lightning = importlib.import_module(first)
+from doctor import DoctorCallback
+
+class Mine(DoctorCallback):
+    def on_fit_start(self, trainer, pl_module):
+        super().on_fit_start(trainer, pl_module)
+        sys.stdout.write("mine ")
+
+for kind in (DoctorCallback, Mine):
+    callback = kind(hang_after=3.0)
+    for one in (callback, pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+        assert type(one) is kind and isinstance(one, (lightning.Callback, kind))
+        assert one.state_key == kind.__qualname__ and one._options == callback._options
+assert issubclass(DoctorCallback, lightning.Callback)
+assert "hang_after" in inspect.signature(DoctorCallback).parameters
+assert "on_error" in typing.get_type_hints(DoctorCallback.__init__)
+
+logging.getLogger(first).setLevel(logging.ERROR)
+demos = importlib.import_module(first + ".demos.boring_classes")
+trainer = lightning.Trainer(
+    callbacks=Mine(), fast_dev_run=1, logger=False, accelerator="cpu", enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(demos.BoringModel())
+assert other not in sys.modules
+assert first.partition(".")[0] in sys.modules
+
+later = importlib.import_module(other)
+assert isinstance(DoctorCallback(), later.Callback) and isinstance(callback, later.Callback)
+"""
+
+
+@pytest.mark.parametrize("order", ["callback first", "lightning first"])
+@pytest.mark.parametrize("first", LIGHTNINGS)
+def test_no_second_lightning_is_imported(first: str, order: str, tmp_path: Path) -> None:
+    for package in LIGHTNINGS:
+        pytest.importorskip(package)
+    [other] = {*LIGHTNINGS} - {first}
+    program = ONE_LIGHTNING.format(first=first, other=other, order=order)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mine "
+    said = [line for line in done.stderr.splitlines() if line and "rankdoctor" not in line]
+    assert said == []
+
+
+@pytest.mark.parametrize("package", [None, "pytorch_lightning"])
+def test_where_no_lightning_is_loaded_one_is(package: str | None) -> None:
+    for needed in LIGHTNINGS:
+        pytest.importorskip(needed)
+    missing = ["lightning"] if package else []
+    line = "from doctor import DoctorCallback; DoctorCallback(); print(*sys.modules)"
+    program = WITHOUT.format(missing=missing, line=line)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert {*LIGHTNINGS} & {*done.stdout.split()} == {package or "lightning.pytorch"}
 
 
 def test_it_travels_without_its_run(taped: list[Taped]) -> None:

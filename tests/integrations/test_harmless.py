@@ -135,3 +135,34 @@ def test_two_ranks(kind: str, pairs: Path) -> None:
         if finding["severity"] != "info"
     ]
     assert loud == []
+
+
+@pytest.fixture(scope="module")
+def plain_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where loops of the user's own have left their traces, on two ranks."""
+    import torch.distributed.fsdp
+
+    folder = tmp_path_factory.mktemp("plain-pairs")
+    kinds = ["plain_ddp"]
+    kinds += ["fsdp2"] if hasattr(torch.distributed.fsdp, "fully_shard") else []
+    kinds += ["accelerated"] if find_spec("accelerate") else []
+    program = [sys.executable, str(ROOT / "tests" / "integrations" / "plain_twins.py"), str(folder), *kinds]
+    environ = {**clean_environ(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environ, cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "switched itself off" not in done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["plain_ddp", "fsdp2", "accelerated"])
+def test_two_ranks_of_a_loop_of_the_users_own(kind: str, plain_pairs: Path) -> None:
+    """The random state of Python too: nothing that the doctor imports was loaded before."""
+    if not (plain_pairs / f"{kind}-True-0.json").is_file():
+        pytest.skip(f"{kind} needs a newer torch, or accelerate")
+    for rank in range(2):
+        watched, alone = (json.loads((plain_pairs / f"{kind}-{one}-{rank}.json").read_text()) for one in (True, False))
+        assert watched == alone
+    report = json.loads((plain_pairs / f"{kind}-doctor" / "report.json").read_text())
+    assert report["coverage"]["ranks_seen"] == 2
+    loud = [one["summary"] for result in report["results"] for one in result["findings"] if one["severity"] != "info"]
+    assert loud == []

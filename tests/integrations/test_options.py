@@ -15,8 +15,8 @@ def test_the_defaults_are_the_documented_ones():
         None,
         50,
     )
-    assert options.directory(Path("runs")) == Path("runs/rankdoctor")
-    assert Options(dirpath="there").directory(Path("runs")) == Path("there")
+    assert options.folder(Path("/runs"), print).path == Path("/runs/rankdoctor")
+    assert Options(dirpath="/there").folder(Path("/runs"), print).path == Path("/there")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import random
-import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,8 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, Dataset
+
+from tests.lab.ports import free_port
 
 ROWS, BATCH = 24, 2
 
@@ -82,6 +84,7 @@ def fit(folder: Path, callbacks: list[Any], *, workers: int = 0, **options: Any)
         "parameters": digest(*[tensor.numpy().tobytes() for tensor in model.state_dict().values()]),
         "step": trainer.global_step,
         "metrics": {name: float(value).hex() for name, value in trainer.callback_metrics.items()},
+        "threads": threads(),
     }
     if trainer.global_rank == 0:
         saved = sorted((folder / "checkpoints").iterdir())
@@ -97,6 +100,11 @@ def random_state() -> dict[str, str]:
         "numpy": digest(repr(np.random.get_state()).encode()),
         "python": digest(repr(random.getstate()).encode()),
     }
+
+
+def threads() -> list[str]:
+    """Those of the doctor that outlive the training."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("doctor-")]
 
 
 def digest(*parts: bytes) -> str:
@@ -148,6 +156,7 @@ def train_transformer(folder: Path, callbacks: list[Any]) -> dict[str, Any]:
         "parameters": digest(*[tensor.numpy().tobytes() for tensor in model.state_dict().values()]),
         "step": trainer.state.global_step,
         "logged": history,
+        "threads": threads(),
     }
 
 
@@ -196,9 +205,7 @@ def _rank(kind: str, watched: bool, rank: int, port: int, folder: Path) -> int:
 
 def _pair(kind: str, watched: bool, folder: Path) -> None:
     """Two ranks. The folder that they share is moved away afterwards: its name must be the same for both twins."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pids = []
     for rank in range(2):
         pid = os.fork()

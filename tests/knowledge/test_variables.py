@@ -45,6 +45,19 @@ def test_nearest(name: str, meant: str | None) -> None:
         "NCCL_GPUDIRECTTCPX_TX_BINDINGS",
         "NCCL_PLUGIN_P2P",
         "NCCL_UCX_RNDV_THRESH",
+        "NCCL_USE_SNAP",
+        "NCCL_GPUVIZ_READ_INTERVAL_IN_MICROSECONDS",
+        "NCCL_NET_PLUGIN_TELEMETRY_MODE",
+        "NCCL_TEST",
+        "NCCL_RINGS_REMAP",
+        "NCCL_NCHANNELS_PER_PEER",
+        "NCCL_COLLTRACE",
+        "NCCL_MIN_ZCOPY_SIZE",
+        "NCCL_FAST_SOCKET_ENABLE",
+        "NCCL_IB_IS_GLOBAL",
+        "NCCL_GIN_PROXY_NTHREADS",
+        "NCCL_RESHARD_MAX_CTA",
+        "NCCL_CHECKPOINT_KVS_PATH",
     ],
 )
 def test_others_names_are_left_alone(name: str) -> None:
@@ -63,6 +76,22 @@ def test_no_known_name_counts_as_foreign_by_its_prefix() -> None:
         name for name, info in variables.table().items() if variables.is_foreign(name) and info.reader == "nccl"
     }
     assert clashing == {"NCCL_PROFILER_PLUGIN"}
+
+
+@pytest.mark.parametrize(
+    ("name", "everywhere"),
+    [
+        ("NCCL_IB_GDR_LEVEL", True),  # since NCCL 2.4
+        ("NCCL_BLOCKING_WAIT", True),  # since torch 2.2
+        ("NCCL_MNNVL", False),  # since NCCL 2.21: torch 2.4 comes with 2.20
+        ("NCCL_SHM_USE_CUDA_MEMCPY", False),  # since NCCL 2.30
+        ("NCCL_SOCKET_IFNAME", False),
+    ],
+)
+def test_superseded_in_every_supported_release(name: str, everywhere: bool) -> None:
+    info = variables.known(name)
+    assert info is not None
+    assert info.is_superseded_everywhere is everywhere
 
 
 def test_the_table_is_sound() -> None:

@@ -22,9 +22,10 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from tests.lab.needs import clean_environ, require_namespaces, require_tools
+from tests.lab.needs import clean_environ, require_found, require_namespaces, require_tools
 from tests.lab.running import Held, Run, end, environ_of, first_line, wait_for_stop, wait_or_kill, wake
 from tests.lab.spaces import OWN_LAYER, WRITE_FILE, hold_host, hold_switch, layers
+from tests.lab.speed import patience
 
 NETWORK = IPv4Network("10.20.0.0/24")
 FIRST = 10
@@ -44,7 +45,7 @@ class Switch:
     def run(self, *argv: str) -> None:
         """Run ``argv`` in the network of the switch; it must succeed."""
         command, environ = self._enter(argv), clean_environ(self.folder)
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patience(20))
         assert done.returncode == 0, f"switch: {argv}: {done.stderr}"
 
     @contextmanager
@@ -116,15 +117,17 @@ class LabHost:
         """What ``argv`` did on this host, with whatever exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it took longer than ``timeout`` seconds; it and its offspring are dead, and what
-                they wrote is in the exception.
+            subprocess.TimeoutExpired: it took longer than ``timeout`` seconds, which grow with the machine's slowness;
+                it and its offspring are dead, and what they wrote is in the exception.
+            CannotPlay: ``argv`` needs an optional tool that this machine lacks.
         """
-        with Run(timeout) as run:
+        with Run(patience(timeout)) as run:
             run.start(self, argv, env, input)
             in_time = run.wait()
         [done] = run.results
         if not in_time:
             raise subprocess.TimeoutExpired(done.args, timeout, done.stdout, done.stderr)
+        require_found(done)
         return done
 
     def sh(
@@ -214,7 +217,7 @@ def together(commands: Sequence[Command], timeout: float = 60) -> list[subproces
     """What ``commands`` did, started at the same moment, in their order. Where one takes longer than ``timeout``
     seconds, all that is left of them on all hosts is killed, in sessions of its own or stopped as it may be; killed
     commands have the return code -9, and what they wrote until then."""
-    with Run(timeout) as run:
+    with Run(patience(timeout)) as run:
         for host, argv, env in commands:
             run.start(host, argv, env)
         run.wait()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.lab.speed import patience
+
 ROOT = Path(__file__).parents[2]
+
+OPTIONAL = ("ping", "ethtool", "nft", "mpirun", "orted", "srun", "sbatch", "chromium")
+"""Tools of packages that not every machine has; .ci/run installs them."""
+_NOT_FOUND = re.compile(rf"\b({'|'.join(OPTIONAL)})\W*: (?:command not found|No such file or directory)$", re.MULTILINE)
 
 
 class CannotPlay(Exception):
@@ -34,6 +41,13 @@ def require_tools(*tools: str) -> None:
         raise CannotPlay(f"needs {', '.join(missing)}")
 
 
+def require_found(done: subprocess.CompletedProcess[str]) -> None:
+    """Raise :class:`CannotPlay` if a command failed because an optional tool is missing here."""
+    if done.returncode == 127:
+        missing = sorted({*OPTIONAL}.intersection(_NOT_FOUND.findall(done.stderr)))
+        require_tools(*missing)
+
+
 def require_namespaces() -> None:
     """Raise :class:`CannotPlay` where hosts can't be made."""
     if not _may_unshare():
@@ -46,4 +60,4 @@ def _may_unshare() -> bool:
         return False
     spaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
     command = ["unshare", *spaces, "mount", "-t", "sysfs", "none", "/sys"]
-    return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=patience(20)).returncode == 0

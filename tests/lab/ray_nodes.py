@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tests.lab.hosts import Command, LabHost, hosts, together
 from tests.lab.needs import require_tools
+from tests.lab.speed import patience
 
 PORT = 6379
-READY_WITHIN = 60.0
+READY_WITHIN = patience(60.0)
 """Seconds in which the head is up, and then in which the other nodes are."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Little more than the least that Ray takes."""

@@ -17,15 +17,16 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
 
 if TYPE_CHECKING:
     from tests.lab.hosts import LabHost
 
 MARK = "LAB_RUN"
 """The variable by which the processes of a run are known, whoever their parents are and wherever they run."""
-READY_WITHIN = 30.0
+READY_WITHIN = patience(30.0)
 """Seconds in which a process is ready."""
-GONE_WITHIN = 10.0
+GONE_WITHIN = patience(10.0)
 """Seconds in which a process that was told to end does, or is killed."""
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from tests.lab.hosts import LabHost, hosts, together
 from tests.lab.needs import require_tools
 from tests.lab.running import GONE_WITHIN
+from tests.lab.speed import patience
 
-READY_WITHIN = 30.0
+READY_WITHIN = patience(30.0)
 """Seconds in which all nodes are idle after the start."""
 TOOLS = ("munged", "sbatch", "scancel", "sinfo", "slurmctld", "slurmd", "squeue", "srun")
 
@@ -83,7 +84,7 @@ class SlurmCluster:
         Raises:
             subprocess.TimeoutExpired: it had not ended after ``timeout`` seconds, and is cancelled.
         """
-        until = time.monotonic() + timeout
+        until = time.monotonic() + patience(timeout)
         submit = ["sbatch", "--parsable", f"--output={self.folder}/%j.out", *options]
         submitted = self.hosts[0].run(submit, input=script, timeout=timeout)
         assert submitted.returncode == 0, submitted.stderr

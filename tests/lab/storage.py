@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.lab.hosts import LabHost
 from tests.lab.needs import CannotPlay, require_tools
+from tests.lab.speed import patience
 
 _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
 """Of cgroup v1, for the root group: what the kernel writes back counts there, too."""
@@ -98,6 +99,6 @@ def _unmounted(hosts: Sequence[LabHost], folder: Path) -> Iterator[None]:
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=patience(20))
     assert done.returncode == 0, f"{argv}: {done.stderr}"
     return done.stdout.strip()

@@ -147,9 +147,9 @@ def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
 
 
 def test_fix_without_libcst_is_one_sentence(sick):
-    (sick / "libcst.py").write_text("raise ImportError('not here')\n")
-    command = [sys.executable, "-c", "import sys; sys.path.insert(0, ''); from doctor.__main__ import main; main()"]
-    done = subprocess.run([*command, "lint", "--fix", "train.py"], cwd=sick, env=CLEAN, capture_output=True, text=True)
+    code = "import sys; sys.modules['libcst'] = None; from doctor.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "lint", "--fix", "train.py"]
+    done = subprocess.run(command, cwd=sick, env=CLEAN, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr == "doctor: --fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'\n"

@@ -266,7 +266,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200)
 @given(st.dictionaries(_KEYS, _VALUES, max_size=8), st.sampled_from([LLAMA, {"zero_optimization": {}}, ACCELERATE]))
 def test_nothing_in_a_configuration_breaks_the_rule(holds, base):
     with contextlib.suppress(Unreadable):

@@ -146,7 +146,7 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=2000)
+@settings(max_examples=100)
 @given(st.lists(LINE, max_size=12))
 def test_no_numbers_break_the_rules(text):
     for line in found("job.sbatch", "\n".join(["#!/bin/bash", *text, "torchrun x.py"])):

@@ -1,6 +1,5 @@
 """A shell script is read as what it sets and what it starts."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from doctor.lint.launch.shell import MOST_COMMANDS, MOST_SCRIPTS, read_shell
 from doctor.lint.launch.statements import split_script
 from doctor.lint.launch.told import is_told, names_in, shown
 from doctor.lint.launch.words import Operator
+from tests.lab.speed import times_of_reference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -216,17 +216,12 @@ def test_doubling_again_and_again_ends():
         *['B=("${B[@]}" "${B[@]}")'] * 60,
         "torchrun $A ${B[@]} x.py",
     ]
-    began = time.monotonic()
-    launch = last(*lines)
-    assert time.monotonic() - began < 5
-    assert launch.is_open
+    assert last(*lines).is_open
 
 
 def test_scripts_in_scripts_end():
     text = 'A=\'eval "$A"; eval "$A"\'\neval "$A"\n' + "bash -c 'torchrun x.py'\n" * (2 * MOST_SCRIPTS)
-    began = time.monotonic()
     assert len(read_shell("x.sh", text).launches) <= MOST_SCRIPTS
-    assert time.monotonic() - began < 5
 
 
 def test_very_long_scripts_are_read_in_part_and_it_is_said():
@@ -237,9 +232,7 @@ def test_very_long_scripts_are_read_in_part_and_it_is_said():
 
 @pytest.mark.parametrize("piece", ["(", "${", '"$(', "`", "A=(", "$((", "<<E\n", "${A:-", "'\n", "bash -c '"])
 def test_brackets_without_end_do_not_hang(piece):
-    began = time.monotonic()
-    read_shell("x.sh", piece * 5001)
-    assert time.monotonic() - began < 5
+    assert times_of_reference(lambda: read_shell("x.sh", piece * 5001)) < 500
 
 
 PIECES = [
@@ -284,7 +277,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=200))
 def test_nothing_breaks_the_reader(text):
     file = read_shell("x.sh", text)

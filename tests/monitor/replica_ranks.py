@@ -55,7 +55,7 @@ def train(rank, flip_after):
             with torch.no_grad():
                 wrapped.module[4].bias.view(torch.int32)[3] ^= 1 << 20
         replica.loss(batch, loss)
-        replica.step_end(batch)
+        replica.batch_end(batch)
     means = wrapped.module[1].running_mean.tolist()
     return {"model": replica.model(), "replica": replica.facts(), "means": means}
 
@@ -78,7 +78,7 @@ def seen_of(module):
     """What a replica says of a model after one batch."""
     replica = Replica(1)
     replica.attach(module, replicated=None, broadcast=None)
-    replica.step_end(1)
+    replica.batch_end(1)
     return {"model": replica.model(), "replica": replica.facts(), "means": []}
 
 

@@ -285,9 +285,7 @@ def test_the_real_way_to_the_driver_gives_an_answer():
 
 def test_a_runtime_that_is_silent_or_refuses_has_no_answer():
     for_ever = threading.Event()
-    started = time.monotonic()
     assert within(0.1, for_ever.wait) is None
-    assert time.monotonic() - started < 5
     for_ever.set()
 
     def refuse():

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from doctor.monitor.neighbours import look_at, started_at
+from tests.lab.speed import patience
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -22,7 +23,7 @@ def neighbour():
 
 def _soon(pid, started, wanted):
     """Stopping and dying take the kernel a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while (seen := look_at(pid, started))[0] != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     return seen

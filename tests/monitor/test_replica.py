@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -92,7 +91,7 @@ def _train(net, replica, batches=20):
         descend(net)
         if replica is not None:
             replica.loss(batch, loss)
-            replica.step_end(batch)
+            replica.batch_end(batch)
     return torch.get_rng_state(), [one.clone() for one in net.state_dict().values()]
 
 
@@ -124,7 +123,7 @@ def test_a_look_changes_no_tensor():
     replica = Replica(1)
     replica.attach(net, replicated=None, broadcast=None)
     replica.loss(1, torch.tensor(math.nan))
-    replica.step_end(1)
+    replica.batch_end(1)
     assert state() == before
     assert replica.facts().checksums
 
@@ -135,11 +134,11 @@ def test_the_model_is_not_kept_alive():
     weight = weakref.ref(net[0].weight)
     replica = Replica(1)
     replica.attach(net, replicated=True, broadcast=True)
-    replica.step_end(1)
+    replica.batch_end(1)
     del net
     gc.collect()
     assert (alive(), weight()) == (None, None)
-    replica.step_end(2)
+    replica.batch_end(2)
     assert len(replica.facts().checksums) == 1
 
 
@@ -200,9 +199,9 @@ def test_memory_that_was_taken_away_is_not_read():
     replica.attach(net, replicated=True, broadcast=True)
     size = net.weight.untyped_storage().nbytes()
     net.weight.untyped_storage().resize_(0)
-    replica.step_end(1)
+    replica.batch_end(1)
     net.weight.untyped_storage().resize_(size)
-    replica.step_end(2)
+    replica.batch_end(2)
     assert len({checksum.value for checksum in replica.facts().checksums}) == 2
 
 
@@ -248,13 +247,13 @@ def test_parameters_that_were_replaced_are_followed():
     net = _net()
     replica = Replica(1)
     replica.attach(net, replicated=True, broadcast=True)
-    replica.step_end(1)
+    replica.batch_end(1)
     net[0] = nn.Linear(8, 16)
     gc.collect()
-    replica.step_end(2)
+    replica.batch_end(2)
     net[3].weight = nn.Parameter(torch.zeros(5, 16))
-    replica.step_end(3)
-    replica.step_end(4)
+    replica.batch_end(3)
+    replica.batch_end(4)
     values = [checksum.value for checksum in replica.facts().checksums]
     assert len(values) == 4
     assert len(set(values)) == 3
@@ -273,7 +272,7 @@ def test_pieces_of_parameters_are_not_compared(replicated):
     net[0].weight.ds_id = 0  # as DeepSpeed ZeRO-3 marks what it parted
     replica = Replica(1)
     replica.attach(net, replicated=replicated, broadcast=None)
-    replica.step_end(1)
+    replica.batch_end(1)
     assert replica.model().replicated is False
     assert replica.model().initial is None
     assert replica.facts().checksums == ()
@@ -293,9 +292,49 @@ def test_lazy_and_meta_parameters_are_left_out_until_they_are_real():
 def test_a_model_without_parameters():
     replica = Replica(1)
     replica.attach(nn.Identity(), replicated=True, broadcast=True)
-    replica.step_end(1)
+    replica.batch_end(1)
     assert replica.facts() == ReplicaFacts()
     assert replica.model().count == 0
+
+
+def test_checksums_are_labelled_by_steps_and_by_batches():
+    net = _net()
+    replica = Replica(10)
+    replica.attach(net, replicated=True, broadcast=True)
+    for step in range(1, 41):
+        replica.optimizer_step(step)
+        replica.batch_end(3 * step - 2, step - 1)
+        replica.batch_end(3 * step - 1, step - 1)
+        replica.batch_end(3 * step, step)
+    labels = [(one.counted, one.step) for one in replica.facts().checksums]
+    assert labels == [
+        *(("step", step) for step in (10, 20, 30, 40)),
+        *(("batch", batch) for batch in range(10, 121, 10)),
+    ]
+    assert not any(one.moved for one in replica.facts().checksums)
+
+
+def test_one_look_serves_a_step_and_its_batch(monkeypatch):
+    net = _net()
+    replica = Replica(10)
+    replica.attach(net, replicated=True, broadcast=True)
+    looks = []
+    sums = Parts.sums
+    monkeypatch.setattr(Parts, "sums", lambda parts, look: looks.append(look) or sums(parts, look))
+    for step in range(1, 41):
+        descend_by_hand(net)
+        replica.optimizer_step(step)
+        replica.batch_end(step, step)
+    checksums = replica.facts().checksums
+    assert looks == [1, 2, 3, 4]
+    assert [one.value for one in checksums[:4]] == [one.value for one in checksums[4:]]
+    assert all(one.moved for one in checksums)
+
+
+def descend_by_hand(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.01
 
 
 def test_checksums_are_labelled_by_batches_for_an_optimizer_may_not_count():
@@ -303,7 +342,7 @@ def test_checksums_are_labelled_by_batches_for_an_optimizer_may_not_count():
     replica = Replica(10)
     replica.attach(net, replicated=True, broadcast=True)
     for batch in range(1, 41):
-        replica.step_end(batch)
+        replica.batch_end(batch)
     assert [checksum.step for checksum in replica.facts().checksums] == [10, 20, 30, 40]
 
 
@@ -370,7 +409,7 @@ def test_the_first_loss_that_is_not_finite(loss, value):
     replica = Replica(1000)
     for batch, one in enumerate([1.0, torch.tensor(2.0), 3, loss, math.nan, 1.0], 1):
         replica.loss(batch, one)
-        replica.step_end(batch)
+        replica.batch_end(batch)
     replica.finish()
     assert replica.facts() == ReplicaFacts(non_finite=(NonFinite(4, "loss", value=value),), losses=6)
 
@@ -380,7 +419,7 @@ def test_losses_that_hold_on_to_nothing_are_looked_at_together():
     for batch in range(1, TOGETHER + 1):
         assert replica.facts().losses == 0
         if replica.loss(batch, torch.tensor(math.nan if batch == 3 else 1.0)):
-            replica.step_end(batch)
+            replica.batch_end(batch)
     assert replica.facts() == ReplicaFacts(non_finite=(NonFinite(3, "loss", value="nan"),), losses=TOGETHER)
 
 
@@ -411,11 +450,11 @@ def test_the_first_parameter_whose_gradient_is_spoilt_is_named_once():
     net[1].bias.grad[2] = math.inf
     net[2].weight.grad[0] = math.nan
     replica.loss(1, 1.0)
-    replica.step_end(1)
+    replica.batch_end(1)
     assert replica.facts().non_finite == (), "a GradScaler may be at work: nothing is said before a loss is spoilt"
     for batch in (2, 3):
         replica.loss(batch, torch.tensor(math.nan, requires_grad=True))
-        replica.step_end(batch)
+        replica.batch_end(batch)
     assert replica.facts().non_finite == (
         NonFinite(2, "loss", value="nan"),
         NonFinite(2, "gradient", "1.bias", "inf"),
@@ -426,7 +465,7 @@ def test_a_spoilt_loss_without_gradients_is_told_alone():
     replica = Replica(1)
     replica.attach(_net(), replicated=False, broadcast=None)
     replica.loss(1, math.inf)
-    replica.step_end(1)
+    replica.batch_end(1)
     assert replica.facts().non_finite == (NonFinite(1, "loss", value="inf"),)
 
 
@@ -514,11 +553,9 @@ def test_the_last_losses_of_a_run_are_taken_as_far_as_they_come(events, seen, fi
     losses.readback = Readback(events, pinned=False)
     _see(losses, [1.0, 2.0, math.nan])
     assert losses.seen == 0, "too few to be fetched while the run goes on"
-    began = time.monotonic()
     losses.finish(0.3)
     losses.finish(0.0)
     assert (losses.seen, losses.first) == (seen, first)
-    assert time.monotonic() - began < 5.0
 
 
 def test_the_last_losses_come_after_those_that_are_under_way(losses):
@@ -589,10 +626,10 @@ def test_checksums_of_a_device_are_read_later_and_are_the_same():
     there._readback = Readback(events, pinned=False)
     for step in range(1, SLOTS + 3):
         for replica in (here, there):
-            replica.step_end(step)
+            replica.batch_end(step)
         with torch.no_grad():
             net[0].weight += 1
     assert there.facts().checksums == ()
     events.done = True
-    there.step_end(100)
+    there.batch_end(100)
     assert there.facts().checksums[:SLOTS] == here.facts().checksums[:SLOTS]

@@ -74,7 +74,7 @@ def _train(replica, net, device, batches, spoilt=None):
                 parameter -= 0.01 * parameter.grad
                 parameter.grad = None
         replica.loss(batch, loss * math.nan if batch == spoilt else loss)
-        replica.step_end(batch)
+        replica.batch_end(batch)
 
 
 def test_replicas_on_a_device(device):
@@ -90,7 +90,7 @@ def test_replicas_on_a_device(device):
         _train(replica, net, device, 20)
         torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize(device)
-        replica.step_end(21)
+        replica.batch_end(21)
         initial.append(replica.model().initial)
         checksums.append(replica.facts().checksums)
     assert len(set(initial)) == 1
@@ -105,7 +105,7 @@ def test_a_spoilt_loss_is_found_without_waiting(device, no_waiting):
     _train(replica, net, device, TOGETHER, spoilt=3)
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize(device)
-    replica.step_end(TOGETHER + 1)
+    replica.batch_end(TOGETHER + 1)
     (first,) = replica.facts().non_finite
     assert (first.step, first.what, first.value) == (3, "loss", "nan")
     assert replica.facts().losses == TOGETHER

@@ -10,6 +10,7 @@ import pytest
 
 from doctor.facts import ChildProcess
 from doctor.monitor.workers import child_processes
+from tests.lab.speed import patience
 
 MIB = 1 << 20
 PARENT = """
@@ -38,7 +39,7 @@ def start():
 
 
 def _eventually(question, seconds=10):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not question() and time.monotonic() < deadline:
         time.sleep(0.02)
     return question()

@@ -45,4 +45,4 @@ def test_a_folder_that_cannot_be_written_is_told_once(tmp_path):
     report = report_of(illness("RUN003", "slow", SLOW))
     outlet.found(all_news(report), report)
     outlet.ended(report)
-    assert said == [f"{outlet.path} can't be written: File exists"]
+    assert said == [f"{outlet.path} can't be written: Not a directory"]

@@ -60,9 +60,11 @@ def diagnose(*arguments, cwd, code):
 
 
 def test_what_is_bad_is_listed_and_what_is_good_is_judged(folder):
-    report = json.loads(diagnose(".", "--format", "json", cwd=folder, code=1).stdout)
-    assert report["primary"] == "RUN004"
-    why = {one["path"]: (one["kind"], one["skipped"]) for one in report["inputs"]}
+    runs = json.loads(diagnose(".", "--format", "json", cwd=folder, code=1).stdout)["runs"]
+    assert {run["name"]: run["report"]["primary"] for run in runs}["good.log"] == "RUN004"
+    inputs = [one for run in runs for one in run["report"]["inputs"]]
+    why = {one["path"]: (one["kind"], one["skipped"]) for one in inputs}
+    assert len(why) == len(inputs)
     read = {path for path, (_, skipped) in why.items() if skipped is None}
     assert read == {"good.log", "rank_0", "wide.log", "latin.log", "line.log", "cut.gz", "bomb.gz"}
     assert "system" in why["hostile"][1]

@@ -12,6 +12,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from doctor.postmortem import zstd
 from doctor.postmortem.logs import read_lines, read_log
 from doctor.postmortem.prefixes import Style, parse_line
 from doctor.postmortem.times import Calendar
@@ -106,8 +107,7 @@ def _packers():
     import gzip
 
     yield gzip.compress
-    zstandard = pytest.importorskip("zstandard")
-    yield zstandard.ZstdCompressor().compress
+    yield zstd._module().compress
 
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)

@@ -2,7 +2,6 @@
 
 import pickle
 import resource
-import time
 
 import msgspec
 import pytest
@@ -100,11 +99,9 @@ def test_any_bytes_are_a_dump_or_said_to_be_none(folder, contents):
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
         looks_like_dump(content)
-    began = time.monotonic()
     dumps, skipped = read_dumps(paths)
     assert len(dumps) + len(skipped) == len(paths)
     assert all(reason.isprintable() and "Traceback" not in reason for _, reason in skipped)
-    assert time.monotonic() - began < 60
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 3 << 20
     diagnose_stall(build_job(Member(dump.rank, {"flight-recorder": dump.facts}) for dump in dumps))
 

@@ -187,7 +187,7 @@ def test_order_of_events():
 
 def test_kinds_that_order_is_told_by_are_known():
     known = {message.kind for message in known_messages()} | {"python.exception", "python.fatal", "elastic.entry"}
-    named = {*first.LOST_PEERS, *first.TIMED_OUT, *first.ENDS, *first._ROOTS, *witnesses._SPEAKERS, *witnesses._WORLD}
+    named = {*first.LOST_PEERS, *first.TIMED_OUT, *first.ENDS, *first.ROOTS, *witnesses._SPEAKERS, *witnesses._WORLD}
     assert {kind for kind in named if not kind.endswith(".")} <= known
 
 

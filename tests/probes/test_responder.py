@@ -25,6 +25,7 @@ from doctor.probes.wire import (
     new_word,
     welcome,
 )
+from tests.lab.ports import free_port
 
 
 @pytest.fixture
@@ -165,11 +166,6 @@ def test_a_held_port_takes_connections_and_nothing_else(responder: Responder) ->
         connection.settimeout(5)
         assert is_cut(connection)
     assert answers(responder)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_a_port_that_cannot_be_held(responder: Responder) -> None:

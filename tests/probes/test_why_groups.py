@@ -188,7 +188,8 @@ def played(question: Question, job: Job, brings: Brings) -> tuple[dict[int, tupl
             return told, joined
         note = b"29500"
         for task in tasks.values():
-            changes = task.changes if isinstance(task, Prepare) else changes
+            if isinstance(task, Prepare):
+                changes = dict([task.experiment.setting]) if task.experiment else {}
         if any(isinstance(task, Meet) for task in tasks.values()):
             joined.append(set(tasks))
             note = msgspec.msgpack.encode(Outcome(brings(frozenset(tasks), changes), ""))

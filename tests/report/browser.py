@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from tests.lab.speed import patience
+
 # No sandbox as root of a container; nothing of its own that would want a network.
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -34,7 +36,7 @@ class Watched:
     def __init__(self, browser, path, **settings):
         self.context = browser.new_context(**settings)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(patience(10) * 1000)
         self.complaints, self.requests = [], []
         self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))

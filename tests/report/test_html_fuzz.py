@@ -47,7 +47,7 @@ def reported(text):
             hosts=(f"h{text}",),
             evidence={"said": [f"a.log:1: {text}"], "other": f"o {text}"},
             effect=f"e {text}",
-            fix=f"f {text}",
+            fix=f"f {' '.join(text.split())}",  # its lines are commands
             source=Source(f"s{text}"),
         )
 

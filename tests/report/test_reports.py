@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import xml.etree.ElementTree as ET
 
 import msgspec
@@ -9,6 +10,7 @@ from doctor.api import Finding, HostFacts, Scope, Severity, Skip, SoftwareFacts,
 from doctor.catalog import Catalog
 from doctor.report.machine import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
+from doctor.report.story import commands
 from doctor.report.terminal import draw_report, make_console
 from doctor.report.words import byte_size, cell, evidence_lines, ranges, some
 from doctor.result import Input
@@ -77,7 +79,7 @@ def test_what_was_read_after_the_event_is_told_in_a_sentence_first():
     assert lines[2] == "Ranks 2-3 (node1): eth9 is not there."
     assert lines[3] == "NET901 sick-thing, confidence very high (1)"
     assert lines[4] == "  job.log:7: rank 2: NCCL WARN no socket interface found"
-    assert "the way out: unset X" in lines
+    assert "fix: unset X" in lines
     assert "the end" in text_of(report)
     assert "x" * 300 not in "".join(text_of(report).split())
     assert "x" * 900 in "".join(text_of(report, verbose=True).split())
@@ -133,7 +135,45 @@ def test_one_process_is_named_by_its_host():
 @pytest.mark.parametrize("width", [30, 48, 72, 120])
 def test_no_line_is_longer_than_the_terminal(width):
     text = text_of(report_of(finds(BAD), raises()), width=width, verbose=True)
-    assert max(map(len, text.splitlines())) <= width
+    assert max(len(line) for line in text.splitlines() if "export" not in line) <= width
+
+
+COMMANDS = (
+    "sudo sed -i -E '/^127\\./s/[[:space:]]vm([[:space:]]|$)/ /; $a 192.0.2.2 vm' /etc/hosts",
+    'export NCCL_SOCKET_IFNAME="$NCCL_SOKET_IFNAME"',
+)
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_commands_are_never_broken(width, quiet):
+    """One a line, whole, with nothing glued to it: what is copied from a terminal or a pipe can be pasted."""
+    block = Finding("bad", fix="Say it to the shell, for this job and for good:\n" + "\n".join(COMMANDS))
+    bare = Finding("bad", fix=COMMANDS[0])
+    for finding in (block, bare):
+        lines = [line.strip() for line in text_of(report_of(finds(finding)), width=width, quiet=quiet).splitlines()]
+        for command in COMMANDS if finding is block else COMMANDS[:1]:
+            assert command in [line.removeprefix("fix").strip() for line in lines]
+    assert commands(block.fix) == [*COMMANDS]
+    inline = Finding("bad", fix=f"Do it by `{COMMANDS[0]}`, on all hosts, or by `{COMMANDS[1]}` on one; look again.")
+    text = text_of(report_of(finds(inline)), width=width, quiet=quiet)
+    assert all(command in text for command in COMMANDS)
+    assert all(len(line) <= width for line in text.splitlines() if not any(one in line for one in COMMANDS))
+
+
+def test_addresses_of_a_log_are_no_links_in_markdown():
+    said = "see https://evil.example/x?y=1 or www.evil.example or mail a.b@evil.example &#60;b&#62; <http://x.example>"
+    text = render_markdown(report_of(finds(Finding(said, effect=said, fix=said))))
+    for line in text.splitlines():
+        prose = re.sub(r"`[^`]*`", "", line)
+        assert not re.search(r"https?://|www\.|@evil|&#60;", prose), line
+
+
+def test_json_shows_no_control_to_a_terminal():
+    nasty = "a\x1b[31m\x9b31m\u202e\u2066\x7fz"
+    text = render_json(report_of(finds(Finding(nasty, evidence={nasty: nasty}))))
+    assert not set(text) & set("\x1b\x9b\u202e\u2066\x7f")
+    assert json.loads(text)["results"][0]["findings"][0]["summary"] == nasty
 
 
 def test_json_holds_the_schema():

@@ -4,21 +4,23 @@ import pytest
 
 from doctor.sentinel import admission, alarms, duty, ending, hearing, lines
 from doctor.sentinel.hearing import Times
+from tests.lab.speed import slowness
 from tests.sentinel.ranks import Scene
 
 _SHORTER = {
     duty: {"BEAT": 0.1},
-    lines: {"PATIENCE": 1.0},
-    alarms: {"TIMES": Times(grace=1.0, longest=3.0, broken=0.4)},
-    admission: {"LEAD": 0.8, "ANSWER": 0.4},
-    ending: {"LET_OTHERS_HEAR": 0.3, "BY_ITSELF": 0.5},
-    hearing: {"JUDGING": 2.0},
+    lines: {"PATIENCE": slowness()},
+    alarms: {"TIMES": Times(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
+    admission: {"LEAD": 0.8 * slowness(), "ANSWER": 0.4 * slowness()},
+    ending: {"LET_OTHERS_HEAR": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
+    hearing: {"JUDGING": 2.0 * slowness()},
 }
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    """Everything that is waited for takes a fraction of its time; ranks are forked, and take this over."""
+    """Everything that is waited for takes a fraction of its time, more on a slow machine; ranks are forked, and take
+    this over."""
     for module, times in _SHORTER.items():
         for name, value in times.items():
             monkeypatch.setattr(module, name, value)

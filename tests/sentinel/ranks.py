@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,10 +25,12 @@ from doctor.job import Job
 from doctor.monitor.progress import Stall
 from doctor.monitor.stacks import main_stack
 from doctor.sentinel.sentinel import Occasion, Ruling, Sections, Sentinel
+from tests.lab.ports import free_port
+from tests.lab.speed import patience, slowness
 
-HANG_AFTER = 0.8
+HANG_AFTER = 0.8 * slowness()
 """Seconds without progress that these patients call a stall."""
-LIMIT = 40.0
+LIMIT = patience(20.0)
 """Seconds after which a process hangs."""
 
 
@@ -132,8 +133,8 @@ class Rank:
         return Ruling(occasion in ("stall", "failure") and self.sick, f"judged by {self.number}", ("RUN001",), (0,))
 
     def train(self, seconds: float) -> None:
-        """Make progress for a while."""
-        until = time.monotonic() + seconds
+        """Make progress for a while, longer on a slow machine."""
+        until = time.monotonic() + seconds * slowness()
         while time.monotonic() < until:
             self.patient.step()
             time.sleep(0.02)
@@ -298,10 +299,3 @@ def wait_for(pid: int, until: float) -> int:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     raise AssertionError(f"process {pid} did not end")
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,9 +11,10 @@ from doctor.sentinel import admission
 from doctor.sentinel.admission import Admission, Leader, place_alone
 from doctor.sentinel.lines import Line, Lines
 from doctor.sentinel.messages import Lead, Roll
+from tests.lab.speed import patience, slowness
 
 WORLD = 3
-LONGEST = 20.0
+LONGEST = patience(20.0)
 """Seconds for all of them to find one another, on a machine that is busy."""
 
 
@@ -72,7 +73,7 @@ def test_what_an_earlier_run_left_is_passed_over(tmp_path):
 
 
 def test_another_leads_where_rank_0_is_late_and_rank_0_joins_it(tmp_path):
-    late = Newcomer(0, tmp_path, after=2.5)
+    late = Newcomer(0, tmp_path, after=2.5 * slowness())
     places = settled(Newcomer(1, tmp_path), Newcomer(2, tmp_path), late)
     assert sorted(place.leads for place in places[:2]) == [False, True], "rank 1, unless it is held up"
     assert not places[2].leads

@@ -10,7 +10,8 @@ from doctor.job import Member
 from doctor.monitor.recorder import load_dump, parse_recorder, read_recorder, take_dumps
 from doctor.sentinel.own import Own
 from doctor.sentinel.records import Records
-from tests.sentinel.ranks import Patient, warm_up
+from tests.lab.speed import NEVER
+from tests.sentinel.ranks import LIMIT, Patient, warm_up
 
 
 class Recorded(Patient):
@@ -27,7 +28,7 @@ def recorded(rank):
     """The script of a rank begins: everything is as in a real run but the pace."""
     rank.patient = rank.sentinel._patient = Recorded(rank.number, rank.patient.hang_after)
     rank.sentinel.start()
-    rank.sentinel.meet(10)
+    rank.sentinel.meet(LIMIT)
 
 
 def waits_for_rank_1(rank):
@@ -75,9 +76,9 @@ def test_ranks_that_go_on_leave_none(scene):
         recorded(rank)
         rank.train(1.0)
         rank.patient.state = "ended"
-        rank.sentinel.stop(8)
+        rank.sentinel.stop(LIMIT)
 
-    scene.start(script, 2, hang_after=10.0)
+    scene.start(script, 2, hang_after=NEVER)
     scene.wait()
     assert sorted(path.name for path in scene.directory.iterdir()) == ["rank-0.json", "rank-1.json"]
     assert scene.judged("end")

@@ -12,9 +12,12 @@ from doctor.sentinel.hearing import Times
 from doctor.sentinel.sentinel import Ruling, Sentinel
 from doctor.sentinel.way import Address
 from tests.gather.boards import store_boards
+from tests.lab.speed import patience, slowness
 from tests.sentinel.ranks import Patient
 
 WORLD = 64
+LIMIT = patience(40)
+"""Seconds in which all of them meet or leave."""
 
 
 class Calm(Patient):
@@ -56,7 +59,7 @@ class Ranks:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(40)
+            thread.join(LIMIT)
         return given
 
     def on(self, occasion):
@@ -66,10 +69,10 @@ class Ranks:
 @pytest.fixture(params=["folder", "store"])
 def ranks(request, tmp_path, monkeypatch):
     """All share one interpreter, which takes its time; and a few connections to the store."""
-    monkeypatch.setattr(alarms, "TIMES", Times(grace=5.0, longest=10.0))
-    monkeypatch.setattr(lines, "PATIENCE", 5.0)
-    monkeypatch.setattr(hearing, "JUDGING", 30.0)  # a busy machine may keep rank 0 from its turn for long
-    monkeypatch.setattr(admission, "LEAD", 30.0)
+    monkeypatch.setattr(alarms, "TIMES", Times(grace=5.0 * slowness(), longest=10.0 * slowness()))
+    monkeypatch.setattr(lines, "PATIENCE", 5.0 * slowness())
+    monkeypatch.setattr(hearing, "JUDGING", LIMIT)  # a busy machine may keep rank 0 from its turn for long
+    monkeypatch.setattr(admission, "LEAD", LIMIT)
     if request.param == "store":
         new_board = store_boards("many")
         clients = [new_board()._carrier._store for _ in range(4)]
@@ -83,23 +86,23 @@ def ranks(request, tmp_path, monkeypatch):
 
 def test_all_meet_are_judged_once_and_leave_together(ranks, tmp_path):
     ranks.all(lambda one: one.start())
-    assert ranks.all(lambda one: one.meet(30)) == [Ruling(words="well")] * WORLD
+    assert ranks.all(lambda one: one.meet(LIMIT)) == [Ruling(words="well")] * WORLD
     assert ranks.on("before") == [(0, WORLD, 0)]
     assert len({one.run for one in ranks.sentinels}) == 1
 
     ranks.patients[5].hang_after = 0.0
-    until = time.monotonic() + 30
+    until = time.monotonic() + LIMIT
     while not ranks.on("stall") and time.monotonic() < until:
         time.sleep(0.02)
     ranks.patients[5].hang_after = 1e9
     assert ranks.on("stall") == [(0, WORLD, 0)]
 
-    ranks.all(lambda one: one.stop(20))
+    ranks.all(lambda one: one.stop(LIMIT))
     assert ranks.on("end") == [(0, WORLD, 0)]
     assert ranks.told == []
     records = {f"rank-{number}.json" for number in range(WORLD)}
     left = {tmp_path / name for name in records}
-    while {*tmp_path.iterdir()} != left and time.monotonic() < until + 60:
+    while {*tmp_path.iterdir()} != left and time.monotonic() < until + LIMIT:
         time.sleep(0.02)  # the last thread to leave removes the folder of the board
     # One that looks once more while the others leave makes its box anew: that folder stays, and nothing is in it.
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == left

@@ -8,8 +8,14 @@ import sys
 import threading
 import time
 
+import pytest
+
+from doctor.monitor.neighbours import started_at
 from doctor.monitor.stack_files import read_stack_file
-from doctor.sentinel.on_demand import Signal, Stacks, ask
+from doctor.sentinel.on_demand import Signal, Stacks, stack_file
+from doctor.sentinel.signalling import Neighbour, ask, may_be_asked
+from tests.gather.boards import without_rights
+from tests.lab.speed import patience
 from tests.sentinel.ranks import fork, wait_for
 
 
@@ -35,8 +41,12 @@ def child(work):
     return pid, Signal(int(thread), int(number))
 
 
+def neighbour(pid, how, path):
+    return Neighbour(pid, started_at(pid), how, path)
+
+
 def until(holds):
-    end = time.monotonic() + 30
+    end = time.monotonic() + patience(30)
     while not (found := holds()):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -57,18 +67,19 @@ def test_a_process_whose_interpreter_is_blocked_answers(tmp_path):
     until(path.exists)
     time.sleep(0.2)
     assert read_stack_file(path) == ()
-    assert ask(pid, how)
+    asked = neighbour(pid, how, path)
+    assert ask(asked)
     stack = until(lambda: read_stack_file(path))
     assert stack[0].function == "work"
     assert "holds_the_lock" not in [frame.function for frame in stack]
     os.kill(pid, signal.SIGKILL)
-    wait_for(pid, time.monotonic() + 5)
-    assert not ask(pid, how)
+    wait_for(pid, time.monotonic() + patience(5))
+    assert not ask(asked)
 
 
 def test_a_late_signal_ends_nobody(tmp_path):
     """It comes when the run is over, and the process goes on; or when its file never could be written."""
-    path = tmp_path / "deep" / "stacks.txt"
+    path = stack_file(tmp_path / "deep", 0)
 
     def work(stacks):
         stacks.write_to(path, threading.get_ident())
@@ -79,14 +90,59 @@ def test_a_late_signal_ends_nobody(tmp_path):
 
     pid, how = child(work)
     until((tmp_path / "over").exists)
-    assert ask(pid, how)
+    assert not ask(neighbour(pid, how, path.path)), "it has no file to answer in"
+    os.kill(pid, how.number)
     (tmp_path / "asked").touch()
-    assert wait_for(pid, time.monotonic() + 30) == 0
-    assert not path.parent.exists()
+    assert wait_for(pid, time.monotonic() + patience(30)) == 0
+    assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_where_a_process_cannot_be_asked():
-    assert not ask(os.getpid(), Signal(threading.get_native_id(), 0))
+def test_only_the_rank_that_waits_for_this_signal_is_asked(tmp_path):
+    """Every field of the message, wrong by itself."""
+    path = tmp_path / "deep" / "stacks.txt"
+    pid, how = child(holds_the_lock(path))
+    until(lambda: path.exists() and path.stat().st_size)
+    whole = neighbour(pid, how, path)
+    copy = tmp_path / "copy" / "deep" / "stacks.txt"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(path.read_bytes())
+    link = tmp_path / "link" / "deep" / "stacks.txt"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(path)
+    assert until(lambda: may_be_asked(whole))
+    wrong = [
+        whole._replace(pid=os.getpid(), started=started_at()),
+        whole._replace(pid=1, started=started_at(1)),
+        whole._replace(started=None),
+        whole._replace(started=whole.started + 1.0),
+        *(whole._replace(how=how._replace(number=number)) for number in (0, *range(1, 34), 65, how.number - 1)),
+        whole._replace(how=how._replace(thread=0)),
+        whole._replace(how=how._replace(thread=pid)),
+        whole._replace(how=how._replace(thread=threading.get_native_id())),
+        whole._replace(file=copy),
+        whole._replace(file=link),
+        whole._replace(file=tmp_path / "nothing"),
+    ]
+    for one in wrong:
+        assert not ask(one), one
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it lives"
+    assert ask(whole)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(pid, time.monotonic() + patience(5))
+
+
+def test_another_users_process_is_not_asked(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    path = tmp_path / "deep" / "stacks.txt"
+    pid, how = child(holds_the_lock(path))
+    until(lambda: path.exists() and path.stat().st_size)
+    one = neighbour(pid, how, path)
+    assert until(lambda: may_be_asked(one))
+    with without_rights():
+        assert not may_be_asked(one)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(pid, time.monotonic() + patience(5))
 
 
 EXIT = """
@@ -94,6 +150,7 @@ import atexit, sys, threading
 from pathlib import Path
 from torch.distributed import TCPStore
 from doctor.sentinel import sentinel, way
+from tests.gather.boards import without_rights
 from tests.sentinel.ranks import Patient
 
 def threads():
@@ -113,7 +170,7 @@ one.meet(0.5)
 def test_a_process_that_ends_without_a_word_is_not_in_the_store_then(tmp_path):
     """A thread that comes back from torch's C++ into an interpreter that has ended takes the process with it."""
     done = subprocess.run(
-        [sys.executable, "-c", EXIT, tmp_path], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", EXIT, tmp_path], capture_output=True, text=True, timeout=patience(60), check=True
     )
     assert done.stdout.endswith("alone\n")
     assert "terminate called" not in done.stderr

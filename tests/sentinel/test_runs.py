@@ -10,20 +10,22 @@ import pytest
 
 from doctor.capture import merge_captures
 from doctor.facts import ProgressFacts
+from doctor.gather.signing import Secret
 from doctor.inputs import read_inputs
 from doctor.sentinel.sentinel import Sentinel
-from tests.sentinel.ranks import Patient, Rank, free_port, open_group
+from tests.lab.ports import free_port
+from tests.lab.speed import NEVER, slowness
+from tests.sentinel.ranks import LIMIT, Patient, Rank, open_group
 
 
 def fits(rank, fit=1):
     """A run from the first batch to the last one, with its own sentinel."""
-    ruling = rank.sentinel.start() or rank.sentinel.meet(10)
+    ruling = rank.sentinel.start() or rank.sentinel.meet(LIMIT)
     rank.write(fit=fit, met=ruling is not None and ruling.words, run=rank.sentinel.run)
     rank.train(0.3)
     rank.patient.state = "ended"
-    began = time.monotonic()
-    rank.sentinel.stop(8)
-    rank.write(fit=fit, stopped=time.monotonic() - began)
+    rank.sentinel.stop(NEVER)
+    rank.write(fit=fit, stopped=True)
 
 
 @pytest.mark.parametrize("store", ["rank 0", "agent", "none"])
@@ -48,7 +50,7 @@ def test_two_fits_of_one_process_group(scene, store):
         rulings = scene.judged(occasion)
         assert [(ruling["rank"], sorted(ruling["members"])) for ruling in rulings] == [(0, ["0", "1", "2"])] * 2
     assert all(member["state"] == "ended" for member in scene.judged("end")[1]["members"].values())
-    assert all(line["stopped"] < 7 for line in scene.said() if "stopped" in line), "and nobody waits for the 8 s"
+    assert len([line for line in scene.said() if "stopped" in line]) == 6
     left = sorted(entry.name for entry in scene.directory.iterdir())
     assert left == ["earlier", "rank-0.json", "rank-1.json", "rank-2.json"]
     assert {json.loads(path.read_text())["run"] for path in scene.directory.glob("rank-*.json")} == second
@@ -63,21 +65,21 @@ def test_the_end_is_judged_by_rank_0_though_the_others_left_long_before(scene, s
 
     def script(rank):
         rank.sentinel.start()
-        rank.sentinel.meet(10)
-        rank.train(4.0 if rank.number == 0 else 0.3)
+        rank.sentinel.meet(LIMIT)
+        if rank.number == 0:
+            while len([line for line in scene.said() if "stopped" in line]) < 2:
+                rank.train(0.1)
+        else:
+            rank.train(0.3)
         rank.patient.state = "ended"
-        began = time.monotonic()
-        rank.sentinel.stop(2 if rank.number else 8)
-        rank.write(stopped=time.monotonic() - began)
+        rank.sentinel.stop(2 * slowness() if rank.number else NEVER)
+        rank.write(stopped=True)
 
     scene.start(script, 3, store=store)
     scene.wait()
     (ruling,) = scene.judged("end")
     assert (ruling["rank"], sorted(ruling["members"])) == (0, ["0", "1", "2"])
     assert all(member["state"] == "ended" for member in ruling["members"].values())
-    stopped = {line["rank"]: line["stopped"] for line in scene.said() if "stopped" in line}
-    assert max(stopped[1], stopped[2]) < 3.5, "two seconds, and one for the thread"
-    assert stopped[0] < 2.0, "nobody is waited for who has said that it left"
     assert sorted(entry.name for entry in scene.directory.iterdir()) == [f"rank-{number}.json" for number in range(3)]
 
 
@@ -85,21 +87,18 @@ def test_the_end_is_judged_by_rank_0_though_the_others_left_long_before(scene, s
 def test_the_end_is_judged_by_the_next_rank_where_rank_0_never_will(scene, end):
     def script(rank):
         rank.sentinel.start()
-        rank.sentinel.meet(10)
+        rank.sentinel.meet(LIMIT)
         rank.train(0.3)
         if rank.number == 0:
             rank.kill(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
         rank.train(0.6)
         rank.patient.state = "ended"
-        began = time.monotonic()
-        rank.sentinel.stop(5 if end == "stopped" else 20)
-        rank.write(stopped=time.monotonic() - began)
+        rank.sentinel.stop(5 * slowness() if end == "stopped" else NEVER)
+        rank.write(stopped=True)
 
     scene.start(script, 2, store="agent")
     assert scene.until_judged("end")["rank"] == 1
     scene.wait(1)
-    (stopped,) = [line["stopped"] for line in scene.said(1) if "stopped" in line]
-    assert stopped < 8.0, "who is gone is not waited for"
 
 
 def test_runs_that_end_as_soon_as_they_began(scene):
@@ -110,7 +109,7 @@ def test_runs_that_end_as_soon_as_they_began(scene):
             one = Rank(rank.number, rank.world, rank.folder, rank.directory)
             one.sentinel.start()
             one.patient.state = "ended"
-            one.sentinel.stop(8)
+            one.sentinel.stop(LIMIT)
             rank.write(run=one.sentinel.run)
 
     scene.start(script, 2)
@@ -126,7 +125,7 @@ def test_runs_that_end_as_soon_as_they_began(scene):
 
 def test_a_rank_that_comes_late_is_waited_for(scene):
     def script(rank):
-        time.sleep(2.0 if rank.number == 0 else 0.0)
+        time.sleep(2.0 * slowness() if rank.number == 0 else 0.0)
         fits(rank)
 
     scene.start(script, 2)
@@ -141,14 +140,14 @@ def test_a_rank_that_comes_too_late_is_not_judged(scene, late):
     """Whichever it is, the others are; it hears what was said, and who is missing is said once."""
 
     def script(rank):
-        time.sleep(3.5 if rank.number == late else 0.0)
+        time.sleep(3.5 * slowness() if rank.number == late else 0.0)
         rank.sentinel.start()
-        ruling = rank.sentinel.meet(3)
+        ruling = rank.sentinel.meet(3 * slowness())
         rank.write(met=ruling.words if ruling else None, run=rank.sentinel.run)
         rank.patient.state = "ended"
-        rank.sentinel.stop(8)
+        rank.sentinel.stop(LIMIT)
 
-    scene.start(script, 3)
+    scene.start(script, 3, secret=Secret(b"s" * 16, "test"))  # a ruling that may be anybody's is not taken by rank 0
     scene.wait()
     (ruling,) = scene.judged("before")
     assert sorted(ruling["members"]) == sorted({"0", "1", "2"} - {str(late)})
@@ -166,7 +165,7 @@ def test_a_directory_that_cannot_be_written_to(scene):
 
     def script(rank):
         rank.sentinel.start()
-        rank.sentinel.meet(10)
+        rank.sentinel.meet(LIMIT)
         rank.train(0.3)
         rank.stand_still()
 
@@ -183,7 +182,7 @@ def test_directories_that_are_not_shared_and_no_store(scene):
 
     def script(rank):
         rank.sentinel.start()
-        assert rank.sentinel.meet(1.0 if rank.number else 0.5) is None or rank.number == 0
+        assert rank.sentinel.meet((1.0 if rank.number else 0.5) * slowness()) is None or rank.number == 0
         rank.train(0.3)
         rank.stand_still()
 
@@ -205,13 +204,10 @@ def test_rounds_are_taken_over_from_a_rank_that_is_silent(scene):
         if rank.number == 0:
             rank.train(1.5)
             rank.kill(signal.SIGSTOP)
-        rank.train(30)
+        rank.train(LIMIT)
 
-    scene.start(script, 2, store="agent", round_seconds=0.3)
-    until = time.monotonic() + 15
-    while not any(ruling["rank"] == 1 for ruling in scene.judged("round")):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    scene.start(script, 2, store="agent", round_seconds=0.3 * slowness())
+    scene.until(lambda: any(ruling["rank"] == 1 for ruling in scene.judged("round")))
     assert scene.judged("round")[0]["rank"] == 0
 
 
@@ -227,7 +223,7 @@ def test_ranks_that_are_spawned(scene):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(LIMIT)
         assert process.exitcode == 0
     assert sorted(scene.judged("before")[0]["members"]) == ["0", "1"]
     assert len({line["run"] for line in scene.said() if "met" in line}) == 1

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from doctor.sentinel.way import Address, derived_run, find_store, open_lines
-from tests.sentinel.ranks import fork, free_port, wait_for
+from tests.lab.ports import free_port
+from tests.lab.speed import NEVER, patience
+from tests.sentinel.ranks import fork, wait_for
 
 
 def in_a_child(work):
     """The process group is a child's own."""
-    assert wait_for(fork(work), time.monotonic() + 30) == 0
+    assert wait_for(fork(work), time.monotonic() + patience(30)) == 0
 
 
 def opens(make, expected):
@@ -69,7 +71,7 @@ def test_a_store_that_cannot_be_joined_leaves_the_folder(tmp_path, listens, monk
             silent.listen()
         store, folder = open_lines(Address("127.0.0.1", silent.getsockname()[1]), tmp_path, 0, "abc")
         began = time.monotonic()
-        while (waited := time.monotonic() - began) < 10.0:
+        while (waited := time.monotonic() - began) < patience(10):
             store.step(time.monotonic())
             folder.step(time.monotonic())
             if waited > 1.0 and folder.is_alive and store.is_coming == listens:
@@ -106,13 +108,13 @@ def test_a_store_that_has_ended_is_not_asked(capfd):
         from torch.distributed import TCPStore
 
         store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        time.sleep(60)
+        time.sleep(NEVER)
         del store
 
     server = fork(host)
     try:
         line, _ = open_lines(Address("127.0.0.1", port), Path("/nowhere"), 0, "run")
-        until = time.monotonic() + 30
+        until = time.monotonic() + patience(30)
         while not line.is_alive and time.monotonic() < until:
             line._due = 0.0
             line._tries = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from doctor.api import (
@@ -190,7 +191,7 @@ def build_lock_stale(
         for lock in _batons(local.find(StorageFacts)) if waiting else ():
             if lock.path in held or lock.age < stale_seconds:
                 continue
-            if lock.held is None and lock.age < surely_stale_seconds:
+            if (lock.held is None or job.ungathered) and lock.age < surely_stale_seconds:
                 reason = f"{lock.path} is {_age(lock.age)} old, and whether a build holds it can't be seen from here"
                 yield Unknown(reason, waiting, f"fuser -v {lock.path} (as root, on every host that mounts it)")
             else:
@@ -220,7 +221,7 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
     frame = next((frame for frame in (progress.stack if progress else ()) if frame.user), None)
     where = f" ({frame.file}:{frame.line})" if frame else ""
     numbers = tuple(rank.number for rank in ranks)
-    paths = " ".join(lock.path for lock in locks)
+    paths = " ".join(_removal(lock).partition(" ")[2] for lock in locks)
     return Finding(
         f"{ranks_in_words(numbers)} on {local.name} {'waits' if len(ranks) == 1 else 'wait'}{where} for the lock of an "
         f"extension that nobody builds, for {_age(progress.idle or 0.0 if progress else 0.0)} so far",
@@ -261,7 +262,7 @@ def _finding(lock: BuildLock, ranks: tuple[int, ...]) -> Finding:
         + ("nobody holds it" if lock.held is False else "no build lasts so long"),
         ranks=ranks,
         evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
-        fix=f"rm {lock.path}",
+        fix=_removal(lock),
         confidence=1.0 if lock.held is False else 0.8,
     )
 
@@ -271,3 +272,8 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+def _removal(lock: BuildLock) -> str:
+    """The command that removes it. Others may have named folders of a shared cache."""
+    return f"rm {shlex.quote(lock.path)}" if lock.path.isprintable() else "rm LOCK, whose path holds control characters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from doctor.api import (
@@ -144,6 +145,19 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
             severity=Severity.WARNING,
         ),
         Well("the Trainer of a run makes the directory with its first checkpoint", _in_run(_folder(exists=False))),
+        Well(
+            "a Trainer's root directory, which it makes when it first writes there",
+            _in_run(_folder(path="/data/new", source="trainer", exists=False)).alter(
+                TrainingFacts, checkpoints="/data/new/checkpoints"
+            ),
+        ),
+        Sick("a directory that the run can't make", _in_run(_folder(exists=False, writable=False)), ranks=(2, 3)),
+        Sick("a directory that the run makes on a full disk", _in_run(_folder(exists=False, free=0)), ranks=(2, 3)),
+        Sick(
+            "a directory that the run can't make below a file",
+            _in_run(_folder(exists=False, writable=None, error="not a directory")),
+            ranks=(2, 3),
+        ),
         Well("a run that fails elsewhere", _failed("OSError", "[Errno 28] No space left on device", "step")),
         Sick("the directory of a run is full", _in_run(_folder(free=0)), ranks=(2, 3)),
         Sick("shards go to each host's own directory", _in_run(_folder(shared=False), strategy="fsdp"), ranks=(2, 3)),
@@ -213,7 +227,7 @@ def storage_unfit(
                 continue
             least = checkpoint_bytes if folder.role == "checkpoint" else dump_bytes
             if unseen := _why_unseen(folder):
-                yield Unknown(unseen, local.ranks, f"ls -ld {folder.path}; df -h {folder.path}")
+                yield Unknown(unseen, local.ranks, f"ls -ld {_quoted(folder.path)}; df -h {_quoted(folder.path)}")
             for words, severity in _faults(job, local, folder, least, tried):
                 key = (folder.role, folder.path, words, severity)
                 found.setdefault(key, []).extend(local.ranks)
@@ -235,11 +249,12 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
         named = training.checkpoints if training else None
         if failure and (said := _said_of(named, failure)):
             path = named or "."
+            shown = _quoted(path)
             yield Finding(
                 f"rank {rank.number} could not write a checkpoint: {path} {said}",
                 ranks=(rank.number,),
                 evidence={"error": failure.kind, "message": failure.message[:500], "path": path},
-                fix=f"on {rank.host.name}: ls -ld {path}; df -h {path}; df -i {path}: make room, or name another",
+                fix=f"on {rank.host.name}: ls -ld {shown}; df -h {shown}; df -i {shown}: make room, or name another",
                 explains=("RUN001", "RUN004", "RUN010", "RUN012"),
             )
 
@@ -294,13 +309,11 @@ def _faults(
     worst = Severity.WARNING if folder.role == "nccl-debug" else Severity.ERROR
     if _hangs(folder):
         yield "does not answer", worst
-    elif folder.exists is False and _is_made_later(local, folder):
-        return
-    elif folder.exists is False:
+    elif folder.exists is False and (folder.error or not _is_made_later(local, folder)):
         yield (f"can't be reached: {folder.error}" if folder.error else "is missing"), worst
     else:
         if folder.writable is False:
-            yield "is not writable", worst
+            yield ("is not writable" if folder.exists else "can't be made: no write permission above it"), worst
         if folder.free is not None and folder.free < least:
             yield f"is full (less than {int(least) >> 20} MiB free)", worst
         if folder.free_inodes == 0:
@@ -310,9 +323,9 @@ def _faults(
 
 
 def _is_made_later(local: LocalRanks, folder: Directory) -> bool:
-    """Whether a run writes its checkpoints there: it makes the directory with the first one."""
+    """Whether a run writes its checkpoints there: it makes the directory when it first writes."""
     trainings = (rank.find(TrainingFacts) for rank in local.members)
-    return not folder.error and any(training and training.checkpoints == folder.path for training in trainings)
+    return folder.source == "trainer" or any(one and one.checkpoints == folder.path for one in trainings)
 
 
 def _unshared_severity(local: LocalRanks) -> Severity:
@@ -346,12 +359,20 @@ def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int
 
 
 def _fix(words: str, folder: Directory) -> str:
+    path = _quoted(folder.path)
     if words == "is missing":
-        return f"mkdir -p {folder.path} on these hosts, or mount what should be there"
+        return f"mkdir -p {path} on these hosts, or mount what should be there"
+    if words.startswith("can't be made"):
+        return f"make {path} as a user who may, and give it to the user of the job, or name another directory"
     if words == "is not writable":
-        return f"ls -ld {folder.path}; id: give the user of the job write permission, or name another directory"
+        return f"ls -ld {path}; id: give the user of the job write permission, or name another directory"
     if words.startswith("is full"):
-        return f"df -h {folder.path}; df -i {folder.path}: free space, or name another directory"
+        return f"df -h {path}; df -i {path}: free space, or name another directory"
     if words == "is each host's own":
         return "name a directory on a file system that all hosts mount (NFS, Lustre, GPFS …)"
-    return f"stat {folder.path} on these hosts: mount it again, or name another directory"
+    return f"stat {path} on these hosts: mount it again, or name another directory"
+
+
+def _quoted(path: str) -> str:
+    """A path for a command: it may come from a log, or from another machine."""
+    return shlex.quote(path) if path.isprintable() else "PATH"

@@ -93,9 +93,11 @@ def _told_unequal(job: Job) -> Iterator[Finding]:
 
 def _told_too_many(job: Job) -> Iterator[Finding]:
     """The store counts more processes than the world has: each of several launchers started a world of its own."""
+    if is_said(job, *_RESTARTS):
+        return
     for event in heard(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
         came, size = count_told(event.value("got")) or 0, count_told(event.value("world"))
-        if size is not None and came > size and not set_up_after(job, event) and not is_said(job, "elastic.restart"):
+        if size is not None and came > size and not set_up_after(job, event):
             yield told_finding(
                 Said(event.kind, (event,)),
                 f"{came} processes came to a world of {size}: it was started more than once",
@@ -111,6 +113,8 @@ def _told_too_many(job: Job) -> Iterator[Finding]:
 
 def _told_twice(job: Job) -> Iterator[Finding]:
     """Several hosts that each take themselves for the first one: some ranks come more than once, the others never."""
+    if is_said(job, *_RESTARTS):
+        return
     for told in said(job, "pl.init_dist", by=("w",)):
         if _twice(told) and not set_up_after(job, told.events[-1]) and not is_said(job, *_OF_SLURM):
             ranks = tuple(sorted(ranks_that_came(told)))
@@ -132,6 +136,21 @@ def _twice(told: Said) -> bool:
     times = ranks_that_came(told)
     return 1 < len(times) < (count_told(told.value("w")) or 0) and min(times.values()) > 1
 
+
+_RESTARTS = (
+    "elastic.newnodes",
+    "elastic.restart",
+    "elastic.sigrecv",
+    "launch.ended",
+    "pl.sigterm",
+    "pl.slurm_requeue.harmless",
+    "run.resumed",
+    "slurm.aborted",
+    "slurm.cancel",
+    "slurm.requeued.harmless",
+    "slurm.state",
+)
+"""Messages of jobs that were ended and begin again, in the same log: their ranks come once more."""
 
 _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 
@@ -177,6 +196,23 @@ def _goes_on(job: Job, event: Event) -> bool:
     told=_told,
     cases=lambda: (
         Well("torchrun alone", healthy(hosts=2, per_host=2)),
+        Well(
+            "a job that the scheduler ended and queued again",
+            logged(
+                *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
+                "Handling auto-requeue signal: 10",
+                *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
+            ),
+        ),
+        Well(
+            "a job that SLURM queued again after a host failed",
+            logged(
+                *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
+                "JOB 4242 REQUEUED DUE TO NODE FAILURE",
+                *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
+            ),
+            silent=False,
+        ),
         Well("srun alone", healthy(hosts=2, per_host=2).by_srun()),
         Well("torchrun once a node, under srun", _torchrun_under_srun(tasks_per_node="1(x2)", tasks="2")),
         Well(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -291,8 +292,9 @@ def _report(looks: list[Look], right: list[Look] | None, where: str) -> Finding:
 
 def _fix(odd: Look, right: Look) -> str:
     name, _, port = right.told.rpartition(":")
+    name, port = shlex.quote(name), shlex.quote(port)
     export = f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`"
-    if odd.told.rpartition(":")[0] != name or odd.address == right.address:
+    if odd.told.rpartition(":")[0] != right.told.rpartition(":")[0] or odd.address == right.address:
         return f"{export}, as everywhere else."
     return f"{export}, or correct what the name resolves to there: `getent ahosts {name}` must say {right.address}."
 

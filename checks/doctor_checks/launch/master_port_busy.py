@@ -104,7 +104,7 @@ _KINDS = (
     "accelerate.port_busy",
     "net.port.busy_windows",
 )
-_PORT = re.compile(r"(?:[\]\w.*]:|[\w.:']+, |[Pp]ort:? `?)(?P<port>\d{2,5})\b(?!\.)")
+_PORT = re.compile(r"(?:[\]\w.*]:|[\w.:'], |[Pp]ort:? `?)(?P<port>\d{2,5})\b(?!\.)")
 """A port as it stands in such a message: ``[::]:29500``, ``('0.0.0.0', 29500)``, ``port: 29500``."""
 
 

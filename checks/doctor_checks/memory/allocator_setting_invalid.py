@@ -95,6 +95,13 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,expandable_segments:True"),
             ranks=(0, 1),
         ),
+        Well(
+            "pinned memory beside a backend that has its own allocator on the device",
+            healthy().environ(
+                PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,pinned_use_cuda_host_register:True,"
+                "pinned_num_register_threads:8"
+            ),
+        ),
         Sick(
             "a backend that ignores the size",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,max_split_size_mb:512"),
@@ -158,7 +165,9 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
-            fix=_fix(name, text, complaint.option, complaint.fix),
+            fix=f"`export {name}={complaint.value}`"
+            if complaint.value
+            else _fix(name, text, complaint.option, complaint.fix),
             severity=Severity.WARNING if complaint.harmless else None,
         )
 

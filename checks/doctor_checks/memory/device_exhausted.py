@@ -141,7 +141,8 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the rank ends with an error, and the others wait for it until their time-out.
     Fix: a smaller batch per rank with more accumulation, activation checkpointing, bf16, or sharding (FSDP, ZeRO);
-    `doctor run` names what grows, and torch.cuda.memory._record_memory_history() what holds most.
+    in a run, DoctorCallback warns while memory grows (MEM004); torch.cuda.memory._record_memory_history() records
+    what holds most.
     """
     spoken = {one.rank for one in exhaustions(job)}
     for snapshot, alike in job.facts(MemorySnapshotFacts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.api import (
     Event,
@@ -55,6 +55,44 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "Unable to shutdown process 4711 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
                 "failed (exitcode: -9) local_rank: 0 (pid: 4711) of binary: /usr/bin/python3",
             ),
+        ),
+        Well(
+            "a process that torchrun had told to end",
+            logged(
+                "W0102 03:04:05.000 4700 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4711 "
+                "closing signal SIGTERM",
+                "E0102 03:04:40.000 4700 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) "
+                "local_rank: 0 (pid: 4711) of binary: /usr/bin/python3",
+            ),
+            silent=False,
+        ),
+        Well(
+            "processes that torchrun killed after the first one had failed",
+            logged(
+                "failed (exitcode: 1) local_rank: 1 (pid: 4712) of binary: /usr/bin/python3",
+                "Failures:",
+                "[1]:",
+                "  time      : 2026-01-02_03:04:45",
+                "  host      : node1",
+                "  rank      : 0 (local_rank: 0)",
+                "  exitcode  : -9 (pid: 4711)",
+                "Root Cause (first observed failure):",
+                "[0]:",
+                "  time      : 2026-01-02_03:04:05",
+                "  host      : node1",
+                "  rank      : 1 (local_rank: 1)",
+                "  exitcode  : 1 (pid: 4712)",
+            ),
+            silent=False,
+        ),
+        Well(
+            "possible causes that Ray lists",
+            logged(
+                "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. There are "
+                "some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory "
+                "usage. (2) ray stop --force is called.",
+            ),
+            silent=False,
         ),
         Well(
             "a job that was cancelled",
@@ -182,7 +220,28 @@ def _has_another_cause(job: Job, killed: Event) -> bool:
     launcher's or the scheduler's decision."""
     events = job.evidence.events if job.evidence else ()
     before = events[: events.index(killed)] if killed in events else events
-    return any(event.kind in _ENDED_BY_OTHERS or _is_own_error(event) for event in before)
+    if any(event.kind in _ENDED_BY_OTHERS or _is_own_error(event) for event in before):
+        return True
+    return _is_late(events, killed)
+
+
+def _is_late(events: Sequence[Event], killed: Event) -> bool:
+    """Whether torchrun itself ended the process: it had sent it a closing signal, or its table has another process that
+    failed earlier, by an error of its own. What torchrun does not end in 30 s it kills."""
+    ended = {event.value("pid") for event in events if event.kind == "elastic.closing"}
+    reports = [event for event in events if event.kind in ("elastic.failed", "elastic.entry", "elastic.child_line")]
+    at_line = [one for one in reports if (one.file, one.line) == (killed.file, killed.line)]
+    if any(one.value("pid") in ended for one in at_line):
+        return True
+    table = [one for one in reports if one.kind == "elastic.entry" and one.at is not None]
+    first = min(table, key=lambda one: one.at or 0.0, default=None)
+    others = [
+        one for one in table if one.value("exitcode") in _KILLED and first and (one.at or 0.0) > (first.at or 0.0)
+    ]
+    return first is not None and bool(others) and first.value("exitcode") not in (*_KILLED, "-15", "0")
+
+
+_KILLED = ("-9", "137")
 
 
 def _is_own_error(event: Event) -> bool:

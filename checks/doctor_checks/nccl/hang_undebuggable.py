@@ -82,7 +82,18 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             ranks=(0, 1, 2, 3),
         ),
         Sick("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
-        Sick("wait() blocks, in the old spelling", healthy(1, 1, gpus=0).environ(NCCL_BLOCKING_WAIT="1"), ranks=(0,)),
+        Sick(
+            "wait() raises in place of a dump, in the old spelling",
+            healthy(1, 1, gpus=0).environ(NCCL_BLOCKING_WAIT="1"),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "a mode that aborts first, with a release of torch that is not known",
+            healthy(1, 1, gpus=0).alter(SoftwareFacts, torch=None).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
         Sick(
             "the folder is missing on one host",
             healthy(2, 2)
@@ -110,12 +121,14 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
 
 
 class _Gap(NamedTuple):
-    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: this release may do so."""
+    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: known of this release;
+    ``is_silent``: no error names the collective either."""
 
     why: str
     fix: str
     is_default: bool = False
     is_likely: bool = True
+    is_silent: bool = True
 
 
 def _findings(job: Job) -> Iterator[Finding]:
@@ -145,7 +158,8 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launch: LaunchFacts 
     yield from _dump(environment, torch)
     blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     if blocking and blocking[1] == "1":
-        yield _Gap(f"{blocking[0]}=1: wait() raises at the time-out and no rank writes a dump", f"unset {blocking[0]}")
+        why = f"{blocking[0]}=1: wait() raises at the timeout, and no rank writes a dump"
+        yield _Gap(why, f"unset {blocking[0]}", is_silent=False)
     yield from _error_handling(environment, torch, launch)
 
 
@@ -183,7 +197,8 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launch: La
     elif value in ("1", "2"):
         by_launcher = value == "1" and launch is not None and launch.launcher in ("torchrun", "ray", "accelerate")
         why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
-        yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=not within(torch or "", first="2.7"))
+        known_to = torch is not None and within(torch, before="2.7")
+        yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)
 
 
 def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
@@ -207,6 +222,6 @@ def _finding(gap: _Gap, ranks: tuple[int, ...], torch: str | None) -> Finding:
         ranks=ranks,
         evidence={"torch": torch},
         fix=gap.fix,
-        severity=Severity.INFO if gap.is_default or not gap.is_likely else None,
+        severity=None if gap.is_silent and gap.is_likely and not gap.is_default else Severity.INFO,
         confidence=1.0 if gap.is_likely else 0.5,
     )

@@ -68,6 +68,18 @@ _SOUND = {
         ),
         Sick("no bool to torch", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="on"), ranks=(0, 1)),
         Sick("an unknown debug level of torch", healthy().environ(TORCH_DISTRIBUTED_DEBUG="1"), ranks=(0, 1)),
+        Sick(
+            "a word too many in a list of what is logged",
+            healthy().environ(NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,TUNING,NET,VERSION"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "a list of what is logged without a known word",
+            healthy().environ(NCCL_DEBUG_SUBSYS="INFO"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Sick("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
         Sick(
             "more sockets than NCCL opens",
@@ -120,7 +132,7 @@ def _judge(stated: Stated, release: str | None) -> Iterator[Finding]:
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
         fix=_fix(stated, fault.expected),
-        severity=Severity.WARNING if fault.mild else None,
+        severity=Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None,
         source=source_of(setting),
     )
 

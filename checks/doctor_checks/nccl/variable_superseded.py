@@ -45,6 +45,17 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
             "torch's old name under an old torch",
             healthy().environ(NCCL_BLOCKING_WAIT="1").alter(SoftwareFacts, torch=TorchBuild("2.1.2", cuda="12.1")),
         ),
+        Sick(
+            "dropped by a release newer than any that is known to be in use",
+            healthy(gpus=0).alter(SoftwareFacts, torch=None, nccl_libraries=()).environ(NCCL_SHM_USE_CUDA_MEMCPY="1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Sick(
+            "dropped before the oldest supported release, whichever is in use",
+            healthy(gpus=0).alter(SoftwareFacts, torch=None, nccl_libraries=()).environ(NCCL_IB_GDR_LEVEL="3"),
+            ranks=(0, 1),
+        ),
         Sick("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
         Sick("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
         Sick("renamed in 2.21", healthy().environ(NCCL_MNNVL="1"), ranks=(0, 1)),
@@ -77,28 +88,46 @@ def _findings(job: Job) -> Iterator[Finding]:
             continue
         release = releases.get(info.reader)
         if release is None or not within(release, before=info.superseded):
-            yield _finding(stated, info.reader, info.superseded, info.replaced_by, still_read=info.still_read)
+            since = f"{'NCCL' if info.reader == 'nccl' else 'torch'} {info.superseded}"
+            if release is None and not info.is_superseded_everywhere:
+                yield _perhaps(stated, since, info.replaced_by)
+            else:
+                yield _finding(stated, since, info.replaced_by, still_read=info.still_read)
 
 
-def _finding(stated: Stated, reader: str, since: str, replacement: str | None, *, still_read: bool) -> Finding:
-    name = stated.setting.name
-    whose = "NCCL" if reader == "nccl" else "torch"
-    state = "is an old name" if still_read else "is no longer read"
-    instead = f": {replacement} took its place" if replacement else ", and nothing took its place"
+def _perhaps(stated: Stated, since: str, replacement: str | None) -> Finding:
+    """Of a job whose release is not known, and may be one that reads it."""
+    name, reader = stated.setting.name, since.partition(" ")[0]
+    instead = f"; {replacement} replaces it there" if replacement else ""
     return Finding(
-        f"{name} {state} since {whose} {since}{instead}",
+        f"{name} is read by {reader} releases before {since.partition(' ')[2]} only{instead}; this job's is unknown",
         ranks=stated.ranks,
-        evidence={
-            "name": name,
-            "value": stated.setting.value,
-            "from": stated.origin,
-            "since": since,
-            "instead": replacement,
-        },
+        evidence=_evidence(stated, since, replacement),
+        effect=f"None before {since}; from there on the setting is silently ignored.",
+        fix=f"Find out which release of {reader} the job loads before changing {name}.",
+        severity=Severity.INFO,
+        source=source_of(stated.setting),
+    )
+
+
+def _finding(stated: Stated, since: str, replacement: str | None, *, still_read: bool) -> Finding:
+    state = "is deprecated" if still_read else "is no longer read"
+    instead = f": {replacement} replaces it" if replacement else ", without a replacement"
+    return Finding(
+        f"{stated.setting.name} {state} since {since}{instead}",
+        ranks=stated.ranks,
+        evidence=_evidence(stated, since, replacement),
         fix=_fix(stated, replacement),
         severity=Severity.INFO if still_read else None,
         source=source_of(stated.setting),
     )
+
+
+def _evidence(stated: Stated, since: str, replacement: str | None) -> dict[str, object]:
+    setting = stated.setting
+    release = since.partition(" ")[2]
+    origin = stated.origin
+    return {"name": setting.name, "value": setting.value, "from": origin, "since": release, "instead": replacement}
 
 
 _SAME_VALUES = {

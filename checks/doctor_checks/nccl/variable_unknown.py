@@ -1,4 +1,4 @@
-"""NCCL001: a variable that no known release or plug-in reads."""
+"""NCCL001: a variable that no known release or plugin reads."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ _PLUG_INS = {
     "NCCL_TUNER_CONFIG_PATH": "/opt/tuner.textproto",
     "OFI_NCCL_PROTOCOL": "RDMA",
     "RCCL_MSCCL_ENABLE": "1",
+    "NCCL_NCHANNELS_PER_PEER": "4",  # RCCL
+    "NCCL_SOCK_BUSY_POLL": "50",  # nccl-fastsocket
+    "NCCL_GPUVIZ_READ_INTERVAL_IN_MICROSECONDS": "1000000",  # GPUDirect-TCPXO
+    "NCCL_COLLTRACE": "trace",  # NCCLX
 }
 
 
@@ -45,7 +49,7 @@ _PLUG_INS = {
     cases=lambda: (
         Well("nothing set", healthy()),
         Well("known settings", healthy().environ(NCCL_SOCKET_IFNAME="eth0", TORCH_NCCL_TRACE_BUFFER_SIZE="2000")),
-        Well("packages, build paths and plug-ins", healthy().environ(ranks=None, **_PLUG_INS)),
+        Well("packages, build paths, plugins and forks", healthy().environ(ranks=None, **_PLUG_INS)),
         Sick("a letter is missing", healthy(2, 2).environ(NCCL_SOKET_IFNAME="eth0", ranks=(1, 3)), ranks=(1, 3)),
         Sick("an underscore too many", healthy().environ(NCCL_SOCKET_IF_NAME="eth0"), ranks=(0, 1)),
         Sick("a longer word", healthy().environ(TORCH_NCCL_ASYNC_ERROR_HANDLE="1"), ranks=(0, 1)),
@@ -65,8 +69,8 @@ _PLUG_INS = {
 def variable_unknown(job: Job) -> Iterator[Verdict]:
     """Ask whether every NCCL_* and TORCH_NCCL_* variable is one that somebody reads.
 
-    Why it hurts: nobody tells you: the setting has no effect, and the run behaves as if it were not there.
-    Fix: write the name as NCCL's or torch's documentation has it, or remove the variable.
+    Why it hurts: a misspelled name is silently ignored, and the run behaves as if it were not set.
+    Fix: write the name as the documentation of NCCL or PyTorch has it.
     """
     yield from merge(
         _finding(stated, nearest_variable(stated.setting.name))
@@ -82,15 +86,27 @@ def _is_unknown(name: str) -> bool:
 def _finding(stated: Stated, near: str | None) -> Finding:
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
-    hint = f"; {near} was probably meant" if near else ""
-    fix = f'export {near}="${setting.name}"; unset {setting.name}' if near else f"unset {setting.name}"
-    if source_of(setting):
-        fix = f"in {stated.origin}, write {near}={setting.value.strip()}" if near else f"remove it from {stated.origin}"
+    hint = f". Did you mean {near}?" if near else ""
     return Finding(
-        f"{shown} is no variable that NCCL, torch or a known plug-in reads{hint}",
+        f"Unknown variable {shown}: neither NCCL, PyTorch nor a known plugin reads it{hint}",
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
-        fix=fix,
+        effect="" if near else _UNKNOWN_EFFECT,
+        fix=_fix(stated, near),
         severity=None if near else Severity.INFO,
         source=source_of(setting),
     )
+
+
+_UNKNOWN_EFFECT = "None, if a script or a library that is not in the table reads it; otherwise it is silently ignored."
+"""Of a name that resembles no known one. Sites and forks of NCCL have variables of their own: removing one that is in
+use would change a working job."""
+
+
+def _fix(stated: Stated, near: str | None) -> str:
+    setting = stated.setting
+    if near is None:
+        return f"Compare {setting.name.strip()} with the documentation of the software that it is set for."
+    if source_of(setting):
+        return f"in {stated.origin}, write {near}={setting.value.strip()}"
+    return f'export {near}="${setting.name}"; unset {setting.name}'

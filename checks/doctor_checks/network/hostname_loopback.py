@@ -226,7 +226,10 @@ def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
     address = good[0].addresses[0].address
     there = name.replace(".", "\\.")
     hosts_file = f"/^127\\./s/[[:space:]]{there}([[:space:]]|$)/ /; $a {address} {name}"
-    return (
-        f"`export GLOO_SOCKET_IFNAME={good[0].name}` and `torchrun --local-addr {address} …`; "
-        f"for good: `sudo sed -i -E '{hosts_file}' /etc/hosts`"
+    return "\n".join(
+        (
+            f"For this job set the variable, and start torchrun with --local-addr {address}; then correct /etc/hosts:",
+            f"export GLOO_SOCKET_IFNAME={good[0].name}",
+            f"sudo sed -i -E '{hosts_file}' /etc/hosts",
+        )
     )

@@ -118,7 +118,12 @@ def _goes_by_sockets(job: Job) -> bool:
         ),
         Sick("RDMA is asked for and not there", healthy(2, 1).environ(NCCL_NET="IB"), ranks=(0, 1)),
         Sick("a stale plug-in is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
-        Sick("the tuner is missing", healthy(2, 1).alter(NcclFacts, ranks=(0,), plugins=_TUNER), ranks=(0,)),
+        Sick(
+            "the tuner is missing",
+            healthy(2, 1).alter(NcclFacts, ranks=(0,), plugins=_TUNER),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
         Sick("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
         Sick("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
         Well(
@@ -155,7 +160,8 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     """Ask whether the network and tuner plug-ins that NCCL is told to use can be loaded.
 
     Why it hurts: with NCCL_NET NCCL ends with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
-    library or EFA without its plug-in it silently uses TCP sockets, ten to fifty times slower.
+    library or EFA without its plug-in it silently uses TCP sockets, ten to fifty times slower. A tuner that is missing
+    costs its tuning alone.
     Fix: `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or put the directory of the right library first:
     `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
     """
@@ -170,6 +176,9 @@ def _missing(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
     for plugin in nccl.plugins:
         variable = VARIABLES.get(plugin.kind)
         if variable and plugin.error and (plugin.requested or plugin.path):
+            # src/plugin/tuner.cc: where none can be opened, initialization succeeds without it. Google's profiles name
+            # one that does not exist (UNUSED) to turn it off.
+            is_tuner = plugin.kind == "tuner"
             setting = nccl.setting(variable)
             name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
             yield Finding(
@@ -182,6 +191,8 @@ def _missing(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
                     "error": plugin.error,
                 },
                 fix=f"`unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH",
+                effect="NCCL uses its internal tuner, as it does with NCCL_TUNER_PLUGIN=none." if is_tuner else "",
+                severity=Severity.INFO if is_tuner else None,
                 source=source_of(setting),
             )
 

@@ -50,7 +50,7 @@ from doctor.api import (
 )
 
 _RUNNING = re.compile(
-    r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s*Collectives differ|\.?$)", re.DOTALL
+    r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
 )
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"

@@ -15,6 +15,7 @@ from doctor.api import (
     Finding,
     Frame,
     Job,
+    NativeEnds,
     ProgressFacts,
     Said,
     Scope,
@@ -32,6 +33,7 @@ from doctor.api import (
     launcher_reports,
     line_of,
     logged,
+    native_ends,
     nature_of_exception,
     package_frame,
     place_of_frame,
@@ -72,8 +74,12 @@ def _told(job: Job) -> Iterator[Finding]:
         for one in (*launcher_reports(job.evidence), *codes)
         if not aftermath.outlived(one) and not (told and (one.rank is None or one.rank in told))
     )
-    if own:
-        yield _of_exception(cause_in_chain(fatal), fatal) if fatal else _of_outlived(tuple(own))
+    if fatal:
+        yield _of_exception(cause_in_chain(fatal), fatal)
+    elif native := native_ends(job):
+        yield _of_native(native)
+    elif own:
+        yield _of_outlived(tuple(own))
     elif signals := _signals(job):
         yield _of_exits(signals)
     elif reports:
@@ -145,6 +151,21 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     )
 
 
+def _of_native(ends: NativeEnds) -> Finding:
+    return told_finding(
+        ends.said,
+        f"{_who_ended(ends.said.first)} {ends.words}",
+        fix=ends.fix,
+        confidence=0.7,
+        explains=_OF_A_GAP,
+        symptoms=False,
+    )
+
+
+def _who_ended(event: Event) -> str:
+    return f"rank {event.rank}" if event.rank is not None else "a process"
+
+
 _EXITS = ("elastic.failed", "pl.child", "launch.exit_code")
 """Messages that tell the exit code of a process, and not its rank."""
 _OWN = 0.6
@@ -214,6 +235,24 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ranks=(1,),
         ),
         Sick("in a log, an error that has no label", logged("KeyError: 'label'")),
+        Sick("in a log, a shell that reports a crash", logged("run.sh: line 4: 1234 Segmentation fault (core dumped)")),
+        Sick(
+            "in a log, an abort", logged("terminate called after throwing an instance of 'std::bad_alloc'", "Aborted")
+        ),
+        Sick("in a log, a program that never began", logged("bash: line 1: torchrun: command not found")),
+        Sick("in a log, a failed assertion of C", logged("python: pool.c:12: take: Assertion `n > 0' failed.")),
+        Well(
+            "an optional command that is missing, in a run that goes on",
+            logged("job.sh: line 3: nvtop: command not found", "step 1: loss 0.3", "step 2: loss 0.2"),
+        ),
+        Well(
+            "C++ that ends a process after a timeout of its watchdog",
+            logged(
+                "[rank1]: torch.distributed.DistBackendError: Watchdog caught collective operation timeout",
+                "terminate called after throwing an instance of 'c10::DistBackendError'",
+                "Aborted (core dumped)",
+            ),
+        ),
         Sick(
             "torchrun's table alone",
             logged(
@@ -326,7 +365,9 @@ def _finding(job: Job, found: Diagnosis, ending: Ending) -> Finding:
 
 
 _A_CAUSE = 0.5
-_GENERAL = re.compile(r"NCCL error in: .*(?:unhandled \w+ error|internal error|remote process exited|invalid usage)")
+_GENERAL = re.compile(
+    r"NCCL error in: .{0,200}?(?:unhandled \w+ error|internal error|remote process exited|invalid usage)"
+)
 """What NCCL says where its own lines hold the cause."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from doctor.api import (
@@ -43,11 +43,17 @@ in the backward pass and sends buffers in the forward pass; Lightning broadcasts
 WAITS_ON_GPU = ("other", "backward", "optimizer", "forward", "data")
 """The same where the host only launches kernels: it waits where a value is read back, or where the queue is full."""
 
+NEAR = 0.5
+"""Of what a rank spends more than its peers, the share that these must be seen to wait. Ranks that wait
+for one another wait for all of it: 1.00 to 1.01 in watched loops of two ranks on a busy host, with and without
+accumulation. Medians of parts that vary do not add up, hence half."""
+
 NOTHING_TO_COMPARE = "not enough steps yet on ranks that do the same work"
 
 
-def _windows(count: int = 6, first: int = 100, **parts: float) -> StepFacts:
-    """``count`` windows of 20 steps with these parts, seconds a step; the healthy ones of ``running`` for the rest."""
+def _windows(count: int = 6, first: int = 100, mean: float | None = None, **parts: float) -> StepFacts:
+    """``count`` windows of 20 steps with these parts, seconds a step; the healthy ones of ``running`` for the rest.
+    ``mean``: of whole steps, where some take longer than these."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
@@ -62,6 +68,7 @@ def _windows(count: int = 6, first: int = 100, **parts: float) -> StepFacts:
                 backward=step["backward"],
                 optimizer=step["optimizer"],
                 other=step["other"],
+                mean=total if mean is None else mean,
             )
             for place in range(count)
         )
@@ -142,9 +149,26 @@ def _swinging() -> StepFacts:
             _job(_windows(), {2: _windows(data=0.1, backward=0.16), 3: _windows(data=0.11, backward=0.15)}),
             ranks=(2, 3),
         ),
+        Well("ranks that do not wait for one another", _job(_windows(), {1: _windows(forward=0.3)})),
+        Well(
+            "a rank that takes two batches a step, the other three",
+            _job(
+                _windows(60, data=0.0001, forward=0.0, backward=0.0, optimizer=0.0, other=0.0219),
+                {0: _windows(60, data=0.0, forward=0.0, backward=0.0, optimizer=0.0, other=0.033)},
+                hosts=1,
+            ),
+        ),
+        Well(
+            "the same, where a batch with a reduction takes longer",
+            _job(
+                _windows(60, mean=0.022, data=0.0, forward=0.0, backward=0.0, optimizer=0.0, other=0.01),
+                {0: _windows(60, data=0.0, forward=0.0, backward=0.0, optimizer=0.0, other=0.033)},
+                hosts=1,
+            ),
+        ),
         Sick(
-            "ranks that do not wait for one another",
-            _job(_windows(), {1: _windows(forward=0.3)}),
+            "gradients are accumulated, and the others wait in every eighth batch",
+            _job(_windows(mean=0.49), {1: _windows(mean=0.49, forward=0.19)}),
             ranks=(1,),
         ),
         Sick(
@@ -184,14 +208,22 @@ def rank_straggling(
 
 class _Lag(NamedTuple):
     """What one rank spends more than its peers in a window: ``excess`` seconds a step in ``part`` (``own`` in all),
-    while the others wait ``waited`` seconds in ``wait``; ``total``: a step of the others."""
+    while the others wait ``waited`` seconds in ``wait``, and ``waited_in_all`` in all parts and in rare steps;
+    ``total``: a step of this rank; ``longer``: what its steps take more than those of the others, on average."""
 
     part: str
     excess: float
     own: float
     wait: str
     waited: float
+    waited_in_all: float
     total: float
+    longer: float
+
+    def is_waited_for(self, limit: float) -> bool:
+        """Whether the others pay for the excess. Steps that take longer on average are other steps: ranks that wait for
+        one another take as many in the same time."""
+        return self.longer < limit and self.waited_in_all >= NEAR * self.excess
 
 
 def _judge(
@@ -212,7 +244,8 @@ def _judge(
     for rank, own in lags.items():
         if len(own) >= persistent * len(steps):
             lag = _typical(own)
-            slow.setdefault(lag.part, {})[rank] = lag
+            if lag.is_waited_for(max(least, share * lag.total)):
+                slow.setdefault(lag.part, {})[rank] = lag
     # Where most are slow, those that are not are the odd ones, and nobody waits for them.
     if sum(map(len, slow.values())) <= len(windows) / 2:
         for part, members in slow.items():
@@ -233,6 +266,7 @@ def _lags(
     parts = {rank: parts_of(window) for rank, window in windows.items()}
     peers = {name: Others(own[name] for own in parts.values()) for name in PHASES}
     totals = Others(window.total for window in windows.values())
+    means = Others(map(_mean, windows.values()))
     for rank, own in parts.items():
         excess = {name: own[name] - peers[name].median(own[name]) for name in PHASES}
         part, wait = max(PHASES, key=excess.__getitem__), min(PHASES, key=excess.__getitem__)
@@ -241,7 +275,14 @@ def _lags(
         waited, longer = -excess[wait], windows[rank].total - total
         was_waited_for = waited >= limit and order.index(wait) < order.index(part)
         if excess[part] >= limit and (was_waited_for or longer >= limit):
-            yield rank, _Lag(part, excess[part], own[part], wait, waited, total)
+            slower = _mean(windows[rank]) - means.median(_mean(windows[rank]))
+            rarely = max(0.0, longer - slower)  # in single steps, which medians do not show
+            waited_in_all = sum(max(0.0, -one) for one in excess.values()) + rarely
+            yield rank, _Lag(part, excess[part], own[part], wait, waited, waited_in_all, windows[rank].total, slower)
+
+
+def _mean(window: Window) -> float:
+    return window.total if window.mean is None else window.mean
 
 
 def _typical(lags: list[_Lag]) -> _Lag:
@@ -252,7 +293,9 @@ def _typical(lags: list[_Lag]) -> _Lag:
         excess=median(lag.excess for lag in own),
         own=median(lag.own for lag in own),
         waited=median(lag.waited for lag in own),
+        waited_in_all=fmean(lag.waited_in_all for lag in own),
         total=median(lag.total for lag in own),
+        longer=fmean(lag.longer for lag in own),
     )
 
 
@@ -263,15 +306,18 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     units = _units(ranks, worst)
     who = ranks_in_words(numbers) + (f" ({together[0]})" if together else "")
     spend, their = ("spends", "its") if len(numbers) == 1 else ("spend up to", "their")
-    waits = f"; they wait for that in {PHASES[lag.wait]}: {milliseconds(lag.waited)} a step" if lag.waited > 0 else ""
+    if lag.waited >= NEAR * lag.excess:
+        waits = f"they wait for that in {PHASES[lag.wait]}: {milliseconds(lag.waited)} a step"
+    else:
+        waits = f"they wait for that in some steps: {milliseconds(lag.waited_in_all)} a step on average"
     return Finding(
         f"{who} {spend} {milliseconds(lag.own)} of a step of {milliseconds(lag.total)} on {PHASES[part]}, {their} "
-        f"peers {milliseconds(max(0.0, lag.own - lag.excess))}{waits}",
+        f"peers {milliseconds(max(0.0, lag.own - lag.excess))}; {waits}",
         ranks=numbers,
         evidence={
             "part": part,
             "seconds_a_step_by_rank": {
-                str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited}
+                str(rank): {"own": one.own, "excess": one.excess, "others_wait": one.waited_in_all}
                 for rank, one in list(members.items())[:16]
             },
             "others_wait_in": lag.wait,

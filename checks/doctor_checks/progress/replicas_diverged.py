@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from doctor.api import (
     Checksum,
+    Counted,
     Finding,
     Job,
     ModelFacts,
@@ -18,6 +19,7 @@ from doctor.api import (
     Sketch,
     Skip,
     Split,
+    Unknown,
     Verdict,
     Well,
     check,
@@ -31,9 +33,20 @@ from doctor.api import (
 )
 
 
-def _sums(*values: str, part: str = "all") -> ReplicaFacts:
+def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:
     """Checksums after step 50, 100 …"""
-    return ReplicaFacts(checksums=tuple(Checksum(50 * place, value, part) for place, value in enumerate(values, 1)))
+    rows = enumerate(values, 1)
+    return ReplicaFacts(
+        checksums=tuple(Checksum(50 * place, value, part, counted, moved=moved) for place, value in rows)
+    )
+
+
+def _both(steps: ReplicaFacts, batches: ReplicaFacts) -> ReplicaFacts:
+    return ReplicaFacts(checksums=steps.checksums + batches.checksums)
+
+
+def _by_batch(first: ReplicaFacts, second: ReplicaFacts) -> Sketch:
+    return running(1, 2).put(first, ranks=(0,)).put(second, ranks=(1,))
 
 
 def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> Sketch:
@@ -74,6 +87,40 @@ def _each_for_itself() -> Sketch:
             in_a_loop(_with("x", "y", "z", ranks=(1,))),
         ),
         Well("a rank alone", running(1, 1)),
+        Well(
+            "equal after equal steps, which ranks take different numbers of batches for",
+            _by_batch(
+                _both(_sums("a", "b"), _sums("h", "a", counted="batch")),
+                _both(_sums("a", "b"), _sums("x", "y", counted="batch")),
+            ),
+        ),
+        Well(
+            "equal after equal batches, where a rank did not count every step",
+            _by_batch(
+                _both(_sums("a", "b"), _sums("a", "b", counted="batch")),
+                _both(_sums("x", "y"), _sums("a", "b", counted="batch")),
+            ),
+        ),
+        Well(
+            "different after equal batches, where nobody counts steps",
+            _by_batch(_sums("a", "b", counted="batch", moved=True), _sums("x", "y", counted="batch", moved=True)),
+        ),
+        Sick(
+            "different after equal batches too",
+            _by_batch(
+                _both(_sums("a", "b"), _sums("a", "b", counted="batch")),
+                _both(_sums("a", "y"), _sums("a", "y", counted="batch")),
+            ),
+            ranks=(0, 1),
+        ),
+        Sick(
+            "a rank whose optimizer never steps",
+            _by_batch(
+                _both(_sums("b", "c"), _sums("b", "c", counted="batch", moved=True)),
+                _sums("a", "a", counted="batch", moved=False),
+            ),
+            ranks=(1,),
+        ),
         Sick("one rank from step 100 on", _with("a", "y", "z", ranks=(2,)), ranks=(2,)),
         Sick("from the start", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, ranks=(1,), initial="9"), ranks=(1,)),
         Sick("both ranks of a job of two", running(1, 2).put(_sums("q", "r"), ranks=(1,)), ranks=(0, 1)),
@@ -96,11 +143,13 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
     groups = list(_replicas(job))
     compared = 0
     for ranks in groups:
-        same = list(_splits(ranks))
-        compared += len(same)
-        apart = [one for one in same if one.split.minorities]
+        steps, batches = list(_splits(ranks, "step")), list(_splits(ranks, "batch"))
+        compared += len(steps) + len(batches)
+        apart = [one for one in steps if one.split.minorities and not _is_refuted(one, batches)]
         if apart:
-            yield _finding(job, ranks, same, apart)
+            yield _finding(job, ranks, steps, apart)
+        else:
+            yield from _uncounted(job, ranks, steps, batches)
     if not compared:
         held = any(len(ranks) > 1 for ranks in groups)
         yield Skip(
@@ -109,11 +158,14 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
 
 
 class _Compared(NamedTuple):
-    """The checksums of one part after one step."""
+    """The checksums of one part after one step, or batch; ``still``: ranks on which it has not moved since the
+    beginning, ``moved``: those on which it has."""
 
     step: int
     part: str
     split: Split
+    still: frozenset[int] = frozenset()
+    moved: frozenset[int] = frozenset()
 
 
 def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
@@ -124,15 +176,58 @@ def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
             yield tuple(rank for rank in members if rank.number in whole)
 
 
-def _splits(ranks: Iterable[Rank]) -> Iterator[_Compared]:
-    """By step and part, oldest first, where two ranks or more have it."""
-    values: dict[tuple[int, str], dict[Hashable, list[int]]] = {}
+def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
+    """By step or batch and by part, oldest first, where two ranks or more have it."""
+    found: dict[tuple[int, str], dict[int, Checksum]] = {}
     for rank in ranks:
         for one in _checksums(rank):
-            values.setdefault((one.step, one.part), {}).setdefault(one.value, []).append(rank.number)
-    for (step, part), groups in sorted(values.items()):
-        if sum(map(len, groups.values())) > 1:
-            yield _Compared(step, part, split_groups(groups))
+            if one.counted == counted:
+                found.setdefault((one.step, one.part), {})[rank.number] = one
+    for (step, part), sums in sorted(found.items()):
+        values: dict[Hashable, list[int]] = {}
+        for number, one in sums.items():
+            values.setdefault(one.value, []).append(number)
+        if len(sums) > 1:
+            still, moved = (frozenset(rank for rank, one in sums.items() if one.moved is way) for way in (False, True))
+            yield _Compared(step, part, split_groups(values), still, moved)
+
+
+def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:
+    """Whether the same ranks held equal values of this part after the same batch, when that was last compared: then
+    not all of them counted every step."""
+    newest = next((other for other in reversed(batches) if other.part == one.part), None)
+    return newest is not None and not newest.split.minorities and _ranks_of(one) <= _ranks_of(newest)
+
+
+def _uncounted(
+    job: Job, ranks: tuple[Rank, ...], steps: Sequence[_Compared], batches: Sequence[_Compared]
+) -> Iterator[Verdict]:
+    """Ranks that differ after the same batch and counted no steps in common. They may take different numbers of batches
+    for a step, unless one keeps what it began with, time and again, while others have moved on."""
+    apart = [one for one in batches if one.split.minorities and not _ranks_of(one) <= _compared(steps)]
+    stuck = [one for one in apart if one.still and one.moved]
+    keeps = frozenset.intersection(*(one.still for one in stuck)) if len(stuck) > 1 else frozenset[int]()
+    if keeps:
+        yield _kept_finding(job, ranks, stuck, tuple(sorted(keeps)))
+    elif apart and apart[-1] in batches[-_RECENT:]:
+        yield Unknown(
+            "the ranks differ after the same batch, which says nothing where they may take different numbers of "
+            "batches per optimizer step, and did not count steps in common",
+            tuple(sorted(_ranks_of(apart[-1]))),
+            "call w.step() on every rank after optimizer.step(), or step the optimizers of self.optimizers()",
+        )
+
+
+_RECENT = 4
+"""Comparisons by batch that speak of now: one for each of a few parts."""
+
+
+def _compared(steps: Iterable[_Compared]) -> frozenset[int]:
+    return frozenset(rank for one in steps for rank in _ranks_of(one))
+
+
+def _ranks_of(one: _Compared) -> frozenset[int]:
+    return frozenset(rank for group in one.split.groups for rank in group.ranks)
 
 
 def _checksums(rank: Rank) -> tuple[Checksum, ...]:
@@ -144,7 +239,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     first, newest = apart[0], apart[-1]
     before = [one.step for one in same if one.step < first.step and not one.split.minorities]
     odd = newest.split.odd
-    since = f"seen after batch {first.step:,}" + (f", still equal after batch {before[-1]:,}" if before else "")
+    since = f"seen after step {first.step:,}" + (f", still equal after step {before[-1]:,}" if before else "")
     verb = "holds" if len(odd) == 1 else "hold"
     who = (
         f"{ranks_in_words(odd)} {verb} other parameters than the other {len(ranks) - len(odd)}"
@@ -155,15 +250,30 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
         f"{who} ({since})",
         ranks=odd,
         evidence={
-            "first_batch_apart": first.step,
-            "last_batch_equal": before[-1] if before else None,
-            "batch": newest.step,
+            "first_step_apart": first.step,
+            "last_step_equal": before[-1] if before else None,
+            "step": newest.step,
             "part": newest.part,
-            "checksums": {str(group.value): list(group.ranks[:32]) for group in newest.split.groups[:8]},
+            "checksums": _described(newest),
             "initial": _initial(ranks),
         },
         fix=_fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
     )
+
+
+def _kept_finding(job: Job, ranks: tuple[Rank, ...], stuck: list[_Compared], keeps: tuple[int, ...]) -> Finding:
+    newest = stuck[-1]
+    holds = "still holds" if len(keeps) == 1 else "still hold"
+    return Finding(
+        f"{ranks_in_words(keeps)} {holds} the initial parameters after batch {newest.step:,}, other ranks do not",
+        ranks=keeps,
+        evidence={"batch": newest.step, "part": newest.part, "checksums": _described(newest)},
+        fix=_fix(job, ranks, began_apart=False),
+    )
+
+
+def _described(one: _Compared) -> dict[str, list[int]]:
+    return {str(group.value): list(group.ranks[:32]) for group in one.split.groups[:8]}
 
 
 def _initial(ranks: Iterable[Rank]) -> dict[str, list[int]]:

@@ -108,7 +108,7 @@ _SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: the model may be another one, or its shards."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
 """Names that tensors have in shards alone."""
-_REFUSED = re.compile(r"\bbut\b|cannot|can't|[A-Z]\w+(?:Error|Exception)\b")
+_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _worlds(job: Job) -> Iterator[Finding]:

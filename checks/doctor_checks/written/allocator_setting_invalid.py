@@ -73,7 +73,7 @@ def allocator_setting_invalid(file: LaunchFile) -> Iterator[Hit]:
                 yield Hit(
                     setting.place,
                     f"{setting.name} {complaint.text}",
-                    fix=f"`{complaint.fix}`" if complaint.fix else "",
+                    fix=f"`{complaint.value or complaint.fix}`" if complaint.value or complaint.fix else "",
                     severity=Severity.WARNING if complaint.harmless else None,
                     evidence=(("value", setting.told), ("option", complaint.option)),
                 )

@@ -9,8 +9,8 @@ from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, effecti
 _OFF = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
     "NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
-    "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the time-out and no rank writes a dump"),
-    "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the time-out and no rank writes a dump"),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
+    "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
     "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "no dump is written at the time-out"),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": ("0", "the flight recorder is off"),
     "TORCH_FR_BUFFER_SIZE": ("0", "the flight recorder is off"),
@@ -53,5 +53,6 @@ def hang_undebuggable(file: LaunchFile) -> Iterator[Hit]:
             yield Hit(
                 setting.place,
                 f"{setting.name}={setting.told}: {why}",
+                severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
                 evidence=(("name", setting.name), ("value", setting.told)),
             )

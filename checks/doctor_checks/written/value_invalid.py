@@ -42,6 +42,6 @@ def value_invalid(file: LaunchFile) -> Iterator[Hit]:
                 setting.place,
                 f"{setting.name}={setting.told or repr('')} {fault.problem}",
                 fix=f"A value that fits: {fault.expected}.",
-                severity=Severity.WARNING if fault.mild else None,
+                severity=Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None,
                 evidence=(("name", setting.name), ("value", setting.told), ("expected", fault.expected)),
             )

@@ -39,13 +39,13 @@ def variable_superseded(file: LaunchFile) -> Iterator[Hit]:
         info = known_variable(setting.name)
         if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
             continue
-        new = f" by {info.replaced_by}" if info.replaced_by else ""
-        still = "still read" if info.still_read else "no longer read"
+        new = f": {info.replaced_by} replaces it" if info.replaced_by else ""
+        still = "is deprecated" if info.still_read else "is no longer read"
         reader = "torch" if info.reader == "torch" else "NCCL"
         yield Hit(
             setting.place,
-            f"{setting.name} is superseded{new} since {reader} {info.superseded}, and {still}",
+            f"{setting.name} {still} from {reader} {info.superseded} on{new}",
             fix=f"`{info.replaced_by}` in place of `{setting.name}`." if info.replaced_by else "Remove it.",
-            severity=Severity.INFO if info.still_read else None,
+            severity=None if info.is_superseded_everywhere and not info.still_read else Severity.INFO,
             evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
         )

@@ -44,8 +44,8 @@ spec:
         Bad("in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"),
         Good("known names", lines("export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"), name="a.sh"),
         Good(
-            "packages and plug-ins",
-            lines("export NCCL_VERSION=2.27.3 NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0", "torchrun train.py"),
+            "packages, plugins and forks",
+            lines("export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4", "torchrun a.py"),
             name="train.sh",
         ),
         Good("of the script alone", lines("NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"), name="build.sh"),
@@ -56,8 +56,8 @@ spec:
 def variable_unknown(file: LaunchFile) -> Iterator[Hit]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads.
 
-    Why it hurts: nobody tells you: the setting has no effect, and the run behaves as if it were not there.
-    Fix: write the name as NCCL's or torch's documentation has it, or remove the variable.
+    Why it hurts: a misspelled name is silently ignored, and the run behaves as if it were not set.
+    Fix: write the name as the documentation of NCCL or PyTorch has it.
     """
     for setting in file.settings:
         name = setting.name
@@ -67,7 +67,7 @@ def variable_unknown(file: LaunchFile) -> Iterator[Hit]:
         if near is not None:
             yield Hit(
                 setting.place,
-                f"{name} is no variable that NCCL, torch or a known plug-in reads; {near} was probably meant",
+                f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it. Did you mean {near}?",
                 fix=f"`{near}` in place of `{name}`.",
                 evidence=(("name", name), ("near", near)),
             )

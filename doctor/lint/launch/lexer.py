@@ -18,6 +18,8 @@ _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _DOUBLE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WITHIN_DOUBLE = re.compile(r'[^"$`\\]+')
 _ORDINARY = re.compile(r"[^\s'\"$`\\;&|()<>]+|.", re.DOTALL)
+_STOPS = {"{": re.compile(r"[\\{}\n]"), "(": re.compile(r"[\\()'\"#\n]")}
+"""Characters that matter between brackets."""
 _BLANK = " \t\r"
 DEPTH = 20
 """Substitutions inside each other that are followed."""
@@ -119,8 +121,7 @@ class _Lexer:
                 parts.append(self._array())
                 continue
             quoted = quoted or char in "'\""
-            parts.extend(self._parts(char))
-            parts = _joined(parts)
+            _append(parts, self._parts(char))
         return Word(tuple(parts), start, self._line, quoted)
 
     def _starts_process(self, char: str) -> bool:
@@ -171,14 +172,14 @@ class _Lexer:
         while self._at < len(self._text) and self._text[self._at] != '"':
             char = self._text[self._at]
             if char == "$":
-                parts.append(self._dollar(quoted=True))
+                more: list[Part] = [self._dollar(quoted=True)]
             elif char == "`":
-                parts.append(self._backticks())
+                more = [self._backticks()]
             elif char == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
-                parts.extend(self._escape())
+                more = self._escape()
             else:
-                parts.append(Literal(self._within_double()))
-            parts = _joined(parts)
+                more = [Literal(self._within_double())]
+            _append(parts, more)
         self._at += 1
         return parts
 
@@ -221,8 +222,10 @@ class _Lexer:
     def _skip_brackets(self, opening: str, closing: str) -> None:
         """Up to behind the bracket that closes the one here; those in quotes and comments do not count."""
         level = 0
-        while self._at < len(self._text):
-            char = self._text[self._at]
+        stops = _STOPS[opening]
+        while found := stops.search(self._text, self._at):
+            self._at = found.start()
+            char = found[0]
             if opening == "(" and self._skip_quoted(char):
                 continue
             self._line += char == "\n"
@@ -230,6 +233,7 @@ class _Lexer:
             level += (char == opening) - (char == closing)
             if level == 0:
                 return
+        self._at = len(self._text)
 
     def _skip_quoted(self, char: str) -> bool:
         if char == "'":
@@ -276,11 +280,10 @@ class _Lexer:
         return Array(tuple(token for token in inner.run() if isinstance(token, Word)))
 
 
-def _joined(parts: list[Part]) -> list[Part]:
-    """With neighbouring characters in one piece."""
-    if len(parts) < 2:
-        return parts
-    *others, one, last = parts
-    if isinstance(one, Literal) and isinstance(last, Literal):
-        return [*others, Literal(one.text + last.text)]
-    return parts
+def _append(parts: list[Part], more: list[Part]) -> None:
+    """Add parts to a word, with neighbouring characters in one piece."""
+    for part in more:
+        if parts and isinstance(part, Literal) and isinstance(parts[-1], Literal):
+            parts[-1] = Literal(parts[-1].text + part.text)
+        else:
+            parts.append(part)

@@ -15,7 +15,7 @@ from doctor.lint.launch.told import is_told, untold, whole_number
 
 _HEADER = re.compile(r"#SBATCH(?=\s|-)\s*(.*)")
 _GRES = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
-_COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(?P<count>\d+)")
+_COUNT = re.compile(r"(?:[A-Za-z][\w.-]{0,60}:)?(?P<count>\d{1,9})")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ OUTPUT = "…"
 IN_STEP = "step."
 """Begins the name in a mark that a task of SLURM fills in by itself, each its own."""
 
-_MARK = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
+_MARK = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
 
 
 def untold(name: str) -> str:

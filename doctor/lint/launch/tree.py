@@ -18,8 +18,8 @@ from doctor.lint.rule import Place
 MOST_BYTES = 512 << 10
 MOST_NODES = 60_000
 DEPTH = 100
-MERGES = 8
-"""``<<`` of ``<<`` that are followed."""
+MERGES = 64
+"""Mappings in which one key is looked for by ``<<``."""
 
 
 @dataclass
@@ -50,18 +50,30 @@ class Node:
         """What stands under these keys, one in the other."""
         node: Node | None = self
         for key in path:
-            node = node._child(key, MERGES) if node is not None else None
+            node = node._child(key) if node is not None else None
         return node
 
-    def _child(self, key: str, merges: int) -> Node | None:
+    def _child(self, key: str) -> Node | None:
+        """What stands under a key, or comes by ``<<``: depth first, each mapping once, at most :data:`MERGES`."""
+        waiting: list[Node] = [self]
+        seen: set[int] = set()
+        while waiting and len(seen) < MERGES:
+            node = waiting.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            index = node._keys()
+            if (found := index.get(key)) is not None:
+                return found
+            if (base := index.get("<<")) is not None:
+                bases = base.items[:MERGES] if base.items is not None else [base]
+                waiting.extend(reversed(bases))
+        return None
+
+    def _keys(self) -> dict[str, Node]:
         if self._index is None:
             self._index = {one.text: other for one, other in self.pairs or () if one.text is not None}
-        found = self._index.get(key)
-        base = self._index.get("<<")
-        if found is None and base is not None and merges:
-            bases = base.items if base.items is not None else [base]
-            return next((one for part in bases if (one := part._child(key, merges - 1)) is not None), None)
-        return found
+        return self._index
 
     def key(self, name: str) -> Node | None:
         """The key itself, for where it stands; ``None`` where it comes by ``<<`` or not at all."""

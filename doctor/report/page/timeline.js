@@ -158,8 +158,9 @@
   const TIPS = [(index) => spanTip(spans[index]), (index) => markTip(marks[index]), () => ""];
   const options = () => {
     const isNarrow = byId("timeline-chart").clientWidth < 560;
-    const longest = Math.max(...lanes.map(([name]) => name.length));
-    const gutter = isNarrow ? 92 : Math.min(210, 24 + longest * 7);
+    // Those to blame bear a mark and are bold, which is wider in some fonts.
+    const lengthOf = ([name, isBlamed]) => (isBlamed ? name.length * 1.15 + 2 : name.length);
+    const gutter = isNarrow ? 92 : Math.min(230, 24 + Math.max(...lanes.map(lengthOf)) * 7);
     return {
       grid: { left: gutter, right: 18, top: 26, bottom: 62 },
       tooltip: tooltip(({ seriesIndex, dataIndex }) => TIPS[seriesIndex](dataIndex)),

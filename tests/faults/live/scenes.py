@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from doctor.excluding import EXCLUDE
-from tests.faults.live.stage import Outcome, Play, perform, true_here
+from tests.faults.live.stage import Outcome, Play, at_this_speed, perform, true_here
 from tests.faults.scenes import Score, others_blamed, unsaid
 from tests.faults.stage import LOUD, own_alarms
 from tests.faults.stage import Outcome as Judged
+from tests.lab.speed import patience
 
 UNREACHED = 3
 """The exit code of a rank that could not be gathered."""
@@ -84,8 +85,9 @@ def score(scene: LiveScene) -> Score:
 def judged(scene: LiveScene, sick: Outcome) -> Judgement:
     """What is wrong with what was said of a fault."""
     found = [*_wrong_lines(scene, sick), *_wrong_codes(scene, sick)]
-    if sick.seconds > scene.sick.timeout + scene.overtime:
-        found.append(f"it took {sick.seconds:.0f} s with --timeout {scene.sick.timeout}")
+    timeout = at_this_speed(scene.sick).timeout
+    if sick.seconds > timeout + patience(scene.overtime):
+        found.append(f"it took {sick.seconds:.0f} s with --timeout {timeout}")
     report = sick.report
     if report is None:
         return Judgement(found + (["nobody printed a report"] if scene.is_judged else []), [], [])

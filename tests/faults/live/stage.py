@@ -26,6 +26,7 @@ from tests.lab.hosts import FIRST, NETWORK, Command, LabHost, hosts, together
 from tests.lab.needs import CannotPlay, clean_environ
 from tests.lab.nvml import FakeNvml, build_library, compiler
 from tests.lab.slurm import SlurmCluster
+from tests.lab.speed import patience, slowness
 
 PORT = 29500
 """MASTER_PORT of every play that does not say otherwise."""
@@ -110,7 +111,8 @@ class Play:
     """What is put on stage: ``ranks`` on so many ``hosts``, numbered in their order.
 
     ``way``: how the ranks gather; a folder needs no torch and is faster. ``timeout`` is the doctor's own. ``during``
-    runs beside the ranks, from just before they start; ``seconds``: after which all that is left is killed.
+    runs beside the ranks, from just before they start; ``seconds``: after which all that is left is killed. Both are
+    those of an idle machine.
     """
 
     hosts: int
@@ -225,9 +227,9 @@ class Stage:
         """The ranks that have ended."""
         return {one.rank for one in self.said() if one.code is not None}
 
-    def until(self, holds: Callable[[], bool], seconds: float = 30) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until ``holds()``, for :attr:`Play.during`."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + (patience(15) if seconds is None else seconds)
         while not holds():
             assert time.monotonic() < end, "what was waited for did not happen"
             time.sleep(0.02)
@@ -335,7 +337,13 @@ def perform_anew(play: Play) -> Outcome:
     return outcome
 
 
+def at_this_speed(play: Play) -> Play:
+    """``play`` with the deadlines that it needs on this machine."""
+    return replace(play, timeout=play.timeout * slowness(), seconds=play.seconds * slowness())
+
+
 def _perform(play: Play) -> Outcome:
+    play = at_this_speed(play)
     with ExitStack() as stack:
         made = stack.enter_context(play.launcher.lab(play.hosts))
         cluster = made if isinstance(made, SlurmCluster) else None
@@ -377,7 +385,7 @@ class _Beside:
         self._thread.start()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._thread.join(60)
+        self._thread.join(patience(30))
         if self._errors and kind is None:
             raise self._errors[0]
 

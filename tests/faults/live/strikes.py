@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from doctor.gather.messages import Hello, Unreadable, decode
+from doctor.gather.signing import SIGNED
 from tests.faults.live.stage import Stage
 from tests.lab.hosts import LabHost
 
@@ -88,11 +90,16 @@ def is_measured(stage: Stage, rank: int) -> bool:
 def _has_greeted(stage: Stage, rank: int) -> bool:
     for path in stage.share.glob(".rankdoctor-*/*/hello/[!.]*"):
         try:
-            if decode(path.read_bytes(), Hello).number == rank:
+            if decode(_unsigned(path.read_bytes()), Hello).number == rank:
                 return True
         except (OSError, Unreadable):
             continue
     return False
+
+
+def _unsigned(data: bytes) -> bytes:
+    """A message without the signature that it begins with where the job has a key, as one that meets in a folder."""
+    return data[len(SIGNED) + hashlib.sha256().digest_size :] if data.startswith(SIGNED) else data
 
 
 def _is_connected(stage: Stage, rank: int) -> bool:

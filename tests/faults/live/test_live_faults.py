@@ -26,7 +26,7 @@ def _sampled() -> Iterator[ParameterSet]:
         yield pytest.param(scene, id=scene.title, marks=pytest.mark.skip(reason=reason) if left_out else ())
 
 
-@pytest.mark.parametrize("scene", _sampled())
+@pytest.mark.parametrize("scene", [*_sampled()])
 def test_scene(scene: LiveScene) -> None:
     result = score(scene)
     assert not result.complaints, "\n".join(result.complaints)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab.needs import CannotPlay
+from tests.lab.speed import patience
 
 SIZE = 64 << 10
 """Of the small file system, bytes: a few pages, all of which :func:`_fill` takes."""
@@ -51,6 +52,6 @@ def _fill(path: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(10))
     if done.returncode:
         raise CannotPlay(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -12,9 +12,7 @@ import ctypes
 import importlib
 import json
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -24,6 +22,7 @@ import msgspec
 import psutil
 
 from tests.faults.run.role import CODE, LOG, REPORT, Part, Role
+from tests.lab.ports import free_port
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Of prctl(2): what a process is sent when its parent ends; that it takes in what lost its parent below it."""
@@ -177,15 +176,6 @@ def _variables(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def free_port() -> int:
-    """A TCP port of this host that nobody has just now, outside the kernel's range for outgoing connections."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as one, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
 
 
 if __name__ == "__main__":

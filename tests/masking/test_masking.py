@@ -2,14 +2,14 @@
 
 import pytest
 
-from doctor.collectors.secrets import (
+from doctor.masking import (
     LONGEST,
     REDACTED,
-    hide_secrets,
     is_secret_name,
+    mask_command,
+    mask_text,
+    mask_value,
     readable,
-    safe_command,
-    safe_value,
 )
 
 
@@ -71,16 +71,16 @@ def test_names_that_are_no_secrets(name: str) -> None:
         ("/disk-abcdefghijklmnopqrstuvwxyz", "/disk-abcdefghijklmnopqrstuvwxyz"),
         ("/cache/hf_home", "/cache/hf_home"),
         ("^docker,lo", "^docker,lo"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END", REDACTED),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", REDACTED),
     ],
 )
 def test_values(text: str, shown: str) -> None:
-    assert hide_secrets(text) == shown
+    assert mask_text(text) == shown
 
 
 def test_an_empty_secret_stays_empty() -> None:
-    assert safe_value("HF_TOKEN", "") == ""
-    assert safe_value("HF_TOKEN", "x") == REDACTED
+    assert mask_value("HF_TOKEN", "") == ""
+    assert mask_value("HF_TOKEN", "x") == REDACTED
 
 
 def test_bytes_that_are_no_text_become_readable() -> None:
@@ -107,8 +107,8 @@ def test_huge_values_are_cut_and_say_so() -> None:
     ],
 )
 def test_commands(arguments: list[str], shown: str) -> None:
-    assert safe_command(arguments) == shown
+    assert mask_command(arguments) == shown
 
 
 def test_a_long_command_is_cut() -> None:
-    assert len(safe_command(["python", "x" * 1000])) == 200
+    assert len(mask_command(["python", "x" * 1000])) == 200

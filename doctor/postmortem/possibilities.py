@@ -1,0 +1,49 @@
+"""Lists of possible causes that programs print with an error: what stands in them was not observed.
+
+Ray, for example, ends the report of every lost worker with "There are some potential root causes. (1) The process is
+killed by SIGKILL by OOM killer due to high memory usage. (2) …", whatever happened.
+"""
+
+from __future__ import annotations
+
+import re
+
+CUES = ("otential", "ossible ", "robable ", "ommon ", "ikely ")
+"""Texts of which one stands in every line that begins such a list."""
+MOST_LINES = 12
+"""Lines of a list that stands below its heading."""
+
+_HEADING = re.compile(
+    r"(?i)\b(?:there are )?(?:some |several |the )?(?:potential|possible|probable|common|likely|most likely) (?:root )?"
+    r"(?:causes?|reasons?|culprits?|explanations?)\b(?:[^.:\n]{0,60})(?:[.:](?=\s|$)|$|(?=\s{0,9}\(?1[).]))"
+)
+_ENTRY = re.compile(r"\s*(?:\|\s*)?(?:\(?[0-9a-z][).]|[-*•])\s")
+
+
+class Possibilities:
+    """Takes lists of possible causes out of the lines of one log."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._left = 0
+
+    def without(self, line: str, number: int) -> str:
+        """The line up to such a list; nothing of a line that is an entry of one."""
+        if self._last is not None and number != self._last and self._is_entry(line, number):
+            return ""
+        heading = _HEADING.search(line) if any(cue in line for cue in CUES) else None
+        if heading is None:
+            return line
+        rest = line[heading.end() :].strip()
+        if rest and not _ENTRY.match(rest + " "):
+            return line
+        self._last, self._left = number, MOST_LINES
+        return line[: heading.start()].rstrip()
+
+    def _is_entry(self, line: str, number: int) -> bool:
+        near = self._left > 0 and self._last is not None and number - self._last <= MOST_LINES
+        if not near or not _ENTRY.match(line):
+            self._last = None
+            return False
+        self._last, self._left = number, self._left - 1
+        return True

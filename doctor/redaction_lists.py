@@ -1,0 +1,68 @@
+"""Node lists such as ``node[01-04,7]``: the names they stand for, within a bound, and the list of placeholders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NODE_LIMIT = 65_536
+"""Names that one node list may stand for; SLURM's own limit on nodes."""
+TOTAL_LIMIT = 4 * NODE_LIMIT
+"""Names that all node lists of a document may stand for: 6 KB of text can list 20 million."""
+
+_LIST = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
+
+
+class NodeLists:
+    """Expands the node lists of one document, each different list once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._left = TOTAL_LIMIT
+
+    def names(self, text: str) -> tuple[str, ...]:
+        """The names that a node list stands for; none if it is not one or too long (:meth:`is_too_long`)."""
+        if text not in self._names:
+            names = expand(text, min(NODE_LIMIT, self._left))
+            self._names[text] = names or ()
+            self._left -= len(names or ())
+        return self._names[text]
+
+    def is_too_long(self, text: str) -> bool:
+        """Whether it is a node list of more names than are expanded."""
+        return not self.names(text) and expand(text, 0) is None
+
+
+def expand(text: str, limit: int = NODE_LIMIT) -> tuple[str, ...] | None:
+    """The names that ``node[01-04,7]`` stands for; none if it is not a list, ``None`` if there are more than
+    ``limit``."""
+    match = _LIST.fullmatch(text)
+    spans = [span for part in match[2].split(",") if (span := _span(part))] if match else []
+    if match is None or len(spans) != match[2].count(",") + 1:
+        return ()
+    if sum(last + 1 - first for first, last, _ in spans) > limit:
+        return None
+    return tuple(
+        f"{match[1]}{number:0{width}d}{match[3]}" for first, last, width in spans for number in range(first, last + 1)
+    )
+
+
+def _span(part: str) -> tuple[int, int, int] | None:
+    """The first and the last number of ``01-04`` or ``7``, and the digits of the first; ``None`` if it is neither."""
+    first, dash, last = part.partition("-")
+    last = last if dash else first
+    if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= 18):
+        return None
+    return (int(first), int(last), len(first)) if int(first) <= int(last) else None
+
+
+def folded(numbers: Iterable[int]) -> str:
+    """Hosts by number as a node list: ``host-[1-4]``, or ``host-3`` for one."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"host-{words[0]}" if len(words) == 1 and "-" not in words[0] else f"host-[{','.join(words)}]"

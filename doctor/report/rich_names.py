@@ -1,0 +1,16 @@
+"""What reports use of rich, which draws from ``random`` while it is imported (rich/style.py)."""
+
+from __future__ import annotations
+
+from doctor.random_state import random_state_kept
+
+with random_state_kept():
+    from rich.cells import cell_len
+    from rich.console import Console, Group, RenderableType
+    from rich.markdown import Markdown
+    from rich.padding import Padding
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["Console", "Group", "Markdown", "Padding", "RenderableType", "Rule", "Table", "Text", "cell_len"]

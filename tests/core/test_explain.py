@@ -1,0 +1,123 @@
+"""``doctor explain`` and ``doctor list``: limits, and checks that came with a plugin."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
+BARE = """
+from doctor.api import Finding, Severity, SoftwareFacts, check
+
+@check(id="ACME001", severity=Severity.WARNING, needs=(SoftwareFacts,))
+def old_python(job, *, most: float = 3.5):
+{docstring}
+    for software, alike in job.each(SoftwareFacts):
+        yield Finding("Python is old", ranks=alike.ranks)
+"""
+DOCSTRING = '''    """Ask whether every rank runs the Python that we support.
+
+    Why it hurts: our data pipeline needs 3.11.
+    Fix: module load python/3.11
+    """'''
+RULE = """
+from doctor.lint.api import Hit, Script, Severity, rule
+
+@rule(id="ACME101", severity=Severity.WARNING, reads=Script, mentions=("torch",))
+def torch_imported(script):
+    '''Ask whether torch is imported.
+
+    Why it hurts: it is an example.
+    Fix: leave it out.
+    '''
+    yield Hit(script.tree.body[0], "torch is imported")
+"""
+
+
+def doctor(*arguments, cwd, code):
+    command = [sys.executable, "-m", "doctor", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=100)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    path = tmp_path / "our checks.py"
+    path.write_text(BARE.format(docstring=DOCSTRING))
+    return path
+
+
+def check_with(plugin, form, cwd):
+    options = ("--select", "ACME", "--gather", "none", "--fail-on", "never", "--format", form)
+    return doctor("check", "--plugin", plugin.name, *options, cwd=cwd, code=0).stdout
+
+
+def test_the_command_that_a_report_names_explains_the_check(plugin, tmp_path):
+    text = check_with(plugin, "text", tmp_path)
+    (line,) = [line for line in text.splitlines() if line.split()[:1] == ["more"]]
+    command = line.split(maxsplit=1)[1]
+    assert command == "doctor explain ACME001 --plugin 'our checks.py'"
+    shell = command.replace("doctor", f"{sys.executable} -m doctor", 1)
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, env=CLEAN, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "# ACME001 old-python\n\nWhether every rank runs the Python that we support.\n\n"
+        "severity: warning · family: acme · speaks of: rank · can be seen: before the run\n\n"
+        "limits: `ACME001.most = 3.5`\n\n"
+        "## Impact\n\nour data pipeline needs 3.11.\n\n## Fix\n\nmodule load python/3.11\n\n## From\n\nour checks.py\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html", "junit"])
+def test_a_check_without_a_docstring_has_no_blank_rows(plugin, tmp_path, form):
+    plugin.write_text(BARE.format(docstring="    ''"))
+    shown = check_with(plugin, form, tmp_path)
+    assert "Python is old" in shown
+    if form == "junit":
+        shown = "\n".join(ET.fromstring(shown).itertext())
+    rest = [line.strip(" *-#:").lower() for line in shown.splitlines()]
+    assert not {"effect", "fix", "the way out", "if it stays"} & set(rest)
+    assert "<strong>Fix:</strong> </p>" not in shown
+
+
+def test_redaction_hides_the_folder_of_a_plugin(plugin, tmp_path):
+    options = ("--plugin", plugin, "--select", "ACME", "--gather", "none", "--fail-on", "never", "--redact")
+    for form in ("text", "json"):
+        assert str(tmp_path) not in doctor("check", *options, "--format", form, cwd=tmp_path, code=0).stdout
+
+
+def test_explain_finds_checks_and_rules_of_plugins_by_id_and_name(plugin, tmp_path):
+    rules = tmp_path / "rules.py"
+    rules.write_text(RULE)
+    options = ("--plugin", plugin, "--plugin", rules, "--format", "json")
+    page = json.loads(doctor("explain", "old-python", *options, cwd=tmp_path, code=0).stdout)
+    assert (page["id"], page["limits"]) == ("ACME001", {"ACME001.most": 3.5})
+    assert json.loads(doctor("explain", "acme101", *options, cwd=tmp_path, code=0).stdout)["name"] == "torch-imported"
+    done = doctor("explain", "ACME01", *options, cwd=tmp_path, code=2)
+    assert "unknown check 'ACME01'; did you mean ACME" in done.stderr
+    assert "Run 'doctor list' to see all checks" in done.stderr
+
+
+def test_near_names_are_told_as_they_are_written(tmp_path):
+    (tmp_path / "doctor.toml").write_text('[limits]\n"MEM003.USED_SHARE" = 0.9\n')
+    done = doctor("check", cwd=tmp_path, code=2)
+    assert "no check has the limit MEM003.USED_SHARE; did you mean MEM003.used_share" in done.stderr
+    done = doctor("explain", "interface-unmatchd", cwd=tmp_path, code=2)
+    assert "did you mean interface-unmatched" in done.stderr
+
+
+def test_limits_are_shown_as_settings_take_them(tmp_path):
+    assert "limits: `MEM003.used_share = 0.9`" in doctor("explain", "MEM003", cwd=tmp_path, code=0).stdout
+    page = json.loads(doctor("explain", "MEM003", "--format", "json", cwd=tmp_path, code=0).stdout)
+    assert page["limits"] == {"MEM003.used_share": 0.9}
+    listed = json.loads(doctor("list", "--format", "json", cwd=tmp_path, code=0).stdout)["checks"]
+    assert {one["id"]: one["limits"] for one in listed}["MEM003"] == {"MEM003.used_share": 0.9}
+    text = doctor("list", cwd=tmp_path, code=0).stdout
+    block = text[text.index("[limits]") :].split("\n\n")[0]
+    (tmp_path / "doctor.toml").write_text(block)
+    doctor("list", cwd=tmp_path, code=0)
+    assert block.count("\n") == sum(len(one["limits"]) for one in listed)

@@ -1,0 +1,76 @@
+"""Work on hostile values grows with their size and no faster: counted in steps or compared with a reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from doctor.excluding import as_hostlist
+from doctor.knowledge import variables
+from doctor.reasoning.launch import MAX_HOSTS, expand_hosts
+
+LIMIT = 20
+"""Times that four times the size may take of the time for one: sixteen is quadratic work, and small sizes are noisy."""
+
+
+def seconds(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(3):
+        started = time.thread_time()
+        work()
+        best = min(best, time.thread_time() - started)
+    return best
+
+
+def test_thousands_of_unknown_variables_are_cheap() -> None:
+    """Edit distances, of which each name took one for nearly every known name before."""
+    calls = 0
+    distance = variables.slips
+
+    def counted(one: str, other: str, limit: int) -> int:
+        nonlocal calls
+        calls += 1
+        return distance(one, other, limit)
+
+    names = [f"NCCL_{letter}{number:04}_UNKNOWN_{letter * 3}" for number in range(1500) for letter in "QX"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variables, "slips", counted)
+        for name in names:
+            variables.nearest.__wrapped__(name)
+    assert calls <= 20 * len(names)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",".join(["h0x0[0-65000]"] * 320),
+        "[" * 50_000,
+        "a[" * 50_000,
+        "n[1]" * 20_000,
+        "n[0-1]" * 64,
+        "n[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]",
+        "n[" + "1," * 100_000 + "]",
+        "n" * 100_000 + "[0-65000]",
+        "n[0-999999999]",
+    ],
+)
+def test_damaged_node_lists_are_given_up(text: str) -> None:
+    assert len(expand_hosts(text)) <= MAX_HOSTS
+    assert sum(map(len, expand_hosts(text))) <= 32 << 20
+
+
+def test_node_lists_are_expanded() -> None:
+    assert expand_hosts("gpu[01-03,7],login1") == ("gpu01", "gpu02", "gpu03", "gpu7", "login1")
+    assert expand_hosts("r[1-2]n[08-09]x") == ("r1n08x", "r1n09x", "r2n08x", "r2n09x")
+    assert len(expand_hosts("n[0-65535]")) == MAX_HOSTS
+    assert expand_hosts("n[0-65536]") == ()
+    assert expand_hosts(None) == expand_hosts("") == ()
+
+
+def test_names_of_any_length_are_folded() -> None:
+    names = ["node1", "node2", "9" * 6000, "9" * 6000 + "x"]
+    assert as_hostlist(names) == ",".join(sorted(["9" * 6000, "9" * 6000 + "x", "node[1-2]"]))
+    small, large = ("9" * size + "x" for size in (20_000, 80_000))
+    assert seconds(lambda: as_hostlist([large])) < LIMIT * max(seconds(lambda: as_hostlist([small])), 1e-5)

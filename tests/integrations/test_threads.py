@@ -1,0 +1,155 @@
+"""No thread of ours outlives a run, and one that is blocked is left behind within a bound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor import watch
+from doctor.background import begin, settle
+from doctor.gather.board import Board
+from doctor.gather.folder import Folder
+
+
+@pytest.fixture(autouse=True)
+def _earlier() -> Iterator[None]:
+    """Threads that tests before this one left, as those that play ranks within one process do, are not of this one."""
+    EARLIER.update(threading.enumerate())
+    yield
+    EARLIER.clear()
+
+
+EARLIER: set[threading.Thread] = set()
+
+
+def ours() -> set[str]:
+    """Names of the doctor's threads that are alive."""
+    return {thread.name for thread in {*threading.enumerate()} - EARLIER if thread.name.startswith("doctor-")}
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Any]:
+    pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from doctor import DoctorCallback
+
+    def run(door: str = "fit", model: Any = None) -> None:
+        trainer = Trainer(
+            default_root_dir=tmp_path,
+            accelerator="cpu",
+            callbacks=DoctorCallback(),
+            fast_dev_run=2,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        getattr(trainer, door)(model or BoringModel())
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("door", ["fit", "validate", "test", "predict"])
+def test_none_is_left_when_the_trainer_returns(fit: Callable[..., Any], door: str) -> None:
+    for _ in range(10):
+        fit(door)
+        assert ours() == set()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_none_is_left_after_an_exception(fit: Callable[..., Any]) -> None:
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    class Breaks(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fit(model=Breaks())
+    assert ours() == set()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_none_is_left_by_a_plain_loop(tmp_path: Path, error: type[BaseException] | None) -> None:
+    def loop() -> None:
+        with watch(dirpath=tmp_path) as w:
+            for _ in w.loader([1, 2, 3]):
+                w.step()
+                if error is not None:
+                    raise error
+
+    for _ in range(5):
+        if error is None:
+            loop()
+        else:
+            with pytest.raises(error):
+                loop()
+        assert ours() == set()
+
+
+def test_none_is_left_while_another_run_goes_on(tmp_path: Path) -> None:
+    with watch(dirpath=tmp_path / "outer") as outer:
+        for _ in outer.loader([1]):
+            during = ours()
+            with watch(dirpath=tmp_path / "inner") as inner:
+                assert [*inner.loader([1])] == [1]
+            assert "doctor-sentinel" in during
+    assert ours() == set()
+
+
+def test_a_board_joins_its_thread(tmp_path: Path) -> None:
+    board = Board(Folder(tmp_path, "key"))
+    board.set("name", b"data")
+    before = threading.active_count()
+    board.close()
+    assert threading.active_count() == before - 1
+
+
+@pytest.fixture
+def blocked() -> Iterator[threading.Event]:
+    """A thread that ends once this is set."""
+    let_go = threading.Event()
+    thread = begin(f"doctor-blocked-{id(let_go)}", let_go.wait)
+    yield let_go
+    let_go.set()
+    thread.join()
+
+
+def test_a_blocked_thread_is_left_behind_and_named_once(blocked: threading.Event) -> None:
+    said: list[str] = []
+    settle(0.05, said.append)
+    settle(0.05, said.append)
+    [line] = said
+    assert f"doctor-blocked-{id(blocked)} is blocked at " in line
+    assert "threading.py" in line
+
+
+def test_none_is_left_by_a_trainer_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    from doctor import HFDoctorCallback
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: Any) -> Any:
+            return {"loss": self.layer(x).square().mean()}
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    rows = [{"x": torch.ones(4)}] * 32
+    for _ in range(3):
+        transformers.Trainer(
+            model=Net(), args=arguments, train_dataset=rows, callbacks=[HFDoctorCallback(tmp_path)]
+        ).train()
+        assert ours() == set()

@@ -1,0 +1,58 @@
+"""What holds for the whole suite: signals are deliverable, limits follow the speed of the machine, no fuzz deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.lab.speed import VARIABLE, patience, slowness
+
+DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
+"""Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
+child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
+
+
+def pytest_configure() -> None:
+    """Prepare the process that runs tests, and the environment of the workers that it starts."""
+    _restore_signals()
+    os.environ[VARIABLE] = f"{slowness():.2f}"
+    _load_hypothesis_profile()
+
+
+def _restore_signals() -> None:
+    for number in DELIVERABLE:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _load_hypothesis_profile() -> None:
+    """An example may take long on a busy machine, and nothing is learnt from that."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ModuleNotFoundError:  # the tests that need it say so
+        return
+    settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suite")
+
+
+def pytest_report_header() -> str:
+    """The measurement, for whoever reads a failure."""
+    return f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale the limit of every test, unless the command line sets one."""
+    if config.getoption("timeout") is not None:
+        return
+    usual = float(config.getini("timeout"))
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds, *more = marker.args if marker and marker.args else (usual,)
+        named = dict(marker.kwargs) if marker else {}
+        seconds = named.pop("timeout", seconds)
+        item.add_marker(pytest.mark.timeout(patience(seconds), *more, **named), append=False)

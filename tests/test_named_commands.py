@@ -1,0 +1,91 @@
+"""Every command, option, id and family that a text of ours names exists."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from doctor.catalog import builtin_checks
+from doctor.checking import FAMILIES
+from doctor.cli import app
+from doctor.lint.rules import builtin_rules
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+SOURCES = [*sorted((ROOT / "doctor").rglob("*.py")), *sorted((ROOT / "checks").rglob("*.py"))]
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix not in (".png", ".pyc", ""))
+CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"""(?:^|(?<!from)[\s`"'/(}])"?\$?doctor"? +(?P<rest>[^`\n|;&#<>…)]*)""", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+IDS = {check.id for check in builtin_checks()} | {rule.id for rule in builtin_rules()}
+KNOWN = {name.upper() for name in (*IDS, *FAMILIES, *FAMILIES.values(), "ALL")}
+SELECTION = re.compile(r"--(?:select|ignore)[ =]+[\"']?(?P<words>[A-Za-z0-9,]+)")
+
+pytestmark = pytest.mark.skipif(not (ROOT / "playbooks").is_dir(), reason="needs a checkout")
+
+
+def code_in(path):
+    """The parts of a text that are commands: code of Markdown, strings of Python, and lines of other files."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+        return "\n".join(span for one in strings if isinstance(one, str) for span in CODE.findall(one))
+    if path.suffix == ".md":
+        return "\n".join(CODE.findall(text))
+    return "\n".join(line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
+
+
+def wrong_in(code):
+    """The commands named in ``code`` that do not exist, or lack an option that they are given."""
+    for match in COMMAND.finditer(code):
+        words = words_of(match["rest"])
+        if not words or not re.fullmatch(r"[a-z]+|--?[a-z-]+", words[0]):
+            continue
+        name = words[0]
+        command = app if name.startswith("-") else app.get_command(click.Context(app), name)
+        if command is None:
+            yield f"doctor {name}"
+            continue
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known |= {"--help", "-h"}
+        given = [found[0] for word in words if (found := OPTION.match(word))]
+        strange = [option for option in given if option not in known]
+        yield from (f"doctor {name} {option}" for option in strange)
+
+
+def words_of(text):
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_commands_and_options_exist(path):
+    assert list(wrong_in(code_in(path))) == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_ids_and_families_exist(path):
+    selections = SELECTION.finditer(path.read_text(encoding="utf-8"))
+    words = {word.upper() for match in selections for word in match["words"].split(",")}
+    # ACME001 is the README's check of somebody else, and IDS stands for any.
+    assert words - KNOWN - {"ACME001", "IDS"} == set()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_recipes_use_the_script(path):
+    """``python -m doctor`` looks for modules in the working directory before any line of ours runs."""
+    assert not re.search(r"-m +(rank)?doctor(?![.\w])", path.read_text(encoding="utf-8"))
+
+
+def test_the_search_sees_what_it_has_to():
+    """The sentences that once were wrong, and commands in each of the places where they stand."""
+    wrong = "`doctor run` names what grows\n```\nsrun doctor check --no-such\n```\n`torchrun --no-python doctor chekc`"
+    assert list(wrong_in("\n".join(CODE.findall(wrong)))) == ["doctor run", "doctor check --no-such", "doctor chekc"]
+    assert list(wrong_in('"$doctor" check --selekt HOST')) == ["doctor check --selekt"]
+    assert list(wrong_in("    run: doctor check --format github --fail-on x $OPTIONS")) == []
+    assert sum(len(list(COMMAND.finditer(code_in(path)))) for path in [*PAGES, *EXAMPLES, *SOURCES]) > 60

@@ -1,0 +1,107 @@
+"""Nothing that the doctor imports into a program moves the random state of that program."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor.random_state import random_state_kept
+from tests.lab.needs import ROOT
+
+EVERY = """
+import importlib, pkgutil, random, sys
+random.seed(1)
+state = random.getstate()
+import doctor
+modules = [one.name for one in pkgutil.walk_packages(doctor.__path__, "doctor.") if not one.name.endswith("__main__")]
+for name in sys.argv[1:] or modules:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    if random.getstate() != state:
+        print(name)
+        random.setstate(state)
+"""
+
+BY_NAME = """
+import random
+random.seed(1)
+expected = random.Random(1).random()
+{before}
+from doctor import {name}
+{use}
+assert random.random() == expected
+"""
+
+
+def _run(program: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_module_of_ours_draws_while_it_is_imported() -> None:
+    assert _run(EVERY) == ""
+
+
+def test_third_party_modules_that_draw_are_imported_in_one_place() -> None:
+    """Those that functions import late are no different: they are imported in a program that has set its seed."""
+    moved = _run(EVERY, *sorted(_third_party()))
+    assert set(moved.split()) <= {"rich.console", "rich.markdown", "rich.padding", "rich.rule", "rich.table"}
+
+
+def _third_party() -> set[str]:
+    """Modules of other distributions that any module of ours imports, frameworks of the user's own aside."""
+    found: set[str] = set()
+    for path in (ROOT / "doctor").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+    theirs = {
+        "doctor",
+        "doctor_checks",
+        "lightning",
+        "pytorch_lightning",
+        "transformers",
+        "ray",
+        *sys.stdlib_module_names,
+    }
+    return {name for name in found if name.partition(".")[0] not in theirs}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "use", "needs"),
+    [
+        ("watch", "", "with watch(dirpath={folder!r}) as w: list(w.loader([1]))", "doctor"),
+        ("DoctorCallback", "", "DoctorCallback()", "lightning"),
+        ("DoctorCallback", "import lightning.pytorch; random.seed(1)", "DoctorCallback()", "lightning"),
+        ("HFDoctorCallback", "import transformers; random.seed(1)", "HFDoctorCallback()", "transformers"),
+    ],
+)
+def test_no_door_draws(name: str, before: str, use: str, needs: str, tmp_path: Path) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    _run(BY_NAME.format(name=name, before=before, use=use.format(folder=str(tmp_path))))
+
+
+def test_the_states_of_numpy_and_torch_are_kept() -> None:
+    numpy: Any = pytest.importorskip("numpy")
+    torch: Any = pytest.importorskip("torch")
+    draws = [random.random, numpy.random.rand, lambda: torch.rand(1).item()]
+    random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+    expected = [draw() for draw in draws]
+    random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+    with random_state_kept():
+        for draw in draws:
+            draw()
+    assert [draw() for draw in draws] == expected

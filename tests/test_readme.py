@@ -1,0 +1,47 @@
+"""What the README shows to be copied works as it stands."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from doctor.api import SoftwareFacts, healthy
+from doctor.catalog import load_catalog
+from doctor.session import examine
+from doctor.settings import Settings, choose, read_settings, require_known_limits
+
+README = Path(__file__).parents[1] / "README.md"
+
+pytestmark = pytest.mark.skipif(not README.is_file(), reason="needs a checkout")
+
+
+def block(heading, language):
+    """The first block of code of that language below the heading."""
+    section = README.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    return textwrap.dedent(re.search(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[1])
+
+
+@pytest.mark.parametrize(
+    ("python", "is_found"),
+    [("3.9.18", True), ("3.10.2", True), ("3.11.0", False), ("3.11.7", False), ("3.12.1", False)],
+)
+def test_the_sample_of_a_check_compares_versions(tmp_path, python, is_found):
+    """As text, 3.9 comes after 3.11."""
+    path = tmp_path / "ours.py"
+    path.write_text(block("Add a check", "python"))
+    settings = Settings(plugins=(path,), select=("ACME001",))
+    sketch = healthy(1, 2).alter(SoftwareFacts, ranks=(1,), python=python)
+    everywhere = sketch.alter(SoftwareFacts, ranks=(0,), python="3.12.1")
+    (result,) = examine(everywhere.job(), settings).results
+    assert [(one.summary, one.ranks) for one in result.findings] == ([(f"Python {python}", (1,))] if is_found else [])
+
+
+def test_the_sample_of_settings_is_read(tmp_path):
+    path = tmp_path / "doctor.toml"
+    path.write_text(block("Settings", "toml"))
+    settings = read_settings(tmp_path, config=path)
+    catalog = load_catalog(guests=False)
+    assert choose(catalog, settings.select) == catalog
+    require_known_limits(settings, catalog)
+    assert settings.plugins == (tmp_path / "ours.py",)
