@@ -12,14 +12,12 @@ import pytest
 from doctor.knowledge.messages import Message, known_messages
 from doctor.postmortem.lines import LONG
 from doctor.postmortem.logs import read_lines
-from tests.lab.speed import times_of_reference
+from tests.lab.cases import assert_each
+from tests.lab.speed import exceeds_reference
 
 MESSAGES = known_messages()
-SAID = [
-    pytest.param(message, line, id=f"{message.kind}-{number}")
-    for message in MESSAGES
-    for number, line in enumerate(message.examples)
-]
+FOLDER = files("doctor.knowledge") / "log_lines"
+SPEAKERS = sorted(entry.name.removesuffix(".json") for entry in FOLDER.iterdir() if entry.name.endswith(".json"))
 LAUNCHERS = (
     "[rank3]: ",
     "[rank3]:",
@@ -30,15 +28,28 @@ LAUNCHERS = (
 """Prefixes that launchers put before a line."""
 
 
-@pytest.mark.parametrize(("message", "line"), SAID)
-def test_examples(message: Message, line: str) -> None:
-    assert message.compiled.search(line)
-    assert any(cue in line for cue in message.cues)
+def test_every_file_is_read() -> None:
+    assert [message for speaker in SPEAKERS for message in _of(speaker)] == list(MESSAGES)
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
-def test_cues(message: Message) -> None:
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_examples(speaker: str) -> None:
+    assert_each(_finds_its_examples, _by_kind(speaker))
+
+
+def _finds_its_examples(message: Message) -> None:
     assert message.examples
+    for line in message.examples:
+        assert message.compiled.search(line), line
+        assert any(cue in line for cue in message.cues), line
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_cues(speaker: str) -> None:
+    assert_each(_has_specific_cues, _by_kind(speaker))
+
+
+def _has_specific_cues(message: Message) -> None:
     for cue in message.cues:
         assert len(cue) > 2
         assert cue.strip(" :").lower() not in {"error", "rank", "warning", "failed", "info"}
@@ -65,9 +76,17 @@ def _kinds(line: str) -> frozenset[str]:
     return frozenset(event.kind for event in events)
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
-def test_patterns_end_soon(message: Message) -> None:
-    slow = [line[:80] for line in _hostile(message) if _references(message, line) > MOST_REFERENCES]
+def _by_kind(speaker: str) -> Iterator[tuple[str, tuple[Message]]]:
+    yield from ((message.kind, (message,)) for message in _of(speaker))
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_patterns_end_soon(speaker: str) -> None:
+    assert_each(_ends_soon, _by_kind(speaker))
+
+
+def _ends_soon(message: Message) -> None:
+    slow = [line[:80] for line in _hostile(message) if _is_slow(message, line)]
     assert not slow
 
 
@@ -86,8 +105,8 @@ def _hostile(message: Message) -> Iterator[str]:
     yield example + " " * SIZE + "!"
 
 
-def _references(message: Message, line: str) -> float:
-    return times_of_reference(lambda: message.compiled.search(line))
+def _is_slow(message: Message, line: str) -> bool:
+    return exceeds_reference(lambda: message.compiled.search(line), MOST_REFERENCES)
 
 
 HEALTHY = """\
@@ -185,8 +204,11 @@ Process finished with exit code 0
 """.splitlines()
 
 
-@pytest.mark.parametrize("line", HEALTHY)
-def test_healthy_lines(line: str) -> None:
+def test_healthy_lines() -> None:
+    assert_each(_is_no_failure, [(line, (line,)) for line in HEALTHY])
+
+
+def _is_no_failure(line: str) -> None:
     assert not {
         kind
         for kind in _kinds(line)
@@ -212,7 +234,7 @@ OF_HEALTHY_RUNS = (
 """Kinds, or how they begin, that tell what a run is or does."""
 
 
-SPEAKERS = ("nccl", "torch", "gloo", "ddp", "elastic", "dataloader", "cuda", "lightning", "host", "slurm", "python")
+BY_SPEAKER = ("nccl", "torch", "gloo", "ddp", "elastic", "dataloader", "cuda", "lightning", "host", "slurm", "python")
 """The files of the table that are by speaker: there a line has one kind."""
 CARRIERS = {
     "cuda.error",
@@ -260,15 +282,16 @@ TOGETHER = (
 
 
 def test_one_kind_a_line() -> None:
-    messages = [message for speaker in SPEAKERS for message in _of(speaker)]
+    messages = [message for speaker in BY_SPEAKER for message in _of(speaker)]
     for message in messages:
         for line in message.examples:
             kinds = {other.kind for other in messages if _says(other, line)} - CARRIERS
             assert len(kinds) < 2 or kinds in TOGETHER, line
 
 
+@functools.cache
 def _of(speaker: str) -> tuple[Message, ...]:
-    content = (files("doctor.knowledge") / "log_lines" / f"{speaker}.json").read_bytes()
+    content = (FOLDER / f"{speaker}.json").read_bytes()
     return msgspec.json.decode(content, type=tuple[Message, ...])
 
 
@@ -288,8 +311,11 @@ LightningDeprecationWarning: Setting `Trainer(gpus=2)` is deprecated in v1.7 and
 """.splitlines()
 
 
-@pytest.mark.parametrize("line", HARMLESS_THAT_ALARM)
-def test_harmless_lines_are_told_to_be_so(line: str) -> None:
+def test_harmless_lines_are_classified_as_harmless() -> None:
+    assert_each(_is_harmless, [(line, (line,)) for line in HARMLESS_THAT_ALARM])
+
+
+def _is_harmless(line: str) -> None:
     kinds = {kind for kind in _kinds(line) if not kind.startswith(OF_HEALTHY_RUNS)}
     assert kinds
     assert all(kind.endswith(".harmless") for kind in kinds)

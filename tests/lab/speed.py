@@ -48,6 +48,20 @@ def times_of_reference(work: Callable[[], object]) -> float:
     return min(_processor_seconds(work) / max(_processor_seconds(_reference), 1e-6) for _ in range(3))
 
 
+def exceeds_reference(work: Callable[[], object], most: float) -> bool:
+    """Whether ``work`` takes more than ``most`` times the processor time of the reference.
+
+    Only work that seems too slow beside the cached reference is measured again with :func:`times_of_reference`.
+    """
+    return _processor_seconds(work) > most * _reference_seconds() and times_of_reference(work) > most
+
+
+@functools.cache
+def _reference_seconds() -> float:
+    """Of the best of three, so that a busy machine does not make the limit generous."""
+    return min(_processor_seconds(_reference) for _ in range(3))
+
+
 def _processor_seconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
     work()
