@@ -4,12 +4,11 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
 import doctor.api
 import doctor_checks
 from doctor.catalog import RULES, builtin_checks
 from doctor.lint.rules import builtin_rules
+from tests.lab.cases import assert_each
 
 SHELF = Path(doctor_checks.__file__).parent
 FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
@@ -28,28 +27,34 @@ def imported(path):
             yield node.module or ""
 
 
-@pytest.mark.parametrize("path", CHECK_FILES, ids=lambda path: path.stem)
-def test_a_check_is_pure(path):
+def labeled(paths, *more):
+    return [(str(path.relative_to(SHELF)), (path, *more)) for path in paths]
+
+
+def test_checks_and_rules_are_pure():
+    assert_each(_is_pure, [*labeled(CHECK_FILES, ("doctor.api",)), *labeled(RULE_FILES, RULE_APIS)])
+
+
+def _is_pure(path, apis):
     for name in imported(path):
         top = name.partition(".")[0]
-        assert name == "doctor.api" or (top in sys.stdlib_module_names and top not in IMPURE), name
+        assert name in apis or (top in sys.stdlib_module_names and top not in IMPURE), name
 
 
-@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
-def test_a_rule_is_pure(path):
-    for name in imported(path):
-        top = name.partition(".")[0]
-        assert name in RULE_APIS or (top in sys.stdlib_module_names and top not in IMPURE), name
+def test_a_rule_is_one_file_with_its_name():
+    assert_each(_holds_its_rule, labeled(RULE_FILES))
 
 
-@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
-def test_a_rule_is_one_file_named_after_the_illness(path):
+def _holds_its_rule(path):
     (rule,) = [rule for rule in builtin_rules() if rule.judge.__module__.endswith(f".{path.parent.name}.{path.stem}")]
     assert rule.name == path.stem.replace("_", "-")
 
 
-@pytest.mark.parametrize("path", CHECK_FILES, ids=lambda path: path.stem)
-def test_a_check_is_one_file_named_after_the_illness(path):
+def test_a_check_is_one_file_with_its_name():
+    assert_each(_holds_its_check, labeled(CHECK_FILES))
+
+
+def _holds_its_check(path):
     (check,) = [check for check in builtin_checks() if check.judge.__module__.endswith(f".{path.stem}")]
     assert check.name == path.stem.replace("_", "-")
     assert check.family == path.parent.name

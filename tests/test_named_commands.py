@@ -1,6 +1,7 @@
 """Every command, option, id and family that a text of ours names exists."""
 
 import ast
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ from doctor.catalog import builtin_checks
 from doctor.checking import FAMILIES
 from doctor.cli import app
 from doctor.lint.rules import builtin_rules
+from tests.lab.cases import assert_each
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -27,6 +29,7 @@ SELECTION = re.compile(r"--(?:select|ignore)[ =]+[\"']?(?P<words>[A-Za-z0-9,]+)"
 pytestmark = pytest.mark.skipif(not (ROOT / "playbooks").is_dir(), reason="needs a checkout")
 
 
+@functools.cache
 def code_in(path):
     """The parts of a text that are commands: code of Markdown, strings of Python, and lines of other files."""
     text = path.read_text(encoding="utf-8")
@@ -63,21 +66,34 @@ def words_of(text):
         return text.split()
 
 
-@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_named_commands_and_options_exist(path):
+def labeled(paths):
+    return [(str(path.relative_to(ROOT)), (path,)) for path in paths]
+
+
+def test_named_commands_and_options_exist():
+    assert_each(_names_existing_commands, labeled([*PAGES, *EXAMPLES, *SOURCES]))
+
+
+def _names_existing_commands(path):
     assert list(wrong_in(code_in(path))) == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_named_ids_and_families_exist(path):
+def test_named_ids_and_families_exist():
+    assert_each(_names_existing_ids, labeled([*PAGES, *EXAMPLES]))
+
+
+def _names_existing_ids(path):
     selections = SELECTION.finditer(path.read_text(encoding="utf-8"))
     words = {word.upper() for match in selections for word in match["words"].split(",")}
     # ACME001 is the README's check of somebody else, and IDS stands for any.
     assert words - KNOWN - {"ACME001", "IDS"} == set()
 
 
-@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_recipes_use_the_script(path):
+def test_recipes_use_the_script():
+    assert_each(_uses_the_script, labeled([*PAGES, *EXAMPLES]))
+
+
+def _uses_the_script(path):
     """``python -m doctor`` looks for modules in the working directory before any line of ours runs."""
     assert not re.search(r"-m +(rank)?doctor(?![.\w])", path.read_text(encoding="utf-8"))
 

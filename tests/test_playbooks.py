@@ -2,16 +2,18 @@
 
 import re
 
-import pytest
-
 from doctor.playbook import all_pages, find_page, head_of, owners_of_pages, playbook_directory, with_head
+from tests.lab.cases import assert_each
 
 CHECKS = sorted(owners_of_pages(), key=lambda check: check.id)
 HEADINGS = ["What you see", "Confirm it", "Fix it now", "Fix it for good", "Why it happens", "Not this?"]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-def test_page(check):
+def test_every_page_has_its_form():
+    assert_each(_has_its_form, [(check.id, (check,)) for check in CHECKS])
+
+
+def _has_its_form(check):
     text = (playbook_directory() / f"{check.id}.md").read_text()
     assert text.startswith(head_of(check)), "run: python -m doctor.playbook"
     assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == HEADINGS

@@ -11,14 +11,17 @@ from doctor.lint.fixing import fixed_text
 from doctor.lint.launch import Manifest
 from doctor.lint.rules import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
 from doctor.playbook import find_page
+from tests.lab.cases import assert_each
 
 RULES = sorted(builtin_rules(), key=lambda rule: (rule.id, rule.judge.__module__))
-CASES = [(rule, case) for rule in RULES for case in rule.cases()]
 CHECKS = {check.id: check for check in builtin_checks()}
 
 
 def _label(rule):
     return rule.id if rule.family == OWN_FAMILY else f"{rule.id}-{rule.reads.__name__}"
+
+
+LABELED = [(_label(rule), (rule,)) for rule in RULES]
 
 
 def source_of(rule, case, text=None):
@@ -36,18 +39,23 @@ def hits_of(rule, case, text=None):
     return list(rule.hits(source_of(rule, case, text)))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_label)
-def test_says_what_it_is(rule):
+def test_metadata():
+    assert_each(_is_documented, LABELED)
+    assert_each(_is_named_after_its_check_or_has_a_name_of_its_own, LABELED)
+    assert_each(_has_bad_and_good_cases, LABELED)
+
+
+def _is_documented(rule):
     assert rule.question.startswith("Ask ")
     assert rule.effect, "the docstring lacks 'Why it hurts:'"
     assert rule.fix, "the docstring lacks 'Fix:'"
     assert isinstance(rule.mentions, tuple)
     assert set(rule.foreshadows) <= set(CHECKS)
     assert rule.judge.__name__ == inspect.getmodule(rule.judge).__name__.rpartition(".")[2]
+    assert find_page(rule.id).name == rule.name
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_label)
-def test_is_called_as_the_check_that_it_foreshadows_or_by_a_name_of_its_own(rule):
+def _is_named_after_its_check_or_has_a_name_of_its_own(rule):
     if rule.family == OWN_FAMILY:
         assert rule.name not in {check.name for check in CHECKS.values()}
         assert rule.reads in (Script, Manifest)
@@ -56,14 +64,7 @@ def test_is_called_as_the_check_that_it_foreshadows_or_by_a_name_of_its_own(rule
         assert rule.name == CHECKS[rule.id].name
 
 
-@pytest.mark.parametrize("rule", RULES, ids=_label)
-def test_has_a_page(rule):
-    page = find_page(rule.id)
-    assert page.name == rule.name
-
-
-@pytest.mark.parametrize("rule", RULES, ids=_label)
-def test_is_proven_by_bad_and_good_cases(rule):
+def _has_bad_and_good_cases(rule):
     cases = list(rule.cases())
     assert sum(isinstance(case, Bad) for case in cases) >= 3
     assert sum(isinstance(case, Good) for case in cases) >= 3
@@ -71,8 +72,14 @@ def test_is_proven_by_bad_and_good_cases(rule):
     assert all(case.lines for case in cases if isinstance(case, Bad)), "a bad case marks no line"
 
 
-@pytest.mark.parametrize(("rule", "case"), CASES, ids=[f"{_label(rule)}-{case.title}" for rule, case in CASES])
-def test_case(rule, case):
+@pytest.mark.parametrize("rule", RULES, ids=_label)
+def test_cases(rule):
+    cases = list(rule.cases())
+    assert_each(_hits_the_marked_lines, [(case.title, (rule, case)) for case in cases])
+    assert_each(_is_fixed, [(case.title, (rule, case)) for case in cases if isinstance(case, Bad)])
+
+
+def _hits_the_marked_lines(rule, case):
     hits = hits_of(rule, case)
     found = [(hit.place.line, hit.summary) for hit in hits]
     if isinstance(case, Good):
@@ -87,12 +94,8 @@ def test_case(rule, case):
         assert isinstance(hit.place, Place)
 
 
-FIXABLE = [(rule, case) for rule, case in CASES if isinstance(case, Bad)]
-
-
-@pytest.mark.parametrize(("rule", "case"), FIXABLE, ids=[f"{_label(rule)}-{case.title}" for rule, case in FIXABLE])
-def test_fix(rule, case):
-    """What ``--fix`` makes of a bad case is what the case says, and needs no further fix."""
+def _is_fixed(rule, case):
+    """``--fix`` turns a bad case into the text that the case gives, which needs no further fix."""
     edits = [hit.edits for hit in hits_of(rule, case) if hit.edits]
     if not case.fixed:
         assert not edits, "the case does not say what the fix makes of it"
