@@ -24,7 +24,7 @@ from doctor.catalog import Catalog, builtin_checks
 from doctor.examining import examine_job as examine
 from doctor.redaction import redact
 from doctor.redaction_networks import AddressBook
-from tests.lab.cases import assert_each
+from tests.lab.cases import assert_each, each_case
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
 FAMILIES = sorted({check.family for check in CHECKS})
@@ -51,7 +51,7 @@ def _text(text, name="atlas07.hpc.example.edu", **sections):
     return redact(document)["ranks"][0]["facts"]["free"]["command"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("torchrun --master_addr=atlas07 --master_port=29500", "torchrun --master_addr=host-1 --master_port=29500"),

@@ -10,6 +10,7 @@ from doctor.catalog import Catalog, builtin_checks
 from doctor.examining import examine_job, primary_of
 from doctor.playbook import playbook_directory
 from doctor.session import examine
+from tests.lab.cases import each_case
 
 FAMILIES = ("devices", "memory", "host", "software")
 CATALOG = Catalog(tuple(check for check in builtin_checks() if check.family in FAMILIES))
@@ -314,7 +315,7 @@ def examined(text):
     return examine_job(logged(*text.splitlines()).job(), CATALOG)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cause", "text"),
     [(cause, text) for cause, texts in SPOKEN.items() for text in texts],
     ids=[f"{cause}-{place}" for cause, texts in SPOKEN.items() for place in range(len(texts))],
@@ -393,7 +394,7 @@ def test_what_is_harmless_is_left_alone(text):
     assert primary_of(results) is None
 
 
-@pytest.mark.parametrize("check", [check for check in CATALOG.checks if "M" in check.when], ids=lambda check: check.id)
+@each_case("check", [check for check in CATALOG.checks if "M" in check.when], ids=lambda check: check.id)
 def test_what_the_page_shows_is_heard(check):
     """The texts that people paste into a search box."""
     page = (playbook_directory() / f"{check.id}.md").read_text()
@@ -424,7 +425,7 @@ DefaultCPUAllocator: can't allocate memory: you tried to allocate {nines} bytes
 """.format(nines="9" * 400)
 
 
-@pytest.mark.parametrize("line", [*GARBLED.splitlines(), GARBLED], ids=lambda line: line[:30])
+@each_case("line", [*GARBLED.splitlines(), GARBLED], ids=lambda line: line[:30])
 def test_garbled_lines_break_nothing(line):
     assert not [result for result in examined(line) if result.status is Status.CRASH]
 

@@ -14,6 +14,7 @@ from doctor.catalog import builtin_checks
 from doctor.examining import examine_job, primary_of
 from doctor.session import load_checks
 from doctor.settings import Settings
+from tests.lab.cases import each_case
 
 CATALOG = load_checks(Settings())
 
@@ -812,7 +813,7 @@ Epoch 0:  10%|#         | 100/1000 [01:40<15:00,  1.00it/s, loss=2.1]
 ]
 
 
-@pytest.mark.parametrize(("accepted", "text"), [case[1:] for case in SICK], ids=[case[0] for case in SICK])
+@each_case(("accepted", "text"), [case[1:] for case in SICK], ids=[case[0] for case in SICK])
 def test_the_cause_is_found(accepted, text):
     results = _examined(text)
     told = [
@@ -821,7 +822,7 @@ def test_the_cause_is_found(accepted, text):
     assert primary_of(results) in accepted.split(), told
 
 
-@pytest.mark.parametrize("text", [case[1] for case in WELL], ids=[case[0] for case in WELL])
+@each_case("text", [case[1] for case in WELL], ids=[case[0] for case in WELL])
 def test_what_is_harmless_is_let_be(text):
     results = _examined(text)
     assert primary_of(results) is None
@@ -902,7 +903,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("text", ODD)
+@each_case("text", ODD)
 def test_garbled_numbers_break_nothing(text):
     assert not [result.id for result in _examined(text) if result.crash or result.status is Status.CRASH]
 

@@ -6,6 +6,7 @@ import pytest
 from doctor.cases_in_logs import logged
 from doctor.examining import primary_of
 from doctor.session import examine
+from tests.lab.cases import each_case
 
 FP = "TensorDeviceTypes=TensorOptions(dtype=float (default), device=cuda, layout=Strided (default))"
 WATCHDOG = (
@@ -424,7 +425,7 @@ def _report(lines):
     return examine(logged(*lines).job())
 
 
-@pytest.mark.parametrize("name", TOLD)
+@each_case("name", TOLD)
 def test_the_verdict(name):
     wanted, lines = TOLD[name]
     report = _report(lines)

@@ -14,11 +14,12 @@ from doctor.collectors.kernel_log import EVENTS, collect_kernel_log, job_started
 from doctor.facts import KernelEvent
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import put_parent, surroundings_at
+from tests.lab.cases import each_case
 
 FALLEN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "kind", "code", "device", "pid"),
     [
         (FALLEN, "xid", 79, "0000:3b:00", 1234),

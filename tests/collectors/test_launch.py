@@ -13,6 +13,7 @@ from doctor.collectors.claims import claims_of, tasks_on_node, whole_number
 from doctor.collectors.launch import collect_launch, launch_facts, launcher_of, running_together
 from doctor.facts import Claim
 from doctor.masking import REDACTED
+from tests.lab.cases import each_case
 from tests.lab.speed import patience
 from tests.recorded_launches import PLAIN, TORCHRUN, recorded
 
@@ -27,7 +28,7 @@ LIGHTNING = {**PLAIN, "LOCAL_RANK": "1", "NODE_RANK": "0"}
 del LIGHTNING["RANK"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "launcher", "together"),
     [
         ({}, "none", ""),
@@ -86,7 +87,7 @@ def test_launcher_and_mark(environ: dict[str, str], launcher: str, together: str
     assert running_together(environ) == together
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "claim"),
     [
         (PLAIN, Claim("environment", 3, 8)),
@@ -187,7 +188,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("value", NONSENSE)
+@each_case("value", NONSENSE)
 def test_nonsense_can_always_be_written(value: str) -> None:
     names = {*STEP, *MPI, *TORCHRUN, *POD, *RAY, *HYDRA, *LIGHTNING}
     names |= {"SM_HOSTS", "SM_CURRENT_HOST", "SM_NUM_GPUS", "PET_NPROC_PER_NODE", "NNODES", "NPROC_PER_NODE"}

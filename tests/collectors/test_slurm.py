@@ -17,6 +17,7 @@ from doctor.collectors.slurm import (
     slurm_facts,
 )
 from doctor.facts import SlurmFacts
+from tests.lab.cases import each_case
 from tests.recorded_launches import RECORDED, recorded
 
 
@@ -115,7 +116,7 @@ def test_durations(text: str | None, seconds: int | None) -> None:
     assert read_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "count"),
     [
         ("gres:gpu:2", 2),

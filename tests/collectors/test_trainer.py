@@ -5,9 +5,10 @@ import pytest
 from doctor.collectors.base import NotHere, Surroundings
 from doctor.collectors.trainer import collect_trainer, device_count
 from doctor.masking import REDACTED
+from tests.lab.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "count"),
     [
         ("4", 4),

@@ -9,6 +9,7 @@ from doctor.catalog import Catalog
 from doctor.excluding import EXCLUDE, as_hostlist, hosts_to_exclude
 from doctor.session import judge
 from doctor.settings import IgnoreEntry, Settings
+from tests.lab.cases import each_case
 
 
 def report_of(*findings, ignore=()):
@@ -90,7 +91,7 @@ def some_names(chance):
     return names
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each_case("seed", range(40))
 def test_slurm_unfolds_the_same_names(unfold, seed):
     names = some_names(random.Random(seed)) or {"node0"}
     assert sorted(unfold(as_hostlist(names))) == sorted(names)

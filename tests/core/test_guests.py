@@ -10,6 +10,7 @@ from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Status, Un
 from doctor.catalog import Catalog
 from doctor.session import judge
 from doctor.settings import Settings
+from tests.lab.cases import each_case
 
 
 class Unspeakable(Exception):
@@ -78,7 +79,7 @@ def test_a_message_of_many_lines_becomes_one():
     assert len(outcome(raising(ValueError("x" * 10_000))).results[0].reason) < 400
 
 
-@pytest.mark.parametrize(
+@each_case(
     "verdict",
     [
         Finding(5),

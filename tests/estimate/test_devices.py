@@ -6,6 +6,7 @@ from doctor.estimate.devices import offer_of, size_of, with_host_memory
 from doctor.estimate.devices_outside import GROUP, NODES, PAIR, communicator, outside, workspace
 from doctor.estimate.plan import Plan
 from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
+from tests.lab.cases import each_case
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -32,7 +33,7 @@ def test_what_is_no_size_is_refused(text):
         size_of(text)
 
 
-@pytest.mark.parametrize("name", known_devices())
+@each_case("name", known_devices())
 def test_every_device_is_found_by_its_own_name_and_has_less_memory_than_that_says(name):
     (found,) = find_devices(name)
     said = int(name.rpartition(" ")[2].removesuffix("GB"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doctor.knowledge.allocator import complaints, nearest_option, split_options
+from tests.lab.cases import each_case
 
 SOUND = [
     "",
@@ -43,12 +44,12 @@ BROKEN = [
 """Values that torch takes, and that it raises at."""
 
 
-@pytest.mark.parametrize("text", SOUND)
+@each_case("text", SOUND)
 def test_sound(text: str) -> None:
     assert list(complaints(text, "2.13.0")) == []
 
 
-@pytest.mark.parametrize("text", BROKEN)
+@each_case("text", BROKEN)
 def test_broken(text: str) -> None:
     assert list(complaints(text, "2.13.0"))
 

@@ -15,6 +15,7 @@ from doctor.knowledge.grammar import (
     parse_nccl_integer,
     parse_nccl_list,
 )
+from tests.lab.cases import each_case
 
 NAMES = ("lo", "docker0", "docker_gwbridge", "eth0", "eth1", "eth10", "Eth0", "ib0", "virbr0")
 
@@ -23,7 +24,7 @@ def _selected(text):
     return [name for name in NAMES if parse_nccl_list(text).selects(name)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("eth", ["eth0", "eth1", "eth10"]),
@@ -88,7 +89,7 @@ def test_family(text, expected):
     assert nccl_socket_family(text) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("1", 1),

@@ -6,9 +6,10 @@ import pytest
 
 from doctor.knowledge import values, variables
 from doctor.knowledge.releases import release
+from tests.lab.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "meant"),
     [
         ("NCCL_SOCKET_IF_NAME", "NCCL_SOCKET_IFNAME"),
@@ -33,7 +34,7 @@ def test_nearest(name: str, meant: str | None) -> None:
     assert variables.nearest(name) == meant
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "NCCL_VERSION",
@@ -113,7 +114,7 @@ def test_slips(one: str, other: str, distance: int) -> None:
     assert variables.slips(one, other, 2) == distance
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("NCCL_IB_DISABLE", "true"),
@@ -150,7 +151,7 @@ def test_wrong_values(name: str, value: str) -> None:
     assert found.expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("NCCL_IB_DISABLE", "0x1"),

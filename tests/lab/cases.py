@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -29,6 +31,37 @@ def assert_each(judge: Callable[..., object], cases: Iterable[tuple[str, tuple[o
         more = [f"... and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
         lines = "\n\n".join([*failures[:SHOWN], *more])
         pytest.fail(f"{len(failures)} of {count} cases failed:\n\n{lines}", pytrace=False)
+
+
+def each_case(
+    names: str | Sequence[str], cases: Iterable[object], ids: Iterable[str] | Callable[[object], object] | None = None
+) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Like ``pytest.mark.parametrize``, but all cases are one test, which costs less than a test for each.
+
+    All cases share the fixtures of the test: it may not change them.
+    """
+    names = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+    values = [case if len(names) > 1 else (case,) for case in cases]
+    labels = [_label(ids, case) for case in values] if ids is None or callable(ids) else [*ids]
+    labeled = [*zip(labels, values, strict=True)]
+
+    def wrap(test: Callable[..., object]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def run(**fixtures: object) -> None:
+            assert_each(lambda *case: test(**dict(zip(names, case, strict=True)), **fixtures), labeled)
+
+        fixtures = [parameter for name, parameter in signature.parameters.items() if name not in names]
+        run.__signature__ = signature.replace(parameters=fixtures)
+        return run
+
+    return wrap
+
+
+def _label(name: Callable[[object], object] | None, case: Sequence[object]) -> str:
+    """The name of a case, from its values if there is none."""
+    return "-".join(str(name(value)) if name else repr(value)[:80] for value in case)
 
 
 def _reason(error: BaseException) -> str:

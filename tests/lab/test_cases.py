@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lab.cases import SHOWN, assert_each
+from tests.lab.cases import SHOWN, assert_each, each_case
 
 
 def _positive(number: int) -> None:
@@ -47,3 +47,19 @@ def test_what_does_not_run_fails(judge, cases):
 def test_a_long_list_is_counted():
     with pytest.raises(pytest.fail.Exception, match=r"\.\.\. and 3 more"):
         assert_each(_positive, [(str(number), (-number,)) for number in range(SHOWN + 3)])
+
+
+@each_case("number, square", [(2, 4), (3, 9)])
+def test_cases_beside_a_fixture(tmp_path, number, square):
+    (tmp_path / f"{number}").touch()
+    assert number**2 == square
+
+
+@pytest.mark.parametrize("ids", [None, str, ["1", "2", "3"]], ids=["values", "function", "list"])
+def test_a_failed_case_is_named(ids):
+    @each_case("number", [1, 2, 3], ids=ids)
+    def test(number):
+        assert number != 2
+
+    with pytest.raises(pytest.fail.Exception, match=r"1 of 3 cases failed:\s+2: test, line"):
+        test()

@@ -7,6 +7,7 @@ import pytest
 from doctor.lint.collectives import collectives_of, is_certain
 from doctor.lint.joining import unjoined
 from doctor.lint.script import Script
+from tests.lab.cases import each_case
 
 TORCH = "import torch\nimport torch.distributed as dist\n"
 
@@ -19,7 +20,7 @@ def words(text):
     return [one.word for one in collectives_of(Script("a.py", text)).all()]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "word"),
     [
         ("import torch.distributed as dist\ndist.all_reduce(x)", "all_reduce"),

@@ -14,6 +14,7 @@ from doctor.lint.judging import Judge
 from doctor.lint.launch import Manifest, read_launch_file
 from doctor.lint.reading import Target, Unreadable
 from doctor.lint.rules import Rulebook, builtin_rules
+from tests.lab.cases import each_case
 
 RULES = builtin_rules()
 RULE = next(rule for rule in RULES if rule.id == "CODE035")
@@ -167,7 +168,7 @@ def test_one_gpu_of_several(listed, is_refused):
 Z2, Z3 = "examples/deepspeed/ds_z2_config.json", "examples/deepspeed/ds_z3_config.json"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("bad", "sound"),
     [
         ({"fp16": True, "bf16": True}, {"fp16": False, "bf16": True}),

@@ -11,6 +11,7 @@ from doctor.lint.launch.shell import MOST_COMMANDS, MOST_SCRIPTS, read_shell
 from doctor.lint.launch.statements import split_script
 from doctor.lint.launch.told import is_told, names_in, shown
 from doctor.lint.launch.words import Operator
+from tests.lab.cases import each_case
 from tests.lab.speed import times_of_reference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -63,7 +64,7 @@ def test_arrays_give_their_words():
     assert (launch.number("nproc-per-node"), launch.told("rdzv-id")) == (4, "a b")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "lines",
     [
         ("N=4", "if [ -n $X ]; then", "N=8", "fi"),
@@ -105,7 +106,7 @@ def test_here_documents_and_comments_start_nothing():
     assert not file.launches
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "programs"),
     [
         ("nohup torchrun train.py > log 2>&1 &", ["torchrun"]),

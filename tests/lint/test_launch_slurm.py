@@ -5,6 +5,7 @@ import pytest
 from doctor.lint.launch.shell import read_shell
 from doctor.lint.launch.slurm import gpus_of, gres_of, read_headers, read_late_headers
 from doctor.lint.launch.starts import starts_of
+from tests.lab.cases import each_case
 
 
 def headers(*options):
@@ -41,7 +42,7 @@ def test_gpus_by_number(text, count):
     assert gpus_of(text) == count
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "numbers"),
     [
         ((), (1, 1, 1, None)),

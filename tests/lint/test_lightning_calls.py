@@ -9,6 +9,7 @@ import pytest
 from doctor.knowledge.data import read
 from doctor.knowledge.lightning import ArgumentInfo, hook, imported
 from doctor.lint.api import Script, lightning_release
+from tests.lab.cases import each_case
 
 
 class Tables(msgspec.Struct):
@@ -35,7 +36,7 @@ def offers(root, dotted):
     return home.is_file() and path.name in home.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(TABLES.imports))
+@each_case("name", sorted(TABLES.imports))
 def test_what_is_said_to_be_gone_is_gone(name):
     assert not offers(lightning_sources(), name)
 

@@ -6,6 +6,7 @@ import pytest
 
 from doctor.lint.ranks import is_of_the_job, is_rank, is_rank_test, main_first, rank_condition, rank_conditions
 from doctor.lint.script import Script
+from tests.lab.cases import each_case
 
 
 def expression(text, before=""):
@@ -45,7 +46,7 @@ def test_no_rank(text):
     assert not is_rank(*expression(text))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "rank == 0",
@@ -75,7 +76,7 @@ def test_asks_for_the_rank(text):
     assert is_rank_test(*expression(text))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "rank is None",
@@ -117,7 +118,7 @@ def test_a_name_of_several_values_is_no_test():
     assert not is_rank_test(*expression("flag", "flag = rank == 0\nflag = True"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "test"),
     [
         ("if rank == 0:\n    here()", "rank == 0"),

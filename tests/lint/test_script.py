@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from doctor.lint.script import UNKNOWN, Script
+from tests.lab.cases import each_case
 
 
 def last(text):
@@ -18,7 +19,7 @@ def name(text):
     return script.name(node)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("import torch\ntorch.load", "torch.load"),
@@ -105,7 +106,7 @@ def test_annotated_parameters():
     assert [script.name(one.value) for one in script.functions[0].body] == ["lightning.pytorch.Trainer()"] * 2 + [""]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [
         ("3", 3),

@@ -23,9 +23,10 @@ from doctor.lint.api import (
     unwrapped,
     words_behind,
 )
+from tests.lab.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "several"),
     [
         ("import torch.distributed as dist; dist.init_process_group('nccl')", True),
@@ -72,7 +73,7 @@ def test_who_puts_samplers_into_loaders(line, parts):
     assert parts_loaders_by_itself(Script("a.py", line)) == parts
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "told"),
     [
         ("val_loader", True),

@@ -11,6 +11,7 @@ from doctor.masking import (
     mask_value,
     readable,
 )
+from tests.lab.cases import each_case
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "NCCL_IB_PKEY",
@@ -55,7 +56,7 @@ def test_names_that_are_no_secrets(name: str) -> None:
     assert not is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "shown"),
     [
         ("redis://user:hunter2@10.0.0.1:6379", "redis://<redacted>@10.0.0.1:6379"),

@@ -5,8 +5,6 @@ import re
 import time
 from pathlib import Path
 
-import pytest
-
 from doctor.knowledge.variables import table
 from doctor.masking import REDACTED, is_secret_name, mask_text
 from doctor.masking import text as masking_text
@@ -15,6 +13,7 @@ from doctor.masking.shapes import SHAPES
 from doctor.postmortem import assembly
 from doctor.postmortem.reading import read_runs
 from doctor.session import examine
+from tests.lab.cases import each_case
 
 DATA = Path(__file__).parents[1] / "data"
 REPORTED = [json.loads(line) for line in (DATA / "reported_failures.jsonl").read_text().splitlines()]
@@ -46,7 +45,7 @@ def test_known_variables_are_no_secrets():
     assert [name for name in table() if is_secret_name(name)] == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "rank 3 of 8 on node12.cluster.example:29500, pid 4711, step 1200/4000 [00:12<05:31, 3.21it/s]",
@@ -72,13 +71,14 @@ def test_what_stays(text):
     assert mask_text(text) == text
 
 
-@pytest.mark.parametrize("report", REPORTED[::4], ids=lambda report: report["id"])
+@each_case("report", REPORTED[::4], ids=lambda report: report["id"])
 def test_the_verdict_is_the_same_without_masking(tmp_path, monkeypatch, report):
     log = tmp_path / "job.log"
     log.write_text(report["text"])
     masked = examine(read_runs([log])[0].job)
-    monkeypatch.setattr(assembly, "mask_record", lambda record: record)
-    plain = examine(read_runs([log])[0].job)
+    with monkeypatch.context() as patch:
+        patch.setattr(assembly, "mask_record", lambda record: record)
+        plain = examine(read_runs([log])[0].job)
     assert _judged(masked) == _judged(plain)
     assert REDACTED not in json.dumps(_judged(masked))
 
@@ -149,7 +149,7 @@ def _hostile(pattern):
     return [(piece * (8192 // len(piece) + 1))[:8192] for piece in [*pieces, *words]]
 
 
-@pytest.mark.parametrize(("name", "pattern"), [*_patterns()], ids=lambda value: value if isinstance(value, str) else "")
+@each_case(("name", "pattern"), [*_patterns()], ids=lambda value: value if isinstance(value, str) else "")
 def test_patterns_take_linear_time(name, pattern):
     """Twice the text may take twice the time, and not four times: measured in the same run, where it is long at all."""
     for line in _hostile(pattern):

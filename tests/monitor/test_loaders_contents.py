@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.lab.cases import each_case
+
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
@@ -49,7 +51,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
+@each_case("batch", BATCHES, ids=lambda batch: type(batch).__name__)
 def test_the_same_batch_has_the_same_digest(batch):
     assert digest(batch) == digest(batch) is not None
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.cases import each_case
+
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
@@ -84,7 +86,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("value", "other"), [pair[1:] for pair in PAIRS], ids=[pair[0] for pair in PAIRS])
+@each_case(("value", "other"), [pair[1:] for pair in PAIRS], ids=[pair[0] for pair in PAIRS])
 def test_other_data_has_another_digest(value, other):
     assert fingerprint(Data(held=value)) == fingerprint(Data(held=value)) is not None
     assert fingerprint(Data(held=other)) not in (fingerprint(Data(held=value)), None)

@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from tests.lab.cases import each_case
+
 pytest.importorskip("torch")
 
 import torch
@@ -36,7 +38,7 @@ def _held(module, *optimizers):
     return sum(storages.values()), sum(1 for one in kept if one.ndim == 0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "options"),
     [
         ("Adadelta", {}),

@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from doctor.outlets.dashboard import dashboard
 from doctor.outlets.prometheus import FINDINGS, GAUGES
+from tests.lab.cases import each_case
 
 DOCUMENT = json.loads(dashboard())
 PANELS = DOCUMENT["panels"]
@@ -79,7 +78,7 @@ def test_every_query_asks_for_what_is_exported_and_nothing_is_exported_in_vain()
     assert asked == EXPORTED
 
 
-@pytest.mark.parametrize("expression", sorted(set(EXPRESSIONS)))
+@each_case("expression", sorted(set(EXPRESSIONS)))
 def test_queries_use_variables_and_labels_that_there_are(expression):
     assert set(re.findall(r"\$(\w+)", expression)) <= set(VARIABLES)
     assert expression.count("(") == expression.count(")")

@@ -13,6 +13,7 @@ from doctor.facts import Event
 from doctor.postmortem import kept, repeated
 from doctor.postmortem.logs import read_lines, read_log
 from doctor.postmortem.who import rank_of_name
+from tests.lab.cases import each_case
 
 CASES = Path(__file__).parents[3] / "shared" / "cases"
 CLOSED = "misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer node02<41234>"
@@ -184,7 +185,7 @@ def test_a_local_rank_is_a_rank_where_one_host_is_seen() -> None:
     assert of(several, "python.exception")[0].local_rank == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "ranks"),
     [
         ("rank_3.log", (3, None)),

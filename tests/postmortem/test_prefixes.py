@@ -8,6 +8,7 @@ import pytest
 
 from doctor.postmortem.prefixes import PLAIN, Said, Speaker, Style, parse_line, style_of
 from doctor.postmortem.times import Calendar
+from tests.lab.cases import each_case
 
 MODIFIED = datetime.datetime(2026, 1, 15, tzinfo=datetime.timezone.utc).timestamp()
 
@@ -23,7 +24,7 @@ def at(text: str) -> float:
     return start + int(hour) * 3600 + int(minute) * 60 + float(second)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "speaker", "body"),
     [
         ("[rank3]: ValueError: x", Speaker(rank=3), "ValueError: x"),
@@ -92,7 +93,7 @@ def test_who_says_a_line(line: str, speaker: Speaker, body: str) -> None:
     assert (told.speaker, told.body) == (speaker, body)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "time"),
     [
         ("2026-01-02 03:04:05,678 - root - ERROR - x", "2026-01-02T03:04:05.678"),

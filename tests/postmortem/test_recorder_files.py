@@ -15,6 +15,7 @@ from doctor.errors import UnusableError
 from doctor.postmortem import recorder_workers
 from doctor.postmortem.recorder_files import looks_like_dump, read_dump, read_dumps, world_size_in
 from doctor.postmortem.recorder_names import hosts_in, parse_name
+from tests.lab.cases import each_case
 
 NOON = 1_760_000_000_000_000_000
 
@@ -66,7 +67,7 @@ def saved(folder, name, values, protocol=2):
     return path
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "rank", "rest"),
     [
         ("_dump_12", 12, ""),

@@ -11,6 +11,7 @@ import pytest
 
 from doctor.facts import Event, LogFile
 from doctor.postmortem.runs import Trace, group_by_run, names_of_runs, trace_of
+from tests.lab.cases import each_case
 
 
 def run(path: str, *ranks: int, span: tuple[float, float] | None = None, **more: object) -> Trace:
@@ -79,12 +80,12 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("traces", ONE_RUN.values(), ids=ONE_RUN)
+@each_case("traces", ONE_RUN.values(), ids=ONE_RUN)
 def test_one_run(traces: list[Trace]) -> None:
     assert len(grouped(*traces)) == 1
 
 
-@pytest.mark.parametrize("traces", SEVERAL.values(), ids=SEVERAL)
+@each_case("traces", SEVERAL.values(), ids=SEVERAL)
 def test_several_runs(traces: list[Trace]) -> None:
     assert grouped(*traces) == [[trace.path.as_posix()] for trace in traces]
 

@@ -16,6 +16,7 @@ from doctor.reasoning.course import (
     spans_hosts,
 )
 from doctor.reasoning.network import leads_nowhere, names_unknown
+from tests.lab.cases import each_case
 
 COMPLETE = "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE"
 START = "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 commId 0x9f3c - Init START"
@@ -117,7 +118,7 @@ def test_a_host_that_names_itself():
     assert not names_itself(event, None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("interface", "address", "nowhere"),
     [
         ("lo", "127.0.0.1", True),

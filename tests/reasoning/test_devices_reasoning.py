@@ -46,6 +46,7 @@ from doctor.reasoning.devices import (
     visible_gpus,
 )
 from doctor.reasoning.xids import xids_of
+from tests.lab.cases import each_case
 
 UUIDS = [
     "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
@@ -66,7 +67,7 @@ def indices(text: str | None, gpus: GpuFacts = FOUR, **more: str) -> tuple[int, 
     return None if found is None else tuple(gpu.index for gpu in found)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (None, (0, 1, 2, 3)),
@@ -280,7 +281,7 @@ def test_foreign_processes() -> None:
     assert is_foreign(GpuProcess(8, name="python"), {7: 0}, host_ids=False) is True
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "expected"),
     [
         *(

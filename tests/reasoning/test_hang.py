@@ -34,6 +34,7 @@ from doctor.api import (
 from doctor.catalog import Catalog, builtin_checks
 from doctor.examining import examine_job, primary_of
 from doctor.facts import Lack
+from tests.lab.cases import each_case
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
 CHECKS = tuple(check for check in builtin_checks() if check.id in IDS)
@@ -57,7 +58,7 @@ def results_of(sketch, checks=CHECKS):
     return results
 
 
-@pytest.mark.parametrize(("check", "case"), CASES, ids=[f"{check.id}-{case.name}" for check, case in CASES])
+@each_case(("check", "case"), CASES, ids=[f"{check.id}-{case.name}" for check, case in CASES])
 def test_no_two_checks_speak_of_one_stall(check, case):
     loud = [
         (result.id, finding.summary)

@@ -4,6 +4,7 @@ import pytest
 
 from doctor.api import Collective, Frame, package_frame, user_frame
 from doctor.reasoning.calls import business_of, condition_of, is_in_backward, own_line, site_key, site_of, waits_in
+from tests.lab.cases import each_case
 
 C10D = "torch/distributed/distributed_c10d.py"
 WRAPPER = package_frame("torch/distributed/c10d_logger.py", 83, "wrapper")
@@ -110,7 +111,7 @@ def test_backward_waits_or_works():
     assert not is_in_backward(())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("stack", "point", "kind", "line"),
     [
         (

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor.reasoning.oom import Shortage, cause_of, parse_oom
+from tests.lab.cases import each_case
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -263,7 +264,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@each_case("name", CAUSES)
 def test_the_numbers_decide(name):
     cause, text = CAUSES[name]
     assert cause_of(parse_oom(text)) == cause

@@ -40,6 +40,7 @@ from doctor.reasoning.why import (
     questions,
     shared_hosts,
 )
+from tests.lab.cases import each_case
 from tests.probes.staged import Staged
 
 MENDS = Trial("path", "other interface eth1", "export GLOO_SOCKET_IFNAME=eth1", True, "node1", 1.2e6, 612e6, "B/s")
@@ -193,7 +194,7 @@ def test_all_cards_of_a_host_are_one_question():
     assert not {*question.controls} & {4, 5, 6, 7}
 
 
-@pytest.mark.parametrize("slow", range(16))
+@each_case("slow", range(16))
 def test_a_pair_that_is_well_one_way_alone_shows_nothing_usual(slow: int):
     [question] = questions(exchanged(lambda one, other: one // 4 != other // 4 and one == slow).job())
     assert slow in question.ranks

@@ -14,6 +14,7 @@ from doctor.report.words import cell, line_of
 from doctor.result import Input
 from doctor.session import examine, judge
 from doctor.settings import Settings
+from tests.lab.cases import each_case
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 
 OURS = {"details", "summary"}
@@ -84,7 +85,7 @@ def test_nothing_that_was_read_is_markup(text):
     assert "@somebody" not in re.sub(r"^(`{3,})text$.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "`` <b> `",
