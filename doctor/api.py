@@ -22,7 +22,7 @@ from doctor.cases_of_transfers import across, at_times, between, received_by, se
 from doctor.checking import Check, check
 from doctor.facts import *  # noqa: F403
 from doctor.facts import __all__ as _facts
-from doctor.finding import Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
+from doctor.finding import ALONE, Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
 from doctor.job import Alike, Facts, Group, Host, Job, LocalRanks, Rank
 from doctor.knowledge.allocator import complaints as allocator_complaints
 from doctor.knowledge.allocator import split_options as allocator_options
@@ -134,7 +134,6 @@ from doctor.reasoning.exhausted import (
     on_first_device,
 )
 from doctor.reasoning.expected import (
-    ALONE,
     Deviation,
     Expectation,
     Unlike,

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from doctor.lint.rule import Rule
     from doctor.playbook import Page
     from doctor.probes.mesh import Axis
-    from doctor.result import Input, Report
+    from doctor.result import FailOn, Input, Report
     from doctor.session import Probe
-    from doctor.settings import FailOn, Settings
+    from doctor.settings import Settings
 
 _HELP = """The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
 

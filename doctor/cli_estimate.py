@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from doctor.estimate.devices import Offer
     from doctor.estimate.plan import Estimate, Measured, Plan
     from doctor.job import Job
-    from doctor.result import Report
-    from doctor.settings import FailOn
+    from doctor.result import FailOn, Report
 
 STRATEGIES = ("none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")

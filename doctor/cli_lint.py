@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from doctor.lint.mending import Mended
     from doctor.lint.running import Asked
     from doctor.report.sarif import Fixes
-    from doctor.result import Report
-    from doctor.settings import FailOn
+    from doctor.result import FailOn, Report
 
 
 @click.command("lint")

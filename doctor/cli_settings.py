@@ -11,7 +11,8 @@ from doctor.cli_options import CONFIG, ISOLATED
 from doctor.cli_writing import tell
 
 if TYPE_CHECKING:
-    from doctor.settings import FailOn, Settings
+    from doctor.result import FailOn
+    from doctor.settings import Settings
 
 
 def settings_of(

@@ -17,9 +17,8 @@ from doctor.catalog import Broken, Catalog, sentence_of
 from doctor.checking import Check
 from doctor.facts import Evidence, Lack, Missing, Section
 from doctor.facts.base import in_unicode
-from doctor.finding import Finding, Scope, Severity, Skip, Status, Unknown, Verdict
+from doctor.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.job import Job, Rank
-from doctor.reasoning.expected import ALONE
 from doctor.reasoning.reported import reported_findings
 from doctor.result import CheckResult, Ignored, ReportFinding
 

@@ -9,6 +9,9 @@ import msgspec
 
 from doctor.facts import Setting
 
+ALONE = "one process: nothing to compare it with"
+"""Why a check that compares ranks skips a job of one process."""
+
 
 class Severity(str, Enum):
     """How bad: ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good

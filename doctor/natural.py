@@ -1,12 +1,22 @@
-"""The order in which people number things: ``node2`` before ``node10``."""
+"""Text for people: names in natural order (``node2`` before ``node10``), and sizes in binary units."""
 
 from __future__ import annotations
 
 import re
 
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     """What sorts names by their numbers."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name))
+
+
+def byte_size(count: float) -> str:
+    """A count of bytes in binary units, three digits that matter."""
+    unit = 0
+    while abs(count) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.3g} {_BYTE_UNITS[unit]}" if abs(count) < 1000 else f"{count:.0f} {_BYTE_UNITS[unit]}"

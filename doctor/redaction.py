@@ -14,9 +14,9 @@ from ipaddress import IPv6Address
 from typing import Any
 
 from doctor.job import UNTOLD
+from doctor.knowledge.slurm import INTERACTIVE_JOBS
 from doctor.masking import mask_text, mask_value
 from doctor.natural import natural_key
-from doctor.reasoning.launch import INTERACTIVE_JOBS
 from doctor.redaction_lists import NodeLists, folded
 from doctor.redaction_names import Forms, Numbers
 from doctor.redaction_networks import Address, AddressBook, Network, parse_address, parse_network

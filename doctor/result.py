@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
 from doctor.finding import Severity, Source, Status
-from doctor.reasoning.outcome import Outcome
 from doctor.version import __version__
 
 SCHEMA = 1
 
 VerdictWord = Literal["ok", "sick", "inconclusive"]
+FailOn = Literal["error", "warning", "never"]
+
+Kind = Literal["ended", "running", "interrupted", "unknown"]
+"""``ended``: in an orderly way. ``running``: steps still advance. ``interrupted``: from outside, by a user, a launcher
+or a scheduler. ``unknown``: nothing shows how it ended."""
 
 
 class Ignored(msgspec.Struct, frozen=True):
@@ -108,6 +112,49 @@ class Input(msgspec.Struct, frozen=True):
     decisive: bool | msgspec.UnsetType = msgspec.UNSET
 
 
+class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of a log: where it stands (``line`` from 1), who wrote it as far as that is known, and its text."""
+
+    file: str
+    line: int
+    text: str
+    rank: int | None = None
+    host: str | None = None
+
+
+class LastStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last step that a process reported: ``step`` in words (``epoch 0, batch 37/370``), ``at`` in seconds since the
+    epoch."""
+
+    step: str
+    file: str
+    line: int
+    rank: int | None = None
+    at: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended. ``reason``: a clause for people. ``evidence``: the lines on which ``kind`` rests. ``lines`` were
+    read, of which ``recognized`` are of a known kind. ``unexplained``: lines that look like errors and that no finding
+    quotes, of each rank the first ones first; ``unexplained_lines``: how many there are. ``collect``: what would show
+    more, a sentence each."""
+
+    kind: Kind
+    reason: str
+    lines: int = 0
+    recognized: int = 0
+    evidence: tuple[QuotedLine, ...] = ()
+    last_steps: tuple[LastStep, ...] = ()
+    unexplained: tuple[QuotedLine, ...] = ()
+    unexplained_lines: int = 0
+    collect: tuple[str, ...] = ()
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it is evidence of health."""
+        return self.kind in ("ended", "running")
+
+
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """The report document. Times: ``started`` ISO 8601 in UTC, ``seconds`` of wall clock. ``run``: the id of the run
     that was watched, as in the records of its ranks; not in the document of a command. ``estimate``: what
@@ -152,3 +199,28 @@ class SeveralReports(msgspec.Struct, frozen=True):
     exit_code: int
     verdict: VerdictWord
     runs: tuple[RunReport, ...]
+
+
+_VERDICTS: dict[int, VerdictWord] = {0: "ok", 1: "sick", 3: "inconclusive"}
+
+
+def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
+    """1 for a finding that stands at or above ``fail_on``, else 3 where the verdict is inconclusive, else 0."""
+    least = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight, "never": 99}[fail_on]
+    standing = (finding for result in results for finding in result.findings if finding.stands)
+    if any(finding.severity.weight >= least for finding in standing):
+        return 1
+    return 3 if inconclusive else 0
+
+
+def verdict_word(results: Iterable[CheckResult], *, inconclusive: bool) -> VerdictWord:
+    """The verdict of a report; settings that change the exit code do not change it."""
+    return _VERDICTS[exit_code(results, "error", inconclusive=inconclusive)]
+
+
+def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) -> tuple[int, VerdictWord]:
+    """The exit code and the verdict of results that were drawn from more than one look."""
+    results = tuple(results)
+    inconclusive = inconclusive or any(result.status is Status.CRASH for result in results)
+    code = exit_code(results, "error", inconclusive=inconclusive)
+    return code, _VERDICTS[code]

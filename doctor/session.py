@@ -20,6 +20,7 @@ from doctor.result import (
     SCHEMA,
     CheckResult,
     Coverage,
+    FailOn,
     HostRanks,
     Input,
     Report,
@@ -28,9 +29,10 @@ from doctor.result import (
     RunReport,
     SeveralReports,
     Tool,
-    VerdictWord,
+    exit_code,
+    verdict_word,
 )
-from doctor.settings import FailOn, IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
+from doctor.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
 if TYPE_CHECKING:
     from doctor.catalog import Catalog
@@ -212,7 +214,7 @@ def judge(
         started=datetime.datetime.fromtimestamp(began, datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.time() - began, 3),
         exit_code=exit_code(results, settings.fail_on, inconclusive=inconclusive),
-        verdict=_VERDICTS[exit_code(results, "error", inconclusive=inconclusive)],
+        verdict=verdict_word(results, inconclusive=inconclusive),
         job=describe_job(job),
         coverage=_coverage(job, results),
         primary=primary_of(results, job.evidence),
@@ -242,17 +244,6 @@ def of_several(reports: Iterable[tuple[str, Report]], *, started: float) -> Seve
 _GRAVEST, _GRAVEST_WORDS = (1, 3, 0), ("sick", "inconclusive", "ok")
 
 
-def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) -> tuple[int, VerdictWord]:
-    """The exit code and the verdict of results that were drawn from more than one look."""
-    results = tuple(results)
-    inconclusive = inconclusive or any(result.status is Status.CRASH for result in results)
-    code = exit_code(results, "error", inconclusive=inconclusive)
-    return code, _VERDICTS[code]
-
-
-_VERDICTS: dict[int, VerdictWord] = {0: "ok", 1: "sick", 3: "inconclusive"}
-
-
 def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
     """The files and lines that findings quote, or were found at."""
     findings = [finding for result in results for finding in result.findings]
@@ -264,15 +255,6 @@ def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
 def _lines_said(finding: ReportFinding) -> tuple[object, ...]:
     said = finding.evidence.get("said")
     return tuple(said) if isinstance(said, (list, tuple)) else ()
-
-
-def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
-    """1 for a finding that stands at or above ``fail_on``, else 3 where the verdict is inconclusive, else 0."""
-    least = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight, "never": 99}[fail_on]
-    standing = (finding for result in results for finding in result.findings if finding.stands)
-    if any(finding.severity.weight >= least for finding in standing):
-        return 1
-    return 3 if inconclusive else 0
 
 
 def is_inconclusive(job: Job, results: Iterable[CheckResult], *, strict: bool, must_be_complete: bool) -> bool:

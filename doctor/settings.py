@@ -13,12 +13,12 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from doctor.errors import UnusableError
-from doctor.result import Ignored
+from doctor.result import FailOn, Ignored
 from doctor.settings_files import VARIABLE, Search, SettingsFile, is_private
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from doctor.checking import Check
     from doctor.finding import Finding
     from doctor.lint.rule import Rule
-
-FailOn = Literal["error", "warning", "never"]
 
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
 """Seconds that a timeout may be."""

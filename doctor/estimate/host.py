@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from doctor.estimate.plan import HostMemory, Loading, Plan, Traced
+from doctor.natural import byte_size
 
 MIB = 1 << 20
 
@@ -73,8 +74,6 @@ def _notes(loading: Loading, ranks: int, *, copied: bool) -> Iterator[str]:
 
 
 def _of_copies(dataset: int, workers: int, *, copied: bool) -> Iterator[str]:
-    from doctor.report.words import byte_size
-
     if copied:
         yield f"each worker gets a copy of the data set, {byte_size(dataset)}: workers are no forks from Python 3.14 on"
     else:

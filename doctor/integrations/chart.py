@@ -12,8 +12,7 @@ from doctor.examining import primary_of
 from doctor.finding import Severity, Status
 from doctor.folders import OwnFile
 from doctor.outlets.outlet import News
-from doctor.result import CheckResult, Report, ReportFinding
-from doctor.session import verdict_of
+from doctor.result import CheckResult, Report, ReportFinding, verdict_of
 
 FILE_LIMIT = 64 << 20
 """Bytes of an earlier report of the same run that are read."""

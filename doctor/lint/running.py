@@ -20,7 +20,18 @@ from doctor.lint.rule import Rule
 from doctor.lint.rules import Rulebook
 from doctor.lint.script import Script
 from doctor.masking import mask_record
-from doctor.result import SCHEMA, CheckResult, Coverage, Ignored, Input, Report, ReportFinding, Tool
+from doctor.result import (
+    SCHEMA,
+    CheckResult,
+    Coverage,
+    Ignored,
+    Input,
+    Report,
+    ReportFinding,
+    Tool,
+    exit_code,
+    verdict_of,
+)
 from doctor.settings import Settings
 
 WALK_DEADLINE = 120.0
@@ -76,7 +87,6 @@ def _lost_root(root: Path, why: str) -> list[Target]:
 def draw_up(verdicts: Sequence[Verdict], asked: Asked, *, started: float) -> Report:
     """The report. ``started``: ``time.time()`` when the command began."""
     from doctor.examining import crash_at_load, primary_of
-    from doctor.session import exit_code, verdict_of
 
     groups: dict[str, list[int]] = {}
     for number, rule in enumerate(asked.book.rules):

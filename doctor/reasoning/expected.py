@@ -20,8 +20,6 @@ K = TypeVar("K", bound=Hashable)
 SHOWN_VALUES = 4
 """Values that one line can carry."""
 
-ALONE = "one process: nothing to compare it with"
-
 
 class Expectation(NamedTuple):
     """A value that a job which worked had on all ranks; ``None``: it did not have the thing, or had not set it.

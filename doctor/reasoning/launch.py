@@ -19,12 +19,9 @@ from typing import NamedTuple
 
 from doctor.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.job import Alike, Job, Rank
-from doctor.knowledge.slurm import FIRST_SPECIAL_STEP
+from doctor.knowledge.slurm import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
 from doctor.reasoning.course import count_told
 from doctor.reasoning.said import Said
-
-INTERACTIVE_JOBS = ("bash", "interactive")
-"""SLURM job names that Lightning does not take for a SLURM run (lightning/fabric/plugins/environments/slurm.py)."""
 
 LOCAL_RANK_NAMES = (
     "LOCAL_RANK",

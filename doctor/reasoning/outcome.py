@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator
-from typing import Literal
-
-import msgspec
 
 from doctor.facts import Event, Evidence, ProgressFacts, RecorderFacts
 from doctor.job import Job
 from doctor.reasoning.first import CRASH, EXCEPTION, LOST_PEERS, ROOTS, TIMED_OUT, Aftermath, nature_of_exception
-
-Kind = Literal["ended", "running", "interrupted", "unknown"]
-"""``ended``: in an orderly way. ``running``: steps still advance. ``interrupted``: from outside, by a user, a launcher
-or a scheduler. ``unknown``: nothing shows how it ended."""
+from doctor.result import Kind, LastStep, Outcome, QuotedLine
 
 Place = tuple[str, int]
 """File and line."""
@@ -35,49 +29,6 @@ LIVE_STEPS = 5
 _SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup")
 """Messages of processes that were told to end."""
 _TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
-
-
-class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a log: where it stands (``line`` from 1), who wrote it as far as that is known, and its text."""
-
-    file: str
-    line: int
-    text: str
-    rank: int | None = None
-    host: str | None = None
-
-
-class LastStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last step that a process reported: ``step`` in words (``epoch 0, batch 37/370``), ``at`` in seconds since the
-    epoch."""
-
-    step: str
-    file: str
-    line: int
-    rank: int | None = None
-    at: float | None = None
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended. ``reason``: a clause for people. ``evidence``: the lines on which ``kind`` rests. ``lines`` were
-    read, of which ``recognized`` are of a known kind. ``unexplained``: lines that look like errors and that no finding
-    quotes, of each rank the first ones first; ``unexplained_lines``: how many there are. ``collect``: what would show
-    more, a sentence each."""
-
-    kind: Kind
-    reason: str
-    lines: int = 0
-    recognized: int = 0
-    evidence: tuple[QuotedLine, ...] = ()
-    last_steps: tuple[LastStep, ...] = ()
-    unexplained: tuple[QuotedLine, ...] = ()
-    unexplained_lines: int = 0
-    collect: tuple[str, ...] = ()
-
-    @property
-    def is_orderly(self) -> bool:
-        """Whether it is evidence of health."""
-        return self.kind in ("ended", "running")
 
 
 def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> Outcome | None:

@@ -18,8 +18,8 @@ from doctor.facts import (
     TransferFacts,
 )
 from doctor.job import Job
+from doctor.natural import byte_size
 from doctor.report.story import story_of
-from doctor.report.words import byte_size
 from doctor.result import Report
 
 MOST_LINES = 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from doctor.estimate.plan import Estimate
+from doctor.natural import byte_size
 from doctor.report.estimate_words import (
     WAY_HEAD,
     Row,
@@ -23,7 +24,7 @@ from doctor.report.estimate_words import (
 )
 from doctor.report.rich_names import Console, Group, Padding, RenderableType, Table, Text
 from doctor.report.terminal import NARROW, draw_findings
-from doctor.report.words import byte_size, counts_line, spelt_out
+from doctor.report.words import counts_line, spelt_out
 from doctor.result import Report
 
 _COLOUR = {"ok": "green", "sick": "red", "inconclusive": "magenta"}

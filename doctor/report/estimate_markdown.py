@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from doctor.estimate.plan import Estimate
+from doctor.natural import byte_size
 from doctor.report.estimate import not_judged
 from doctor.report.estimate_words import (
     WAY_HEAD,
@@ -21,7 +22,7 @@ from doctor.report.estimate_words import (
     way_cells,
     when_words,
 )
-from doctor.report.words import byte_size, cell, line_of, printable
+from doctor.report.words import cell, line_of, printable
 from doctor.result import Report
 
 

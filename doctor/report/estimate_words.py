@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from doctor.estimate.largest import MOST
 from doctor.estimate.plan import Estimate, HostMemory, Measured, Parts, Way
-from doctor.report.words import byte_size, spelt_out
+from doctor.natural import byte_size
+from doctor.report.words import spelt_out
 
 LABELS = {
     "parameters": "parameters",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from doctor.facts import Evidence
 from doctor.finding import Severity, Status
 from doctor.job import UNTOLD, Job
+from doctor.natural import byte_size
 from doctor.report.charts import timeline_of
 from doctor.report.charts_data import chart_data
 from doctor.report.charts_lanes import MARKS, SPANS
@@ -32,7 +33,6 @@ from doctor.report.story import (
     to_collect,
 )
 from doctor.report.words import (
-    byte_size,
     counts_line,
     coverage_line,
     evidence_lines,

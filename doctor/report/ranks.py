@@ -8,7 +8,7 @@ from typing import NamedTuple
 from doctor.facts import Collective, Failure, MemorySnapshotFacts, ProgressFacts, RecorderFacts, RunMemoryFacts
 from doctor.finding import Severity
 from doctor.job import UNTOLD, Job, Rank
-from doctor.report.words import byte_size
+from doctor.natural import byte_size
 from doctor.result import Report
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from doctor.facts import Event
 from doctor.finding import Severity
 from doctor.job import Job
-from doctor.reasoning.outcome import QuotedLine
 from doctor.report.words import (
     coverage_in_words,
     fix_parts,
@@ -19,7 +18,7 @@ from doctor.report.words import (
     unclear_outcome,
     why_inconclusive,
 )
-from doctor.result import CheckResult, Report, ReportFinding
+from doctor.result import CheckResult, QuotedLine, Report, ReportFinding
 
 _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
 _MANY_AND = re.compile(r", | and ")

@@ -13,15 +13,14 @@ import msgspec
 
 from doctor.finding import Severity, Status
 from doctor.job import UNTOLD
-from doctor.reasoning.outcome import Outcome
-from doctor.result import CheckResult, Report, ReportFinding
+from doctor.natural import byte_size
+from doctor.result import CheckResult, Outcome, Report, ReportFinding
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal obeys instead of showing it, and what turns the direction of writing; not tabs and line breaks."""
 
 _CODE = re.compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
 """Between single backticks: a run of them means something else to Markdown."""
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def spelt_out(text: str) -> str:
@@ -153,15 +152,6 @@ def _is_one_process(report: Report) -> bool:
 def told_hosts(finding: ReportFinding) -> list[str]:
     """The hosts that a finding names, those that nobody knows left out."""
     return [host for host in finding.hosts if host != UNTOLD]
-
-
-def byte_size(count: float) -> str:
-    """A count of bytes in binary units, three digits that matter."""
-    unit = 0
-    while abs(count) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        count /= 1024
-        unit += 1
-    return f"{count:.3g} {_BYTE_UNITS[unit]}" if abs(count) < 1000 else f"{count:.0f} {_BYTE_UNITS[unit]}"
 
 
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:

@@ -8,11 +8,12 @@ import pytest
 
 from doctor.api import Finding, HostFacts, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
 from doctor.catalog import Catalog
+from doctor.natural import byte_size
 from doctor.report.machine import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 from doctor.report.story import commands
 from doctor.report.terminal import draw_report, make_console
-from doctor.report.words import byte_size, cell, evidence_lines, ranges, some
+from doctor.report.words import cell, evidence_lines, ranges, some
 from doctor.result import Input
 from doctor.session import judge
 from doctor.settings import IgnoreEntry, Settings
