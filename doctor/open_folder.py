@@ -21,6 +21,8 @@ MARK = ".made-by-rankdoctor"
 """Lies in each private folder that the doctor has made: another one of this user's, moved to its place, has none."""
 MOST_NAMES = 1 << 17
 """Names of one folder that are looked at; twice as many as a box has in a job of 65,536 ranks."""
+TURNS = 3
+"""How often a folder is emptied in which others still make files."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 """How a folder is opened."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -168,10 +170,12 @@ class OpenFolder:
             if not stat.S_ISDIR(seen.st_mode):
                 os.unlink(name, dir_fd=self._descriptor)
                 return
-            with self.entered(name) as inner:
-                inner.empty()
-            with contextlib.suppress(OSError):  # something is not ours, or has just been made
-                os.rmdir(name, dir_fd=self._descriptor)
+            for _ in range(TURNS):
+                with self.entered(name) as inner:
+                    inner.empty()
+                with contextlib.suppress(OSError):  # something is not ours, or has just been made
+                    os.rmdir(name, dir_fd=self._descriptor)
+                    return
 
     def empty(self) -> None:
         """Remove all that is ours in it, hidden names too."""

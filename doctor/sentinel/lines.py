@@ -123,6 +123,7 @@ class Line:
     def close(self) -> None:
         """Give back what it holds, and open it no more."""
         self._tries = TRIES
+        self._soon = None
         if self._board is not None:
             self._board.close()
         self._board = None
@@ -240,6 +241,22 @@ class Lines:
             line.clear(line.bell)
             for name in line.several(full):
                 line.set(name, b"")
+
+    def acknowledge(self, ruling: str, box: str, data: bytes) -> bool:
+        """Add an entry to ``box`` on every line where ``ruling`` is set; whether what this run left had to be removed.
+
+        The rank that ruled clears the board once all others have acknowledged or its patience ends. An entry that was
+        added after that has made the folders anew, and nobody else would remove them.
+        """
+        removed = False
+        for line in self.alive:
+            if line.get(self._at_place(ruling)) is None:
+                continue
+            line.append(self._at_place(box), data)
+            if line.get(self._at_place(ruling)) is None:
+                line.clear(self.place)
+                removed = True
+        return removed
 
     def close(self) -> None:
         """Give back what they hold."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from doctor.gather.messages import encode
 from doctor.sentinel.alarms import Alarms
 from doctor.sentinel.hearing import Hearing, Times
 from doctor.sentinel.lines import Reader
 from doctor.sentinel.messages import Here, Said, read_all
 from doctor.sentinel.requests import Request
 from doctor.sentinel.soon import Soon
-from doctor.sentinel.station import Station
+from doctor.sentinel.station import HEARD, Station
 from doctor.sentinel.terms import Ruling, Sections
 
 BROKEN = 1.0
@@ -131,11 +130,10 @@ class Meetings:
         if held.request.occasion != "end":
             held.request.answer(ruling)
         elif said is not None and said.by == station.rank:
-            heard = station.circle.lines.reader("end/heard")
+            heard = station.circle.lines.reader(HEARD)
             self._parting = Parting(held, said.ruling, heard, {station.rank}, now + FAREWELL)
         else:
-            station.circle.lines.append("end/heard", encode(Here(station.rank)))
-            station.lines.close()  # whoever judges may sweep now
+            station.leave()
             held.request.answer(ruling)
 
     def _part(self, parting: Parting, now: float) -> None:

@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 
 from doctor.facts import ProgressFacts
 from doctor.folders import OwnFile
+from doctor.gather.messages import encode
 from doctor.gather.signing import Rejected
 from doctor.reasoning.launch import ranks_in_words
 from doctor.sentinel.admission import Place
 from doctor.sentinel.bystander import Bystander
 from doctor.sentinel.hearing import CANDIDATES, Circle, Hearing
 from doctor.sentinel.lines import Lines
+from doctor.sentinel.messages import Here
 from doctor.sentinel.on_demand import STACKS
 from doctor.sentinel.own import Own
 from doctor.sentinel.records import Records
 from doctor.sentinel.terms import GoesOn, Judge, Patient, Ruling, Tell
 from doctor.sentinel.ward import Ward, card_name, progress_of
+
+RULING, HEARD = "end/ruling", "end/heard"
+"""Where the ruling on the end is set, and the box in which each rank acknowledges it."""
 
 
 @dataclass
@@ -120,6 +125,12 @@ class Station:
         if lower:
             self.ward.read(self.circle.lines.alive)
         return any(bystander.lives(one) if one in bystander.neighbours else self.ward.is_lively(one) for one in lower)
+
+    def leave(self) -> None:
+        """Acknowledge the ruling on the end, and use the board no more."""
+        if self.circle.lines.acknowledge(RULING, HEARD, encode(Here(self.rank))):
+            self.records.tidy()
+        self.lines.close()
 
     def clear(self) -> None:
         """Leave nothing on the board, now that the run is over for all."""

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from doctor.gather.folder import Folder
-from doctor.open_folder import MARK
+from doctor.open_folder import MARK, OpenFolder
 from doctor.sentinel import lines as lined
 from doctor.sentinel.lines import Line, Lines
 from tests.gather.boards import store_boards
@@ -164,3 +164,50 @@ def test_without_lines_all_is_one_s_own():
     lines.append("box", b"1")
     assert (lines.get("word"), lines.reader("box").fresh(), lines.several(["word"], ())) == (None, [], {})
     assert lines.claim("turn", b"1")
+
+
+@pytest.fixture
+def leaving(tmp_path):
+    """The lines of a rank that leaves while the ruling on the end is set."""
+    lines = opened(Lines([Line("a", lambda: Folder(tmp_path, "runs"))]))
+    lines.set("end/ruling", b"ruling")
+    return lines
+
+
+def entries(folder):
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.name != MARK]
+
+
+def test_an_acknowledgment_stays_while_the_ruling_does(tmp_path, leaving):
+    assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert len(entries(tmp_path)) == 2
+
+
+def test_nothing_is_acknowledged_on_a_board_that_was_cleared(tmp_path, leaving):
+    leaving.clear(())
+    assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert entries(tmp_path) == []
+
+
+def test_an_acknowledgment_is_removed_with_the_board(tmp_path, leaving, monkeypatch):
+    """The rank that ruled clears the board just before this one writes."""
+    [line] = leaving.all
+    append = line.append
+    monkeypatch.setattr(line, "append", lambda *entry: (leaving.clear(()), append(*entry)))
+    assert leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert entries(tmp_path) == []
+
+
+def test_a_folder_is_removed_in_which_a_file_was_made_meanwhile(tmp_path, leaving, monkeypatch):
+    """A rank acknowledges after the others' acknowledgments were removed, and before the ruling is."""
+    remove, late = OpenFolder.remove, [b"0"]
+
+    def removed(folder, name):
+        if name == "ruling" and late:
+            Folder(tmp_path, "runs").append("place/end/heard", late.pop())
+        remove(folder, name)
+
+    monkeypatch.setattr(OpenFolder, "remove", removed)
+    leaving.clear(())
+    assert late == []
+    assert not [*tmp_path.glob(".rankdoctor-runs/place")]
