@@ -1,0 +1,125 @@
+"""Show how two recorded corpora differ, by entry.
+
+    python tests/golden/compare.py OLD NEW [--only WORD] [--limit N] [--replace PATTERN TEXT]...
+
+Differences in JSON are grouped: where one value became another in many entries, it is shown once, with their number and
+the first of them. ``--replace`` rewrites OLD first (a regular expression), for words that were changed on purpose.
+Exit 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from record import masked
+
+NAMES = ("case", "id", "name", "path")
+"""Fields by which items of a list are told apart, the first that is there."""
+WIDTH = 300
+ABSENT = "(absent)"
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each leaf of a document with its path."""
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from flat(one, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        for number, one in enumerate(value):
+            yield from flat(one, f"{path}[{_label(one, number)}]")
+    else:
+        yield path, json.dumps(value, ensure_ascii=False)
+
+
+def _label(item: Any, number: int) -> object:
+    names = (item[name] for name in NAMES if isinstance(item.get(name), str)) if isinstance(item, dict) else iter(())
+    return next(names, number)
+
+
+def leaves(name: str, text: str) -> dict[tuple[str, str], str] | None:
+    """Entry and path -> value, of JSON and JSON lines; ``None`` for other text."""
+    if name.endswith(".jsonl"):
+        found: dict[tuple[str, str], str] = {}
+        for line in text.splitlines():
+            entry = json.loads(line)
+            found.update({(f"{name} {entry['case']!r}", path): value for path, value in flat(entry)})
+        return found
+    head, mark, body = text.partition("--- stdout\n")
+    try:
+        document = json.loads(body) if mark else None
+    except ValueError:
+        document = None
+    if document is None:
+        return None
+    return {(name, "head"): json.dumps(head), **{(name, path): value for path, value in flat(document)}}
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The entries of a corpus."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): masked(path.read_text(encoding="utf-8")) for path in sorted(files)}
+
+
+def main() -> int:
+    """Print the differences; 1 where there are any."""
+    parser = argparse.ArgumentParser(description="Show how two recorded corpora differ.")
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--only", default="", help="entries whose name contains this")
+    parser.add_argument("--limit", type=int, default=200, help="differences shown (default: 200)")
+    parser.add_argument("--replace", nargs=2, action="append", default=[], metavar=("PATTERN", "TEXT"))
+    asked = parser.parse_args()
+    old, new = read(asked.old), read(asked.new)
+    if not old or not new:
+        parser.error("a corpus is empty")
+    for pattern, text in asked.replace:
+        old = {name: re.sub(pattern, text, one) for name, one in old.items()}
+    names = [name for name in sorted({*old, *new}) if asked.only in name and old.get(name) != new.get(name)]
+    blocks = list(_blocks(old, new, names))
+    print("\n".join(blocks[: asked.limit]))
+    if len(blocks) > asked.limit:
+        print(f"... and {len(blocks) - asked.limit} more differences (--limit)")
+    print(f"{len(names)} of {len({*old, *new})} entries differ")
+    return 1 if names else 0
+
+
+def _blocks(old: dict[str, str], new: dict[str, str], names: list[str]) -> Iterator[str]:
+    """Whole entries that are on one side only, then changed values by frequency, then changed texts."""
+    changes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    texts = []
+    for name in names:
+        if name not in old or name not in new:
+            yield f"{name}: only in {'NEW' if name in new else 'OLD'}"
+            continue
+        before, after = leaves(name, old[name]), leaves(name, new[name])
+        if before is None or after is None:
+            texts.append(name)
+            continue
+        changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+        for entry, path in changed:
+            key = (
+                re.sub(r"\[[^\]]*\]", "[]", path),
+                before.get((entry, path), ABSENT),
+                after.get((entry, path), ABSENT),
+            )
+            changes[key].append(f"{entry} at {path}")
+        if not changed:  # only the order or the layout
+            texts.append(name)
+    for (path, before_, after_), places in sorted(changes.items(), key=lambda change: -len(change[1])):
+        yield f"{len(places)} x {path}: {places[0]}\n  - {before_[:WIDTH]}\n  + {after_[:WIDTH]}"
+    for name in texts:
+        lines = difflib.unified_diff(old[name].splitlines(), new[name].splitlines(), name, name, "OLD", "NEW", 1, "")
+        yield "\n".join(line[:WIDTH] for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
