@@ -71,7 +71,7 @@ ESTIMATES = {
 }
 
 MASKS = (
-    (re.compile(r'("(?:seconds|started|created|took|time)": )(?:"[^"]*"|[\d.e+-]+)'), r'\1"<time>"'),
+    (re.compile(r'("seconds": )[\d.e+-]+(?=,\s+"(?:findings|exit_code)")'), r'\1"<time>"'),
     (re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00| UTC)?(?=\W|$)"), "<time>"),
     (re.compile(r'\btime="[\d.]+"'), 'time="<time>"'),
     (re.compile(r"(?<=[;·,] )(?:[\d.]+ (?:ms|s|min)|[\d.]+ min [\d.]+ s)$", re.MULTILINE), "<time>"),
@@ -114,15 +114,10 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON has it, without elapsed seconds."""
-    return _without_seconds(msgspec.to_builtins(value))
-
-
-def _without_seconds(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_seconds(one) for key, one in value.items() if key not in ("seconds", "started")}
-    return [_without_seconds(one) for one in value] if isinstance(value, (list, tuple)) else value
+def plain(value: Any) -> dict[str, Any]:
+    """The record as JSON has it, without when it was made."""
+    document: dict[str, Any] = msgspec.to_builtins(value)
+    return {name: one for name, one in document.items() if name not in ("seconds", "started")}
 
 
 def as_lines(entries: Iterable[dict[str, Any]]) -> str:
