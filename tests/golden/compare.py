@@ -104,18 +104,18 @@ def _blocks(old: dict[str, str], new: dict[str, str], names: list[str]) -> Itera
         if before is None or after is None:
             texts.append(name)
             continue
-        changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+        there, here = ({entry for entry, _ in found} for found in (before, after))
+        for entry in sorted(there ^ here):
+            yield f"{entry}: only in {'NEW' if entry in here else 'OLD'}"
+        places = [place for place in {**before, **after} if place[0] in there & here]
+        changed = [place for place in places if before.get(place) != after.get(place)]
         for entry, path in changed:
-            key = (
-                re.sub(r"\[[^\]]*\]", "[]", path),
-                before.get((entry, path), ABSENT),
-                after.get((entry, path), ABSENT),
-            )
-            changes[key].append(f"{entry} at {path}")
-        if not changed:  # only the order or the layout
+            was, now = before.get((entry, path), ABSENT), after.get((entry, path), ABSENT)
+            changes[re.sub(r"\[[^\]]*\]", "[]", path), was, now].append(f"{entry} at {path}")
+        if not changed and there == here:  # only the order or the layout
             texts.append(name)
-    for (path, before_, after_), places in sorted(changes.items(), key=lambda change: -len(change[1])):
-        yield f"{len(places)} x {path}: {places[0]}\n  - {before_[:WIDTH]}\n  + {after_[:WIDTH]}"
+    for (path, was, now), where in sorted(changes.items(), key=lambda change: -len(change[1])):
+        yield f"{len(where)} x {path}: {where[0]}\n  - {was[:WIDTH]}\n  + {now[:WIDTH]}"
     for name in texts:
         lines = difflib.unified_diff(old[name].splitlines(), new[name].splitlines(), name, name, "OLD", "NEW", 1, "")
         yield "\n".join(line[:WIDTH] for line in lines)

@@ -233,11 +233,11 @@ def _lint_cases() -> Entries:
     groups: dict[tuple[str, ...], dict[str, tuple[str, str]]] = defaultdict(dict)
     for rule in sorted(load("rules")(), key=lambda rule: rule.id):
         for case in rule.cases():
-            key = f"{digest(case.title + case.text)}"
-            path = Path("cases", rule.id, key, case.name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(case.text)
-            groups[_lint_options(case)][str(path)] = (rule.id, case.title)
+            key = digest(case.title + case.text)
+            file = Path("cases", rule.id, key, case.name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(case.text)
+            groups[_lint_options(case)][str(file)] = (rule.id, case.title)
     entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for options, paths in sorted(groups.items()):
         hits = _hits(options, paths)
