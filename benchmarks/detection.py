@@ -20,9 +20,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
 from readme import write_between  # noqa: E402 - the path comes first
 
-from doctor.cases import Sick, Sketch, Well, healthy  # noqa: E402 - the path comes first
+from doctor.cases import Sick, Sketch, healthy  # noqa: E402 - the path comes first
 from doctor.catalog import Catalog, load_catalog  # noqa: E402
-from doctor.checking import Check  # noqa: E402
+from doctor.checking import Case, Check  # noqa: E402
 from doctor.examining import examine_job as examine  # noqa: E402
 from doctor.finding import Severity  # noqa: E402
 from doctor.result import CheckResult  # noqa: E402
@@ -81,7 +81,7 @@ def _score_fault(row: Row, check: Check, case: Sick) -> None:
         row.misses.append(f"{check.id} {case.name}")
 
 
-def _score_healthy(row: Row, check: Check, case: Well, catalog: Catalog) -> None:
+def _score_healthy(row: Row, check: Check, case: Case, catalog: Catalog) -> None:
     row.healthy += 1
     _count_alarms(row, f"{check.id} {case.name}", examine(case.sketch.job(), Catalog((check,))))
 

@@ -228,9 +228,6 @@ class Sick:
     severity: Severity | None = None
 
 
-Case = Well | Sick
-
-
 def _as_task(old: Section | Missing | None, world: int, hosts: int) -> Section:
     """The launch facts of a task: what srun sets, and MASTER_ADDR and MASTER_PORT as a batch script sets them."""
     old = old if isinstance(old, LaunchFacts) else LaunchFacts()

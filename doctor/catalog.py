@@ -18,6 +18,7 @@ from types import ModuleType
 
 from doctor.checking import FAMILIES, Check
 from doctor.errors import UnusableError
+from doctor.version import PACKAGE
 
 ENTRY_POINTS = "doctor.checks"
 RULES = ("code", "written")
@@ -88,12 +89,23 @@ def builtin_checks(broken: list[Broken] | None = None) -> Iterator[Check]:
             yield check
 
 
+def playbook_directory() -> Path:
+    """Where the pages of ``doctor explain`` are: data of the installed package, else the checkout's own folder."""
+    installed = Path(PACKAGE, "_playbooks")
+    return installed if installed.is_dir() else _checkout() / "playbooks"
+
+
+def _checkout() -> Path:
+    """The folder that holds this package."""
+    return Path(PACKAGE).resolve().parent
+
+
 def builtin_package() -> ModuleType:
     """The package ``doctor_checks``; in a checkout it lies on the shelf ``checks`` beside this package."""
     try:
         return importlib.import_module("doctor_checks")
     except ModuleNotFoundError as error:
-        shelf = Path(__file__).resolve().parent.parent / "checks"
+        shelf = _checkout() / "checks"
         if error.name != "doctor_checks" or not shelf.is_dir():
             raise
         sys.path.append(str(shelf))

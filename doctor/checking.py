@@ -6,8 +6,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from doctor.cases import Case
 from doctor.facts import Section
 from doctor.finding import Scope, Severity, Verdict
 from doctor.job import Job
@@ -28,6 +28,18 @@ FAMILIES = {
 
 _ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
 _NAME = re.compile(r"[\w-]+")
+
+
+class Case(Protocol):
+    """A job that proves a check, as :mod:`doctor.cases` builds it: tests alone build and judge it."""
+
+    @property
+    def name(self) -> str:
+        """What is special about the job."""
+
+    @property
+    def sketch(self) -> Any:
+        """What the job is built from."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ def cleaned_path() -> list[str]:
         for index, entry in enumerate(sys.path)
         if os.path.isabs(entry) and not (entry in unwanted and index < behind)  # noqa: PTH117
     ]
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is not loaded
+    package = str(sys.modules[__name__.partition(".")[0]].__file__)
+    home = os.path.dirname(os.path.dirname(os.path.abspath(package)))  # noqa: PTH100, PTH120 - pathlib is not loaded
     return path if home in path else [*path, home]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from doctor.catalog import playbook_directory
 from doctor.checking import FAMILIES, Check
 from doctor.errors import UnusableError
 
@@ -39,12 +40,6 @@ class Page(msgspec.Struct, frozen=True):
     title: str
     markdown: str
     limits: dict[str, float] = {}
-
-
-def playbook_directory() -> Path:
-    """Where the pages are: data of the installed package, else the checkout's own folder."""
-    installed = Path(__file__).parent / "_playbooks"
-    return installed if installed.is_dir() else Path(__file__).resolve().parent.parent / "playbooks"
 
 
 def find_page(word: str, more: Iterable[Page] = ()) -> Page:
@@ -123,12 +118,10 @@ def with_head(check: Check | Rule, text: str) -> str:
 def owners_of_pages() -> Iterator[Check | Rule]:
     """The built-in checks, and the rules that bear no id of a check."""
     from doctor.catalog import builtin_checks
-    from doctor.lint.ignoring import IGNORE_IN_VAIN
-    from doctor.lint.rules import OWN_FAMILY, builtin_rules
+    from doctor.lint.rules import OWN_FAMILY, load_rules
 
     yield from builtin_checks()
-    yield IGNORE_IN_VAIN
-    yield from (rule for rule in builtin_rules() if rule.family == OWN_FAMILY)
+    yield from (rule for rule in load_rules(guests=False).rules if rule.family == OWN_FAMILY)
 
 
 def write_heads() -> None:

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -26,10 +26,21 @@ if TYPE_CHECKING:
     from doctor.catalog import Catalog
     from doctor.checking import Check
     from doctor.finding import Finding
-    from doctor.lint.rule import Rule
 
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
 """Seconds that a timeout may be."""
+
+
+class HasId(Protocol):
+    """A check or a rule over files, as patterns of settings name it."""
+
+    @property
+    def id(self) -> str:
+        """Such as ``NET007``."""
+
+    @property
+    def family(self) -> str:
+        """The word of its family."""
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,14 +60,14 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         return self.host is None or (bool(hosts) and all(fnmatch.fnmatchcase(host, self.host) for host in hosts))
 
-    def covers_file(self, rule: Rule, file: str, today: datetime.date) -> bool:
+    def covers_file(self, rule: HasId, file: str, today: datetime.date) -> bool:
         """Whether what ``rule`` finds in ``file`` is accepted on that day."""
         if self.host is not None or not self._names(rule, today):
             return False
         path = file.replace(os.sep, "/").removeprefix("./")
         return self.path is None or any(fnmatch.fnmatchcase(path, one) for one in (self.path, f"*/{self.path}"))
 
-    def _names(self, owner: Check | Rule, today: datetime.date) -> bool:
+    def _names(self, owner: HasId, today: datetime.date) -> bool:
         from doctor.catalog import matches
 
         return matches(owner.id, owner.family, self.id) and (self.until is None or today <= self.until)
@@ -104,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True):
         entry = next((entry for entry in self.ignore if entry.covers(check, hosts, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 
-    def ignored_in(self, rule: Rule, file: str) -> Ignored | None:
+    def ignored_in(self, rule: HasId, file: str) -> Ignored | None:
         """Why what a rule finds in a file does not count, or ``None``."""
         today = datetime.date.today()
         entry = next((entry for entry in self.ignore if entry.covers_file(rule, file, today)), None)
@@ -287,8 +298,8 @@ def require_known_patterns(catalog: Catalog, patterns: Iterable[str]) -> None:
 def is_built_in(pattern: str) -> bool:
     """Whether a family is called so, or a check or rule of this distribution: every one has a page. One file of
     settings serves those who look at jobs and those who look at files."""
+    from doctor.catalog import playbook_directory
     from doctor.checking import FAMILIES
-    from doctor.playbook import playbook_directory
 
     name = pattern.upper()
     if name in FAMILIES or name.lower() in FAMILIES.values():

@@ -2,7 +2,8 @@
 
 import re
 
-from doctor.playbook import all_pages, find_page, head_of, owners_of_pages, playbook_directory, with_head
+from doctor.catalog import playbook_directory
+from doctor.playbook import all_pages, find_page, head_of, owners_of_pages, with_head
 from tests.lab.cases import assert_each
 
 CHECKS = sorted(owners_of_pages(), key=lambda check: check.id)

@@ -14,25 +14,13 @@ from doctor.collectors.gpu_processes import read_processes
 from doctor.collectors.nvml import LOST, UNKNOWN, DeviceLost, Nvml, require_library, start_nvml
 from doctor.collectors.pci import numa_node
 from doctor.facts import Gpu, GpuFacts, MigDevice
+from doctor.knowledge.nvidia import kernel_bus_id, reason_names
 
 CLOCK_SM = 1
 SENSOR_GPU = 0
 SCOPE_NODE = 0
 CPU_WORDS = 64
 """64-bit words of a mask of processors or memory nodes: 4096, more than any host with GPUs has."""
-
-CLOCK_REASONS = {
-    0x001: "gpu-idle",
-    0x002: "application-clocks",
-    0x004: "software-power-cap",
-    0x008: "hardware-slowdown",
-    0x010: "sync-boost",
-    0x020: "software-thermal",
-    0x040: "hardware-thermal",
-    0x080: "hardware-power-brake",
-    0x100: "display-clocks",
-}
-"""nvml.h nvmlClocksEventReason*."""
 
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 """nvml.h nvmlComputeMode_t."""
@@ -143,11 +131,6 @@ def _activity(ask: Ask) -> dict[str, Any]:
     }
 
 
-def reason_names(mask: int) -> tuple[str, ...]:
-    """The names of the bits of a mask of clock event reasons; an unknown bit is named by its value."""
-    return tuple(CLOCK_REASONS.get(1 << bit, f"0x{1 << bit:x}") for bit in range(64) if mask >> bit & 1)
-
-
 def _settings(ask: Ask) -> dict[str, Any]:
     mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
     mig = ask("mig", "nvmlDeviceGetMigMode")
@@ -194,12 +177,6 @@ def _mig_device(nvml: Nvml, handle: Any, number: int) -> MigDevice:
 
 def _bus_id(info: Any) -> str | None:
     return kernel_bus_id(info.busId.decode() if isinstance(info.busId, bytes) else info.busId) if info else None
-
-
-def kernel_bus_id(bus_id: str) -> str:
-    """NVML's ``00000000:3B:00.0`` as the kernel, lspci and Xid lines write it: ``0000:3b:00.0``."""
-    domain, _, rest = bus_id.strip().lower().partition(":")
-    return f"{domain[-4:] if len(domain) == 8 and domain.startswith('0000') else domain}:{rest}"
 
 
 def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from doctor.errors import UnusableError
 from doctor.estimate.trees import resized, tensors_in
+from doctor.version import PACKAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def in_words(error: BaseException) -> str:
     trace, place = error.__traceback__, ""
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)
-        if "site-packages" not in path.parts and Path(__file__).parent.parent not in path.parents and path.exists():
+        if "site-packages" not in path.parts and Path(PACKAGE) not in path.parents and path.exists():
             place = f" ({path.name}:{trace.tb_lineno})"
         trace = trace.tb_next
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no words'}{place}"

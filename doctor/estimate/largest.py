@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-MOST = 1 << 20
-"""Samples of a micro-batch beyond which the memory is not what limits it."""
+from doctor.estimate.plan import MOST_SAMPLES
 
 FARTHEST = 64
 """How many times the largest batch that was traced a guess may be: a line through two small batches says little of
@@ -71,7 +70,7 @@ class _Search:
 
     @property
     def is_exact(self) -> bool:
-        return self.exceeds == (self.fits or 0) + 1 or self.fits == MOST
+        return self.exceeds == (self.fits or 0) + 1 or self.fits == MOST_SAMPLES
 
     @property
     def is_done(self) -> bool:
@@ -91,7 +90,7 @@ class _Search:
     def guess(self) -> int:
         fits, exceeds = self.fits, self.exceeds
         if exceeds is None:
-            return min(self._upwards(fits or 1), MOST)
+            return min(self._upwards(fits or 1), MOST_SAMPLES)
         if fits is None:
             return self._downwards(exceeds)
         if self._same_side >= STUBBORN:

@@ -11,6 +11,9 @@ Precision = Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 Moment = Literal["forward", "backward", "optimizer step", "between steps"]
 """When in a step a peak comes."""
 
+MOST_SAMPLES = 1 << 20
+"""Samples of a micro-batch beyond which the memory is not what limits it."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How a job will train. ``None``: as the factory's optimizer, Trainer or batch says, else AdamW.

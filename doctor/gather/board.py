@@ -92,15 +92,15 @@ class Board:
     """
 
     def __init__(self, carrier: Carrier, patience: float = PATIENCE) -> None:
-        self._carrier = carrier
-        self._patience = patience
+        self.carrier = carrier
+        self.patience = patience
         self._worker = Worker()
         self.words = carrier.words
         self.outlives_its_keeper = carrier.outlives_its_keeper
 
     def wrap(self, layer: Callable[[Carrier], Carrier]) -> None:
         """Lay something between this board and what carries it."""
-        self._carrier = layer(self._carrier)
+        self.carrier = layer(self.carrier)
 
     def call(self, work: Callable[[Carrier], T]) -> T:
         """Do ``work`` with the carrier.
@@ -109,7 +109,7 @@ class Board:
             BoardLost: it did not answer in time, or refused.
         """
         try:
-            return self._worker.run(lambda: work(self._carrier), self._patience)
+            return self._worker.run(lambda: work(self.carrier), self.patience)
         except TimeoutError:
             raise BoardLost(f"{self.words} does not answer") from None
         except BoardLost:
@@ -138,13 +138,6 @@ class Board:
     def clear(self, name: str) -> None:
         """Remove everything below ``name``, where that can be done."""
         self.call(lambda carrier: carrier.clear(name))
-
-    def and_also(self, other: Board, tell: Callable[[str], None]) -> Board:
-        """This board, with what others leave on the ``other`` one; ``tell`` gets to know when that one is lost."""
-        from doctor.gather.both import Both
-
-        # The other one has to give up first: this one is not lost with it.
-        return Board(Both(self._carrier, Board(other._carrier, self._patience / 3), tell), self._patience)
 
     def close(self) -> None:
         """Give back what the carrier holds; a carrier that hangs is left behind."""

@@ -66,3 +66,9 @@ class Both:
             self._second = None
             self._tell("the shared folder is lost: ranks that do not reach the store are not heard any more")
             return None
+
+
+def mirrored(first: Board, second: Board, tell: Callable[[str], None]) -> Board:
+    """The ``first`` board, with what others leave on the ``second``; ``tell`` gets to know when that one is lost."""
+    # The second has to give up first: the first is not lost with it.
+    return Board(Both(first.carrier, Board(second.carrier, first.patience / 3), tell), first.patience)

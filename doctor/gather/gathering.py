@@ -15,6 +15,7 @@ from doctor.errors import UnusableError
 from doctor.folders import OwnFolder
 from doctor.gather.attending import Attendant, NobodyKeeps
 from doctor.gather.board import PATIENCE, Board, BoardLost, Worker
+from doctor.gather.both import mirrored
 from doctor.gather.joining import (
     NOT_OURS,
     Joined,
@@ -197,7 +198,7 @@ class Gathering:
         if self._seat.number != 0:
             return joined
         try:
-            return joined._replace(board=joined.board.and_also(self._join_the_folder().board, self._tell))
+            return joined._replace(board=mirrored(joined.board, self._join_the_folder().board, self._tell))
         except Unreached as lost:
             self._tell_unreached(lost)
             return joined

@@ -10,7 +10,7 @@ import msgspec
 
 from doctor.collectors.base import Surroundings
 from doctor.collectors.identity import Identity
-from doctor.facts import Lack, Missing
+from doctor.facts import Lack, Missing, Section
 from doctor.gather.messages import MOST_STEPS, Task, Unreadable
 from doctor.gather.roll import Arrival
 from doctor.job import Job, Rank
@@ -123,6 +123,21 @@ class Survey:
     def close(self) -> None:
         """End what still runs for it."""
         self._bench.close()
+
+
+class LocalLightSurvey(Survey):
+    """Light probes alone, which keep the sections that this process measured. ``within``: seconds for all of them."""
+
+    def __init__(self, number: int, *, speaks: bool, tell: Callable[[str], None], within: float) -> None:
+        within = min(LIMIT_SECONDS, within)
+        super().__init__(number, (LightStage(),), Surroundings(), speaks=speaks, tell=tell, within=within)
+        self.sections: dict[str, Section | Missing] = {}
+
+    def take_part(self, task: Task) -> Found:
+        """Measure, and keep what was found."""
+        found = super().take_part(task)
+        self.sections = dict(found.sections)
+        return found
 
 
 def _broken(stage: Stage, error: Exception) -> Missing:

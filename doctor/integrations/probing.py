@@ -17,17 +17,13 @@ from doctor.gather.attending import Attendant, NobodyKeeps
 from doctor.gather.board import Board, BoardLost
 from doctor.gather.folder import Folder
 from doctor.gather.keeping import Keeper, Superseded
-from doctor.gather.messages import Task
 from doctor.gather.party import Party
 from doctor.gather.seat import Seat
 from doctor.gather.signing import Rejected, Secret, Signed
 from doctor.gather.speaker import Claim
 from doctor.gather.store import Store, join_store
-from doctor.gather.survey import Survey
+from doctor.gather.survey import LocalLightSurvey
 from doctor.integrations.base_facts import BaseFacts, Sections
-from doctor.probes import LIMIT_SECONDS
-from doctor.probes.light_stage import LightStage
-from doctor.probes.stage import Found
 from doctor.sentinel.way import Address, derived_run, find_store
 
 SECONDS = 15.0
@@ -53,7 +49,7 @@ def probe_between(
     store = find_store()
     key = f"probes-{derived_run(store, next(_COUNT), os.environ)}"
     seat = Seat(rank, world_size, key)
-    survey = _Kept(rank, speaks=facts.speaks, tell=tell)
+    survey = LocalLightSurvey(rank, speaks=facts.speaks, tell=tell, within=SECONDS / 2)
     party = Party(
         seat,
         host_identity(Surroundings()),
@@ -70,20 +66,6 @@ def probe_between(
     return survey.sections
 
 
-class _Kept(Survey):
-    """Light probes that keep what this process measured."""
-
-    def __init__(self, rank: int, *, speaks: bool, tell: Callable[[str], None]) -> None:
-        within = min(LIMIT_SECONDS, SECONDS / 2)
-        super().__init__(rank, (LightStage(),), Surroundings(), speaks=speaks, tell=tell, within=within)
-        self.sections: Sections = {}
-
-    def take_part(self, task: Task) -> Found:
-        found = super().take_part(task)
-        self.sections = dict(found.sections)
-        return found
-
-
 def _board(store: Address | None, directory: Path | OwnFolder, key: str) -> Board:
     if store is None:
         return Board(Folder(directory, key))
@@ -91,7 +73,7 @@ def _board(store: Address | None, directory: Path | OwnFolder, key: str) -> Boar
     return Board(Store(carrier, key, f"the store at {store.host}:{store.port}", outlives_its_keeper=False))
 
 
-def _take_part(board: Board, seat: Seat, party: Party, survey: _Kept, tell: Callable[[str], None]) -> None:
+def _take_part(board: Board, seat: Seat, party: Party, survey: LocalLightSurvey, tell: Callable[[str], None]) -> None:
     close_at = time.monotonic() + SECONDS
     try:
         if seat.number:

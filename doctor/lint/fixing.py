@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from doctor.errors import UnusableError
 from doctor.lint.rule import Edit
@@ -16,15 +15,6 @@ from doctor.lint.script import parsed
 from doctor.writing import replace_whole
 
 MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
-
-
-class Replacement(NamedTuple):
-    """Lines ``first`` to ``last`` (from 1, ``last`` not included) of ``file`` that a fix replaces by ``text``."""
-
-    file: str
-    first: int
-    last: int
-    text: str
 
 
 def require_libcst() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from doctor.lint.fixing import (
-    Replacement,
     changed_lines,
     difference,
     fixed_text,
@@ -18,7 +17,7 @@ from doctor.lint.fixing import (
 from doctor.lint.judging import Verdict
 from doctor.lint.pool import shared_work
 from doctor.lint.reading import Unreadable, read_text
-from doctor.lint.rule import Edit
+from doctor.lint.rule import Edit, Replacement
 from doctor.lint.running import Asked, judge_targets
 
 DEADLINE = 60.0

@@ -21,6 +21,15 @@ class Place(NamedTuple):
     end_column: int | None = None
 
 
+class Replacement(NamedTuple):
+    """Lines ``first`` to ``last`` (from 1, ``last`` not included) of ``file`` that a fix replaces by ``text``."""
+
+    file: str
+    first: int
+    last: int
+    text: str
+
+
 @dataclass(frozen=True)
 class SetArgument:
     """The call at ``place`` gets the keyword argument ``name=value``, in place of one that it may have."""

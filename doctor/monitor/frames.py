@@ -7,10 +7,10 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import FrameType, TracebackType
 
 from doctor.facts import Frame
+from doctor.version import PACKAGE
 
 MOST = 60
 """Frames of one stack that are kept: Lightning's own loops take 30."""
@@ -36,7 +36,7 @@ def is_user_code(file: str) -> bool:
 def _foreign() -> tuple[str, ...]:
     """Directories of the standard library and of the doctor, as they are written and as they are."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
-    paths.append(str(Path(__file__).parents[1]))
+    paths.append(PACKAGE)
     return tuple({form + os.sep for path in paths if path for form in (path, os.path.realpath(path))})
 
 

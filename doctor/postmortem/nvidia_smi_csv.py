@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from doctor.collectors.gpus import reason_names
 from doctor.facts import Gpu, GpuProcess
+from doctor.knowledge.nvidia import reason_names
 from doctor.postmortem.nvidia_smi_values import (
     REASONS,
     Seen,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from doctor.collectors.gpus import kernel_bus_id
 from doctor.facts import Gpu, PeerLink
+from doctor.knowledge.nvidia import kernel_bus_id
 
 MIB = 1 << 20
 _UNITS = {"kib": 1 << 10, "mib": MIB, "gib": 1 << 30, "mb": MIB, "gb": 1 << 30}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.estimate.largest import MOST
-from doctor.estimate.plan import Estimate, HostMemory, Measured, Parts, Way
+from doctor.estimate.plan import MOST_SAMPLES, Estimate, HostMemory, Measured, Parts, Way
 from doctor.natural import byte_size
 from doctor.report.words import spelt_out
 
@@ -124,8 +123,8 @@ def _shares_alone(estimate: Estimate) -> bool:
 def batch_words(estimate: Estimate) -> str:
     """The largest batch, and what a sample takes; empty where nothing is known of it."""
     parts = []
-    if estimate.largest_batch == MOST:
-        parts.append(f"The memory does not limit the batch: {MOST} samples a rank fit.")
+    if estimate.largest_batch == MOST_SAMPLES:
+        parts.append(f"The memory does not limit the batch: {MOST_SAMPLES} samples a rank fit.")
     elif estimate.largest_batch and not estimate.searched:
         parts.append(f"A batch of {estimate.largest_batch} samples a rank fits, and a larger one may.")
     elif estimate.largest_batch:

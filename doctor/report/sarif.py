@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from doctor.errors import UnusableError
 from doctor.finding import Severity, Status
-from doctor.lint.fixing import Replacement
+from doctor.lint.rule import Replacement
 from doctor.playbook import find_page
 from doctor.report.words import as_json
 from doctor.result import CheckResult, Report, ReportFinding

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from doctor.api import Severity, Status, logged
-from doctor.catalog import Catalog, builtin_checks
+from doctor.catalog import Catalog, builtin_checks, playbook_directory
 from doctor.examining import examine_job, primary_of
-from doctor.playbook import playbook_directory
 from doctor.session import examine
 from tests.lab.cases import each_case
 

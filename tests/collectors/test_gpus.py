@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.gpus import COLLECTOR, cuda_release, kernel_bus_id, reason_names, set_bits
+from doctor.collectors.gpus import COLLECTOR, cuda_release, set_bits
 from doctor.collectors.runner import Outcome, run_collector
 from doctor.facts import Fabric, GpuFacts, GpuProcess, Lack, Missing, PeerLink
+from doctor.knowledge.nvidia import kernel_bus_id, reason_names
 from tests.lab.nvml import FakeNvml
 
 

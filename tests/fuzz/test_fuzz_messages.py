@@ -313,7 +313,7 @@ def _line(board: Board) -> Any:
     """A line that is open."""
     from doctor.sentinel.lines import Line
 
-    line = Line("bell", lambda: board._carrier)
+    line = Line("bell", lambda: board.carrier)
     line._board = board
     return line
 

@@ -109,7 +109,7 @@ class Rank(threading.Thread):
         own_code: Callable[[Job], int] | None = None,
     ) -> None:
         super().__init__(daemon=True)
-        self.mortal = Mortal(new_board()._carrier)
+        self.mortal = Mortal(new_board().carrier)
         self.code: int | None = None
         self.job: Job | None = None
         self.error: BaseException | None = None

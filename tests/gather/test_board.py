@@ -70,14 +70,14 @@ def test_of_many_who_exchange_at_once_one_succeeds(boards, old):
 
     def exchange(number):
         board = boards()
-        look = board._carrier.get
+        look = board.carrier.get
 
         def look_with_all_others(name):
             found = look(name)
             start.wait(10)  # nobody has written yet
             return found
 
-        board._carrier.get = look_with_all_others
+        board.carrier.get = look_with_all_others
         if board.exchange("call", old, b"%d" % number):
             won.append(b"%d" % number)
 
@@ -165,12 +165,12 @@ def test_a_closed_store_says_so():
 
 
 def test_calls_that_block_have_a_deadline(tmp_path):
-    board = Board(folder_boards(tmp_path)()._carrier, patience=0.2)
+    board = Board(folder_boards(tmp_path)().carrier, patience=0.2)
     folder_boards(tmp_path)().set("call", b"1")
     with blocked(tmp_path):
         with pytest.raises(BoardLost, match=rf"^the folder {tmp_path} does not answer$"):
             board.get("call")
-        board._patience = NEVER
+        board.patience = NEVER
         for _ in range(50):  # it is not waited for again
             with pytest.raises(BoardLost):
                 board.set("verdict", b"")

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from doctor.gather.both import mirrored
 from tests.gather.boards import folder_boards
 from tests.gather.test_board import blocked
 
@@ -21,7 +22,7 @@ def sides(tmp_path):
 @pytest.fixture
 def both(sides, told):
     first, second = sides
-    return first().and_also(second(), told.append)
+    return mirrored(first(), second(), told.append)
 
 
 def test_both_sides_hear_the_keeper(both, sides):
@@ -64,10 +65,10 @@ def test_the_second_may_be_lost(both, sides, told, tmp_path, work):
 
 def test_a_second_that_hangs_is_given_up_before_the_first_is(sides, told, tmp_path):
     first, second = sides
-    hasty = type(first())(first()._carrier, patience=0.6)
+    hasty = type(first())(first().carrier, patience=0.6)
     second().box("nonce/card").append(b"2")
     with blocked(tmp_path / "second"):
-        both = hasty.and_also(second(), told.append)
+        both = mirrored(hasty, second(), told.append)
         first().box("nonce/card").append(b"1")
         assert both.box("nonce/card").fresh() == [b"1"]
     assert len(told) == 1

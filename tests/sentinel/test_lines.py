@@ -148,7 +148,7 @@ def test_only_one_claims(tmp_path):
 
 def test_what_is_left_is_removed_or_emptied(tmp_path):
     store = store_boards("left")()
-    lines = opened(Lines([Line("bell", lambda: store._carrier), Line("bell", lambda: Folder(tmp_path, "third"))]))
+    lines = opened(Lines([Line("bell", lambda: store.carrier), Line("bell", lambda: Folder(tmp_path, "third"))]))
     lines.set("card/1", b"1")
     lines.append("box", b"1")
     lines.all[1].set("bell/lead", b"1")

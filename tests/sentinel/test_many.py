@@ -76,7 +76,7 @@ def ranks(request, tmp_path, monkeypatch):
     monkeypatch.setattr(meetings, "FAREWELL", LIMIT)
     if request.param == "store":
         new_board = store_boards("many")
-        clients = [new_board()._carrier._store for _ in range(4)]
+        clients = [new_board().carrier._store for _ in range(4)]
         taken = itertools.cycle(clients)
         monkeypatch.setattr(sentinel, "find_store", lambda: Address("there", 1))
         monkeypatch.setattr(way, "_connect", lambda address: Store(next(taken), "many", "", outlives_its_keeper=False))

@@ -1,0 +1,27 @@
+"""Values of NVML that nvidia-smi prints as well, by the names that facts have for them."""
+
+from __future__ import annotations
+
+CLOCK_REASONS = {
+    0x001: "gpu-idle",
+    0x002: "application-clocks",
+    0x004: "software-power-cap",
+    0x008: "hardware-slowdown",
+    0x010: "sync-boost",
+    0x020: "software-thermal",
+    0x040: "hardware-thermal",
+    0x080: "hardware-power-brake",
+    0x100: "display-clocks",
+}
+"""nvml.h nvmlClocksEventReason*."""
+
+
+def reason_names(mask: int) -> tuple[str, ...]:
+    """The names of the bits of a mask of clock event reasons; an unknown bit is named by its value."""
+    return tuple(CLOCK_REASONS.get(1 << bit, f"0x{1 << bit:x}") for bit in range(64) if mask >> bit & 1)
+
+
+def kernel_bus_id(bus_id: str) -> str:
+    """NVML's ``00000000:3B:00.0`` as the kernel, lspci and Xid lines write it: ``0000:3b:00.0``."""
+    domain, _, rest = bus_id.strip().lower().partition(":")
+    return f"{domain[-4:] if len(domain) == 8 and domain.startswith('0000') else domain}:{rest}"
