@@ -76,6 +76,7 @@ MASKS = (
     (re.compile(r'\btime="[\d.]+"'), 'time="<time>"'),
     (re.compile(r"(?<=[;·,] )(?:[\d.]+ (?:ms|s|min)|[\d.]+ min [\d.]+ s)$", re.MULTILINE), "<time>"),
     (re.compile(r"\b(rankdoctor )\d+\.\d+[\w.+]*"), r"\1<version>"),
+    (re.compile(r"(rankdoctor <version>[^.\n]*? )(?:\d+ min )?[\d.]+ (?:ms|s|min)\b"), r"\1<time>"),
     (re.compile(r'("name": "rankdoctor",\s*"(?:version|semanticVersion)": )"[^"]*"'), r'\1"<version>"'),
     (re.compile(r"\b(pid[ =:]+)\d{3,}(?= of this)"), r"\1<pid>"),
 )
