@@ -20,8 +20,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from doctor.version import PACKAGE
+
 aten = torch.ops.aten
-OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+OWN = (str(Path(torch.__file__).parent), str(Path(PACKAGE, "estimate")))
 
 
 def full(count: int, value: int) -> torch.Tensor:
