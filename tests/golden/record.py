@@ -71,7 +71,7 @@ ESTIMATES = {
 }
 
 MASKS = (
-    (re.compile(r'("seconds": )[\d.e+-]+(?=,\s+"(?:findings|exit_code)")'), r'\1"<time>"'),
+    (re.compile(r'("seconds": )[\d.e+-]+(?=,\s+"(?:findings|exit_code)"|\s+\}\s+\}\s*\Z)'), r'\1"<time>"'),
     (re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00| UTC)?(?=\W|$)"), "<time>"),
     (re.compile(r'\btime="[\d.]+"'), 'time="<time>"'),
     (re.compile(r"(?<=[;·,] )(?:[\d.]+ (?:ms|s|min)|[\d.]+ min [\d.]+ s)$", re.MULTILINE), "<time>"),
