@@ -123,8 +123,9 @@ def test_facts_that_hold_a_great_deal_arrive():
         zlib.compress(b'{"schema": 2, "kind": "capture", "hosts": [], "ranks": []}'),
         zlib.compress(b'{"schema": 1, "kind": "capture", "hosts": [], "ranks": []}'),
         zlib.compress(b'{"schema": 1, "kind": "capture", "created": "\xed\xa0\x80", "hosts": [], "ranks": []}'),
-        pack_member(MEMBER)[:-1],
-        pack_member(MEMBER)[:100],
+        # The packed capture holds the time, and ids must be the same in all workers.
+        pytest.param(pack_member(MEMBER)[:-1], id="the last byte is missing"),
+        pytest.param(pack_member(MEMBER)[:100], id="the first bytes alone"),
     ],
 )
 def test_facts_that_are_damaged(data):
