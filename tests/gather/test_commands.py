@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, lacks_of_hosts, rank_environ, wait
-from tests.lab.needs import clean_environ
+from tests.lab.needs import ROOT, clean_environ
 from tests.lab.ports import free_ports
 from tests.lab.speed import patience
 from tests.recorded_launches import recorded
@@ -45,6 +45,14 @@ def test_one_document_for_all(ranks):
     assert (report["exit_code"], report["verdict"], report["coverage"]["ranks_seen"]) == (0, "ok", 3)
     assert [host["ranks"] for host in report["job"]["hosts"]] == [[0, 1, 2]]
     assert [rank.stdout for rank in started[1:]] == ["", ""]
+
+
+def test_the_store_of_the_whole_torch(commands):
+    """Elsewhere in the tests ranks load the store alone; see tests/lab/store_of_torch."""
+    options = ["--gather", "store", "--timeout", "60", "--format", "json", *ABOUT_THE_JOB]
+    started = commands.ranks(2, next(PORTS), "check", *options, PYTHONPATH=f"{ROOT}:{ROOT / 'checks'}")
+    assert wait(*started) == [0, 0]
+    assert started[0].report["coverage"]["ranks_seen"] == 2
 
 
 def test_the_verdict_is_that_of_rank_0(ranks):

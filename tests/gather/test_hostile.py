@@ -10,7 +10,6 @@ import pytest
 from doctor.gather.seat import seat_of
 from doctor.gather.secret_file import VARIABLE
 from tests.gather.processes import ABOUT_THE_JOB, Commands, rank_environ, wait
-from tests.lab.needs import ROOT
 from tests.lab.ports import free_ports
 
 PORTS = free_ports()
@@ -43,7 +42,7 @@ class Stage:
         share = self.folder / "share"
         where = f"folder:{share}" if self.carrier == "folder" else f"store:{self.port}"
         command = [sys.executable, "-m", "tests.gather.hostile", where, key, role, *arguments]
-        return self.commands.start(command, PYTHONPATH=str(ROOT))
+        return self.commands.start(command)
 
     def rank(self, number, *arguments, **environ):
         together = ["--share", self.folder / "share"] if self.carrier == "folder" else ["--gather", "store"]

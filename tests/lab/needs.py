@@ -14,6 +14,9 @@ from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
 
+LIGHTER = () if "DOCTOR_LONG_TESTS" in os.environ else (ROOT / "tests" / "lab" / "store_of_torch",)
+"""What saves processes of the doctor the time to import all of torch; see there."""
+
 OPTIONAL = ("ping", "ethtool", "nft", "mpirun", "orted", "srun", "sbatch", "chromium")
 """Tools of packages that not every machine has; .ci/run installs them."""
 _NOT_FOUND = re.compile(rf"\b({'|'.join(OPTIONAL)})\W*: (?:command not found|No such file or directory)$", re.MULTILINE)
@@ -29,7 +32,7 @@ def clean_environ(home: Path) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(home),
         "LANG": "C.UTF-8",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}",
+        "PYTHONPATH": ":".join(map(str, (*LIGHTER, ROOT, ROOT / "checks"))),
     }
 
 
