@@ -15,14 +15,13 @@ from doctor.capture import encode_document, to_document, to_record
 from doctor.report import story
 from doctor.report.terminal import make_console
 from doctor.report.words import fix_parts
+from tests.lab.command import run_doctor
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 
 
 def doctor(*arguments, cwd, code=None, **variables):
-    environ = {**CLEAN, **variables}
-    command = [sys.executable, "-m", "doctor", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    done = run_doctor(*arguments, cwd=cwd, env={**CLEAN, **variables})
     assert "Traceback" not in done.stderr
     if code is not None:
         assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])

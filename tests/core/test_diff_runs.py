@@ -1,8 +1,6 @@
 """Two runs by their figures, and two reports by what they say."""
 
 import json
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -25,6 +23,7 @@ from doctor.diff_reports import compare_reports
 from doctor.finding import Severity
 from doctor.report.machine import render_json
 from doctor.session import examine
+from tests.lab.command import run_doctor
 
 RUN = running(2, 2)
 
@@ -91,8 +90,7 @@ def test_numbers_in_the_words_of_a_finding_are_no_difference():
 @pytest.fixture
 def doctor(tmp_path):
     def run(*arguments):
-        command = [sys.executable, "-m", "doctor", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = run_doctor(*arguments, cwd=tmp_path)
         assert "Traceback" not in done.stderr
         return done
 

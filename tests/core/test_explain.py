@@ -8,6 +8,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from tests.lab.command import run_doctor
+
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 BARE = """
 from doctor.api import Finding, Severity, SoftwareFacts, check
@@ -38,8 +40,7 @@ def torch_imported(script):
 
 
 def doctor(*arguments, cwd, code):
-    command = [sys.executable, "-m", "doctor", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=100)
+    done = run_doctor(*arguments, cwd=cwd, env=CLEAN)
     assert "Traceback" not in done.stderr
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done

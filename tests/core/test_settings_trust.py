@@ -3,8 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from doctor.errors import UnusableError
 from doctor.settings import Settings, read_settings
 from doctor.settings_files import LARGEST, VARIABLE
+from tests.lab.command import run_doctor
 
 NOBODY = 65534
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
@@ -65,9 +64,7 @@ def give_away(folder, owner=NOBODY):
 
 
 def doctor(*arguments, cwd, code=None, **variables):
-    command = [sys.executable, "-m", "doctor", *map(str, arguments)]
-    environ = {**CLEAN, "HOME": os.environ["HOME"], **variables}
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=100)
+    done = run_doctor(*arguments, cwd=cwd, env={**CLEAN, "HOME": os.environ["HOME"], **variables})
     assert "Traceback" not in done.stderr
     assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done

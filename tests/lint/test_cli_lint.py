@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.lab.command import run_doctor
+
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 
 SICK = """\
@@ -31,8 +33,7 @@ WELL = SICK.replace("    for batch", "    sampler.set_epoch(epoch)\n    for batc
 
 
 def lint(*arguments, cwd, code=None):
-    command = [sys.executable, "-m", "doctor", "lint", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=60)
+    done = run_doctor("lint", *arguments, cwd=cwd, env=CLEAN)
     assert "Traceback" not in done.stderr
     if code is not None:
         assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])

@@ -1,11 +1,11 @@
 """A whole script with six faults, and its mended twin, through the command."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab.command import run_doctor
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAULTS = {
@@ -19,8 +19,7 @@ FAULTS = {
 
 
 def lint(name: str) -> tuple[int, list[tuple[str, dict]]]:
-    command = [sys.executable, "-m", "doctor", "lint", "--format", "json", str(SCRIPTS / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_doctor("lint", "--format", "json", SCRIPTS / name, cwd=SCRIPTS)
     results = json.loads(done.stdout)["results"]
     return done.returncode, [(one["id"], finding) for one in results for finding in one["findings"]]
 

@@ -6,11 +6,11 @@ import os
 import pickle
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab.command import run_doctor
 
 MESSAGE = "[rank1]: ValueError: <script>alert(1)</script> \x1b[31m\x1b]0;title\x07 no such column\n"
 
@@ -52,8 +52,7 @@ def folder(tmp_path):
 
 
 def diagnose(*arguments, cwd, code):
-    command = [sys.executable, "-m", "doctor", "diagnose", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+    done = run_doctor("diagnose", *arguments, cwd=cwd, seconds=100)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
     assert "Traceback" not in done.stderr
     return done

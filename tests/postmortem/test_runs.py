@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from doctor.facts import Event, LogFile
 from doctor.postmortem.runs import Trace, group_by_run, names_of_runs, trace_of
 from tests.lab.cases import each_case
+from tests.lab.command import run_doctor
 
 
 def run(path: str, *ranks: int, span: tuple[float, float] | None = None, **more: object) -> Trace:
@@ -127,8 +126,7 @@ def three_jobs(tmp_path: Path) -> Path:
 
 
 def diagnose(folder: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "doctor", "diagnose", ".", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = run_doctor("diagnose", ".", *arguments, cwd=folder)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
