@@ -23,7 +23,16 @@ from tests.lab.speed import patience
 
 STARTING = ("PYTHON", "LANG", "LC_")
 """How variables begin that the interpreter itself reads when it starts: only a new process can follow other values."""
-IMPORTED = ("cli", "capture", "session", "postmortem.reading", "report.html", "report.machine", "report.markdown")
+IMPORTED = (
+    "cli",
+    "cli_lint",
+    "capture",
+    "session",
+    "postmortem.reading",
+    "report.html",
+    "report.machine",
+    "report.terminal",
+)
 
 
 def run_doctor(
@@ -82,11 +91,22 @@ def serve() -> None:
 
     for name in ("__main__", *IMPORTED):
         importlib.import_module(f"doctor.{name}")
+    _load_checks()
     for line in sys.stdin:
         if not (pid := os.fork()):
             _run(*json.loads(line))
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _load_checks() -> None:
+    """Import all checks and rules and compile the known messages, which nearly every command needs."""
+    from doctor.catalog import builtin_checks
+    from doctor.knowledge.messages import known_messages
+    from doctor.lint.rules import builtin_rules
+
+    for _ in (*builtin_checks(), *builtin_rules(), *(message.compiled for message in known_messages())):
+        pass
 
 
 def _run(words: list[str], cwd: str, environ: dict[str, str], streams: list[str]) -> NoReturn:
