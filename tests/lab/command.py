@@ -51,9 +51,16 @@ def run_doctor(
         )
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("stdout", "stderr")]
-        code = _server().run([words, str(cwd), environ, [*map(str, streams)]], patience(seconds))
+        code = _server().run([words, str(cwd), environ, [*map(str, streams)], _umask()], patience(seconds))
         stdout, stderr = (path.read_text(encoding="utf-8") for path in streams)
     return subprocess.CompletedProcess(command, code, stdout, stderr)
+
+
+def _umask() -> int:
+    """The mask of this process, which a process that it starts inherits."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 class _Server:
@@ -109,11 +116,12 @@ def _load_checks() -> None:
         pass
 
 
-def _run(words: list[str], cwd: str, environ: dict[str, str], streams: list[str]) -> NoReturn:
+def _run(words: list[str], cwd: str, environ: dict[str, str], streams: list[str], umask: int) -> NoReturn:
     """Become ``python -m doctor`` in a forked child."""
     from doctor import __main__ as command
 
     _redirect(streams)
+    os.umask(umask)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)

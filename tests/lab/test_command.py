@@ -1,6 +1,7 @@
 """The forked command gives what a process of its own gives."""
 
 import os
+import stat
 import subprocess
 import sys
 
@@ -27,6 +28,16 @@ def test_nothing_is_left_for_the_next_command(tmp_path):
     (other / "doctor.toml").write_text("fail-on = 3\n")
     assert run_doctor("list", cwd=other, env={**CLEAN, "COLUMNS": "40"}).returncode == 2
     assert run_doctor("list", cwd=tmp_path, env=CLEAN).returncode == 0
+
+
+def test_the_umask_is_inherited(tmp_path):
+    before = os.umask(0o027)
+    try:
+        (tmp_path / "job.log").write_text("[rank0]: ValueError: no\n")
+        run_doctor("diagnose", "job.log", "-o", "report.txt", cwd=tmp_path, env=CLEAN)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "report.txt").stat().st_mode) == 0o640
 
 
 def test_a_command_that_hangs_is_killed(tmp_path, monkeypatch):
