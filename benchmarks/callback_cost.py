@@ -115,7 +115,7 @@ class Turns:
 
     def _hang(self, run: Any, on: bool) -> None:
         """Take away, or put back, what the doctor hung on the run beside its hooks: on the loop and torch's loaders."""
-        from doctor.integrations.lightning_run import BEFORE_FETCH
+        from doctor.monitor.integrations.lightning.lightning_run import BEFORE_FETCH
 
         loop = vars(self.trainer.fit_loop.epoch_loop)
         self._before_fetch = loop.pop(BEFORE_FETCH, self._before_fetch)
@@ -187,7 +187,7 @@ def callbacks(*names: str) -> dict[str, Any]:
     from lightning.pytorch import Callback
     from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 
-    from doctor.integrations.lightning import DoctorCallback
+    from doctor.monitor.integrations.lightning.callback import DoctorCallback
 
     makers: dict[str, Callable[[], Any]] = {
         BARE: lambda: None,
@@ -223,21 +223,21 @@ def measure_steps(folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _reading_timed() -> Iterator[list[float]]:
     """CPU seconds that go into reading what the hooks noted, which other threads do at another time."""
-    from doctor.monitor.monitor import Monitor
+    from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 
     spent: list[float] = []
-    read = Monitor._read
+    read = RankTelemetry._read
 
     def timed(monitor: Any) -> None:
         began = time.thread_time()
         read(monitor)
         spent.append(time.thread_time() - began)
 
-    Monitor._read = timed  # type: ignore[method-assign, assignment]
+    RankTelemetry._read = timed  # type: ignore[method-assign, assignment]
     try:
         yield spent
     finally:
-        Monitor._read = read  # type: ignore[method-assign]
+        RankTelemetry._read = read  # type: ignore[method-assign]
 
 
 def measure_ten(folder: Path) -> dict[str, Any]:
@@ -319,16 +319,16 @@ def measure_where(folder: Path) -> dict[str, Any]:
     """Calls a step and quartiles of microseconds a call: of the doctor's hooks, and in a second fit of what they tell
     the monitor, where what is called within another counts in both and each call costs the clock's own time more.
     Between two hooks the step itself fills the caches, so that a call takes several times what it takes in a loop."""
-    from doctor.integrations.lightning import LightningHooks
-    from doctor.monitor.drawn import Draws
-    from doctor.monitor.loaders import Loaders
-    from doctor.monitor.memory import Memory
-    from doctor.monitor.monitor import Monitor
-    from doctor.monitor.progress import Progress
-    from doctor.monitor.replica import Replica
-    from doctor.monitor.steps import Steps
+    from doctor.monitor.integrations.lightning.callback import LightningHooks
+    from doctor.monitor.telemetry.data.loader_history import LoaderHistories
+    from doctor.monitor.telemetry.data.sample_trace import SampleTrace
+    from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
+    from doctor.monitor.telemetry.progress import Progress
+    from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
+    from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
+    from doctor.monitor.telemetry.step_clock import StepClock
 
-    within = (Monitor, Progress, Steps, Loaders, Draws, Replica, Memory)
+    within = (RankTelemetry, Progress, StepClock, LoaderHistories, SampleTrace, ReplicaTracker, MemorySampler)
     return {"hooks": _where((LightningHooks,), folder), "within": _where(within, folder)}
 
 

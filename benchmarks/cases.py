@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from doctor.catalog import load_catalog
-from doctor.errors import UnusableError
-from doctor.finding import Severity
-from doctor.postmortem.reading import read_runs
-from doctor.result import Report
+from doctor.core.check_registry import load_registry
+from doctor.core.errors import UnusableError
+from doctor.core.finding import Severity
+from doctor.core.report_document import Report
+from doctor.core.settings import Settings
+from doctor.postmortem.run_reader import read_runs
 from doctor.session import judge
-from doctor.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from readme import folded, write_between
@@ -93,7 +93,7 @@ def diagnose(case: Case) -> Outcome:
             _, job, inputs = read_runs([log])[0]
         except UnusableError:
             return Outcome(case, None, 0.0, (), 2)
-        report = judge(job, load_catalog(()), Settings(), must_be_complete=False, inputs=inputs)
+        report = judge(job, load_registry(()), Settings(), must_be_complete=False, inputs=inputs)
     return Outcome(case, report.primary, _confidence(report), _loud(report), report.exit_code)
 
 

@@ -20,12 +20,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
 from readme import write_between  # noqa: E402 - the path comes first
 
-from doctor.cases import Sick, Sketch, healthy  # noqa: E402 - the path comes first
-from doctor.catalog import Catalog, load_catalog  # noqa: E402
-from doctor.checking import Case, Check  # noqa: E402
-from doctor.examining import examine_job as examine  # noqa: E402
-from doctor.finding import Severity  # noqa: E402
-from doctor.result import CheckResult  # noqa: E402
+from doctor.core.check import Case, Check  # noqa: E402
+from doctor.core.check_registry import CheckRegistry, load_registry  # noqa: E402
+from doctor.core.check_runner import examine_job as examine  # noqa: E402
+from doctor.core.finding import Severity  # noqa: E402
+from doctor.core.report_document import CheckResult  # noqa: E402
+from doctor.testing.cases import Fails, JobBuilder, healthy  # noqa: E402 - the path comes first
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Row:
     misses: list[str] = field(default_factory=list)
 
 
-def healthy_jobs() -> dict[str, Sketch]:
+def healthy_jobs() -> dict[str, JobBuilder]:
     """Whole healthy jobs that no check may complain about."""
     return {
         "one process without GPU": healthy(1, 1, gpus=0),
@@ -53,14 +53,14 @@ def healthy_jobs() -> dict[str, Sketch]:
     }
 
 
-def score(catalog: Catalog) -> dict[str, Row]:
+def score(catalog: CheckRegistry) -> dict[str, Row]:
     """The rows by family, and one for whole jobs."""
     rows: dict[str, Row] = {}
     for check in catalog.checks:
         row = rows.setdefault(check.family, Row())
         row.checks += 1
         for case in check.cases():
-            if isinstance(case, Sick):
+            if isinstance(case, Fails):
                 _score_fault(row, check, case)
             else:
                 _score_healthy(row, check, case, catalog)
@@ -71,8 +71,8 @@ def score(catalog: Catalog) -> dict[str, Row]:
     return rows
 
 
-def _score_fault(row: Row, check: Check, case: Sick) -> None:
-    (result,) = examine(case.sketch.job(), Catalog((check,)))
+def _score_fault(row: Row, check: Check, case: Fails) -> None:
+    (result,) = examine(case.sketch.job(), CheckRegistry((check,)))
     row.faults += 1
     row.detected += bool(result.findings)
     right = bool(result.findings) and {rank for one in result.findings for rank in one.ranks} == set(case.ranks)
@@ -81,9 +81,9 @@ def _score_fault(row: Row, check: Check, case: Sick) -> None:
         row.misses.append(f"{check.id} {case.name}")
 
 
-def _score_healthy(row: Row, check: Check, case: Case, catalog: Catalog) -> None:
+def _score_healthy(row: Row, check: Check, case: Case, catalog: CheckRegistry) -> None:
     row.healthy += 1
-    _count_alarms(row, f"{check.id} {case.name}", examine(case.sketch.job(), Catalog((check,))))
+    _count_alarms(row, f"{check.id} {case.name}", examine(case.sketch.job(), CheckRegistry((check,))))
 
 
 def _count_alarms(row: Row, name: str, results: Iterable[CheckResult]) -> None:
@@ -107,7 +107,7 @@ def table(rows: dict[str, Row]) -> str:
 
 def main() -> int:
     """Print (or write) the table; 1 where anything was missed or falsely alarmed."""
-    rows = score(load_catalog(guests=False))
+    rows = score(load_registry(guests=False))
     text = table(rows)
     print(text)
     misses = [miss for row in rows.values() for miss in row.misses]

@@ -34,29 +34,29 @@ from estimate_results import MIB, Results, Row, is_good, markdown, percent, summ
 from estimate_truth import Case, Truth  # noqa: E402
 from readme import write_between  # noqa: E402
 
-from doctor.errors import UnusableError  # noqa: E402
-from doctor.estimate.asking import Tracer, trace  # noqa: E402
-from doctor.estimate.plan import Plan, Traced  # noqa: E402
-from doctor.estimate.questions import WORKSPACE  # noqa: E402
+from doctor.core.errors import UnusableError  # noqa: E402
+from doctor.estimate.data_model import TracedStep, TrainingPlan  # noqa: E402
+from doctor.estimate.tracer_client import TracerClient, trace  # noqa: E402
+from doctor.estimate.tracer_protocol import WORKSPACE  # noqa: E402
 
 PATIENCE = 300.0
 SPEED, BILLION = 10.0, "tests.estimate.models:gpt_billion"
 
 
-def estimates(cases: Sequence[Case], device: str) -> dict[str, Traced | str]:
+def estimates(cases: Sequence[Case], device: str) -> dict[str, TracedStep | str]:
     """Of one rank, by the library, or what it said. For a CPU without the workspace that cuBLAS takes on a GPU."""
-    found: dict[str, Traced | str] = {}
+    found: dict[str, TracedStep | str] = {}
     for factory in dict.fromkeys(case.factory for case in cases):
         own = [case for case in cases if case.factory == factory]
         try:
-            with Tracer(factory, directory=ROOT, seconds=PATIENCE, workspace=workspace_of(device)) as tracer:
+            with TracerClient(factory, directory=ROOT, seconds=PATIENCE, workspace=workspace_of(device)) as tracer:
                 found |= {case.name: estimate(tracer, case) for case in own}
         except UnusableError as error:
             found |= {case.name: str(error) for case in own}
     return found
 
 
-def estimate(tracer: Tracer, case: Case) -> Traced | str:
+def estimate(tracer: TracerClient, case: Case) -> TracedStep | str:
     """Of one configuration."""
     try:
         return tracer.run(case.plan)
@@ -115,7 +115,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def compare(case: Case, traced: Traced | str, device: str) -> Row:
+def compare(case: Case, traced: TracedStep | str, device: str) -> Row:
     """Estimate and truth of one configuration."""
     if isinstance(traced, str):
         return Row(name=case.name, error=traced)
@@ -135,7 +135,7 @@ def compare(case: Case, traced: Traced | str, device: str) -> Row:
     return estimated(row, traced)
 
 
-def estimated(row: Row, traced: Traced | str) -> Row:
+def estimated(row: Row, traced: TracedStep | str) -> Row:
     """The truth with another estimate."""
     if isinstance(traced, str):
         return Row(name=row.name, error=traced)
@@ -208,7 +208,7 @@ def line_of(row: Row) -> str:
 def speed() -> int:
     """Time and memory of the estimate for a billion parameters, the child's start and torch's import in them."""
     began = time.monotonic()
-    _, (traced,) = trace(BILLION, (Plan(),), directory=ROOT, seconds=PATIENCE)
+    _, (traced,) = trace(BILLION, (TrainingPlan(),), directory=ROOT, seconds=PATIENCE)
     seconds = time.monotonic() - began
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     count, cores = traced.parameter_count / 1e9, len(os.sched_getaffinity(0))

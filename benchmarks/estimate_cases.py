@@ -6,7 +6,7 @@ from typing import Any
 
 from estimate_truth import Case
 
-from doctor.estimate.plan import Plan
+from doctor.estimate.data_model import TrainingPlan
 
 BLOCKS = {
     "bert_transformers": "BertLayer",
@@ -18,7 +18,7 @@ BLOCKS = {
 
 
 def _case(name: str, **plan: Any) -> Case:
-    return Case(factory=f"tests.estimate.models:{name}", plan=Plan(**plan), blocks=BLOCKS.get(name, "Block"))
+    return Case(factory=f"tests.estimate.models:{name}", plan=TrainingPlan(**plan), blocks=BLOCKS.get(name, "Block"))
 
 
 CASES = (

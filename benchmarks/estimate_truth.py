@@ -29,7 +29,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
-from doctor.estimate.plan import Plan  # noqa: E402 - the path comes first
+from doctor.estimate.data_model import TrainingPlan  # noqa: E402 - the path comes first
 
 STEPS = 3
 PHASES = ("forward", "backward", "optimizer step")
@@ -41,7 +41,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ``plan.checkpointing`` runs again and FSDP shards one by one."""
 
     factory: str
-    plan: Plan
+    plan: TrainingPlan
     blocks: str = ""
 
     def processes(self, device: str) -> int:
@@ -179,7 +179,7 @@ def prepare(case: Case, device: str) -> Callable[[], None]:
     return functools.partial(train, wrapped, batch, optimizer, plan, device)
 
 
-def wrap(module: Any, repeated: list[Any], plan: Plan, device: str) -> Any:
+def wrap(module: Any, repeated: list[Any], plan: TrainingPlan, device: str) -> Any:
     """As the plan's strategy wants it."""
     if plan.checkpointing:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -208,7 +208,7 @@ def optimizer_of(name: str, module: Any) -> Any:
     return kind([one for one in module.parameters() if one.requires_grad], lr=1e-3)
 
 
-def train(module: Any, batch: Any, optimizer: Any, plan: Plan, device: str) -> None:
+def train(module: Any, batch: Any, optimizer: Any, plan: TrainingPlan, device: str) -> None:
     """Steps of an ordinary loop."""
     import torch
     from torch.profiler import record_function
@@ -246,7 +246,7 @@ def loss_of(module: Any, batch: Any) -> Any:
     return getattr(given, "loss", given)
 
 
-def fit(module: Any, batch: Any, plan: Plan, device: str) -> None:
+def fit(module: Any, batch: Any, plan: TrainingPlan, device: str) -> None:
     """Steps of a Trainer."""
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader

@@ -30,8 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
 from readme import write_between  # noqa: E402 - the path comes first
 
-from doctor.gather.board import Board  # noqa: E402
-from doctor.job import Member  # noqa: E402
+from doctor.cluster.transport.store import KeyValueStore  # noqa: E402
+from doctor.core.job import Member  # noqa: E402
 from tests.lab.hosts import LabHost, hosts, together  # noqa: E402
 from tests.lab.needs import CannotPlay, require_namespaces  # noqa: E402
 
@@ -104,10 +104,10 @@ def measure_lab() -> list[tuple[str, str, str]]:
 def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
     """Token, rank and card of every rank. They bring what was collected here just now, under names of their own: the
     facts of the host with its first rank, as the speaker of a host does."""
-    from doctor.cases import healthy
-    from doctor.facts import SECTIONS, HostFacts
-    from doctor.gather.messages import Card, encode, pack_member
+    from doctor.cluster.gather.protocol import MemberFacts, encode, pack_member
+    from doctor.core.facts import SECTIONS, HostFacts
     from doctor.session import collect
+    from doctor.testing.cases import healthy
 
     here = collect()
     real = {**here.hosts[0].sections, **here.ranks[0].sections}
@@ -118,25 +118,27 @@ def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
         sections = {**real, "launch": member.sections["launch"], "process": member.sections["process"], "host": host}
         speaks = member.rank % PER_HOST == 0
         brought = {key: value for key, value in sections.items() if speaks or SECTIONS[key].level == "rank"}
-        card = Card(f"{member.rank:016x}", member.rank, pack_member(Member(member.rank, brought, identity)))
+        card = MemberFacts(f"{member.rank:016x}", member.rank, pack_member(Member(member.rank, brought, identity)))
         yield card.token, card.number, encode(card)
 
 
-def gather(ranks: int, boards: Callable[[], Board], keeper_board: Board) -> tuple[float, int]:
+def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyValueStore) -> tuple[float, int]:
     """Seconds from the call until the job is built, and bytes of the cards."""
-    from doctor.gather.keeping import Keeper
-    from doctor.gather.messages import Card, Hello, decode, encode
-    from doctor.gather.seat import Seat
+    from doctor.cluster.gather.coordinator import Coordinator
+    from doctor.cluster.gather.protocol import JoinRequest, MemberFacts, decode, encode
+    from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 
     cards = list(_cards(ranks))
-    keeper = Keeper(keeper_board, Seat(0, ranks, "bench"), "nonce", close_at=time.monotonic() + 300, tell=print)
+    keeper = Coordinator(
+        keeper_board, ProcessIdentity(0, ranks, "bench"), "nonce", close_at=time.monotonic() + 300, tell=print
+    )
     local = threading.local()
 
     def post(card: tuple[str, int, bytes]) -> None:
         if not hasattr(local, "board"):
             local.board = boards()
         token, number, data = card
-        local.board.box("nonce/hello").append(encode(Hello(token, number, f"node{number // PER_HOST}")))
+        local.board.box("nonce/hello").append(encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
         local.board.box("nonce/card").append(data)
 
     began = time.perf_counter()
@@ -144,7 +146,7 @@ def gather(ranks: int, boards: Callable[[], Board], keeper_board: Board) -> tupl
     with ThreadPoolExecutor(CLIENTS) as pool:
         for card in cards[1:]:
             pool.submit(post, card)
-        own = decode(cards[0][2], Card)
+        own = decode(cards[0][2], MemberFacts)
         job = keeper.gather(lambda: own, None)
     ended = time.perf_counter()
     if len(job.ranks) != ranks:
@@ -153,15 +155,17 @@ def gather(ranks: int, boards: Callable[[], Board], keeper_board: Board) -> tupl
 
 
 @contextmanager
-def _store() -> Iterator[tuple[Board, Callable[[], Board]]]:
-    from doctor.gather.store import Store, host_store, join_store, listen
+def _store() -> Iterator[tuple[KeyValueStore, Callable[[], KeyValueStore]]]:
+    from doctor.cluster.transport.tcp_store import TCPStoreBackend, host_store, join_store, listen
 
     listener = listen(0)
     port = listener.getsockname()[1]
-    server = Board(Store(host_store(listener, 60), "bench", "the store", outlives_its_keeper=False))
+    server = KeyValueStore(TCPStoreBackend(host_store(listener, 60), "bench", "the store", outlives_its_keeper=False))
 
-    def client() -> Board:
-        return Board(Store(join_store("127.0.0.1", port, 60), "bench", "the store", outlives_its_keeper=False))
+    def client() -> KeyValueStore:
+        return KeyValueStore(
+            TCPStoreBackend(join_store("127.0.0.1", port, 60), "bench", "the store", outlives_its_keeper=False)
+        )
 
     yield server, client
     server.close()
@@ -195,10 +199,10 @@ def _store_rows(measured: Sequence[tuple[float, int]]) -> list[tuple[str, str, s
     return [*rows, ("growth over the store (exponent; 1 is linear)", f"{exponent:.2f}", "1.2")]
 
 
-def _board_in(folder: Path) -> Board:
-    from doctor.gather.folder import Folder
+def _board_in(folder: Path) -> KeyValueStore:
+    from doctor.cluster.transport.file_store import FileStoreBackend
 
-    return Board(Folder(folder, "bench"))
+    return KeyValueStore(FileStoreBackend(folder, "bench"))
 
 
 def measure_folder() -> list[tuple[str, str, str]]:

@@ -33,7 +33,7 @@ from isolation_faults import Network, plant  # noqa: E402 - the path comes first
 from isolation_rivals import DESIGNS, Claim, Design  # noqa: E402
 from readme import write_between  # noqa: E402
 
-from doctor.probes.transfers import MOST_BYTES  # noqa: E402
+from doctor.probes.bandwidth.transfer import MOST_BYTES  # noqa: E402
 
 SIZES = (4, 8, 16, 50, 64, 256, 1000, 1024, 4096)
 NOISES = (0.01, 0.03, 0.1, 0.3)

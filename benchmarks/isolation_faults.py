@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from doctor.reasoning.isolation import Blame, Reading
+from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -40,15 +40,15 @@ class Network:
     played: int = 0
     _resting: set[int] = field(default_factory=set)
 
-    def play(self, pairs: Sequence[tuple[int, int]], confirms: bool = False) -> list[Reading]:
+    def play(self, pairs: Sequence[tuple[int, int]], confirms: bool = False) -> list[BandwidthReading]:
         """Measure all pairs at once, both ways; a fault that comes and goes is there in half of the rounds."""
         at_times = [place for place, fault in enumerate(self.faults) if fault.at_times]
         self._resting = {place for place in at_times if self.chance.random() < 0.5}
         found = []
         for first, second in pairs:
             busy = self._wild()
-            found.append(Reading(first, second, self._value(first, second) * busy, self.played, confirms))
-            found.append(Reading(second, first, self._value(second, first) * busy, self.played, confirms))
+            found.append(BandwidthReading(first, second, self._value(first, second) * busy, self.played, confirms))
+            found.append(BandwidthReading(second, first, self._value(second, first) * busy, self.played, confirms))
         self.measured += len(pairs)
         self.played += 1
         return found

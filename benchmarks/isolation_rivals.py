@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from isolation_faults import Network, Pairs
 
-from doctor.reasoning.isolation import Reading, confirming, isolate, rounds
-from doctor.reasoning.isolation_rounds import most_rounds_to_confirm
+from doctor.analysis.fabric.localization.localizer import BandwidthReading, confirming, localize, rounds
+from doctor.analysis.fabric.localization.pairing_rounds import most_rounds_to_confirm
 
 Claim = tuple[str, tuple[int, ...]]
 """What is blamed, as of a Suspect."""
@@ -65,10 +65,10 @@ def _decoded(network: Network, planned: Sequence[Pairs]) -> set[Claim]:
     """As many rounds in all as ours takes."""
     most = len(our_rounds(network.count)) + most_rounds_to_confirm(network.count)
     readings = [reading for pairs in planned for reading in network.play(pairs)]
-    found = isolate(readings, network.count)
+    found = localize(readings, network.count)
     while network.played < most and (planned := confirming(found, readings, network.count)):
         readings += network.play(planned[0], confirms=True)
-        found = isolate(readings, network.count)
+        found = localize(readings, network.count)
     return {(one.kind, one.members) for one in found.suspects if one.confidence >= BET}
 
 
@@ -88,7 +88,7 @@ def _joined(order: Sequence[int]) -> list[tuple[int, int]]:
     return [*pairs, (order[-2], order[-1])] if len(order) % 2 else pairs
 
 
-def _seconds(readings: Iterable[Reading]) -> dict[int, float]:
+def _seconds(readings: Iterable[BandwidthReading]) -> dict[int, float]:
     """Of each host, by the slowest of what it sent and received: pairs wait for each other."""
     found: dict[int, float] = {}
     for one in readings:
@@ -106,7 +106,7 @@ def second_pass(network: Network) -> set[Claim]:
     seconds = _seconds(readings)
     suspects = [host for host in order if 1 / seconds[host] < limit]
     good = [host for host in order if host not in set(suspects)]
-    again: list[Reading] = []
+    again: list[BandwidthReading] = []
     for begin in range(0, len(suspects) if good else 0, len(good) or 1):
         again += network.play(list(zip(suspects[begin:], good, strict=False)))
     slow = {one.source for one in again if one.value < limit} | {one.target for one in again if one.value < limit}

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.lint.api import Bad, Rule, Script
-from doctor.lint.asking import ask
-from doctor.lint.judging import Judge
-from doctor.lint.reading import find_files
-from doctor.lint.rule import FileCase
-from doctor.lint.rules import OWN_FAMILY, builtin_rules
-from doctor.settings import Settings
+from doctor.core.settings import Settings
+from doctor.lint.api import FileFails, Rule, Script
+from doctor.lint.engine.discovery import find_files
+from doctor.lint.engine.file_check import FileChecker
+from doctor.lint.engine.registry import OWN_FAMILY, builtin_rules
+from doctor.lint.engine.request import lint_request
+from doctor.lint.engine.rule import FileCase
 
 HOME = Path(tempfile.gettempdir()) / "rankdoctor-rivals"
 RIVALS = {"TorchFix": "torchfix", "torch-preflight": "torch-preflight"}
@@ -57,7 +57,7 @@ def write_cases(folder: Path) -> list[Written]:
     written = []
     for rule in builtin_rules():
         for number, case in enumerate(rule.cases() if rule.family == OWN_FAMILY and rule.reads is Script else ()):
-            kind = "bad" if isinstance(case, Bad) else "good"
+            kind = "bad" if isinstance(case, FileFails) else "good"
             name = f"{rule.id}-{kind}-{number}"
             path = folder / name / case.name
             path.parent.mkdir(parents=True)
@@ -68,11 +68,11 @@ def write_cases(folder: Path) -> list[Written]:
 
 def ours(folder: Path, written: list[Written]) -> list[Remark]:
     """What all our rules say, with the releases and the cores of each case."""
-    asked = ask(Settings())
+    asked = lint_request(Settings())
     remarks = []
     for one in written:
         releases = {**asked.releases, **dict(one.case.releases)}
-        judge = Judge(asked.book, releases=releases, processors=one.case.processors, known=asked.known)
+        judge = FileChecker(asked.book, releases=releases, processors=one.case.processors, known=asked.known)
         for target in find_files([folder / one.name]):
             found = judge.judge(target).found
             remarks += [Remark(one.name, hit.place.line, asked.book.rules[hit.rule].id) for hit in found]
@@ -124,8 +124,8 @@ def rivals_table() -> str:
         folder = Path(scratch)
         written = write_cases(folder)
         said = {"doctor lint": ours(folder, written)} | {name: TOOLS[name](folder) for name in names}
-    bad = [one for one in written if isinstance(one.case, Bad)]
-    good = [one for one in written if not isinstance(one.case, Bad)]
+    bad = [one for one in written if isinstance(one.case, FileFails)]
+    good = [one for one in written if not isinstance(one.case, FileFails)]
     rows = [_row(name, remarks, bad, good) for name, remarks in said.items()]
     counts = len(bad), len(good)
     head = _HEAD.format(*counts)
@@ -148,7 +148,7 @@ def _row(name: str, remarks: list[Remark], bad: list[Written], good: list[Writte
 
 
 def _lines(one: Written) -> tuple[int, ...]:
-    return one.case.lines if isinstance(one.case, Bad) else ()
+    return one.case.lines if isinstance(one.case, FileFails) else ()
 
 
 def _means(remark: Remark, one: Written) -> bool:

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
 from readme import folded, word_of, write_between  # noqa: E402 - the path comes first
 
-from doctor.checking import FAMILIES  # noqa: E402
+from doctor.core.check import FAMILIES  # noqa: E402
 from tests.faults.live.healthy_jobs import HEALTHY  # noqa: E402
 from tests.faults.live.program import SCENES  # noqa: E402
 from tests.faults.live.scenes import LiveScene, noise, score  # noqa: E402

@@ -130,7 +130,7 @@ def _trouble(chance: random.Random, rank: int) -> Iterator[str]:
 
 def read(path: Path) -> None:
     """Read the log, and print seconds of the processor, peak memory in MB, events and lines."""
-    from doctor.postmortem.logs import read_log
+    from doctor.postmortem.logs.scanner import read_log
 
     began = time.process_time()
     events, file = read_log(path, path.name)

@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from doctor.facts import RecorderFacts  # noqa: E402
-from doctor.job import Member, build_job  # noqa: E402
-from doctor.postmortem.recorder_files import Dump, looks_like_dump, read_dumps  # noqa: E402
-from doctor.reasoning.hang import diagnose_stall  # noqa: E402
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall  # noqa: E402
+from doctor.core.facts import RecorderFacts  # noqa: E402
+from doctor.core.job import Member, build_job  # noqa: E402
+from doctor.postmortem.flight_recorder.dumps import RecorderDump, looks_like_dump, read_dumps  # noqa: E402
 from tests.reasoning.simulated import KINDS, SimulatedJob  # noqa: E402
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -64,7 +64,7 @@ def own(folder: Path) -> Verdict:
     return Verdict(frozenset(found.ranks), f"{found.kind}, {found.confidence:.0%}")
 
 
-def member(dump: Dump) -> Member:
+def member(dump: RecorderDump) -> Member:
     """A process as its dump shows it."""
     return Member(dump.rank, {RecorderFacts.key: dump.facts}, (None, None, dump.host or "unknown"))
 
@@ -149,7 +149,7 @@ def planted(seeds: int) -> None:
 
 def blamed(dumps: dict[int, RecorderFacts]) -> frozenset[int]:
     """Whom the doctor names by these dumps."""
-    found = diagnose_stall(build_job(member(Dump(rank, facts)) for rank, facts in dumps.items()))
+    found = diagnose_stall(build_job(member(RecorderDump(rank, facts)) for rank, facts in dumps.items()))
     return frozenset(found.ranks) if found is not None and found.kind != "untold" else frozenset()
 
 

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
 from readme import folded, word_of, write_between  # noqa: E402 - the path comes first
 
-from doctor.checking import FAMILIES  # noqa: E402
+from doctor.core.check import FAMILIES  # noqa: E402
 from tests.faults.run.program import HEALTHY, SCENES  # noqa: E402
 from tests.faults.run.scenes import RunScene, as_described, noise, score  # noqa: E402
 from tests.faults.run.stage import Outcome, Run, perform  # noqa: E402

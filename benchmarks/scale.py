@@ -25,9 +25,9 @@ PER_HOST = 8
 
 def write_job(ranks: int, path: Path) -> None:
     """A job with the differences of real life: own addresses and pids everywhere, and faults on a few ranks."""
-    from doctor.capture import to_document
-    from doctor.cases import healthy
-    from doctor.facts import SoftwareFacts
+    from doctor.core.capture import to_document
+    from doctor.core.facts import SoftwareFacts
+    from doctor.testing.cases import healthy
 
     sketch = healthy(hosts=ranks // PER_HOST, per_host=PER_HOST, rdma=8)
     sketch = sketch.alter(SoftwareFacts, ranks=range(8, 16), python="3.10.1")
@@ -37,12 +37,12 @@ def write_job(ranks: int, path: Path) -> None:
 
 def examine_job(path: Path) -> None:
     """Read and examine, and print seconds of reading, of examining, and peak memory in MB."""
-    from doctor.capture import read_capture
-    from doctor.catalog import load_catalog
-    from doctor.examining import examine_job as examine
+    from doctor.core.capture import read_capture
+    from doctor.core.check_registry import load_registry
+    from doctor.core.check_runner import examine_job as examine
 
     gc.disable()  # as the command does
-    catalog = load_catalog(guests=False)
+    catalog = load_registry(guests=False)
     began = time.perf_counter()
     job = read_capture(path).job()
     read = time.perf_counter()

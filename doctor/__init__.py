@@ -5,7 +5,7 @@ and ``check``; in a run ``DoctorCallback`` (Lightning), ``HFDoctorCallback`` (Hu
 other loop); ``DoctorWarning`` and ``Findings``: what these warn with and raise.
 """
 
-from doctor.import_path import is_main_package, leave_working_directory
+from doctor.core.import_path import is_main_package, leave_working_directory
 
 if is_main_package():
     # Before any other import: "python -m" has put the working directory in front of the standard library.
@@ -15,30 +15,30 @@ TYPE_CHECKING = False
 """As in ``typing``, which would have to be imported; type checkers know the name."""
 
 if TYPE_CHECKING:
-    from doctor.checking import check
-    from doctor.finding import Finding
-    from doctor.integrations.findings import Findings
-    from doctor.integrations.lightning import DoctorCallback as DoctorCallback
-    from doctor.integrations.plain import watch
-    from doctor.integrations.transformers import HFDoctorCallback as HFDoctorCallback
-    from doctor.job import Job
-    from doctor.outlets.python_warnings import DoctorWarning
-    from doctor.result import Report
+    from doctor.core.check import check
+    from doctor.core.finding import Finding
+    from doctor.core.job import Job
+    from doctor.core.report_document import Report
+    from doctor.monitor.findings_error import Findings
+    from doctor.monitor.integrations.lightning.callback import DoctorCallback as DoctorCallback
+    from doctor.monitor.integrations.plain import watch
+    from doctor.monitor.integrations.transformers.hf_callback import HFDoctorCallback as HFDoctorCallback
+    from doctor.monitor.sinks.python_warnings import DoctorWarning
     from doctor.session import collect, examine
     from doctor.version import __version__
 
 _HOMES = {
     "collect": "doctor.session",
     "examine": "doctor.session",
-    "Job": "doctor.job",
-    "Report": "doctor.result",
-    "Finding": "doctor.finding",
-    "check": "doctor.checking",
-    "watch": "doctor.integrations.plain",
-    "DoctorCallback": "doctor.integrations.lightning",
-    "HFDoctorCallback": "doctor.integrations.transformers",
-    "DoctorWarning": "doctor.outlets.python_warnings",
-    "Findings": "doctor.integrations.findings",
+    "Job": "doctor.core.job",
+    "Report": "doctor.core.report_document",
+    "Finding": "doctor.core.finding",
+    "check": "doctor.core.check",
+    "watch": "doctor.monitor.integrations.plain",
+    "DoctorCallback": "doctor.monitor.integrations.lightning.callback",
+    "HFDoctorCallback": "doctor.monitor.integrations.transformers.hf_callback",
+    "DoctorWarning": "doctor.monitor.sinks.python_warnings",
+    "Findings": "doctor.monitor.findings_error",
     "__version__": "doctor.version",
 }
 
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         import importlib
 
-        from doctor.random_state import random_state_kept
+        from doctor.core.random_state import random_state_kept
 
         with random_state_kept():
             return getattr(importlib.import_module(_HOMES[name]), name)

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 
-from doctor.import_path import leave_working_directory
+from doctor.core.import_path import leave_working_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _discard(stream: "TextIO") -> None:
 def _say(text: str) -> None:
     """One line on standard error, which may be as broken as the rest."""
     try:
-        from doctor.masking import mask_text
-        from doctor.report.words import spelt_out
+        from doctor.core.masking import mask_text
+        from doctor.report.formatting import spelt_out
 
         print(f"doctor: {spelt_out(mask_text(' '.join(text.split())))}", file=sys.stderr, flush=True)  # noqa: T201
     except (OSError, ValueError):
@@ -138,8 +138,8 @@ def _command() -> int:
     threading.excepthook = lambda broken: _say(f"a thread ended early: {_reason(broken.exc_value or MemoryError())}")
     import click
 
-    from doctor.cli import app
-    from doctor.errors import UnusableError
+    from doctor.cli.main import app
+    from doctor.core.errors import UnusableError
 
     try:
         return app.main(prog_name="doctor", standalone_mode=False) or 0
@@ -154,8 +154,8 @@ def _command() -> int:
 
 def _show_usage(error: "click.ClickException") -> None:
     """What click shows of a usage error. A shell pattern may have put a hostile file name into it."""
-    from doctor.masking import mask_text
-    from doctor.report.words import spelt_out
+    from doctor.core.masking import mask_text
+    from doctor.report.formatting import spelt_out
 
     text = io.StringIO()
     error.show(text)

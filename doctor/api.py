@@ -2,160 +2,18 @@
 
 from __future__ import annotations
 
-from doctor.cases import Sick, Sketch, Well, healthy
-from doctor.cases_in_logs import logged
-from doctor.cases_in_run import running
-from doctor.cases_in_stall import (
-    package_frame,
-    stalled,
-    user_frame,
-    with_call,
-    with_failure,
-    with_group_call,
-    with_late_ranks,
-    without_recorders,
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.call_sites import CallSite, conditions_of, place_of_frame, site_of, waits_in
+from doctor.analysis.device_speed import SlowDevice, compare_devices
+from doctor.analysis.effective_settings import (
+    EffectiveSetting,
+    effective_settings,
+    group_by_value,
+    only_nccl,
+    only_torch,
 )
-from doctor.cases_of_groups import breaking, exchanged, not_set_up, slow_with, timed_on_mesh, usual_seconds
-from doctor.cases_of_loaders import drawing, in_a_loop, with_loader, with_sampler
-from doctor.cases_of_storage import storage_apart, storage_tried, storage_unread
-from doctor.cases_of_transfers import across, at_times, between, received_by, sent_by, touching, transferred
-from doctor.checking import Check, check
-from doctor.facts import *  # noqa: F403
-from doctor.facts import __all__ as _facts
-from doctor.finding import ALONE, Finding, Scope, Severity, Skip, Source, Status, Unknown, Verdict, merge, source_of
-from doctor.job import Alike, Facts, Group, Host, Job, LocalRanks, Rank
-from doctor.knowledge.allocator import complaints as allocator_complaints
-from doctor.knowledge.allocator import split_options as allocator_options
-from doctor.knowledge.grammar import (
-    NcclList,
-    gloo_names,
-    looks_like_nccl_syntax,
-    nccl_device_list,
-    nccl_interface_list,
-    nccl_socket_family,
-    parse_nccl_integer,
-    parse_nccl_list,
-)
-from doctor.knowledge.lightning import argument as trainer_argument
-from doctor.knowledge.lightning import strategy as trainer_strategy
-from doctor.knowledge.net_plugins import readable_interfaces
-from doctor.knowledge.releases import is_older, lightning_release, minimum_driver, minimum_nccl, torch_release, within
-from doctor.knowledge.specifiers import fits, minor_release
-from doctor.knowledge.values import effective as effective_value
-from doctor.knowledge.values import fault as value_fault
-from doctor.knowledge.variables import concerns_nccl
-from doctor.knowledge.variables import is_foreign as is_foreign_variable
-from doctor.knowledge.variables import known as known_variable
-from doctor.knowledge.variables import nearest as nearest_variable
-from doctor.knowledge.xids import xid
-from doctor.reasoning.answered import Accused, accused_by_ras
-from doctor.reasoning.bandwidth import SlowPart, SlowParts, is_reachable, slow_parts, unmet
-from doctor.reasoning.busy import Busy, busy_while_others_waited
-from doctor.reasoning.calls import CallSite, conditions_of, place_of_frame, site_of, waits_in
-from doctor.reasoning.collecting import recorder_switch
-from doctor.reasoning.course import (
-    count_told,
-    failed_before,
-    has_worked,
-    heard,
-    is_set_up,
-    launch_setting,
-    names_itself,
-    said_after,
-    said_before,
-    set_up_after,
-    set_up_before,
-    spans_hosts,
-)
-from doctor.reasoning.data import (
-    EVALUATION,
-    LEAST_DRAWN,
-    TRAINING,
-    Reader,
-    Readers,
-    advice,
-    alike_anywhere,
-    alike_in_place,
-    batches_of,
-    limit_argument,
-    loader_hook,
-    newest_common_epoch,
-    odd_by_count,
-    parted_readers,
-    readers_of,
-    same_contents,
-    same_data_set,
-    same_order,
-    split_by,
-    why_not_parted,
-)
-from doctor.reasoning.device_speed import SlowDevice, judge_devices
-from doctor.reasoning.devices import (
-    Device,
-    Share,
-    Visible,
-    VisibleList,
-    asks_to_share,
-    backend_asked,
-    bound_per_task,
-    bus_key,
-    device_of,
-    devices_of,
-    gpu_of,
-    has_own_gpus,
-    hidden_of_gpus,
-    is_data_centre,
-    is_foreign,
-    local_rank_of,
-    mebibytes,
-    on_processor,
-    ordinal_of,
-    parse_visible_devices,
-    process_ids,
-    processor_asked,
-    sees_host_processes,
-    shares,
-    shares_by_host,
-    shares_by_machine,
-    uses_nccl,
-    visible_gpus,
-)
-from doctor.reasoning.diagnosis import Diagnosis
-from doctor.reasoning.divergence import Divergence
-from doctor.reasoning.endings import Ending
-from doctor.reasoning.exchange_findings import bandwidth_evidence, neighbour_finding, rail_findings, rate_in_words
-from doctor.reasoning.exchanges import SlowNeighbour, SlowRail, slow_neighbours, slow_rails
-from doctor.reasoning.exhausted import (
-    Exhausted,
-    as_said,
-    ended_by_signal,
-    exhaustions,
-    numbers_of,
-    on_first_device,
-)
-from doctor.reasoning.expected import (
-    Deviation,
-    Expectation,
-    Unlike,
-    expectation,
-    expectations,
-    expected_value,
-    stands_alone,
-)
-from doctor.reasoning.fingerprints import Fingerprint, differ_in_first_size, differing_counts, last_calls, refused_calls
-from doctor.reasoning.first import (
-    LOST_PEERS,
-    TIMED_OUT,
-    Aftermath,
-    cause_in_chain,
-    earlier,
-    exceptions,
-    failure_of,
-    first_trouble,
-    launcher_reports,
-    nature_of_exception,
-)
-from doctor.reasoning.groups import (
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart, SlowParts, is_reachable, slow_parts, unmeasured_pairs
+from doctor.analysis.fabric.group_timings import (
     BrokenCollective,
     SlowGroup,
     TimedGroup,
@@ -165,32 +23,32 @@ from doctor.reasoning.groups import (
     slow_groups,
     timed_groups,
 )
-from doctor.reasoning.hang import diagnose_stall, silent_mismatches
-from doctor.reasoning.isolation_confirming import WHOLE_HOSTS
-from doctor.reasoning.launch import (
-    LOCAL_RANK_NAMES,
-    DirectLaunch,
-    absent_by_host,
-    devices_asked,
-    direct_launch,
-    has_value,
-    inner_launcher,
-    is_interactive_job,
-    is_left_alone,
-    is_lightning_slurm,
-    launch_number,
-    ranks_in_words,
-    ranks_that_came,
-    slurm_step,
-    starts_tasks_unlaunched,
+from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
+from doctor.analysis.fabric.p2p_bandwidth import SlowNeighbour, SlowRail, slow_neighbours, slow_rails
+from doctor.analysis.fabric.p2p_findings import bandwidth_evidence, neighbour_finding, rail_findings, rate_in_words
+from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
+from doctor.analysis.fabric.peak_bandwidth import SlowCopies, SlowMessages, copies_below, messages_below, paths_below
+from doctor.analysis.fabric.slow_paths import MeasuredPath, SlowPaths, slow_paths, take_hosts
+from doctor.analysis.fabric.transfer_matrix import (
+    ONE_STREAM,
+    HostBandwidths,
+    SentSample,
+    bandwidths,
+    sent_samples,
+    subnets_of,
 )
-from doctor.reasoning.losses import Lossy, lossy_parts
-from doctor.reasoning.minority import Split, correlates, describe, split, split_groups
-from doctor.reasoning.native import NativeEnds, native_ends
-from doctor.reasoning.network import (
+from doctor.analysis.hang.collective_mismatch import Divergence
+from doctor.analysis.hang.description import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
+from doctor.analysis.hang.exits import RunEnd
+from doctor.analysis.hang.one_sided_calls import OneSidedCall
+from doctor.analysis.hang.ras_reports import RasSuspects, suspects_by_ras
+from doctor.analysis.hang.uneven_loaders import UnevenLoaders
+from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
-    Endpoint,
+    InterfaceEndpoint,
     NetworkChoice,
     RdmaChoice,
     active_rdma_ports,
@@ -220,8 +78,102 @@ from doctor.reasoning.network import (
     setting_text,
     what_forces_sockets,
 )
-from doctor.reasoning.outliers import Others, Outlier, outliers
-from doctor.reasoning.pace import (
+from doctor.analysis.launch_origin import (
+    LOCAL_RANK_NAMES,
+    DirectLaunch,
+    absent_by_host,
+    devices_asked,
+    direct_launch,
+    has_value,
+    inner_launcher,
+    is_interactive_job,
+    is_left_alone,
+    is_lightning_slurm,
+    joined_ranks,
+    launch_number,
+    ranks_in_words,
+    slurm_step,
+    starts_tasks_unlaunched,
+)
+from doctor.analysis.logs.busy_ranks import BusyRank, busy_while_others_waited
+from doctor.analysis.logs.event_timeline import (
+    events_after,
+    events_before,
+    events_of_kinds,
+    failed_before,
+    has_worked,
+    is_set_up,
+    launch_setting,
+    names_itself,
+    parse_count,
+    set_up_after,
+    set_up_before,
+    spans_hosts,
+)
+from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.analysis.logs.native_crashes import NativeCrash, native_crashes
+from doctor.analysis.logs.oom_events import (
+    OomEvent,
+    as_event_groups,
+    ended_by_signal,
+    exhaustions,
+    numbers_of,
+    on_first_device,
+)
+from doctor.analysis.logs.printed_collectives import (
+    PrintedCollective,
+    differ_in_first_size,
+    differing_counts,
+    last_calls,
+    refused_calls,
+)
+from doctor.analysis.logs.root_event import (
+    LOST_PEERS,
+    TIMED_OUT,
+    LaterEvents,
+    cause_in_chain,
+    earlier,
+    exceptions,
+    failure_of,
+    first_trouble,
+    launcher_reports,
+    nature_of_exception,
+)
+from doctor.analysis.rank_loaders import (
+    EVALUATION,
+    LEAST_DRAWN,
+    TRAINING,
+    PeerLoaders,
+    RankLoader,
+    advice,
+    batches_of,
+    divided_loaders,
+    limit_argument,
+    loader_hook,
+    newest_common_epoch,
+    odd_by_count,
+    peer_loaders,
+    same_contents,
+    same_data_set,
+    same_order,
+    shared_draws,
+    shared_draws_by_position,
+    split_by,
+    why_not_divided,
+)
+from doctor.analysis.stats.baseline import (
+    BaselineDeviation,
+    BaselineDifference,
+    BaselineValue,
+    baseline_value,
+    baseline_values,
+    expected_value,
+    stands_alone,
+)
+from doctor.analysis.stats.majority import MajoritySplit, correlates, describe, split, split_groups
+from doctor.analysis.stats.outliers import Outlier, PeerValues, outliers
+from doctor.analysis.stats.rank_roles import replicas_in, same_role, uses_lightning
+from doctor.analysis.stats.step_times import (
     PHASES,
     common_windows,
     long_time,
@@ -232,25 +184,108 @@ from doctor.reasoning.pace import (
     typical_parts,
     typical_total,
 )
-from doctor.reasoning.paths import (
-    MeasuredPath,
-    SlowPaths,
-    slow_paths,
-    take_hosts,
+from doctor.analysis.stats.trend import (
+    LevelChange,
+    LimitForecast,
+    TrendLine,
+    can_tell,
+    change_of_level,
+    reach,
+    steady_rise,
+    theil_sen,
 )
-from doctor.reasoning.restoring import with_trials
-from doctor.reasoning.roles import replicas_in, same_role, uses_lightning
-from doctor.reasoning.roofline import SlowCopies, SlowMessages, copies_below, messages_below, paths_below
-from doctor.reasoning.said import Said, is_said, line_of, said, told_finding
-from doctor.reasoning.settings import Stated, group_alike, only_nccl, only_torch, stated_settings
-from doctor.reasoning.sides import OneSided
-from doctor.reasoning.storage_findings import storage_findings
-from doctor.reasoning.storage_speed import shared_paths, slow_storage
-from doctor.reasoning.telling import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
-from doctor.reasoning.transfers import ONE_STREAM, Bandwidths, Sending, bandwidths, sendings, subnets_of
-from doctor.reasoning.trend import Change, Distance, Line, can_tell, change_of_level, reach, steady_rise, theil_sen
-from doctor.reasoning.uneven import Uneven
-from doctor.reasoning.xids import Reported, ToldXid, told_xids, xids_of
+from doctor.analysis.storage_findings import storage_findings
+from doctor.analysis.storage_speed import shared_paths, slow_storage
+from doctor.analysis.visible_devices import (
+    GpuSharers,
+    VisibleDevice,
+    VisibleDevices,
+    VisibleList,
+    asks_to_share,
+    backend_asked,
+    bound_per_task,
+    bus_key,
+    device_of,
+    devices_of,
+    gpu_of,
+    has_own_gpus,
+    hidden_of_gpus,
+    is_data_centre,
+    is_foreign,
+    local_rank_of,
+    mebibytes,
+    on_processor,
+    ordinal_of,
+    parse_visible_devices,
+    process_ids,
+    processor_asked,
+    sees_host_processes,
+    shares,
+    shares_by_host,
+    shares_by_machine,
+    uses_nccl,
+    visible_gpus,
+)
+from doctor.analysis.xid_events import LoggedXid, XidReport, logged_xids, xids_of
+from doctor.core.check import Check, check
+from doctor.core.facts import *  # noqa: F403
+from doctor.core.facts import __all__ as _facts
+from doctor.core.finding import (
+    ALONE,
+    Finding,
+    Scope,
+    Severity,
+    Skip,
+    Source,
+    Status,
+    Unknown,
+    Verdict,
+    merge,
+    source_of,
+)
+from doctor.core.job import Facts, Group, Host, IdenticalRanks, Job, LocalRanks, Rank
+from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged, line_of
+from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
+from doctor.knowledge.alloc_conf import split_options as allocator_options
+from doctor.knowledge.environment_variables import concerns_nccl
+from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.knowledge.interface_syntax import (
+    NcclList,
+    gloo_names,
+    looks_like_nccl_syntax,
+    nccl_device_list,
+    nccl_interface_list,
+    nccl_socket_family,
+    parse_nccl_integer,
+    parse_nccl_list,
+)
+from doctor.knowledge.lightning_api import argument as trainer_argument
+from doctor.knowledge.lightning_api import strategy as trainer_strategy
+from doctor.knowledge.net_plugins import readable_interfaces
+from doctor.knowledge.releases import is_older, lightning_release, minimum_driver, minimum_nccl, torch_release, within
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.knowledge.variable_values import fault as value_fault
+from doctor.knowledge.version_specifiers import fits, minor_release
+from doctor.knowledge.xid_catalog import xid
+from doctor.testing.cases import Fails, JobBuilder, Passes, healthy
+from doctor.testing.collective_timings import breaking, exchanged, not_set_up, slow_with, timed_on_mesh, usual_seconds
+from doctor.testing.from_logs import logged
+from doctor.testing.host_transfers import across, at_times, between, received_by, sent_by, touching, transferred
+from doctor.testing.loader_cases import drawing, in_a_loop, with_loader, with_sampler
+from doctor.testing.stalled_run import (
+    package_frame,
+    stalled,
+    user_frame,
+    with_call,
+    with_failure,
+    with_group_call,
+    with_late_ranks,
+    without_recorders,
+)
+from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
+from doctor.testing.training_run import running
 
 __all__ = [
     *_facts,
@@ -274,53 +309,53 @@ __all__ = [
     "PHASES",
     "TIMED_OUT",
     "TRAINING",
-    "Accused",
-    "Aftermath",
-    "Alike",
-    "Bandwidths",
+    "RasSuspects",
+    "LaterEvents",
+    "IdenticalRanks",
+    "HostBandwidths",
     "BrokenCollective",
-    "Busy",
+    "BusyRank",
     "CallSite",
-    "Change",
+    "LevelChange",
     "Check",
-    "Deviation",
-    "Device",
+    "BaselineDeviation",
+    "VisibleDevice",
     "Diagnosis",
     "DirectLaunch",
-    "Distance",
+    "LimitForecast",
     "Divergence",
-    "Ending",
-    "Endpoint",
-    "Exhausted",
-    "Expectation",
+    "RunEnd",
+    "InterfaceEndpoint",
+    "OomEvent",
+    "BaselineValue",
     "Facts",
     "Finding",
-    "Fingerprint",
+    "PrintedCollective",
     "Group",
     "Host",
     "Job",
-    "Line",
+    "TrendLine",
     "LocalRanks",
-    "Lossy",
+    "PacketLoss",
     "MeasuredPath",
-    "NativeEnds",
+    "NativeCrash",
     "NcclList",
     "NetworkChoice",
-    "OneSided",
-    "Others",
+    "OneSidedCall",
+    "PeerValues",
     "Outlier",
     "Rank",
     "RdmaChoice",
-    "Reader",
-    "Readers",
-    "Reported",
-    "Said",
+    "RankLoader",
+    "PeerLoaders",
+    "XidReport",
+    "EventGroup",
     "Scope",
-    "Sending",
+    "SentSample",
     "Severity",
-    "Share",
-    "Sick",
-    "Sketch",
+    "GpuSharers",
+    "Fails",
+    "JobBuilder",
     "Skip",
     "SlowCopies",
     "SlowDevice",
@@ -330,28 +365,28 @@ __all__ = [
     "SlowParts",
     "SlowPaths",
     "Source",
-    "Split",
-    "Stated",
+    "MajoritySplit",
+    "EffectiveSetting",
     "Status",
     "TimedGroup",
-    "ToldXid",
-    "Uneven",
+    "LoggedXid",
+    "UnevenLoaders",
     "Unknown",
-    "Unlike",
+    "BaselineDifference",
     "Verdict",
-    "Visible",
+    "VisibleDevices",
     "VisibleList",
-    "Well",
+    "Passes",
     "absent_by_host",
-    "accused_by_ras",
+    "suspects_by_ras",
     "across",
     "active_rdma_ports",
     "advice",
-    "alike_anywhere",
-    "alike_in_place",
+    "shared_draws",
+    "shared_draws_by_position",
     "allocator_complaints",
     "allocator_options",
-    "as_said",
+    "as_event_groups",
     "asks_to_share",
     "at_times",
     "backend_asked",
@@ -374,7 +409,7 @@ __all__ = [
     "conditions_of",
     "copies_below",
     "correlates",
-    "count_told",
+    "parse_count",
     "culprits_of",
     "data_goes_by_sockets",
     "describe",
@@ -391,8 +426,8 @@ __all__ = [
     "ended_by_signal",
     "exceptions",
     "exhaustions",
-    "expectation",
-    "expectations",
+    "baseline_value",
+    "baseline_values",
     "expected_value",
     "export_line",
     "failed_before",
@@ -406,12 +441,12 @@ __all__ = [
     "gloo_names",
     "good_interfaces",
     "gpu_of",
-    "group_alike",
+    "group_by_value",
     "has_own_gpus",
     "has_value",
     "has_worked",
     "healthy",
-    "heard",
+    "events_of_kinds",
     "hidden_of_gpus",
     "hosts_text",
     "in_a_loop",
@@ -427,9 +462,9 @@ __all__ = [
     "is_older",
     "is_reachable",
     "is_routable_gid",
-    "is_said",
+    "is_logged",
     "is_set_up",
-    "judge_devices",
+    "compare_devices",
     "known_variable",
     "last_calls",
     "launch_number",
@@ -456,7 +491,7 @@ __all__ = [
     "missed_call",
     "names_itself",
     "names_unknown",
-    "native_ends",
+    "native_crashes",
     "nature_of_exception",
     "nccl_device_list",
     "nccl_endpoints",
@@ -484,17 +519,17 @@ __all__ = [
     "parse_nccl_integer",
     "parse_nccl_list",
     "parse_visible_devices",
-    "parted_readers",
+    "divided_loaders",
     "parts_of",
     "paths_below",
     "place_of_frame",
     "process_ids",
     "processor_asked",
     "ranks_in_words",
-    "ranks_that_came",
+    "joined_ranks",
     "reach",
     "readable_interfaces",
-    "readers_of",
+    "peer_loaders",
     "received_by",
     "recent_windows",
     "recorder_switch",
@@ -503,15 +538,15 @@ __all__ = [
     "replicas_in",
     "routed_ranges",
     "running",
-    "said",
-    "said_after",
-    "said_before",
+    "event_groups",
+    "events_after",
+    "events_before",
     "same_contents",
     "same_data_set",
     "same_order",
     "same_role",
     "sees_host_processes",
-    "sendings",
+    "sent_samples",
     "sent_by",
     "set_up_after",
     "set_up_before",
@@ -539,7 +574,7 @@ __all__ = [
     "stalled",
     "stands_alone",
     "starts_tasks_unlaunched",
-    "stated_settings",
+    "effective_settings",
     "steady_rise",
     "storage_apart",
     "storage_findings",
@@ -551,8 +586,8 @@ __all__ = [
     "time_range",
     "timed_groups",
     "timed_on_mesh",
-    "told_finding",
-    "told_xids",
+    "finding_from_logs",
+    "logged_xids",
     "torch_release",
     "touching",
     "trainer_argument",
@@ -560,7 +595,7 @@ __all__ = [
     "transferred",
     "typical_parts",
     "typical_total",
-    "unmet",
+    "unmeasured_pairs",
     "user_frame",
     "uses_lightning",
     "uses_nccl",
@@ -569,7 +604,7 @@ __all__ = [
     "visible_gpus",
     "waits_in",
     "what_forces_sockets",
-    "why_not_parted",
+    "why_not_divided",
     "with_call",
     "with_failure",
     "with_group_call",

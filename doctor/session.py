@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from doctor.facts import LaunchFacts, Missing
-from doctor.finding import Severity, Status
-from doctor.job import Job, Member, build_job
-from doctor.masking import mask_record
-from doctor.reasoning.outcome import outcome_of
-from doctor.reasoning.said import SYMPTOMS, place_of_line
-from doctor.result import (
+from doctor.analysis.logs.run_outcome import outcome_of
+from doctor.core.facts import LaunchFacts, Missing
+from doctor.core.finding import Severity, Status
+from doctor.core.job import Job, Member, build_job
+from doctor.core.logs.event_groups import SYMPTOMS, place_of_line
+from doctor.core.masking import mask_record
+from doctor.core.report_document import (
     SCHEMA,
+    CheckCoverage,
     CheckResult,
-    Coverage,
     FailOn,
     HostRanks,
-    Input,
     Report,
     ReportFinding,
+    ReportInput,
     ReportJob,
+    ReportTool,
     RunReport,
-    SeveralReports,
-    Tool,
+    RunReports,
     exit_code,
     verdict_word,
 )
-from doctor.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
+from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
 if TYPE_CHECKING:
-    from doctor.catalog import Catalog
-    from doctor.examining import Ignore
-    from doctor.gather.gathering import Gathering
-    from doctor.gather.ray_gathering import RayGathering
-    from doctor.gather.wanted import Wanted
-    from doctor.gather.way import Wish
-    from doctor.probes.mesh import Axis
+    from doctor.cluster.gather.gather_plan import GatherOptions
+    from doctor.cluster.gather.gather_session import GatherSession
+    from doctor.cluster.gather.probe_options import ProbeOptions
+    from doctor.cluster.ray.ray_session import RayGatherSession
+    from doctor.core.check_registry import CheckRegistry
+    from doctor.core.check_runner import Ignore
+    from doctor.probes.collectives.mesh import Axis
 
 Announce = Callable[[str], None]
 Probe = Literal["none", "light", "full"]
@@ -53,11 +53,11 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
     ``announce`` is told once what is still being read after a second.
     """
     from doctor.collectors import MODULES
-    from doctor.collectors.base import Surroundings
+    from doctor.collectors.base import Machine
     from doctor.collectors.runner import collect_facts
 
     settings = settings or Settings()
-    surroundings = Surroundings(directories=settings.directories, commands=settings.commands)
+    surroundings = Machine(directories=settings.directories, commands=settings.commands)
     sections = collect_facts(MODULES, surroundings, timeout=settings.timeout, announce=announce)
     launch = sections.get(LaunchFacts.key)
     rank = launch.rank if isinstance(launch, LaunchFacts) and launch.rank is not None else 0
@@ -67,17 +67,17 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
 def measure_alone(job: Job, settings: Settings, *, why: bool = False, tell: Announce) -> Job:
     """The job of this process alone, with what full probes measure on one process; ``why``: and what mends what is
     slow or fails."""
-    from doctor.collectors.base import Surroundings
-    from doctor.gather.alone import measured_alone
+    from doctor.cluster.gather.single_process import probe_single_process
+    from doctor.collectors.base import Machine
 
-    return measured_alone(
-        job, Surroundings(directories=settings.directories, commands=settings.commands), tell, why=why
+    return probe_single_process(
+        job, Machine(directories=settings.directories, commands=settings.commands), tell, why=why
     )
 
 
 def open_gathering(
     settings: Settings,
-    wish: Wish,
+    wish: GatherOptions,
     *,
     probe: Probe | None = None,
     mesh: tuple[Axis, ...] = (),
@@ -85,7 +85,7 @@ def open_gathering(
     announce: Announce | None = None,
     discreet: bool = False,
     own_code: Callable[[Job], int] | None = None,
-) -> Gathering | RayGathering | None:
+) -> GatherSession | RayGatherSession | None:
     """The gathering of this process's job; ``None`` where it is judged alone. Collecting begins at once.
 
     ``probe``: ``None`` for light probes where there are several hosts. ``mesh``: the axes of the job, for full probes;
@@ -96,31 +96,31 @@ def open_gathering(
         NoWay: nothing says where the processes can meet.
         UnusableError: the wish contradicts itself, or the key of the job can't be used.
     """
-    from doctor.collectors.base import Surroundings
-    from doctor.collectors.launch import launch_facts
-    from doctor.gather.way import way_of
+    from doctor.cluster.gather.gather_plan import gather_plan
+    from doctor.collectors.base import Machine
+    from doctor.collectors.launch.launcher import launch_facts
 
     tell = announce or (lambda _: None)
-    surroundings = Surroundings(directories=settings.directories, commands=settings.commands)
+    surroundings = Machine(directories=settings.directories, commands=settings.commands)
     launch = launch_facts(surroundings.environ)
-    way = way_of(wish, surroundings.environ, launch)
+    way = gather_plan(wish, surroundings.environ, launch)
     if way.ray is None and way.seat is None:
         return None
-    from doctor.gather.secret_file import secret_of
+    from doctor.cluster.transport.secret_file import secret_from_environ
 
-    secret = secret_of(surroundings.environ)
+    secret = secret_from_environ(surroundings.environ)
     if way.ray is not None:
         wanted = _wanted(probe, mesh, why, several_hosts=True)
         return _open_ray(way.ray, settings, wanted=wanted, tell=tell, discreet=discreet)
     assert way.seat is not None  # a way has one or the other
-    from doctor.gather.arriving import arrive
-    from doctor.gather.gathering import Gathering
+    from doctor.cluster.gather.gather_session import GatherSession
+    from doctor.cluster.gather.participant_setup import start_participant
 
     wanted = _wanted(probe, mesh, why, several_hosts=way.seat.spans_hosts)
-    party, survey = arrive(
+    party, survey = start_participant(
         way.seat, surroundings, timeout=settings.timeout, wanted=wanted, tell=tell, announce=announce
     )
-    return Gathering(
+    return GatherSession(
         way,
         way.seat,
         party,
@@ -133,21 +133,21 @@ def open_gathering(
     )
 
 
-def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool) -> Wanted | None:
+def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool) -> ProbeOptions | None:
     """What is to be measured; nothing where nobody asked and there is one host."""
     if probe == "none" or (probe != "full" and not several_hosts):
         return None
-    from doctor.gather.wanted import Wanted
+    from doctor.cluster.gather.probe_options import ProbeOptions
 
-    return Wanted("full" if probe == "full" else "light", mesh, why)
+    return ProbeOptions("full" if probe == "full" else "light", mesh, why)
 
 
 def _open_ray(
-    address: str, settings: Settings, *, wanted: Wanted | None, tell: Announce, discreet: bool
-) -> RayGathering:
-    from doctor.gather.ray_gathering import RayGathering
+    address: str, settings: Settings, *, wanted: ProbeOptions | None, tell: Announce, discreet: bool
+) -> RayGatherSession:
+    from doctor.cluster.ray.ray_session import RayGatherSession
 
-    return RayGathering(
+    return RayGatherSession(
         address,
         wanted=wanted,
         timeout=settings.timeout,
@@ -167,15 +167,15 @@ def examine(job: Job, settings: Settings | None = None) -> Report:
     return judge(job, load_checks(settings), settings)
 
 
-def load_checks(settings: Settings) -> Catalog:
+def load_checks(settings: Settings) -> CheckRegistry:
     """The checks that the settings select, guests and plug-in files included.
 
     Raises:
         UnusableError: a plug-in, a pattern or a limit can't be used.
     """
-    from doctor.catalog import load_catalog
+    from doctor.core.check_registry import load_registry
 
-    catalog = load_catalog(settings.plugins)
+    catalog = load_registry(settings.plugins)
     require_known_limits(settings, catalog)
     require_known_patterns(catalog, settings.to_be_known())
     return choose(catalog, settings.select)
@@ -183,13 +183,13 @@ def load_checks(settings: Settings) -> Catalog:
 
 def judge(
     job: Job,
-    catalog: Catalog,
+    catalog: CheckRegistry,
     settings: Settings,
     *,
     strict: bool = False,
     must_be_complete: bool = True,
     after_the_run: bool = False,
-    inputs: Iterable[Input] = (),
+    inputs: Iterable[ReportInput] = (),
     started: float | None = None,
     ignore: Ignore | None = None,
 ) -> Report:
@@ -199,7 +199,7 @@ def judge(
     captures are judged). ``after_the_run``: what a run left is judged, which is healthy only if its end or progress was
     seen. ``started``: ``time.time()`` when the command began.
     """
-    from doctor.examining import examine_job, primary_of
+    from doctor.core.check_runner import examine_job, primary_of
 
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
@@ -210,7 +210,7 @@ def judge(
     inconclusive = inconclusive or (after_the_run and any(one.notes for one in inputs))
     report = Report(
         schema=SCHEMA,
-        tool=Tool(),
+        tool=ReportTool(),
         started=datetime.datetime.fromtimestamp(began, datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.time() - began, 3),
         exit_code=exit_code(results, settings.fail_on, inconclusive=inconclusive),
@@ -225,14 +225,14 @@ def judge(
     return mask_record(report)
 
 
-def of_several(reports: Iterable[tuple[str, Report]], *, started: float) -> SeveralReports:
+def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> RunReports:
     """The document of several runs: the worst verdict of them, a finding before an open question."""
     runs = tuple(RunReport(name, report) for name, report in reports)
     worst = min((run.report for run in runs), key=lambda report: _GRAVEST.index(report.exit_code))
     shown = min((run.report for run in runs), key=lambda report: _GRAVEST_WORDS.index(report.verdict))
-    return SeveralReports(
+    return RunReports(
         schema=SCHEMA,
-        tool=Tool(),
+        tool=ReportTool(),
         started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.time() - started, 3),
         exit_code=worst.exit_code,
@@ -248,11 +248,11 @@ def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
     """The files and lines that findings quote, or were found at."""
     findings = [finding for result in results for finding in result.findings]
     sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
-    said = (line for one in findings for line in _lines_said(one))
+    said = (line for one in findings for line in _lines_logged(one))
     return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
 
 
-def _lines_said(finding: ReportFinding) -> tuple[object, ...]:
+def _lines_logged(finding: ReportFinding) -> tuple[object, ...]:
     said = finding.evidence.get("said")
     return tuple(said) if isinstance(said, (list, tuple)) else ()
 
@@ -292,12 +292,12 @@ def describe_job(job: Job) -> ReportJob:
     return ReportJob(launcher=job.launcher, world_size=job.world_size, hosts=hosts, absent=job.absent)
 
 
-def _coverage(job: Job, results: Iterable[CheckResult]) -> Coverage:
+def _coverage(job: Job, results: Iterable[CheckResult]) -> CheckCoverage:
     counts = {status.value: 0 for status in Status}
     for result in results:
         counts[result.status.value] += 1
     seen = len({rank.number for rank in job.ranks})
-    return Coverage(checks=counts, ranks_seen=seen, ranks_expected=max(job.world_size, seen))
+    return CheckCoverage(checks=counts, ranks_seen=seen, ranks_expected=max(job.world_size, seen))
 
 
 def with_command_line(

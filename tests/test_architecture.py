@@ -6,8 +6,8 @@ from pathlib import Path
 
 import doctor.api
 import doctor_checks
-from doctor.catalog import RULES, builtin_checks
-from doctor.lint.rules import builtin_rules
+from doctor.core.check_registry import RULES, builtin_checks
+from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 SHELF = Path(doctor_checks.__file__).parent

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from doctor.api import GpuFacts, Severity, Sick, SoftwareFacts, Status, TorchBuild, Well, healthy
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job as examine
-from doctor.facts import SECTIONS
+from doctor.api import Fails, GpuFacts, Passes, Severity, SoftwareFacts, Status, TorchBuild, healthy
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import SECTIONS
 from tests.lab.cases import assert_each
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
@@ -15,7 +15,7 @@ BY_ID = [(check.id, (check,)) for check in CHECKS]
 
 
 def _run(check, sketch):
-    (result,) = examine(sketch.job(), Catalog((check,)))
+    (result,) = examine(sketch.job(), CheckRegistry((check,)))
     assert result.crash is None, result.crash  # what was found before it broke is kept
     return result
 
@@ -36,8 +36,8 @@ def _is_documented(check):
 
 def _has_failing_and_passing_cases(check):
     cases = list(check.cases())
-    assert any(isinstance(case, Sick) for case in cases)
-    assert any(isinstance(case, Well) for case in cases)
+    assert any(isinstance(case, Fails) for case in cases)
+    assert any(isinstance(case, Passes) for case in cases)
     assert len({case.name for case in cases}) == len(cases)
 
 
@@ -47,12 +47,12 @@ def test_checks_that_use_a_baseline_are_proven_with_one():
 
 def _is_proven_with_a_baseline(check):
     expecting = [case for case in check.cases() if case.sketch.expected is not None]
-    assert any(isinstance(case, Sick) for case in expecting)
-    assert any(isinstance(case, Well) for case in expecting)
+    assert any(isinstance(case, Fails) for case in expecting)
+    assert any(isinstance(case, Passes) for case in expecting)
     for case in expecting:
         assert case.sketch.expected.expected is None
         without = _run(check, replace(case.sketch, expected=None))
-        if isinstance(case, Sick):
+        if isinstance(case, Fails):
             found = {rank for finding in without.findings for rank in finding.ranks}
             assert found != set(case.ranks), f"the expectation changes nothing in {case.name!r}"
 
@@ -85,7 +85,7 @@ def _gives_the_result(check, case):
 
 def _assert_as_claimed(check, case, result):
     assert result.status is not Status.CRASH, result.reason
-    if isinstance(case, Well):
+    if isinstance(case, Passes):
         loud = [f for f in result.findings if case.silent or f.severity is not Severity.INFO]
         assert not loud, loud
         return

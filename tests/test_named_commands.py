@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from doctor.catalog import builtin_checks
-from doctor.checking import FAMILIES
-from doctor.cli import app
-from doctor.lint.rules import builtin_rules
+from doctor.cli.main import app
+from doctor.core.check import FAMILIES
+from doctor.core.check_registry import builtin_checks
+from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 ROOT = Path(__file__).parents[1]

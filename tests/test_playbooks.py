@@ -2,8 +2,8 @@
 
 import re
 
-from doctor.catalog import playbook_directory
-from doctor.playbook import all_pages, find_page, head_of, owners_of_pages, with_head
+from doctor.core.check_registry import playbook_directory
+from doctor.report.playbook import all_pages, find_page, head_of, owners_of_pages, with_head
 from tests.lab.cases import assert_each
 
 CHECKS = sorted(owners_of_pages(), key=lambda check: check.id)
@@ -16,7 +16,7 @@ def test_every_page_has_its_form():
 
 def _has_its_form(check):
     text = (playbook_directory() / f"{check.id}.md").read_text()
-    assert text.startswith(head_of(check)), "run: python -m doctor.playbook"
+    assert text.startswith(head_of(check)), "run: python -m doctor.report.playbook"
     assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == HEADINGS
     assert text.count("```") % 2 == 0
     see = text.partition("## What you see")[2].partition("## Confirm it")[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from doctor.random_state import random_state_kept
+from doctor.core.random_state import random_state_kept
 from tests.lab.needs import ROOT
 
 EVERY = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from doctor.api import SoftwareFacts, healthy
-from doctor.catalog import load_catalog
+from doctor.core.check_registry import load_registry
+from doctor.core.settings import Settings, choose, read_settings, require_known_limits
 from doctor.session import examine
-from doctor.settings import Settings, choose, read_settings, require_known_limits
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -41,7 +41,7 @@ def test_the_sample_of_settings_is_read(tmp_path):
     path = tmp_path / "doctor.toml"
     path.write_text(block("Settings", "toml"))
     settings = read_settings(tmp_path, config=path)
-    catalog = load_catalog(guests=False)
+    catalog = load_registry(guests=False)
     assert choose(catalog, settings.select) == catalog
     require_known_limits(settings, catalog)
     assert settings.plugins == (tmp_path / "ours.py",)

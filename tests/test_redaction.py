@@ -10,20 +10,20 @@ import pytest
 from doctor.api import (
     Address,
     EnvironmentFacts,
+    Fails,
     HostFacts,
     Interface,
     InterfaceFacts,
     Route,
-    Sick,
     SlurmFacts,
     Variable,
     healthy,
 )
-from doctor.capture import from_document, to_document
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job as examine
-from doctor.redaction import redact
-from doctor.redaction_networks import AddressBook
+from doctor.core.capture import from_document, to_document
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.redact.networks import AddressBook
+from doctor.core.redact.placeholders import redact
 from tests.lab.cases import assert_each, each_case
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
@@ -240,7 +240,7 @@ def test_the_same_is_found_afterwards(family):
 
 def _sampled(check):
     cases = list(check.cases())
-    failing = next(case for case in cases if isinstance(case, Sick))
+    failing = next(case for case in cases if isinstance(case, Fails))
     others = [case for case in cases if case is not failing]
     yield from ((f"{check.id}, {case.name}", (check, case)) for case in [failing, *others[::SAMPLE]])
 
@@ -248,8 +248,8 @@ def _sampled(check):
 def _finds_the_same_redacted(check, case):
     job = case.sketch.job()
     document = to_document(job)
-    (before,) = examine(job, Catalog((check,)))
-    (after,) = examine(from_document(redact(document)), Catalog((check,)))
+    (before,) = examine(job, CheckRegistry((check,)))
+    (after,) = examine(from_document(redact(document)), CheckRegistry((check,)))
     assert (after.status, after.severity) == (before.status, before.severity), (before.reason, after.reason)
     assert [(f.ranks, f.severity) for f in after.findings] == [(f.ranks, f.severity) for f in before.findings]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from doctor.cli import app
-from doctor.redaction import redact
-from doctor.redaction_lists import NODE_LIMIT, TOTAL_LIMIT, NodeLists, expand, folded
+from doctor.cli.main import app
+from doctor.core.redact.node_lists import NODE_LIMIT, TOTAL_LIMIT, NodeLists, expand, folded
+from doctor.core.redact.placeholders import redact
 from tests.lab.cases import assert_each, each_case
 
 REFUSED = "node1:123:456 [0] NCCL WARN Call to connect to 10.1.2.3<45678> failed : Connection refused\n"

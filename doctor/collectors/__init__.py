@@ -7,21 +7,21 @@ import importlib
 from doctor.collectors.base import Collector
 
 MODULES: dict[str, str] = {
-    "launch": "launch",
-    "environment": "environment",
-    "master": "master",
-    "process": "process",
-    "trainer": "trainer",
-    "slurm": "slurm",
-    "software": "software",
-    "nccl": "nccl",
-    "host": "host",
-    "interfaces": "interfaces",
-    "rdma": "rdma",
-    "gpus": "gpus",
-    "drivers": "drivers",
-    "storage": "storage",
-    "kernel-log": "kernel_log",
+    "launch": "launch.launcher",
+    "environment": "software.environment",
+    "master": "network.master_address",
+    "process": "host.own_process",
+    "trainer": "launch.trainer_variables",
+    "slurm": "launch.slurm_job",
+    "software": "software.python_environment",
+    "nccl": "nccl.configuration",
+    "host": "host.system",
+    "interfaces": "network.interfaces",
+    "rdma": "network.rdma",
+    "gpus": "gpu.gpus",
+    "drivers": "gpu.drivers",
+    "storage": "storage.directories",
+    "kernel-log": "host.kernel_log",
 }
 """The module of each section; imported only when its section is asked for."""
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from doctor.facts import Section
+from doctor.core.facts import Section
 
 
-class NotHere(Exception):
+class NotPresent(Exception):
     """The machine does not have what the collector reads: the section is absent, and checks that need it skip."""
 
 
@@ -24,7 +24,7 @@ class NotVisible(Exception):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Machine:
     """Where collectors read. Tests pass recorded trees; nothing below is read through any other path.
 
     ``directories``: pairs of role and path that the user's settings name (``checkpoint``, ``/data/runs``).
@@ -48,14 +48,14 @@ class Collector:
 
     ``isolated``: the call can block where no signal of Python reaches it (a driver), so it runs in a process of its
     own that is killed at the deadline. ``present`` is asked first, cheaply and in this process, to spare that process
-    on machines that have nothing to read; it raises :class:`NotHere`.
+    on machines that have nothing to read; it raises :class:`NotPresent`.
     """
 
     section: type[Section]
-    collect: Callable[[Surroundings], Section]
+    collect: Callable[[Machine], Section]
     deadline: float = 5.0
     isolated: bool = False
-    present: Callable[[Surroundings], None] | None = None
+    present: Callable[[Machine], None] | None = None
 
     @property
     def key(self) -> str:

@@ -1,7 +1,7 @@
 """Runs collectors side by side, each with its deadline; what breaks becomes a fact about itself.
 
 One of the few places that forgive every exception: a collector that raises, blocks or dies leaves a
-:class:`~doctor.facts.Missing` in the place of its section.
+:class:`~doctor.core.facts.Missing` in the place of its section.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from doctor.background import begin
 from doctor.collectors import collector_for
-from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
-from doctor.collectors.children import abandon_child, start_python
-from doctor.facts import SECTIONS, Lack, Missing, Section
-from doctor.facts.base import in_unicode
+from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
+from doctor.core.background import start_thread
+from doctor.core.facts import SECTIONS, Missing, MissingReason, Section
+from doctor.core.facts.section import in_unicode
+from doctor.core.process import abandon_child, start_python
 
 Outcome = Section | Missing
 
@@ -30,7 +30,7 @@ PATIENCE = 1.0
 
 def collect_facts(
     keys: Iterable[str],
-    surroundings: Surroundings,
+    surroundings: Machine,
     *,
     timeout: float = math.inf,
     announce: Callable[[str], None] | None = None,
@@ -48,11 +48,11 @@ def collect_facts(
 
 
 def _broken(key: str, error: Exception) -> Missing:
-    return Missing(Lack.FAILED, f"the {key} collector broke: {type(error).__name__}: {error}")
+    return Missing(MissingReason.FAILED, f"the {key} collector broke: {type(error).__name__}: {error}")
 
 
 def collect_sections(
-    collectors: Iterable[Collector], surroundings: Surroundings, *, announce: Callable[[str], None] | None = None
+    collectors: Iterable[Collector], surroundings: Machine, *, announce: Callable[[str], None] | None = None
 ) -> dict[str, Outcome]:
     """The outcome of every collector by key. Takes no longer than the largest deadline and a little more.
 
@@ -80,14 +80,14 @@ def _wait(
         announce(f"still reading {', '.join(collector.key for collector in slow)} (at most {most:g} s)")
 
 
-def _start(collector: Collector, surroundings: Surroundings, outcomes: dict[str, Outcome]) -> threading.Thread:
+def _start(collector: Collector, surroundings: Machine, outcomes: dict[str, Outcome]) -> threading.Thread:
     def work() -> None:
         outcomes[collector.key] = run_collector(collector, surroundings)
 
-    return begin(f"doctor-{collector.key}", work)
+    return start_thread(f"doctor-{collector.key}", work)
 
 
-def run_collector(collector: Collector, surroundings: Surroundings, *, here: bool = False) -> Outcome:
+def run_collector(collector: Collector, surroundings: Machine, *, here: bool = False) -> Outcome:
     """The outcome of one collector, without a deadline unless it is isolated; ``here`` overrides the isolation."""
     try:
         if collector.present is not None:
@@ -95,32 +95,34 @@ def run_collector(collector: Collector, surroundings: Surroundings, *, here: boo
         if collector.isolated and not here:
             return _run_isolated(collector, surroundings)
         return in_unicode(collector.collect(surroundings))
-    except NotHere as absence:
-        return Missing(Lack.ABSENT, str(absence))
+    except NotPresent as absence:
+        return Missing(MissingReason.ABSENT, str(absence))
     except NotVisible as barrier:
-        return Missing(Lack.HIDDEN, barrier.reason, barrier.unhide)
+        return Missing(MissingReason.HIDDEN, barrier.reason, barrier.unhide)
     except Exception as error:
         return _broken(collector.key, error)
 
 
 def _overdue(collector: Collector) -> Missing:
     return Missing(
-        Lack.TIMEOUT,
+        MissingReason.TIMEOUT,
         f"reading {collector.key} took longer than {collector.deadline:g} s",
         "something below it does not answer (driver, mount or name service); see the kernel log",
     )
 
 
-def _run_isolated(collector: Collector, surroundings: Surroundings) -> Outcome:
+def _run_isolated(collector: Collector, surroundings: Machine) -> Outcome:
     """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
-    child = start_python("doctor.collectors.child", [collector.key], env=dict(surroundings.environ))
+    child = start_python("doctor.collectors.isolated_child", [collector.key], env=dict(surroundings.environ))
     try:
         output, _ = child.communicate(timeout=collector.deadline * 0.9)
     except subprocess.TimeoutExpired:
         abandon_child(child)
         return _overdue(collector)
     if child.returncode != 0:
-        return Missing(Lack.FAILED, f"the process that reads {collector.key} ended with code {child.returncode}")
+        return Missing(
+            MissingReason.FAILED, f"the process that reads {collector.key} ended with code {child.returncode}"
+        )
     return decode_outcome(collector.key, output)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.knowledge.data import read
+from doctor.knowledge.data_files import read
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ class DeviceMemory(NamedTuple):
     capability: str
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _MemoryRow(msgspec.Struct, frozen=True):
     mib: int
     capability: str
 
@@ -39,8 +39,8 @@ _KINDS = re.compile("hbm[0-9]e?|pcie|sxm[0-9]?")
 
 
 @cache
-def _table() -> dict[str, _Entry]:
-    return read("device_memory.json", dict[str, _Entry])
+def _table() -> dict[str, _MemoryRow]:
+    return read("device_memory.json", dict[str, _MemoryRow])
 
 
 def known_devices() -> tuple[str, ...]:

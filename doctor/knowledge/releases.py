@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.knowledge.data import read
+from doctor.knowledge.data_files import read
 
 Release = tuple[int, ...]
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from doctor.finding import Severity
-from doctor.lint.alone import may_run_alone
-from doctor.lint.collectives import COLLECTIVES, Collective, Collectives, collectives_of, is_certain
-from doctor.lint.cuda import (
+from doctor.core.finding import Severity
+from doctor.lint.engine.rule import (
+    MARK,
+    DropArgument,
+    Edit,
+    FileFails,
+    FilePasses,
+    InsertStatement,
+    RenameArgument,
+    ReplaceExpression,
+    Rule,
+    SetArgument,
+    SourceLocation,
+    Violation,
+    location_of,
+    rule,
+)
+from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
+from doctor.lint.python.collectives import COLLECTIVES, CollectiveCall, CollectiveCalls, collectives_of, is_certain
+from doctor.lint.python.cuda import (
     binds_device,
     initialises_cuda,
     is_nccl,
     is_on_current_device,
-    is_whole,
     joins,
     on_current_device,
+    shows_whole_process,
 )
-from doctor.lint.devices import pretends_to_have_ranks, runs_alone, uses_gpus
-from doctor.lint.disagreeing import disagreement
-from doctor.lint.joining import unjoined
-from doctor.lint.lightning import (
+from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
+from doctor.lint.python.lightning_version import (
     is_older,
     lightning_hook,
     lightning_import,
@@ -26,10 +41,10 @@ from doctor.lint.lightning import (
     trainer_method,
     trainer_strategy,
 )
-from doctor.lint.loading import (
+from doctor.lint.python.loader_calls import (
     LOADERS,
-    RANKED,
-    Loader,
+    RANK_PATTERN,
+    LoaderCall,
     belongs_to_lightning,
     data_of,
     depends_on_ranks,
@@ -37,13 +52,13 @@ from doctor.lint.loading import (
     is_for_evaluation,
     is_iterable,
     loaders,
-    speaks_of_ranks,
+    mentions_ranks,
     target_name,
     words_behind,
     words_of,
 )
-from doctor.lint.passing_over import passes_over
-from doctor.lint.ranks import (
+from doctor.lint.python.matching_collectives import unmatched_condition
+from doctor.lint.python.rank_branches import (
     RankCondition,
     is_of_the_job,
     is_rank,
@@ -52,26 +67,11 @@ from doctor.lint.ranks import (
     rank_condition,
     rank_conditions,
 )
-from doctor.lint.reaching import run_by_all
-from doctor.lint.rule import (
-    MARK,
-    Bad,
-    DropArgument,
-    Edit,
-    Good,
-    Hit,
-    InsertStatement,
-    Place,
-    RenameArgument,
-    ReplaceExpression,
-    Rule,
-    SetArgument,
-    place_of,
-    rule,
-)
-from doctor.lint.script import UNKNOWN, FunctionNode, Script
-from doctor.lint.trainer_edits import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
-from doctor.lint.training import (
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import UNKNOWN, FunctionNode, Script
+from doctor.lint.python.single_rank import may_run_alone
+from doctor.lint.python.swallowed_errors import swallows_error
+from doctor.lint.python.training import (
     ACCELERATOR,
     CALLBACK,
     DATA_MODULE,
@@ -93,8 +93,8 @@ from doctor.lint.training import (
     is_test,
     lightning_modules,
     loops,
-    parts_loaders_by_itself,
     several_ranks,
+    shards_loaders_itself,
     trains_on_several,
     unwrapped,
 )
@@ -112,25 +112,23 @@ __all__ = [
     "LOADERS",
     "MARK",
     "MODULE",
-    "RANKED",
+    "RANK_PATTERN",
     "RANK_WORDS",
     "SAMPLER",
     "STRATEGIES_AS_ACCELERATORS",
     "TRAINER",
     "UNKNOWN",
     "WRAPPERS",
-    "Bad",
-    "Collective",
-    "Collectives",
+    "CollectiveCall",
+    "CollectiveCalls",
     "DropArgument",
     "Edit",
+    "FileFails",
+    "FilePasses",
     "FunctionNode",
-    "Good",
-    "Hit",
     "InsertStatement",
-    "Loader",
+    "LoaderCall",
     "Loop",
-    "Place",
     "RankCondition",
     "RenameArgument",
     "ReplaceExpression",
@@ -138,6 +136,8 @@ __all__ = [
     "Script",
     "SetArgument",
     "Severity",
+    "SourceLocation",
+    "Violation",
     "belongs_to_lightning",
     "binds_device",
     "calls_of",
@@ -161,35 +161,35 @@ __all__ = [
     "is_rank",
     "is_rank_test",
     "is_test",
-    "is_whole",
     "joins",
     "lightning_hook",
     "lightning_import",
     "lightning_modules",
     "lightning_release",
     "loaders",
+    "location_of",
     "loops",
     "main_first",
     "may_run_alone",
+    "mentions_ranks",
     "on_current_device",
-    "parts_loaders_by_itself",
-    "passes_over",
-    "place_of",
-    "pretends_to_have_ranks",
     "rank_condition",
     "rank_conditions",
     "rule",
     "run_by_all",
     "runs_alone",
     "several_ranks",
-    "speaks_of_ranks",
+    "shards_loaders_itself",
+    "shows_whole_process",
+    "simulates_ranks",
+    "swallows_error",
     "target_name",
     "trainer_argument",
     "trainer_edits",
     "trainer_method",
     "trainer_strategy",
     "trains_on_several",
-    "unjoined",
+    "unmatched_condition",
     "unwrapped",
     "uses_gpus",
     "words_behind",

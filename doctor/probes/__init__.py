@@ -4,21 +4,21 @@ One process of each host has a :class:`Responder`; :func:`plan_light` says who a
 :func:`probe_light` at the same time. What comes back are facts, judged by the same checks as any others.
 """
 
-from doctor.probes.budget import LIMIT_SECONDS, Budget, budget_of
-from doctor.probes.light import probe_light
-from doctor.probes.messages import Agent, Assignment, Master, Measured, Target
-from doctor.probes.plan import plan_light
-from doctor.probes.responder import Responder
+from doctor.probes.reachability.assignments import Agent, Assignment, LightProbeResult, MasterTarget, ProbeTarget
+from doctor.probes.reachability.connection_plan import plan_light
+from doctor.probes.reachability.light_probe import probe_light
+from doctor.probes.reachability.probe_cost import LIMIT_SECONDS, Budget, budget_of
+from doctor.probes.responder.listener import Responder
 
 __all__ = [
     "LIMIT_SECONDS",
     "Agent",
     "Assignment",
     "Budget",
-    "Master",
-    "Measured",
+    "LightProbeResult",
+    "MasterTarget",
+    "ProbeTarget",
     "Responder",
-    "Target",
     "budget_of",
     "plan_light",
     "probe_light",

@@ -3,7 +3,7 @@ JUnit, GitHub annotations."""
 
 from __future__ import annotations
 
-from doctor.report.machine import render_github, render_json, render_junit
+from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 
 MACHINE_FORMATS = {
@@ -13,4 +13,4 @@ MACHINE_FORMATS = {
     "github": render_github,
 }
 """Format -> function from a report to text. ``text`` is drawn on a terminal by :mod:`doctor.report.terminal`,
-``html`` made by :mod:`doctor.report.html`; that and ``markdown`` tell more with the job that was judged."""
+``html`` made by :mod:`doctor.report.html.document`; that and ``markdown`` tell more with the job that was judged."""

@@ -6,20 +6,20 @@ import io
 from collections.abc import Iterable
 from typing import IO, Any
 
-from doctor.catalog import Catalog
-from doctor.checking import Check
-from doctor.lint.rule import Rule
-from doctor.lint.rules import Rulebook
-from doctor.playbook import limits_of
+from doctor.core.check import Check
+from doctor.core.check_registry import CheckRegistry
+from doctor.lint.engine.registry import Rulebook
+from doctor.lint.engine.rule import Rule
+from doctor.report.formatting import as_json, spelt_out
+from doctor.report.playbook import limits_of
 from doctor.report.rich_names import Table
 from doctor.report.terminal import make_console
-from doctor.report.words import as_json, spelt_out
 
 _OF_CHECKS = ("id", "name", "family", "severity", "scope", "when", "needs", "origin")
 _OF_RULES = ("id", "name", "family", "severity", "reads", "foreshadows", "origin")
 
 
-def render_listing(catalog: Catalog, book: Rulebook, form: str, stream: IO[str]) -> str:
+def render_listing(catalog: CheckRegistry, book: Rulebook, form: str, stream: IO[str]) -> str:
     """All checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1). Rules over launch files bear the
     ids of the checks that they foreshadow."""
     checks = [_describe_check(check) for check in catalog.checks]

@@ -9,11 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from doctor.finding import Status
-from doctor.job import Job
-from doctor.report.ranks import rank_rows, used_columns
-from doctor.report.story import Story, Told, commands, confidence, headline, reading_of, story_of, to_collect
-from doctor.report.words import (
+from doctor.core.finding import Status
+from doctor.core.job import Job
+from doctor.core.report_document import CheckResult, Report
+from doctor.report.formatting import (
     cell,
     counts_line,
     coverage_line,
@@ -25,7 +24,17 @@ from doctor.report.words import (
     spelt_out,
     state_of,
 )
-from doctor.result import CheckResult, Report
+from doctor.report.narrative import (
+    CheckFinding,
+    Narrative,
+    commands,
+    confidence,
+    evidence_overview_of,
+    headline,
+    narrative_of,
+    to_collect,
+)
+from doctor.report.rank_table import rank_rows, used_columns
 
 MOST = 60_000
 """Characters of the whole: a comment on GitHub may have 65,536."""
@@ -38,14 +47,14 @@ _ROOM_OF_FINDING = 6_000
 def render_markdown(report: Report, job: Job | None = None) -> str:
     """A page for an issue, a merge request or a ticket. ``job``: the facts that were judged, for the table of ranks."""
     report = printable(report)
-    story = story_of(report)
+    story = narrative_of(report)
     text = "\n".join([*_verdict(report, story), ""])
     for title, lines in _folds(report, story, job):
         text += _folded(title, lines, MOST - len(text))
     return text
 
 
-def _verdict(report: Report, story: Story) -> Iterator[str]:
+def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     yield f"# rankdoctor: {report.verdict}"
     yield f"\n**{line_of(headline(report))}**\n"
     if story.primary is None:
@@ -70,7 +79,7 @@ def _verdict(report: Report, story: Story) -> Iterator[str]:
 
 def _read_of_run(report: Report) -> Iterator[str]:
     """What was read of a run whose outcome is unclear, and what to collect next."""
-    reading = reading_of(report)
+    reading = evidence_overview_of(report)
     if reading is None:
         return
     yield "\n" + "\n".join(f"- {line_of(fact)}" for fact in reading.facts)
@@ -83,7 +92,7 @@ def _read_of_run(report: Report) -> Iterator[str]:
     yield "\n".join(f"- {line_of(way)}" for way in reading.collect)
 
 
-def _lines(told: Told) -> list[str]:
+def _lines(told: CheckFinding) -> list[str]:
     """The evidence, the lines that were read first."""
     evidence = told.finding.evidence
     ordered = {name: evidence[name] for name in sorted(evidence, key=lambda name: name != "said")}
@@ -102,7 +111,7 @@ def _fenced(lines: Iterable[str], kind: str = "text") -> str:
     return f"{fence}{kind}\n{body}\n{fence}"
 
 
-def _folds(report: Report, story: Story, job: Job | None) -> Iterator[tuple[str, list[str]]]:
+def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[str, list[str]]]:
     """What is folded: its title, and parts of which each can be left out with all after it."""
     rest = _lines(story.primary)[SHOWN:] if story.primary else []
     if rest:
@@ -142,7 +151,7 @@ _LEFT_OUT = "\n\n{} more are left out: the report as HTML or JSON has all of the
 _LEAST_ROOM = 1_000
 
 
-def _finding(told: Told, report: Report) -> str:
+def _finding(told: CheckFinding, report: Report) -> str:
     finding = told.finding
     word = f"ignored: {finding.ignored.reason}, {finding.ignored.by}" if finding.ignored else finding.severity.value
     lines = [

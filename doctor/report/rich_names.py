@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doctor.random_state import random_state_kept
+from doctor.core.random_state import random_state_kept
 
 with random_state_kept():
     from rich.cells import cell_len

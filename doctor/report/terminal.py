@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from doctor.finding import Severity, Status
-from doctor.job import UNTOLD
-from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
-from doctor.report.story import Quote, Reading, confidence, headline, quotes, reading_of, story_of, to_collect
-from doctor.report.words import (
+from doctor.core.finding import Severity, Status
+from doctor.core.job import UNKNOWN_HOST
+from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.report.formatting import (
     counts_line,
     coverage_line,
     evidence_lines,
@@ -30,10 +29,20 @@ from doctor.report.words import (
     state_of,
     why_inconclusive,
 )
-from doctor.result import CheckResult, Report, ReportFinding
+from doctor.report.narrative import (
+    EvidenceOverview,
+    LogQuote,
+    confidence,
+    evidence_overview_of,
+    headline,
+    narrative_of,
+    quotes,
+    to_collect,
+)
+from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
 
 if TYPE_CHECKING:
-    from doctor.report.several import JudgedRuns
+    from doctor.report.multi_run import JudgedRuns
 
 PIPED_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS is not set: log viewers scroll."""
@@ -44,7 +53,7 @@ NARROW = 72
 LEAST_WIDTH, MOST_WIDTH = 20, 1000
 """Columns that are believed."""
 
-MOST_ALIKE = 3
+MOST_IDENTICAL = 3
 """Findings of one check that are shown in full; more are counted, unless all are asked for."""
 
 _TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
@@ -83,7 +92,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     if width is None:
         width = _stated_width() or (PIPED_WIDTH if piped else None)
     return Console(
-        file=_Sink(stream),
+        file=_DiscardingStream(stream),
         width=width,
         highlight=False,
         emoji=False,
@@ -95,7 +104,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     )
 
 
-class _Sink(io.StringIO):
+class _DiscardingStream(io.StringIO):
     """Where a console leaves what is not captured: nothing of value. It answers for ``stream``, so that a stream which
     can't be written is met in one place, by whoever prints what was captured."""
 
@@ -119,7 +128,7 @@ def _stated_width() -> int | None:
     return min(max(int(stated), LEAST_WIDTH), MOST_WIDTH) if re.fullmatch("[0-9]{1,9}", stated) else None
 
 
-class _Look(NamedTuple):
+class _TerminalStyle(NamedTuple):
     """What is drawn, and how: ``indent`` columns before the text of a finding."""
 
     report: Report
@@ -149,7 +158,7 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
     """The report as ``console`` would show it. ``verbose``: every check on a line of its own; ``quiet``: only findings
     and the verdict."""
     report = printable(report)
-    look = _Look(report, verbose, quiet, indent=_indent(console), width=console.width)
+    look = _TerminalStyle(report, verbose, quiet, indent=_indent(console), width=console.width)
     with console.capture() as paper:
         if not quiet:
             console.print(_title(report))
@@ -180,7 +189,7 @@ def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False,
 def draw_findings(report: Report, console: Console) -> str:
     """All findings of ``report`` in full, as :func:`draw_report` shows them, and nothing else."""
     report = printable(report)
-    look = _Look(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
+    look = _TerminalStyle(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
     with console.capture() as paper:
         for result in report.results:
             for line in _check(result, look) if result.findings else ():
@@ -200,17 +209,17 @@ def _tidy(text: str) -> str:
 def _title(report: Report) -> RenderableType:
     words = [f"rankdoctor {report.tool.version}"]
     if report.job is not None:
-        hosts = [host.name for host in report.job.hosts if host.name != UNTOLD]
+        hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
         launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
         words += [processes(report), launcher, *([some(hosts, 3)] if hosts else [])]
     return Text(" · ".join(words), style="bold")
 
 
-def _verdict(report: Report, look: _Look) -> Iterable[_Line]:
+def _verdict(report: Report, look: _TerminalStyle) -> Iterable[_Line]:
     """What happened first, in a sentence; for what was read after the event, where that is the question."""
-    story = story_of(report)
+    story = narrative_of(report)
     sentence = Text(f"\n{headline(report)}", style=f"bold {_COLOUR[report.verdict]}")
-    reading = reading_of(report)
+    reading = evidence_overview_of(report)
     if story.primary is None and reading is not None:
         yield Group(sentence, *_read(reading))
         return
@@ -229,7 +238,7 @@ def _verdict(report: Report, look: _Look) -> Iterable[_Line]:
     yield from _fix(finding.fix, "fix: ", 5, look.width)
 
 
-def _read(reading: Reading) -> Iterable[RenderableType]:
+def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:
     """What was read of a run whose outcome is unclear, and what to collect next."""
     yield from (Text(fact, style="dim") for fact in reading.facts)
     yield from map(_quoted, reading.lines)
@@ -243,7 +252,7 @@ _FIRST_QUOTES = 2
 """Lines that the verdict rests on, shown with it."""
 
 
-def _quoted(quote: Quote) -> RenderableType:
+def _quoted(quote: LogQuote) -> RenderableType:
     text = f"{quote.who}: {quote.text}" if quote.who else quote.text
     line = Text.assemble((f"{quote.place}: " if quote.place else "", "dim"), shortened(text), overflow="fold")
     return Padding(line, (0, 0, 0, 2))
@@ -252,7 +261,7 @@ def _quoted(quote: Quote) -> RenderableType:
 _COLOUR = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
 
 
-def _family(family: str, results: list[CheckResult], look: _Look) -> Iterable[_Line]:
+def _family(family: str, results: list[CheckResult], look: _TerminalStyle) -> Iterable[_Line]:
     folded = Counter(result.status for result in results if _is_quiet(result))
     shown = [result for result in results if look.verbose or not _is_quiet(result)]
     if look.quiet:
@@ -282,13 +291,13 @@ def _row(state: str, text: RenderableType, word: str | None = None) -> Renderabl
     return table
 
 
-def _check(result: CheckResult, look: _Look) -> Iterable[_Line]:
+def _check(result: CheckResult, look: _TerminalStyle) -> Iterable[_Line]:
     state = state_of(result)
     line = Text.assemble((result.id, "bold"), f" {result.name}")
     if result.reason and not result.findings:
         line.append(f": {result.reason}", style="dim")
     yield _row(state, line)
-    shown = result.findings if look.verbose else result.findings[:MOST_ALIKE]
+    shown = result.findings if look.verbose else result.findings[:MOST_IDENTICAL]
     for finding in shown:
         yield from _finding(result, finding, look)
         yield Text()
@@ -308,7 +317,7 @@ _MORE = ("evidence", "effect")
 """What is left out of findings that are only good to know, unless everything is asked for."""
 
 
-def _finding(result: CheckResult, finding: ReportFinding, look: _Look) -> Iterable[_Line]:
+def _finding(result: CheckResult, finding: ReportFinding, look: _TerminalStyle) -> Iterable[_Line]:
     summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
@@ -368,7 +377,7 @@ def _styled(marked: str) -> Text:
     return line
 
 
-def _parts(finding: ReportFinding, look: _Look) -> Iterable[tuple[str, Text]]:
+def _parts(finding: ReportFinding, look: _TerminalStyle) -> Iterable[tuple[str, Text]]:
     yield "where", Text(place(finding, look.report))
     if finding.source is not None:
         line = f":{finding.source.line}" if finding.source.line else ""

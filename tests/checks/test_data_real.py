@@ -20,11 +20,11 @@ from torch.utils.data import (  # noqa: E402 - torch may be missing
 )
 
 from doctor.api import LoaderFacts, Severity, Status, TrainingFacts, running  # noqa: E402
-from doctor.catalog import Catalog, builtin_checks  # noqa: E402
-from doctor.examining import examine_job  # noqa: E402
-from doctor.monitor.loaders import Loaders  # noqa: E402
+from doctor.core.check_registry import CheckRegistry, builtin_checks  # noqa: E402
+from doctor.core.check_runner import examine_job  # noqa: E402
+from doctor.monitor.telemetry.data.loader_history import LoaderHistories  # noqa: E402
 
-CATALOG = Catalog(tuple(check for check in builtin_checks() if check.family == "data"))
+CATALOG = CheckRegistry(tuple(check for check in builtin_checks() if check.family == "data"))
 
 
 def rows(length=160, first=0):
@@ -94,7 +94,7 @@ def watched(make, *, world=2, epochs=2, told=True, stage="train", **training):
     """The job whose rank ``n`` went over the loader ``make(n, world)``; ``told``: samplers were told the epoch."""
     sketch = running(1, world).alter(TrainingFacts, **training)
     for rank in range(world):
-        known = Loaders()
+        known = LoaderHistories()
         known.open()
         loader = make(rank, world)
         known.attach(stage, 0, loader)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
-from doctor.collectors.kernel_log import parse_event
+from doctor.collectors.base import Machine
+from doctor.collectors.host.kernel_log import parse_event
 from doctor.collectors.runner import Outcome, collect_facts
-from doctor.examining import examine_job as examine
-from doctor.facts import HostFacts, KernelLogFacts, Lack, Missing, SoftwareFacts, TorchBuild
-from doctor.finding import Severity, Status
-from doctor.job import Job, Member, build_job
-from doctor.result import CheckResult
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import HostFacts, KernelLogFacts, Missing, MissingReason, SoftwareFacts, TorchBuild
+from doctor.core.finding import Severity, Status
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import CheckResult
 from tests.lab.nvml import FakeNvml
 
 RANK = ("launch", "environment", "process")
@@ -30,8 +30,8 @@ TORCH = SoftwareFacts(torch=TorchBuild("2.8.0", cuda="12.8", nccl="2.27.3", back
 @functools.cache
 def this_host() -> dict[str, Outcome]:
     """What does not change from test to test; SLURM is left out, the tests may run inside it."""
-    found = collect_facts(("trainer", "nccl", "host", "drivers"), Surroundings())
-    return {**found, "software": TORCH, "slurm": Missing(Lack.ABSENT, "not inside a SLURM job")}
+    found = collect_facts(("trainer", "nccl", "host", "drivers"), Machine())
+    return {**found, "software": TORCH, "slurm": Missing(MissingReason.ABSENT, "not inside a SLURM job")}
 
 
 _READ: dict[tuple[str, tuple[str, ...]], Outcome] = {}
@@ -39,7 +39,7 @@ _READ: dict[tuple[str, tuple[str, ...]], Outcome] = {}
 
 
 def _read(environ: dict[str, str]) -> Outcome:
-    return collect_facts(("gpus",), Surroundings(environ=environ))["gpus"]
+    return collect_facts(("gpus",), Machine(environ=environ))["gpus"]
 
 
 def gathered(
@@ -50,20 +50,20 @@ def gathered(
     gpus = {"gpus": _READ.get((machine, lines)) or _read(environ)}
     _READ[machine, lines] = gpus["gpus"]
     if sys != Path("/sys"):
-        gpus |= collect_facts(("drivers",), Surroundings(environ=environ, sys=sys))
+        gpus |= collect_facts(("drivers",), Machine(environ=environ, sys=sys))
     launched = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     members = []
     for number, variables in enumerate(ranks):
         own = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(len(ranks))}
         own["LOCAL_WORLD_SIZE"] = str(len(ranks))
         started = {**launched, **own} if len(ranks) > 1 else {}
-        own_facts = collect_facts(RANK, Surroundings(environ={**environ, **started, **variables}))
+        own_facts = collect_facts(RANK, Machine(environ={**environ, **started, **variables}))
         members.append(Member(number, {**this_host(), **own_facts, **gpus}))
     return build_job(members)
 
 
 def judged(job: Job, check: str) -> CheckResult:
-    (result,) = examine(job, Catalog((CHECKS[check],)))
+    (result,) = examine(job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -163,7 +163,7 @@ def test_slices_of_a_gpu(fake_nvml: FakeNvml) -> None:
 
 
 def _gpus(job: Job):
-    from doctor.facts import GpuFacts
+    from doctor.core.facts import GpuFacts
 
     return job.hosts[0].find(GpuFacts).gpus
 
@@ -301,7 +301,7 @@ def _rack(fake: FakeNvml, dev: Path, *cliques: int) -> Job:
     members = []
     for number, clique in enumerate(cliques):
         environ = fake.environ("multi_node_nvlink", f"gpu.*.fabric_clique={clique}", f"gpu.0.uuid=GPU-{number}")
-        found = collect_facts(("gpus", "drivers"), Surroundings(environ=environ, dev=dev))
+        found = collect_facts(("gpus", "drivers"), Machine(environ=environ, dev=dev))
         host = HostFacts(hostname=f"node{number}", boot_id=f"boot-{number}")
         members.append(Member(number, {**found, "host": host}))
     return build_job(members)
@@ -333,13 +333,13 @@ def test_a_cpu_build_beside_gpus(fake_nvml: FakeNvml) -> None:
     """The torch of the test environment is read from its files; only a build without CUDA is sick."""
     pytest.importorskip("torch")
     environ = fake_nvml.environ("eight_h100")
-    sections = collect_facts(("environment", "trainer", "software", "gpus"), Surroundings(environ=environ))
+    sections = collect_facts(("environment", "trainer", "software", "gpus"), Machine(environ=environ))
     software = sections["software"]
     assert isinstance(software, SoftwareFacts)
     assert software.torch is not None
     result = judged(build_job([Member(0, sections)]), "GPU021")
     assert bool(result.findings) is (software.torch.cuda is None and software.torch.hip is None)
-    hidden = collect_facts(("environment",), Surroundings(environ={**environ, "CUDA_VISIBLE_DEVICES": ""}))
+    hidden = collect_facts(("environment",), Machine(environ={**environ, "CUDA_VISIBLE_DEVICES": ""}))
     assert not judged(build_job([Member(0, {**sections, **hidden})]), "GPU021").findings
 
 

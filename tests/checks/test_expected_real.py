@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from doctor.api import Status
-from doctor.capture import merge_captures, read_capture
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
-from doctor.expectation import expectation_from
-from doctor.job import Job
-from doctor.result import CheckResult
+from doctor.cli.baseline_file import load_baseline
+from doctor.core.capture import merge_captures, read_capture
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.job import Job
+from doctor.core.report_document import CheckResult
 from tests.checks.test_software_real import install_torch
 from tests.collectors.namespaces import run_in_namespaces
 
@@ -34,12 +34,12 @@ def capture(path: Path, site: Path, **environ: str) -> Path:
 
 def against(now: Path, worked: Path) -> Job:
     job = merge_captures([read_capture(now)])
-    job.expected = expectation_from(worked)
+    job.expected = load_baseline(worked)
     return job
 
 
 def judged(job: Job, check: str) -> CheckResult:
-    (result,) = examine_job(job, Catalog((CHECKS[check],)))
+    (result,) = examine_job(job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -64,7 +64,7 @@ def test_this_environment_against_the_one_that_worked(tmp_path: Path) -> None:
 _COLLECT = """
 import sys
 from pathlib import Path
-from doctor.capture import encode_document, to_document
+from doctor.core.capture import encode_document, to_document
 from doctor.session import collect
 Path({path!r}).write_bytes(encode_document(to_document(collect())))
 """

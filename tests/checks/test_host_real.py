@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import HostFacts, Lack, ProcessFacts, Severity, SoftwareFacts, Status, TorchBuild, healthy
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
+from doctor.api import HostFacts, MissingReason, ProcessFacts, Severity, SoftwareFacts, Status, TorchBuild, healthy
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
-from doctor.examining import examine_job as examine
-from doctor.facts import Missing
-from doctor.job import Job, Member, build_job
-from doctor.result import CheckResult
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import Missing
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import CheckResult
 from tests.lab.elsewhere import facts_elsewhere
 from tests.lab.nvml import FakeNvml
 
@@ -29,7 +29,7 @@ needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="setp
 
 
 def judged(job: Job, check: str) -> CheckResult:
-    (result,) = examine(job, Catalog((CHECKS[check],)))
+    (result,) = examine(job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -163,7 +163,7 @@ def test_a_container_without_nvidia_uvm(fake_nvml: FakeNvml, tmp_path: Path, wit
     names = ["nvidiactl", "nvidia0", "nvidia1", *(["nvidia-uvm"] if with_uvm else [])]
     dev = device_tree(tmp_path / "dev", *names)
     environ = fake_nvml.environ("eight_h100", "count=2") | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    facts = collect_facts(("gpus", "drivers", "host"), Surroundings(environ=environ, dev=dev))
+    facts = collect_facts(("gpus", "drivers", "host"), Machine(environ=environ, dev=dev))
     result = judged(beside(1, facts), "HOST009")
     assert blamed(result) == sick
     assert all("/dev/nvidia-uvm" in finding.summary for finding in result.findings)
@@ -204,5 +204,5 @@ def test_this_machine_is_silent() -> None:
         if finding.severity is Severity.ERROR
     ]
     assert not loud, loud
-    assert not [value for value in facts.values() if isinstance(value, Missing) and value.lack is Lack.FAILED]
+    assert not [value for value in facts.values() if isinstance(value, Missing) and value.lack is MissingReason.FAILED]
     assert isinstance(facts["process"], ProcessFacts)

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts, decode_outcome
-from doctor.examining import examine_job
-from doctor.facts import LaunchFacts
-from doctor.job import Member, build_job
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.facts import LaunchFacts
+from doctor.core.job import Member, build_job
+from doctor.testing.cases import healthy
 
 ROOT = Path(__file__).parents[2]
 KEYS = ("launch", "environment", "master", "process", "trainer", "host", "interfaces")
-CHECKS = Catalog(tuple(check for check in builtin_checks() if check.id.startswith("ENV")))
+CHECKS = CheckRegistry(tuple(check for check in builtin_checks() if check.id.startswith("ENV")))
 
 PROGRAM = """
 import json, os, sys
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts, encode_outcome
-sections = collect_facts(KEYS, Surroundings())
+sections = collect_facts(KEYS, Machine())
 text = json.dumps({key: encode_outcome(outcome).hex() for key, outcome in sections.items()})
 out = os.environ.get("FACTS_TO")
 open(f"{out}.{os.environ['RANK']}", "w").write(text) if out else print(text)
@@ -83,7 +83,7 @@ def sick(*members):
 
 def here(environ, *keys):
     """The facts that this process collects under other variables."""
-    return collect_facts(keys or KEYS, Surroundings(environ=environ))
+    return collect_facts(keys or KEYS, Machine(environ=environ))
 
 
 def lone(environ):

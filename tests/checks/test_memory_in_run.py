@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from doctor.api import MemorySample, RunMemoryFacts, TrainingFacts, running
-from doctor.catalog import builtin_checks
+from doctor.core.check_registry import builtin_checks
 
 CHECKS = {check.id: check for check in builtin_checks()}
 GIB, MIB = 1 << 30, 1 << 20
@@ -19,9 +19,9 @@ GIB, MIB = 1 << 30, 1 << 20
 TRAINS = """
 import sys, time
 import msgspec
-from doctor.monitor.memory import Memory
+from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 
-leak, memory, kept, cache = int(sys.argv[1]), Memory(), [], []
+leak, memory, kept, cache = int(sys.argv[1]), MemorySampler(), [], []
 for step in range(1, 25):
     if leak:
         kept.append(b"x" * (leak << 20))

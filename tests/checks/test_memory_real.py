@@ -18,17 +18,17 @@ ROOT = Path(__file__).parents[2]
 JUDGE = """
 import json, sys
 sys.path[:0] = [{root!r}, {checks!r}]
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
-from doctor.examining import examine_job as examine
-from doctor.facts import EstimateFacts
-from doctor.job import Member, build_job
-facts = collect_facts(("host",), Surroundings())
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import EstimateFacts
+from doctor.core.job import Member, build_job
+facts = collect_facts(("host",), Machine())
 if {peak}:
     facts["estimate"] = EstimateFacts(host_peak={peak})
 job = build_job([Member(rank, facts) for rank in range({ranks})])
-(result,) = examine(job, Catalog(tuple(check for check in builtin_checks() if check.id == {check!r})))
+(result,) = examine(job, CheckRegistry(tuple(check for check in builtin_checks() if check.id == {check!r})))
 print(json.dumps(dict(status=result.status.value, severity=result.severity.value, reason=result.reason,
     ranks=sorted(rank for finding in result.findings for rank in finding.ranks),
     evidence=[dict(finding.evidence) for finding in result.findings])))

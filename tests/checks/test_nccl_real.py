@@ -12,31 +12,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors import nccl_files
-from doctor.collectors.base import Surroundings
-from doctor.collectors.environment import collect_environment
-from doctor.collectors.launch import collect_launch
-from doctor.collectors.nccl import collect_nccl
+from doctor.collectors.base import Machine
+from doctor.collectors.launch.launcher import collect_launch
+from doctor.collectors.nccl import config_files
+from doctor.collectors.nccl.configuration import collect_nccl
 from doctor.collectors.runner import collect_facts
-from doctor.collectors.storage import collect_storage
-from doctor.examining import examine_job as examine
-from doctor.facts import (
+from doctor.collectors.software.environment import collect_environment
+from doctor.collectors.storage.directories import collect_storage
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import (
     GpuFacts,
     HostFacts,
-    Lack,
     Missing,
+    MissingReason,
     NcclLibrary,
     Section,
     SlurmFacts,
     SoftwareFacts,
     TorchBuild,
 )
-from doctor.job import Member, build_job
+from doctor.core.job import Member, build_job
 from tests.lab.nvml import FakeNvml, compiler
 
 ROOT = Path(__file__).parents[2]
-CATALOG = Catalog(tuple(check for check in builtin_checks() if check.family == "nccl" or check.id == "MEM007"))
+CATALOG = CheckRegistry(tuple(check for check in builtin_checks() if check.family == "nccl" or check.id == "MEM007"))
 Found = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 
@@ -55,9 +55,7 @@ class Cluster:
     def rank(self, host: str, *more: Section, **variables: str) -> None:
         """One more process on ``host`` with these variables; ``more``: what else is known of it."""
         number = len(self.members)
-        surroundings = Surroundings(
-            environ={"HOME": str(self.root), "RANK": str(number), **variables}, etc=self.etc(host)
-        )
+        surroundings = Machine(environ={"HOME": str(self.root), "RANK": str(number), **variables}, etc=self.etc(host))
         sections: tuple[Section, ...] = (
             HostFacts(hostname=host, boot_id=host),
             collect_environment(surroundings),
@@ -83,7 +81,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(nccl_files, "_home", lambda: str(tmp_path))
+    monkeypatch.setattr(config_files, "_home", lambda: str(tmp_path))
     return Cluster(tmp_path)
 
 
@@ -166,7 +164,7 @@ def test_a_time_limit_shorter_than_the_time_out(cluster: Cluster) -> None:
     for host in ("node0", "node1"):
         cluster.rank(host, **marks)
     short, long = SlurmFacts(job_id="1", time_limit=600), SlurmFacts(job_id="1", time_limit=86400)
-    outside = Missing(Lack.ABSENT, "not inside a SLURM job")
+    outside = Missing(MissingReason.ABSENT, "not inside a SLURM job")
     for slurm, ids in ((short, {"NCCL012"}), (long, set()), (outside, set())):
         cluster.members = [one._replace(sections={**one.sections, "slurm": slurm}) for one in cluster.members]
         assert cluster.judge().keys() & {"NCCL012"} == ids
@@ -178,7 +176,7 @@ def test_a_time_limit_shorter_than_the_time_out(cluster: Cluster) -> None:
 @pytest.fixture
 def hopper(fake_nvml: FakeNvml) -> GpuFacts:
     """Eight H100 behind NVSwitches, as the collector reads them."""
-    gpus = collect_facts(("gpus",), Surroundings(environ=fake_nvml.environ("eight_h100")))["gpus"]
+    gpus = collect_facts(("gpus",), Machine(environ=fake_nvml.environ("eight_h100")))["gpus"]
     assert isinstance(gpus, GpuFacts), gpus
     return gpus
 
@@ -263,9 +261,9 @@ def software_of(site: Path, **variables: str) -> SoftwareFacts:
     """What a fresh interpreter with that site-packages folder sees of its software."""
     program = (
         "import sys, msgspec\n"
-        "from doctor.collectors.base import Surroundings\n"
-        "from doctor.collectors.software import collect_software\n"
-        "sys.stdout.buffer.write(msgspec.json.encode(collect_software(Surroundings())))\n"
+        "from doctor.collectors.base import Machine\n"
+        "from doctor.collectors.software.python_environment import collect_software\n"
+        "sys.stdout.buffer.write(msgspec.json.encode(collect_software(Machine())))\n"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
     environ = {**clean, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", **variables}

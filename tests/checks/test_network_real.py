@@ -27,14 +27,14 @@ from doctor.api import (
     nccl_endpoints,
     parse_nccl_list,
 )
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
-from doctor.collectors.nccl import collect_nccl
-from doctor.collectors.rdma import collect_rdma
-from doctor.examining import examine_job
-from doctor.facts import NcclLibrary
-from doctor.job import Job, Member, build_job
-from doctor.result import CheckResult
+from doctor.collectors.base import Machine
+from doctor.collectors.nccl.configuration import collect_nccl
+from doctor.collectors.network.rdma import collect_rdma
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.facts import NcclLibrary
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import CheckResult
 from tests.collectors.recorded import plant
 from tests.lab.elsewhere import facts_elsewhere
 from tests.lab.speed import patience
@@ -101,7 +101,7 @@ def job(*members: Member) -> Job:
 
 
 def judged(job: Job, check: str) -> CheckResult:
-    (result,) = examine_job(job, Catalog((CHECKS[check],)))
+    (result,) = examine_job(job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -263,7 +263,7 @@ def test_the_order_is_that_of_getifaddrs(needs_namespaces: None, tmp_path: Path)
     for text, release in (("^lo", "2.28.3"), ("^lo", "2.27.3"), ("eth", "2.28.3"), ("=eth1,ib7", "2.28.3")):
         running = [name for name, runs in rows if runs == "1" or release < "2.28.3"]
         expected = [name for name in dict.fromkeys(running) if parse_nccl_list(text).selects(name)]
-        setting = collect_nccl(Surroundings(environ={"NCCL_SOCKET_IFNAME": text, "HOME": str(tmp_path)})).settings
+        setting = collect_nccl(Machine(environ={"NCCL_SOCKET_IFNAME": text, "HOME": str(tmp_path)})).settings
         found = nccl_endpoints(NcclFacts(settings=setting), interfaces, release)
         assert [endpoint.interface.name for endpoint in found] == expected, text
     assert [one.interface.name for one in nccl_endpoints(nccl, interfaces, "2.28.3")] == ["ib7"]
@@ -289,7 +289,7 @@ def rdma_host(root: Path, **edits: str) -> RdmaFacts:
 
 def rdma_job(*hosts: RdmaFacts, **environ: str) -> Job:
     """One rank with GPUs on each of these hosts, with real NCCL settings made from ``environ``."""
-    settings = collect_nccl(Surroundings(environ={"HOME": "/nonexistent", **environ}))
+    settings = collect_nccl(Machine(environ={"HOME": "/nonexistent", **environ}))
     sketch = healthy(len(hosts), 1).put(settings)
     for number, rdma in enumerate(hosts):
         sketch = sketch.put(rdma, hosts=(f"node{number}",))
@@ -359,12 +359,12 @@ def test_a_plugin_that_is_found_first(tmp_path: Path, symbol: str, release: str,
     environ = {"HOME": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
     torch = TorchBuild("2.8.0", cuda="12.8", nccl=release)
     software = SoftwareFacts(torch=torch, nccl_libraries=(NcclLibrary("/x/libnccl.so.2", release, chosen=True),))
-    sketch = healthy(2, 1).put(software).put(collect_nccl(Surroundings(environ=environ)))
+    sketch = healthy(2, 1).put(software).put(collect_nccl(Machine(environ=environ)))
     assert blamed(judged(sketch.job(), "NET026")) == sick
 
 
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
-    settings = collect_nccl(Surroundings(environ={"HOME": str(tmp_path), "NCCL_NET_PLUGIN": "not-installed-here"}))
+    settings = collect_nccl(Machine(environ={"HOME": str(tmp_path), "NCCL_NET_PLUGIN": "not-installed-here"}))
     result = judged(healthy(2, 1).put(settings, ranks=(1,)).job(), "NET026")
     assert blamed(result) == {1}
     assert "not-installed-here" in result.findings[0].summary

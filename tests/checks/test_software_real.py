@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from doctor.api import Severity, Status, healthy
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
-from doctor.examining import examine_job as examine
-from doctor.facts import DriverFacts, Lack, Missing
-from doctor.job import Job, Member, build_job
-from doctor.result import CheckResult
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.facts import DriverFacts, Missing, MissingReason
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import CheckResult
 from tests.lab.elsewhere import facts_elsewhere
 from tests.lab.nvml import FakeNvml, compiler
 
@@ -22,7 +22,7 @@ CHECKS = {check.id: check for check in builtin_checks()}
 
 
 def judged(job: Job, check: str) -> CheckResult:
-    (result,) = examine(job, Catalog((CHECKS[check],)))
+    (result,) = examine(job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -82,8 +82,8 @@ def test_versions_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("machine", "sick"), [("old_driver", {0}), ("eight_h100", set())])
 def test_driver_too_old(fake_nvml: FakeNvml, tmp_path: Path, machine: str, sick: set[int]) -> None:
-    gpus = collect_facts(("gpus",), Surroundings(environ=fake_nvml.environ(machine)))
-    hidden = {DriverFacts.key: Missing(Lack.ABSENT, "no driver files in this tree")}
+    gpus = collect_facts(("gpus",), Machine(environ=fake_nvml.environ(machine)))
+    hidden = {DriverFacts.key: Missing(MissingReason.ABSENT, "no driver files in this tree")}
     facts = software(install_torch(tmp_path, "2.8.0+cu128")) | gpus | hidden
     result = judged(job_of(facts), "VER002")
     assert blamed(result) == sick
@@ -95,7 +95,7 @@ def test_driver_too_old(fake_nvml: FakeNvml, tmp_path: Path, machine: str, sick:
     [("sm_75 sm_80 sm_86 sm_90", Status.OK), ("sm_50 sm_60 sm_70", Status.SICK), ("", Status.UNKNOWN)],
 )
 def test_architecture_unsupported(fake_nvml: FakeNvml, tmp_path: Path, architectures: str, status: Status) -> None:
-    gpus = collect_facts(("gpus",), Surroundings(environ=fake_nvml.environ("eight_h100")))
+    gpus = collect_facts(("gpus",), Machine(environ=fake_nvml.environ("eight_h100")))
     facts = software(install_torch(tmp_path, "2.8.0+cu128", architectures=architectures)) | gpus
     result = judged(job_of(facts), "VER003")
     assert result.status is status, result.reason

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from doctor.api import Severity, Status, logged
-from doctor.catalog import Catalog, builtin_checks, playbook_directory
-from doctor.examining import examine_job, primary_of
+from doctor.core.check_registry import CheckRegistry, builtin_checks, playbook_directory
+from doctor.core.check_runner import examine_job, primary_of
 from doctor.session import examine
 from tests.lab.cases import each_case
 
 FAMILIES = ("devices", "memory", "host", "software")
-CATALOG = Catalog(tuple(check for check in builtin_checks() if check.family in FAMILIES))
+CATALOG = CheckRegistry(tuple(check for check in builtin_checks() if check.family in FAMILIES))
 
 OOM = (
     "CUDA out of memory. Tried to allocate {wanted}. GPU {device} has a total capacity of 79.15 GiB of which {free} is "
@@ -399,7 +399,7 @@ def test_what_the_page_shows_is_heard(check):
     page = (playbook_directory() / f"{check.id}.md").read_text()
     see = page.partition("## What you see")[2].partition("## Confirm it")[0]
     shown = re.findall(r"```\w*\n(.*?)```", see, flags=re.DOTALL)
-    (result,) = examine_job(logged(*"\n".join(shown).splitlines()).job(), Catalog((check,)))
+    (result,) = examine_job(logged(*"\n".join(shown).splitlines()).job(), CheckRegistry((check,)))
     assert result.findings
 
 

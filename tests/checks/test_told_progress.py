@@ -3,9 +3,9 @@
 
 import pytest
 
-from doctor.cases_in_logs import logged
-from doctor.examining import primary_of
+from doctor.core.check_runner import primary_of
 from doctor.session import examine
+from doctor.testing.from_logs import logged
 from tests.lab.cases import each_case
 
 FP = "TensorDeviceTypes=TensorOptions(dtype=float (default), device=cuda, layout=Strided (default))"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 
 DATA = Path(__file__).parents[1] / "data" / "sysfs"
 
 
-def plant(name: str, root: Path, environ: Mapping[str, str] | None = None) -> Surroundings:
+def plant(name: str, root: Path, environ: Mapping[str, str] | None = None) -> Machine:
     """Write the tree called ``name`` below ``root`` and give the surroundings that it makes."""
     for line in (DATA / f"{name}.tree").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -22,11 +22,11 @@ def plant(name: str, root: Path, environ: Mapping[str, str] | None = None) -> Su
     return surroundings_at(root, environ)
 
 
-def surroundings_at(root: Path, environ: Mapping[str, str] | None = None) -> Surroundings:
+def surroundings_at(root: Path, environ: Mapping[str, str] | None = None) -> Machine:
     """Surroundings whose folders all lie below ``root``; nothing of this machine."""
     for name in ("proc", "sys", "etc", "dev"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    return Surroundings(environ=environ or {}, proc=root / "proc", sys=root / "sys", etc=root / "etc", dev=root / "dev")
+    return Machine(environ=environ or {}, proc=root / "proc", sys=root / "sys", etc=root / "etc", dev=root / "dev")
 
 
 def _plant_line(line: str, root: Path) -> None:

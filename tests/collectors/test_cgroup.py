@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.cgroup import read_cgroup
+from doctor.collectors.base import Machine
+from doctor.collectors.host.cgroup import read_cgroup
 from tests.collectors.recorded import plant, surroundings_at
 
 ROOT = Path(__file__).parents[2]
@@ -99,9 +99,9 @@ import os, sys
 for group in sys.argv[1:]:
     with open(f"{group}/cgroup.procs", "w") as file:
         file.write(str(os.getpid()))
-from doctor.collectors.base import Surroundings
-from doctor.collectors.cgroup import read_cgroup
-print(read_cgroup(Surroundings()))
+from doctor.collectors.base import Machine
+from doctor.collectors.host.cgroup import read_cgroup
+print(read_cgroup(Machine()))
 """
 
 
@@ -119,6 +119,6 @@ def test_real_limits_of_version_1(version_1_groups):
 
 
 def test_this_process_has_visible_groups_or_says_so():
-    limits = read_cgroup(Surroundings())
+    limits = read_cgroup(Machine())
     assert limits.memory_limit is None or limits.memory_limit > 0
     assert limits.cpu_quota is None or limits.cpu_quota > 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.drivers import COLLECTOR, collect_drivers, read_kernel_driver
-from doctor.facts import DriverFacts, Service
+from doctor.collectors.base import Machine, NotPresent
+from doctor.collectors.gpu.drivers import COLLECTOR, collect_drivers, read_kernel_driver
+from doctor.core.facts import DriverFacts, Service
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@U22)  Wed Feb"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc"
@@ -37,7 +37,7 @@ def process(root: Path, pid: int, name: str) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Surroundings:
+def machine(tmp_path: Path) -> Machine:
     """A host with two H100, an NVSwitch, a sound card of NVIDIA and another maker's display."""
     card(tmp_path, "0000:10:00.0", "0x030200")
     card(tmp_path, "0000:11:00.0", "0x030200")
@@ -70,12 +70,10 @@ def machine(tmp_path: Path) -> Surroundings:
         "null",
     ):
         write(tmp_path, **{f"dev__{name.replace('/', '__')}": ""})
-    return Surroundings(
-        environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path / "etc", dev=tmp_path / "dev"
-    )
+    return Machine(environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path / "etc", dev=tmp_path / "dev")
 
 
-def test_host_with_gpus(machine: Surroundings) -> None:
+def test_host_with_gpus(machine: Machine) -> None:
     facts = collect_drivers(machine)
     assert facts.kernel_driver == "570.124.06"
     assert facts.pci_gpus == ("0000:10:00.0", "0000:11:00.0")
@@ -95,7 +93,7 @@ def test_host_with_gpus(machine: Surroundings) -> None:
     assert facts.hidden == ()
 
 
-def test_daemons_of_a_visible_process_list(machine: Surroundings) -> None:
+def test_daemons_of_a_visible_process_list(machine: Machine) -> None:
     facts = collect_drivers(machine)
     assert facts.services == (
         Service("fabric-manager", running=True),
@@ -106,7 +104,7 @@ def test_daemons_of_a_visible_process_list(machine: Surroundings) -> None:
 
 
 @pytest.mark.parametrize("namespace", ["pid:[4026532198]", None])
-def test_container_can_only_say_what_it_sees(machine: Surroundings, namespace: str | None) -> None:
+def test_container_can_only_say_what_it_sees(machine: Machine, namespace: str | None) -> None:
     link = machine.proc / "self/ns/pid"
     link.unlink()
     if namespace:
@@ -123,12 +121,12 @@ def test_container_can_only_say_what_it_sees(machine: Surroundings, namespace: s
     assert note.unhide
 
 
-def test_processes_that_hidepid_hides(machine: Surroundings) -> None:
+def test_processes_that_hidepid_hides(machine: Machine) -> None:
     (machine.proc / "1/comm").unlink()
     assert collect_drivers(machine).service("imex") == Service("imex", running=None)
 
 
-def test_versions_by_the_package_list(machine: Surroundings) -> None:
+def test_versions_by_the_package_list(machine: Machine) -> None:
     write(
         machine.etc.parent,
         var__lib__dpkg__status=(
@@ -143,7 +141,7 @@ def test_versions_by_the_package_list(machine: Surroundings) -> None:
     assert [service.version for service in facts.services] == ["570.86.15", "570.124.06", None]
 
 
-def test_driver_that_is_installed_but_not_loaded(machine: Surroundings) -> None:
+def test_driver_that_is_installed_but_not_loaded(machine: Machine) -> None:
     (machine.proc / "driver/nvidia/version").unlink()
     (machine.proc / "modules").write_text("")
     facts = collect_drivers(machine)
@@ -151,7 +149,7 @@ def test_driver_that_is_installed_but_not_loaded(machine: Surroundings) -> None:
     assert len(facts.pci_gpus) == 2
 
 
-def test_imex_channels_that_are_missing_are_none_or_unknown(machine: Surroundings) -> None:
+def test_imex_channels_that_are_missing_are_none_or_unknown(machine: Machine) -> None:
     for path in (machine.dev / "nvidia-caps-imex-channels").iterdir():
         path.unlink()
     assert collect_drivers(machine).imex_channels == 0
@@ -161,7 +159,7 @@ def test_imex_channels_that_are_missing_are_none_or_unknown(machine: Surrounding
     assert collect_drivers(machine).imex_channels == 0
 
 
-def test_forward_compatibility_that_the_loader_takes(machine: Surroundings, tmp_path: Path) -> None:
+def test_forward_compatibility_that_the_loader_takes(machine: Machine, tmp_path: Path) -> None:
     compat = tmp_path / "usr/local/cuda-12.8/compat"
     compat.mkdir(parents=True)
     (compat / "libcuda.so.570.124.06").write_text("library")
@@ -171,7 +169,7 @@ def test_forward_compatibility_that_the_loader_takes(machine: Surroundings, tmp_
     assert facts.forward_compatibility == "570.124.06"
 
 
-def test_libcuda_of_the_driver_itself_is_no_forward_compatibility(machine: Surroundings, tmp_path: Path) -> None:
+def test_libcuda_of_the_driver_itself_is_no_forward_compatibility(machine: Machine, tmp_path: Path) -> None:
     folder = tmp_path / "usr/lib"
     folder.mkdir(parents=True)
     (folder / "libcuda.so.1").write_text("library")
@@ -182,7 +180,7 @@ def test_libcuda_of_the_driver_itself_is_no_forward_compatibility(machine: Surro
 def test_infiniband_alone(tmp_path: Path) -> None:
     write(tmp_path, dev__infiniband__uverbs0="", proc__modules="mlx5_ib 1 0 - Live 0x0")
     facts = collect_drivers(
-        Surroundings(environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path, dev=tmp_path / "dev")
+        Machine(environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path, dev=tmp_path / "dev")
     )
     assert (facts.device_files, facts.modules, facts.pci_gpus) == (("/dev/infiniband/uverbs0",), ("mlx5_ib",), ())
     assert facts.nvswitches is None
@@ -191,9 +189,9 @@ def test_infiniband_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("modules", ["", "ib_core 1 0 - Live 0x0\nrdma_cm 1 0 - Live 0x0"])
 def test_machine_with_neither(tmp_path: Path, modules: str) -> None:
     write(tmp_path, proc__modules=modules)
-    with pytest.raises(NotHere):
+    with pytest.raises(NotPresent):
         collect_drivers(
-            Surroundings(environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path, dev=tmp_path / "dev")
+            Machine(environ={}, proc=tmp_path / "proc", sys=tmp_path / "sys", etc=tmp_path, dev=tmp_path / "dev")
         )
 
 
@@ -208,7 +206,7 @@ def test_kernel_driver(tmp_path: Path, text: str, release: str | None) -> None:
 
 def test_collector_on_this_machine() -> None:
     try:
-        facts = COLLECTOR.collect(Surroundings())
-    except NotHere:
+        facts = COLLECTOR.collect(Machine())
+    except NotPresent:
         pytest.skip("no NVIDIA and no InfiniBand here")
     assert isinstance(facts, DriverFacts)

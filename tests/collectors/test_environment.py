@@ -1,8 +1,8 @@
 """Which variables are taken as settings of training."""
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.environment import collect_environment
-from doctor.masking import REDACTED
+from doctor.collectors.base import Machine
+from doctor.collectors.software.environment import collect_environment
+from doctor.core.masking import REDACTED
 
 
 def test_settings_by_name_and_nothing_else() -> None:
@@ -19,7 +19,7 @@ def test_settings_by_name_and_nothing_else() -> None:
         "HOME": "/home/user",
         "AWS_SECRET_ACCESS_KEY": "x",
     }
-    facts = collect_environment(Surroundings(environ=environ))
+    facts = collect_environment(Machine(environ=environ))
     assert [variable.name for variable in facts.variables] == [
         "CUDA_VISIBLE_DEVICES",
         "NCCL_SOCKET_IFNAME",
@@ -34,7 +34,7 @@ def test_settings_by_name_and_nothing_else() -> None:
 
 def test_secrets_are_replaced() -> None:
     environ = {"FI_PROVIDER_TOKEN": "abc", "PYTHONPATH": "https://me:pw@example.org/x", "NCCL_IB_PKEY": "3"}
-    facts = collect_environment(Surroundings(environ=environ))
+    facts = collect_environment(Machine(environ=environ))
     assert facts.get("FI_PROVIDER_TOKEN") == REDACTED
     assert facts.get("PYTHONPATH") == f"https://{REDACTED}@example.org/x"
     assert facts.get("NCCL_IB_PKEY") == "3"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.gpus import COLLECTOR, cuda_release, set_bits
+from doctor.collectors.base import Machine, NotPresent
+from doctor.collectors.gpu.gpus import COLLECTOR, cuda_release, set_bits
 from doctor.collectors.runner import Outcome, run_collector
-from doctor.facts import Fabric, GpuFacts, GpuProcess, Lack, Missing, PeerLink
+from doctor.core.facts import Fabric, GpuFacts, GpuProcess, Missing, MissingReason, PeerLink
 from doctor.knowledge.nvidia import kernel_bus_id, reason_names
 from tests.lab.nvml import FakeNvml
 
 
 def outcome(fake: FakeNvml, machine: str, *lines: str) -> Outcome:
-    return run_collector(COLLECTOR, Surroundings(environ=fake.environ(machine, *lines)))
+    return run_collector(COLLECTOR, Machine(environ=fake.environ(machine, *lines)))
 
 
 def facts(fake: FakeNvml, machine: str, *lines: str) -> GpuFacts:
@@ -205,12 +205,12 @@ def test_what_permission_hides_has_a_note(fake_nvml: FakeNvml) -> None:
 @pytest.mark.parametrize(
     ("machine", "lack", "words"),
     [
-        ("driver_not_loaded", Lack.ABSENT, "no NVIDIA driver"),
-        ("version_mismatch", Lack.HIDDEN, "different releases"),
-        ("no_permission", Lack.HIDDEN, "does not start"),
+        ("driver_not_loaded", MissingReason.ABSENT, "no NVIDIA driver"),
+        ("version_mismatch", MissingReason.HIDDEN, "different releases"),
+        ("no_permission", MissingReason.HIDDEN, "does not start"),
     ],
 )
-def test_driver_that_does_not_start(fake_nvml: FakeNvml, machine: str, lack: Lack, words: str) -> None:
+def test_driver_that_does_not_start(fake_nvml: FakeNvml, machine: str, lack: MissingReason, words: str) -> None:
     found = outcome(fake_nvml, machine)
     assert isinstance(found, Missing)
     assert found.lack is lack
@@ -222,19 +222,19 @@ def test_gpus_on_the_bus_without_a_loaded_driver_are_hidden(
     fake_nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
-        raise NotHere("no NVIDIA driver: Driver Not Loaded (NVML code 9)")
+        raise NotPresent("no NVIDIA driver: Driver Not Loaded (NVML code 9)")
 
     # In this process, for an isolated one reads the true /sys.
-    monkeypatch.setattr("doctor.collectors.gpus.start_nvml", refuse)
+    monkeypatch.setattr("doctor.collectors.gpu.gpus.start_nvml", refuse)
     for number in (5, 6):
         folder = tmp_path / f"bus/pci/devices/0000:0{number}:00.0"
         folder.mkdir(parents=True)
         (folder / "vendor").write_text("0x10de\n")
         (folder / "class").write_text("0x030200\n")
-    here = Surroundings(environ=fake_nvml.environ("driver_not_loaded"), sys=tmp_path)
+    here = Machine(environ=fake_nvml.environ("driver_not_loaded"), sys=tmp_path)
     found = run_collector(COLLECTOR, here, here=True)
     assert isinstance(found, Missing)
-    assert found.lack is Lack.HIDDEN
+    assert found.lack is MissingReason.HIDDEN
     assert found.reason.startswith("2 NVIDIA GPUs are on the PCI bus")
     assert "modprobe" in found.unhide
 
@@ -251,9 +251,9 @@ def test_no_library_means_no_driver(tmp_path: Path) -> None:
 
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        found = run_collector(COLLECTOR, Surroundings(environ={"LD_LIBRARY_PATH": str(tmp_path)}))
+        found = run_collector(COLLECTOR, Machine(environ={"LD_LIBRARY_PATH": str(tmp_path)}))
         assert isinstance(found, Missing)
-        assert found.lack is Lack.ABSENT
+        assert found.lack is MissingReason.ABSENT
         assert "libnvidia-ml.so.1" in found.reason
     else:
         pytest.skip("this machine has a driver")
@@ -261,9 +261,9 @@ def test_no_library_means_no_driver(tmp_path: Path) -> None:
 
 def test_hanging_driver_call_ends_at_the_deadline_and_leaves_no_process(fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ("hanging_driver")
-    found = run_collector(dataclasses.replace(COLLECTOR, deadline=1.0), Surroundings(environ=environ))
+    found = run_collector(dataclasses.replace(COLLECTOR, deadline=1.0), Machine(environ=environ))
     assert isinstance(found, Missing)
-    assert found.lack is Lack.TIMEOUT
+    assert found.lack is MissingReason.TIMEOUT
     assert processes_with(f"FAKE_NVML_CONF={environ['FAKE_NVML_CONF']}") == []
 
 

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.clock import _Timex, read_clock
-from doctor.collectors.container import read_container, read_hypervisor, read_image
-from doctor.collectors.host import read_host
-from doctor.collectors.lookups import Question, look_up
-from doctor.collectors.pci import read_access_control
-from doctor.collectors.shared_memory import Segment, left_over, read_shared_memory
+from doctor.collectors.base import Machine
+from doctor.collectors.host.container import read_container, read_hypervisor, read_image
+from doctor.collectors.host.kernel_clock import _Timex, read_clock
+from doctor.collectors.host.pci import read_access_control
+from doctor.collectors.host.shared_memory import SharedMemoryFile, left_over, read_shared_memory
+from doctor.collectors.host.system import read_host
+from doctor.collectors.network.dns import TimedLookup, look_up
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import plant, put_parent, surroundings_at
 
 DOCKER = "cgroup-v1-docker"
 
 
-def fill(root: Path, files: dict[str, str]) -> Surroundings:
+def fill(root: Path, files: dict[str, str]) -> Machine:
     for path, text in files.items():
         put_parent(root / path).write_text(text)
     return surroundings_at(root)
@@ -252,15 +252,15 @@ def test_full_name_that_was_learnt_late_gets_what_time_is_left(monkeypatch):
 
 
 def test_question_passes_on_answer_and_error():
-    assert Question(lambda: 7).wait(20)[:2] == (7, None)
-    answer, error, _ = Question(lambda: Path("/nonexistent/x").read_text()).wait(20)
+    assert TimedLookup(lambda: 7).wait(20)[:2] == (7, None)
+    answer, error, _ = TimedLookup(lambda: Path("/nonexistent/x").read_text()).wait(20)
     assert (answer, error) == (None, "No such file or directory")
 
 
 def test_what_took_long_once_is_asked_again():
     pauses = iter((0.6, 0.0))
-    assert Question(lambda: time.sleep(next(pauses))).wait(20)[2] < 0.5
-    assert Question(lambda: time.sleep(0.6)).wait(20)[2] >= 0.6
+    assert TimedLookup(lambda: time.sleep(next(pauses))).wait(20)[2] < 0.5
+    assert TimedLookup(lambda: time.sleep(0.6)).wait(20)[2] >= 0.6
 
 
 SILENT_NAME_SERVER = """
@@ -268,10 +268,10 @@ import json, msgspec, socket
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 server.bind(("127.0.0.1", 53))
 server.settimeout(5)
-from doctor.collectors.base import Surroundings
-from doctor.collectors.host import COLLECTOR
+from doctor.collectors.base import Machine
+from doctor.collectors.host.system import COLLECTOR
 from doctor.collectors.runner import collect_sections
-outcome = collect_sections([COLLECTOR], Surroundings())["host"]
+outcome = collect_sections([COLLECTOR], Machine())["host"]
 print(type(outcome).__name__, len(server.recv(512)) > 12)
 print(json.dumps(msgspec.to_builtins(outcome)))
 """
@@ -307,8 +307,8 @@ def test_silent_name_server_costs_its_limit_and_no_more():
 
 SHARED_MEMORY = """
 import ctypes, mmap, os
-from doctor.collectors.base import Surroundings
-from doctor.collectors.shared_memory import read_shared_memory
+from doctor.collectors.base import Machine
+from doctor.collectors.host.shared_memory import read_shared_memory
 for name in ("nccl-left01", "nccl-mapped", "nccl-opened", "torch_77"):
     with open(f"/dev/shm/{name}", "wb+") as file:
         os.posix_fallocate(file.fileno(), 0, 1 << 20)
@@ -316,7 +316,7 @@ for name in ("nccl-left01", "nccl-mapped", "nccl-opened", "torch_77"):
             # By the C library: a mapping of Python's keeps a descriptor, one of NCCL's does not.
             ctypes.CDLL(None).mmap(None, ctypes.c_size_t(1 << 20), mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
 opened = open("/dev/shm/nccl-opened")
-state = read_shared_memory(Surroundings())
+state = read_shared_memory(Machine())
 print(state.filesystem.total, state.filesystem.free, state.filesystem.kind, state.left_files, state.left_bytes)
 """
 
@@ -338,5 +338,5 @@ def test_segments_in_a_container_that_shares_the_hosts_ipc_are_not_counted(tmp_p
 
 
 def test_segment_of_a_process_that_is_gone_is_left_over(tmp_path):
-    segment = Segment("/dev/shm/nccl-abc", 4096, 12345)
+    segment = SharedMemoryFile("/dev/shm/nccl-abc", 4096, 12345)
     assert left_over(surroundings_at(tmp_path), [segment]) == [segment]

@@ -6,9 +6,15 @@ import json
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.interfaces import COLLECTOR, Seen, prefix_length, read_interfaces, seen_interfaces
-from doctor.facts import Address, InterfaceFacts, Route
+from doctor.collectors.base import Machine
+from doctor.collectors.network.interfaces import (
+    COLLECTOR,
+    KernelInterface,
+    prefix_length,
+    read_interfaces,
+    seen_interfaces,
+)
+from doctor.core.facts import Address, InterfaceFacts, Route
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import plant, put_parent, surroundings_at
 
@@ -86,8 +92,8 @@ def test_bond_vlan_and_bridge_are_physical_through_their_ports(tmp_path):
 
 def test_virtio_guest_in_the_order_of_addresses(tmp_path):
     seen = {
-        "lo": Seen((Address("inet", "127.0.0.1", 8),)),
-        "eth0": Seen((Address("inet", "192.0.2.2", 24),)),
+        "lo": KernelInterface((Address("inet", "127.0.0.1", 8),)),
+        "eth0": KernelInterface((Address("inet", "192.0.2.2", 24),)),
     }
     facts = read_interfaces(plant("virtio-guest", tmp_path), seen)
     assert [interface.name for interface in facts.interfaces] == ["lo", "eth0", "ifb0", "ifb1"]
@@ -99,7 +105,7 @@ def test_virtio_guest_in_the_order_of_addresses(tmp_path):
 
 
 def test_another_namespaces_sysfs_is_not_believed(tmp_path):
-    seen = {"eth0": Seen((), flags=0x41, mtu=9000, driver="veth", index=77)}
+    seen = {"eth0": KernelInterface((), flags=0x41, mtu=9000, driver="veth", index=77)}
     facts = read_interfaces(plant("virtio-guest", tmp_path), seen)
     card = facts.named("eth0")
     assert (card.kind, card.mtu, card.pci, card.physical) == ("veth", 9000, None, False)
@@ -168,7 +174,7 @@ def test_prefix_length(mask, length):
 
 
 def test_this_machine_has_a_loopback():
-    facts = COLLECTOR.collect(Surroundings())
+    facts = COLLECTOR.collect(Machine())
     loopback = facts.named("lo")
     assert loopback.kind == "loopback"
     assert Address("inet", "127.0.0.1", 8) in loopback.addresses
@@ -176,9 +182,9 @@ def test_this_machine_has_a_loopback():
 
 REPORT = """
 import json, msgspec
-from doctor.collectors.base import Surroundings
-from doctor.collectors.interfaces import collect_interfaces
-print(json.dumps(msgspec.to_builtins(collect_interfaces(Surroundings()))))
+from doctor.collectors.base import Machine
+from doctor.collectors.network.interfaces import collect_interfaces
+print(json.dumps(msgspec.to_builtins(collect_interfaces(Machine()))))
 """
 
 
@@ -221,7 +227,7 @@ def test_real_virtual_interfaces():
 
 ORDER = """
 import ctypes
-from doctor.collectors.interfaces import seen_interfaces
+from doctor.collectors.network.interfaces import seen_interfaces
 
 class Entry(ctypes.Structure):
     pass

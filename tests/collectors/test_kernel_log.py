@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import NotVisible, Surroundings
-from doctor.collectors.kernel_log import EVENTS, collect_kernel_log, job_started, parse_event
-from doctor.facts import KernelEvent
+from doctor.collectors.base import Machine, NotVisible
+from doctor.collectors.host.kernel_log import EVENTS, collect_kernel_log, job_started, parse_event
+from doctor.core.facts import KernelEvent
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import put_parent, surroundings_at
 from tests.lab.cases import each_case
@@ -61,7 +61,7 @@ def test_lines_that_do_not(line):
     assert parse_event(1.0, line) is None
 
 
-def with_log(tmp_path: Path, text: str) -> Surroundings:
+def with_log(tmp_path: Path, text: str) -> Machine:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_text(text)
     return surroundings_at(tmp_path)
@@ -107,7 +107,7 @@ def test_a_folder_in_its_place_is_not_visible(tmp_path):
 def test_real_log_is_read_to_its_end():
     """Does not wait for further lines; whoever may not read it is told so."""
     try:
-        facts = collect_kernel_log(Surroundings())
+        facts = collect_kernel_log(Machine())
     except NotVisible:
         pytest.skip("needs the right to read the kernel log")
     assert facts.job_started > 0
@@ -115,11 +115,11 @@ def test_real_log_is_read_to_its_end():
 
 WITHOUT_RIGHTS = """
 import os
-from doctor.collectors.base import NotVisible, Surroundings
-from doctor.collectors.kernel_log import collect_kernel_log
+from doctor.collectors.base import NotVisible, Machine
+from doctor.collectors.host.kernel_log import collect_kernel_log
 os.setgid(65534); os.setuid(65534)
 try:
-    print(collect_kernel_log(Surroundings()))
+    print(collect_kernel_log(Machine()))
 except NotVisible as barrier:
     print("NotVisible", barrier)
 """
@@ -132,7 +132,7 @@ def test_log_without_the_right_to_read_it():
     assert out.startswith("NotVisible the kernel log may not be read")
 
 
-def processes(tmp_path: Path, *rows: tuple[int, int, str, int]) -> Surroundings:
+def processes(tmp_path: Path, *rows: tuple[int, int, str, int]) -> Machine:
     """``rows``: pid, parent, name, start in seconds; the first is this process."""
     ticks = os.sysconf("SC_CLK_TCK")
     for pid, parent, name, start in rows:
@@ -165,7 +165,8 @@ def test_job_started_is_unknown_without_processes(tmp_path):
 
 def test_real_job_began_before_its_child():
     program = (
-        "from doctor.collectors.base import Surroundings as S; from doctor.collectors.kernel_log import job_started;"
+        "from doctor.collectors.base import Machine as S\n"
+        "from doctor.collectors.host.kernel_log import job_started\n"
         "print(job_started(S()))"
     )
     root = Path(__file__).parents[2]

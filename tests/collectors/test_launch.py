@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.claims import claims_of, tasks_on_node, whole_number
-from doctor.collectors.launch import collect_launch, launch_facts, launcher_of, running_together
-from doctor.facts import Claim
-from doctor.masking import REDACTED
+from doctor.collectors.base import Machine
+from doctor.collectors.launch.launcher import collect_launch, launch_facts, launcher_of, running_together
+from doctor.collectors.launch.rank_variables import claims_of, tasks_on_node, whole_number
+from doctor.core.facts import Claim
+from doctor.core.masking import REDACTED
 from tests.lab.cases import each_case
 from tests.lab.speed import patience
 from tests.recorded_launches import PLAIN, TORCHRUN, recorded
@@ -227,25 +227,25 @@ def test_ancestors_of_a_recorded_step(tmp_path: Path) -> None:
         (tmp_path / str(pid)).mkdir()
         number = 71 if pid == "self" else pid
         (tmp_path / str(pid) / "status").write_text(f"Name:\t{name}\nPid:\t{number}\nPPid:\t{parent}\n")
-    facts = collect_launch(Surroundings(environ=STEP, proc=tmp_path))
+    facts = collect_launch(Machine(environ=STEP, proc=tmp_path))
     assert facts.ancestors == ("slurmstepd", "systemd")
     (tmp_path / "70" / "status").unlink()
-    assert collect_launch(Surroundings(environ=STEP, proc=tmp_path)).ancestors == ()
+    assert collect_launch(Machine(environ=STEP, proc=tmp_path)).ancestors == ()
 
 
 def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
     for pid, parent in (("self", 5), (5, 6), (6, 5)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nPid:\t{pid if pid != 'self' else 4}\nPPid:\t{parent}\n")
-    assert 0 < len(collect_launch(Surroundings(environ={}, proc=tmp_path)).ancestors) < 100
+    assert 0 < len(collect_launch(Machine(environ={}, proc=tmp_path)).ancestors) < 100
 
 
 def test_a_rank_of_a_real_torchrun() -> None:
     pytest.importorskip("torch")
     code = (
         "import os, sys; sys.path[:0] = os.environ['DOCTOR_PATH'].split(':');"
-        "from doctor.collectors.base import Surroundings; from doctor.collectors.launch import collect_launch;"
-        "f = collect_launch(Surroundings());"
+        "from doctor.collectors.base import Machine; from doctor.collectors.launch.launcher import collect_launch;"
+        "f = collect_launch(Machine());"
         "print(f.launcher, f.rank, f.world_size, f.local_world_size, f.node_rank, f.running_together, f.ancestors[0])"
         " if f.rank == 1 else None"
     )
@@ -267,8 +267,8 @@ def test_a_rank_of_a_real_mpirun() -> None:
         pytest.skip("no mpirun on this machine")
     code = (
         "import os, sys; sys.path[:0] = os.environ['DOCTOR_PATH'].split(':');"
-        "from doctor.collectors.base import Surroundings; from doctor.collectors.launch import collect_launch;"
-        "f = collect_launch(Surroundings());"
+        "from doctor.collectors.base import Machine; from doctor.collectors.launch.launcher import collect_launch;"
+        "f = collect_launch(Machine());"
         "print(f.launcher, f.rank, f.world_size, f.running_together, f.ancestors[0]) if f.rank == 1 else None"
     )
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=patience(30)).stdout

@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.listeners import decode_address, listener_on, listening
-from doctor.collectors.master import belongs_here, collect_master, own_addresses, resolve
-from doctor.facts import MasterFacts
+from doctor.collectors.base import Machine, NotPresent
+from doctor.collectors.network.listeners import decode_address, listener_on, listening
+from doctor.collectors.network.master_address import belongs_here, collect_master, own_addresses, resolve
+from doctor.core.facts import MasterFacts
 
 LISTEN = "import socket, sys, time; s = socket.socket(); s.bind(('', 0)); s.listen(); "
 LISTEN += "print(s.getsockname()[1], flush=True); time.sleep(600)"
 
 
 def master(address: str, port: object = 29500, **roots: Path) -> MasterFacts:
-    return collect_master(Surroundings(environ={"MASTER_ADDR": address, "MASTER_PORT": str(port)}, **roots))
+    return collect_master(Machine(environ={"MASTER_ADDR": address, "MASTER_PORT": str(port)}, **roots))
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def own_port() -> Iterator[int]:
 
 
 def test_no_master() -> None:
-    with pytest.raises(NotHere):
-        collect_master(Surroundings(environ={"MASTER_PORT": "29500"}))
+    with pytest.raises(NotPresent):
+        collect_master(Machine(environ={"MASTER_PORT": "29500"}))
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])
@@ -81,10 +81,10 @@ def test_a_silent_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ISOLATED = """
 import json, sys
-from doctor.collectors.base import Surroundings
-from doctor.collectors.master import collect_master
+from doctor.collectors.base import Machine
+from doctor.collectors.network.master_address import collect_master
 import msgspec
-found = [collect_master(Surroundings(environ={"MASTER_ADDR": name, "MASTER_PORT": "1"})) for name in sys.argv[1:]]
+found = [collect_master(Machine(environ={"MASTER_ADDR": name, "MASTER_PORT": "1"})) for name in sys.argv[1:]]
 json.dump(msgspec.to_builtins(found), sys.stdout)
 """
 

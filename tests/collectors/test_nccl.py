@@ -9,36 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors import nccl_files
-from doctor.collectors.base import Surroundings
-from doctor.collectors.nccl import COLLECTOR, collect_nccl
-from doctor.collectors.nccl_files import ConfEntry, parse_conf, parse_topology
-from doctor.collectors.nccl_plugins import library_names
-from doctor.facts import NcclPlugin, ReferencedFile, Setting, SettingsFile
+from doctor.collectors.base import Machine
+from doctor.collectors.nccl import config_files
+from doctor.collectors.nccl.config_files import ConfEntry, parse_conf, parse_topology
+from doctor.collectors.nccl.configuration import COLLECTOR, collect_nccl
+from doctor.collectors.nccl.plugins import library_names
+from doctor.core.facts import NcclPlugin, ReferencedFile, Setting, SettingsFile
 from tests.lab.nvml import compiler
 
 DATA = Path(__file__).parents[1] / "data" / "nccl"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with an empty /etc and an empty home."""
     for name in ("etc", "home"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(nccl_files, "_home", lambda: str(tmp_path / "home"))
-    return Surroundings(environ={"HOME": str(tmp_path / "home")}, etc=tmp_path / "etc")
+    monkeypatch.setattr(config_files, "_home", lambda: str(tmp_path / "home"))
+    return Machine(environ={"HOME": str(tmp_path / "home")}, etc=tmp_path / "etc")
 
 
-def having(place: Surroundings, **variables: str) -> Surroundings:
+def having(place: Machine, **variables: str) -> Machine:
     return replace(place, environ={**place.environ, **variables})
 
 
-def test_nothing_is_set(place: Surroundings) -> None:
+def test_nothing_is_set(place: Machine) -> None:
     facts = collect_nccl(having(place, TORCH_NCCL_BLOCKING_WAIT="1", PATH="/bin"))
     assert (facts.settings, facts.files, facts.references, facts.plugins, facts.hidden) == ((), (), (), (), ())
 
 
-def test_environment_over_user_file_over_system_file(place: Surroundings) -> None:
+def test_environment_over_user_file_over_system_file(place: Machine) -> None:
     user, system = place.etc.parent / "home/.nccl.conf", place.etc / "nccl.conf"
     user.write_text("# mine\nNCCL_DEBUG=INFO\nNCCL_IB_HCA=mlx5_0\nNCCL_IB_HCA=mlx5_9\n")
     system.write_text("NCCL_DEBUG=WARN\nNCCL_IB_HCA=mlx5\nNCCL_SOCKET_IFNAME=^docker,lo\nOMP_NUM_THREADS=4\n")
@@ -57,7 +57,7 @@ def test_environment_over_user_file_over_system_file(place: Surroundings) -> Non
     assert (facts.get("NCCL_IB_HCA"), facts.get("NCCL_PROTO")) == ("mlx5_0", None)
 
 
-def test_named_file_takes_the_place_of_the_one_at_home(place: Surroundings, tmp_path: Path) -> None:
+def test_named_file_takes_the_place_of_the_one_at_home(place: Machine, tmp_path: Path) -> None:
     (tmp_path / "home/.nccl.conf").write_text("NCCL_DEBUG=INFO\n")
     named = tmp_path / "job.conf"
     named.write_text("NCCL_PROTO=Simple\n")
@@ -68,20 +68,20 @@ def test_named_file_takes_the_place_of_the_one_at_home(place: Surroundings, tmp_
     ]
 
 
-def test_named_file_that_is_missing_and_a_tilde_that_nobody_expands(place: Surroundings, tmp_path: Path) -> None:
+def test_named_file_that_is_missing_and_a_tilde_that_nobody_expands(place: Machine, tmp_path: Path) -> None:
     (tmp_path / "home/job.conf").write_text("NCCL_PROTO=Simple\n")
     facts = collect_nccl(having(place, NCCL_CONF_FILE="~/job.conf"))
     assert facts.files == (SettingsFile("~/job.conf", "user file", exists=False),)
     assert facts.get("NCCL_PROTO") is None
 
 
-def test_empty_name_of_a_file_counts_as_none(place: Surroundings, tmp_path: Path) -> None:
+def test_empty_name_of_a_file_counts_as_none(place: Machine, tmp_path: Path) -> None:
     (tmp_path / "home/.nccl.conf").write_text("NCCL_DEBUG=INFO\n")
     assert collect_nccl(having(place, NCCL_CONF_FILE="")).get("NCCL_DEBUG") == "INFO"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_file_that_may_not_be_read(place: Surroundings) -> None:
+def test_file_that_may_not_be_read(place: Machine) -> None:
     (place.etc / "nccl.conf").write_text("NCCL_DEBUG=INFO\n")
     (place.etc / "nccl.conf").chmod(0)
     (file,) = collect_nccl(place).files
@@ -89,13 +89,13 @@ def test_file_that_may_not_be_read(place: Surroundings) -> None:
     assert file.error == "Permission denied"
 
 
-def test_folder_in_the_place_of_a_file(place: Surroundings) -> None:
+def test_folder_in_the_place_of_a_file(place: Machine) -> None:
     (place.etc / "nccl.conf").mkdir()
     (file,) = collect_nccl(place).files
     assert file.error == "Is a directory"
 
 
-def test_two_homes_are_said_to_be_two(place: Surroundings, tmp_path: Path) -> None:
+def test_two_homes_are_said_to_be_two(place: Machine, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     other.mkdir()
     (other / ".nccl.conf").write_text("NCCL_DEBUG=INFO\n")
@@ -125,19 +125,19 @@ def test_lines_as_nccl_reads_them(text: str, entries: list[ConfEntry]) -> None:
     assert list(parse_conf(text.encode())) == entries
 
 
-def test_windows_line_ends_are_pointed_out(place: Surroundings) -> None:
+def test_windows_line_ends_are_pointed_out(place: Machine) -> None:
     (place.etc / "nccl.conf").write_bytes(b"NCCL_SOCKET_IFNAME=eth0\r\n")
     facts = collect_nccl(place)
     assert facts.get("NCCL_SOCKET_IFNAME") == "eth0"
     assert "CR" in (facts.files[0].error or "")
 
 
-def test_binary_rubbish_is_no_error(place: Surroundings) -> None:
+def test_binary_rubbish_is_no_error(place: Machine) -> None:
     (place.etc / "nccl.conf").write_bytes(bytes(range(256)) * 100)
     assert collect_nccl(place).files[0].exists
 
 
-def test_passwords_do_not_get_in(place: Surroundings) -> None:
+def test_passwords_do_not_get_in(place: Machine) -> None:
     facts = collect_nccl(having(place, NCCL_DEBUG_FILE="http://me:hunter2@host/log"))
     assert "hunter2" not in str(facts)
 
@@ -145,7 +145,7 @@ def test_passwords_do_not_get_in(place: Surroundings) -> None:
 # ---- files that settings name ----
 
 
-def test_topology_file(place: Surroundings) -> None:
+def test_topology_file(place: Machine) -> None:
     path = DATA / "topology_two_gpus.xml"
     (reference,) = collect_nccl(
         having(place, NCCL_TOPO_FILE=str(path), NCCL_TOPO_DUMP_FILE="/nowhere/x.xml")
@@ -160,12 +160,12 @@ def test_topology_file(place: Surroundings) -> None:
     )
 
 
-def test_missing_graph_file(place: Surroundings) -> None:
+def test_missing_graph_file(place: Machine) -> None:
     facts = collect_nccl(having(place, NCCL_GRAPH_FILE="/nowhere/graph.xml"))
     assert facts.references == (ReferencedFile("NCCL_GRAPH_FILE", "/nowhere/graph.xml", exists=False, readable=False),)
 
 
-def test_topology_that_a_virtual_machine_provides(place: Surroundings) -> None:
+def test_topology_that_a_virtual_machine_provides(place: Machine) -> None:
     folder = place.etc.parent / "var/run/nvidia-topologyd"
     folder.mkdir(parents=True)
     (folder / "virtualTopology.xml").write_bytes((DATA / "topology_two_gpus.xml").read_bytes())
@@ -208,13 +208,13 @@ def build(path: Path, *symbols: str) -> Path:
     return path
 
 
-def plugins(place: Surroundings, **variables: str) -> tuple[NcclPlugin, ...]:
+def plugins(place: Machine, **variables: str) -> tuple[NcclPlugin, ...]:
     """Those of the folder of this test: a machine may have a default plug-in of its own."""
     found = collect_nccl(having(place, **variables)).plugins
     return tuple(one for one in found if one.requested or str(place.etc.parent) in (one.path or ""))
 
 
-def test_plugin_by_suffix_on_the_library_path(place: Surroundings, tmp_path: Path) -> None:
+def test_plugin_by_suffix_on_the_library_path(place: Machine, tmp_path: Path) -> None:
     path = build(tmp_path / "lib/libnccl-net-aws-ofi.so", "ncclNetPlugin_v8", "ncclCollNetPlugin_v8", "helper")
     (plugin,) = plugins(place, NCCL_NET_PLUGIN="aws-ofi", LD_LIBRARY_PATH=str(path.parent))
     assert plugin == NcclPlugin(
@@ -222,14 +222,14 @@ def test_plugin_by_suffix_on_the_library_path(place: Surroundings, tmp_path: Pat
     )
 
 
-def test_default_plugin_that_nobody_asked_for(place: Surroundings, tmp_path: Path) -> None:
+def test_default_plugin_that_nobody_asked_for(place: Machine, tmp_path: Path) -> None:
     path = build(tmp_path / "lib/libnccl-net.so", "ncclNetPlugin_v10", "ncclTunerPlugin_v3")
     (plugin,) = plugins(place, LD_LIBRARY_PATH=str(path.parent))
     assert (plugin.kind, plugin.name, plugin.requested) == ("net", "libnccl-net.so", "")
     assert plugin.symbols == ("ncclNetPlugin_v10", "ncclTunerPlugin_v3")
 
 
-def test_full_name_path_and_list(place: Surroundings, tmp_path: Path) -> None:
+def test_full_name_path_and_list(place: Machine, tmp_path: Path) -> None:
     by_name = build(tmp_path / "lib/libspecial.so", "ncclNetPlugin_v9")
     by_path = build(tmp_path / "far/tuner.so", "ncclTunerPlugin_v4")
     found = plugins(
@@ -246,7 +246,7 @@ def test_full_name_path_and_list(place: Surroundings, tmp_path: Path) -> None:
     assert "gone, libnccl-net-gone.so" in (found[1].error or "")
 
 
-def test_plugin_that_is_no_library(place: Surroundings, tmp_path: Path) -> None:
+def test_plugin_that_is_no_library(place: Machine, tmp_path: Path) -> None:
     broken = tmp_path / "libnccl-profiler-x.so"
     broken.write_text("not a library")
     (plugin,) = plugins(place, NCCL_PROFILER_PLUGIN="x", LD_LIBRARY_PATH=str(tmp_path))
@@ -254,12 +254,12 @@ def test_plugin_that_is_no_library(place: Surroundings, tmp_path: Path) -> None:
     assert plugin.error
 
 
-def test_switched_off(place: Surroundings, tmp_path: Path) -> None:
+def test_switched_off(place: Machine, tmp_path: Path) -> None:
     build(tmp_path / "libnccl-net.so", "ncclNetPlugin_v10")
     assert plugins(place, NCCL_NET_PLUGIN="None", NCCL_ENV_PLUGIN="none", LD_LIBRARY_PATH=str(tmp_path)) == ()
 
 
-def test_plugin_that_a_file_asks_for(place: Surroundings) -> None:
+def test_plugin_that_a_file_asks_for(place: Machine) -> None:
     (place.etc / "nccl.conf").write_text("NCCL_NET_PLUGIN=somewhere-else\n")
     (plugin,) = plugins(place)
     assert (plugin.requested, plugin.path) == ("somewhere-else", None)
@@ -280,4 +280,4 @@ def test_names_that_nccl_tries(kind: str, requested: str, names: tuple[str, ...]
 
 
 def test_collector_on_this_machine() -> None:
-    assert hash(COLLECTOR.collect(Surroundings())) is not None
+    assert hash(COLLECTOR.collect(Machine())) is not None

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.process import can_lock_memory, collect_process, threads_asked
+from doctor.collectors.base import Machine
+from doctor.collectors.host.own_process import can_lock_memory, collect_process, threads_asked
 
 READ = """
 import json, sys
-from doctor.collectors.base import Surroundings
-from doctor.collectors.process import collect_process
+from doctor.collectors.base import Machine
+from doctor.collectors.host.own_process import collect_process
 import msgspec
-json.dump(msgspec.to_builtins(collect_process(Surroundings())), sys.stdout)
+json.dump(msgspec.to_builtins(collect_process(Machine())), sys.stdout)
 """
 
 
@@ -76,7 +76,7 @@ def test_namespaces_differ_after_unshare() -> None:
 
 
 def test_a_tree_without_anything_gives_notes(tmp_path: Path) -> None:
-    facts = collect_process(Surroundings(environ={}, proc=tmp_path, dev=tmp_path))
+    facts = collect_process(Machine(environ={}, proc=tmp_path, dev=tmp_path))
     assert facts.namespaces == ()
     assert facts.shm_device is None
     assert facts.can_lock_memory is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.collectors.base import NotHere, NotVisible
-from doctor.collectors.rdma import COLLECTOR, collect_rdma
-from doctor.facts import Counter, Gid
+from doctor.collectors.base import NotPresent, NotVisible
+from doctor.collectors.network.rdma import COLLECTOR, collect_rdma
+from doctor.core.facts import Counter, Gid
 from tests.collectors.recorded import plant, put_parent, surroundings_at
 
 TREE = "h100-eight-ndr-one-roce"
@@ -75,10 +75,10 @@ def test_device_files_of_a_shared_function_belong_to_one_device(tmp_path):
 def test_no_device_is_absent(tmp_path):
     surroundings = surroundings_at(tmp_path)
     (tmp_path / "sys/class").mkdir()
-    with pytest.raises(NotHere):
+    with pytest.raises(NotPresent):
         collect_rdma(surroundings)
     (tmp_path / "sys/class/infiniband").mkdir()
-    with pytest.raises(NotHere):
+    with pytest.raises(NotPresent):
         collect_rdma(surroundings)
 
 

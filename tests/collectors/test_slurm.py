@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.slurm import (
+from doctor.collectors.base import Machine, NotPresent
+from doctor.collectors.launch.slurm_job import (
     LIMIT,
-    Answer,
+    ScontrolResult,
     ask_scontrol,
     collect_slurm,
     gpu_count,
@@ -16,14 +16,14 @@ from doctor.collectors.slurm import (
     read_record,
     slurm_facts,
 )
-from doctor.facts import SlurmFacts
+from doctor.core.facts import SlurmFacts
 from tests.lab.cases import each_case
 from tests.recorded_launches import RECORDED, recorded
 
 
 def facts_of(name: str, job_id: str, environ: dict[str, str] | None = None) -> SlurmFacts:
     record = read_record((RECORDED / name).read_text(), job_id)
-    return slurm_facts(job_id, Answer(record), environ or {})
+    return slurm_facts(job_id, ScontrolResult(record), environ or {})
 
 
 def fake_scontrol(folder: Path, script: str, **environ: str) -> dict[str, str]:
@@ -93,7 +93,7 @@ def test_newer_releases_write_gpus_of_all_nodes() -> None:
     text = (
         "JobId=7 JobName=x\n   NumNodes=2-4\n   ReqTRES=cpu=8\n   AllocTRES=cpu=8,node=2,gres/gpu=16,gres/gpu:h100=16\n"
     )
-    facts = slurm_facts("7", Answer(read_record(text, "7")), {"SLURM_JOB_NUM_NODES": "2"})
+    facts = slurm_facts("7", ScontrolResult(read_record(text, "7")), {"SLURM_JOB_NUM_NODES": "2"})
     assert (facts.node_count, facts.gpus_per_node) == (2, 8)
 
 
@@ -143,21 +143,21 @@ def test_gpu_requests(text: str | None, count: int | None) -> None:
 
 
 def test_nothing_outside_slurm() -> None:
-    with pytest.raises(NotHere):
-        collect_slurm(Surroundings(environ={"SLURM_CLUSTER_NAME": "lab"}))
+    with pytest.raises(NotPresent):
+        collect_slurm(Machine(environ={"SLURM_CLUSTER_NAME": "lab"}))
 
 
 def test_scontrol_answers(tmp_path: Path) -> None:
     environ = fake_scontrol(
         tmp_path, f"[ \"$*\" = 'show job 7' ] && [ $LC_ALL = C ] && cat {RECORDED}/scontrol_even.txt"
     )
-    facts = collect_slurm(Surroundings(environ=environ))
+    facts = collect_slurm(Machine(environ=environ))
     assert (facts.state, facts.hidden) == ("RUNNING", ())
 
 
 def test_without_scontrol_the_environment_speaks(tmp_path: Path) -> None:
     environ = {**recorded("slurm_batch.env"), "PATH": str(tmp_path)}
-    facts = collect_slurm(Surroundings(environ=environ))
+    facts = collect_slurm(Machine(environ=environ))
     assert (facts.node_count, facts.task_count, facts.tasks_per_node, facts.partition) == (2, 4, 2, "lab")
     assert (facts.gpus_per_node, facts.gpus_per_task, facts.gpu_binding, facts.batch) == (2, 1, "closest", True)
     assert {note.field for note in facts.hidden} == {"state", "time_limit", "time_left"}
@@ -175,7 +175,7 @@ def test_without_scontrol_the_environment_speaks(tmp_path: Path) -> None:
     ],
 )
 def test_scontrol_fails(tmp_path: Path, script: str, reason: str) -> None:
-    facts = collect_slurm(Surroundings(environ=fake_scontrol(tmp_path, script, SLURM_NTASKS="4")))
+    facts = collect_slurm(Machine(environ=fake_scontrol(tmp_path, script, SLURM_NTASKS="4")))
     note = facts.why_hidden("time_left")
     assert note is not None
     assert reason in note.reason
@@ -211,11 +211,11 @@ def test_nonsense_can_always_be_written(value: str) -> None:
     environ = dict.fromkeys(recorded("slurm_step.env"), value)
     fields = "NumNodes NumTasks CPUs/Task TRES TresPerNode TresPerTask TimeLimit RunTime NtasksPerN:B:S:C JobState"
     text = "JobId=7\n" + "\n".join(f"{name}={value}" for name in fields.split())
-    facts = slurm_facts("7", Answer(read_record(text.encode("utf-8", "replace").decode(), "7")), environ)
+    facts = slurm_facts("7", ScontrolResult(read_record(text.encode("utf-8", "replace").decode(), "7")), environ)
     msgspec.msgpack.encode(facts)
 
 
 def test_the_limit_fits_the_deadline() -> None:
-    from doctor.collectors.slurm import COLLECTOR
+    from doctor.collectors.launch.slurm_job import COLLECTOR
 
     assert COLLECTOR.deadline > LIMIT + 0.5

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.distributions import find_distributions, requirements_of
-from doctor.collectors.elf import ElfError, exported_symbols, machine_of, read_library
-from doctor.collectors.loader import Loader, read_cache
-from doctor.collectors.nccl_libraries import NcclSearch, nccl_release
-from doctor.collectors.software import COLLECTOR, collect_software
-from doctor.collectors.torch_build import TorchFiles, find_torch, read_torch_build
-from doctor.facts import NcclLibrary, Package, Requirement, SoftwareFacts, TorchBuild
+from doctor.collectors.base import Machine
+from doctor.collectors.nccl.libraries import NcclSearch, nccl_release
+from doctor.collectors.software.dynamic_loader import DynamicLoader, read_cache
+from doctor.collectors.software.elf import ElfError, exported_symbols, machine_of, read_library
+from doctor.collectors.software.packages import find_distributions, requirements_of
+from doctor.collectors.software.python_environment import COLLECTOR, collect_software
+from doctor.collectors.software.torch_build import TorchFiles, find_torch, read_torch_build
+from doctor.core.facts import NcclLibrary, Package, Requirement, SoftwareFacts, TorchBuild
 from tests.lab.nvml import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
@@ -96,7 +96,7 @@ def test_requirements_that_hold_here(tmp_path: Path) -> None:
 
 
 def test_the_environment_of_this_very_process() -> None:
-    facts = collect_software(Surroundings())
+    facts = collect_software(Machine())
     assert (facts.python, facts.prefix) == (platform.python_version(), sys.prefix)
     import msgspec
 
@@ -108,9 +108,9 @@ def test_torch_is_described_without_being_imported() -> None:
     pytest.importorskip("torch")
     program = (
         "import sys\n"
-        "from doctor.collectors.base import Surroundings\n"
-        "from doctor.collectors.software import collect_software\n"
-        "facts = collect_software(Surroundings())\n"
+        "from doctor.collectors.base import Machine\n"
+        "from doctor.collectors.software.python_environment import collect_software\n"
+        "facts = collect_software(Machine())\n"
         "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)\n"
         "import torch\n"
         "assert facts.torch.version == torch.__version__, facts.torch\n"
@@ -164,7 +164,7 @@ class Tree:
 
     def search(self, *, paths: tuple[str, ...] = ("site",), maps: str = "") -> NcclSearch:
         sites = [str(self.root / path) for path in paths]
-        loader = Loader(self.environ, self.root / "etc")
+        loader = DynamicLoader(self.environ, self.root / "etc")
         return NcclSearch(loader, find_torch(sites), sites, find_distributions(sites), maps)
 
     def really_loaded(self, program: str) -> str | None:
@@ -430,7 +430,7 @@ def test_cache_of_the_real_ldconfig(tree: Tree) -> None:
     program = str(shutil.which("ldconfig", path="/sbin:/usr/sbin"))
     subprocess.run([program, "-X", "-C", etc / "ld.so.cache", "-f", etc / "ld.so.conf"], check=True, timeout=60)
     assert read_cache(etc / "ld.so.cache")["libnccl.so.2"] == (library,)
-    assert Loader({}, etc).find("libnccl.so.2") == library
+    assert DynamicLoader({}, etc).find("libnccl.so.2") == library
     tree.torch(*linked("enable-new-dtags"), str(library))
     assert [(one.version, one.origin) for one in tree.search().libraries() if one.chosen] == [("2.25.1", "system")]
 
@@ -450,12 +450,12 @@ def test_library_of_another_machine_is_passed_over(tree: Tree) -> None:
     data[18] ^= 0xFF  # e_machine
     other.write_bytes(data)
     good = tree.nccl("good", "2.19.1")
-    loader = Loader({"LD_LIBRARY_PATH": f"{other.parent};{good.parent}"}, tree.root)
+    loader = DynamicLoader({"LD_LIBRARY_PATH": f"{other.parent};{good.parent}"}, tree.root)
     assert loader.find("libnccl.so.2") == good
 
 
 def test_collector_as_the_runner_calls_it() -> None:
-    facts = COLLECTOR.collect(Surroundings())
+    facts = COLLECTOR.collect(Machine())
     assert isinstance(facts, SoftwareFacts)
     assert Package("nvidia-ml-py", facts.version("nvidia-ml-py") or "") in facts.packages
     assert hash(facts) is not None

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.look import LOCKS, look
-from doctor.collectors.mounts import Mount, mount_of, read_mounts, resolve
-from doctor.collectors.patience import Wish, look_patiently
-from doctor.collectors.storage import COLLECTOR, read_storage
-from doctor.facts import Directory, StorageFacts
+from doctor.collectors.base import Machine
+from doctor.collectors.storage.bounded_scan import DirectoryQuery, scan_directories
+from doctor.collectors.storage.directories import COLLECTOR, read_storage
+from doctor.collectors.storage.directory_scan import LOCKS, scan_directory
+from doctor.collectors.storage.mounts import Mount, mount_of, read_mounts, resolve
+from doctor.core.facts import Directory, StorageFacts
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import put_parent, surroundings_at
 
 REMOTE = (Mount("/", "ext4"), Mount("/remote", "nfs4"))
 
 
-def here(environ: dict[str, str], *directories: tuple[str, str]) -> Surroundings:
-    return Surroundings(environ=environ, directories=directories)
+def here(environ: dict[str, str], *directories: tuple[str, str]) -> Machine:
+    return Machine(environ=environ, directories=directories)
 
 
 def by_role(facts: StorageFacts, role: str) -> list[Directory]:
@@ -76,9 +76,9 @@ def test_file_in_the_place_of_a_directory(tmp_path):
 
 PERMISSIONS = """
 import os, sys
-from doctor.collectors.look import look
+from doctor.collectors.storage.directory_scan import scan_directory
 os.setgid(65534); os.setuid(65534)
-print([look(path).get("writable") for path in sys.argv[1:]], look(sys.argv[2] + "/inside"))
+print([scan_directory(path).get("writable") for path in sys.argv[1:]], scan_directory(sys.argv[2] + "/inside"))
 """
 
 
@@ -166,7 +166,7 @@ def test_scan_for_locks_is_bounded(tmp_path):
     deep.mkdir(parents=True)
     (deep / "lock").write_text("")
     (tmp_path / "loop").symlink_to(tmp_path)
-    found = look(str(tmp_path), scan=True)["locks"]
+    found = scan_directory(str(tmp_path), scan=True)["locks"]
     assert len(found) == LOCKS
     assert str(deep / "lock") not in {one["path"] for one in found}
 
@@ -175,8 +175,8 @@ SILENT = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 
 
 def test_child_that_does_not_answer_is_given_up():
-    wishes = [Wish("/remote/a"), Wish("/"), Wish("/remote/b")]
-    first, second, third = look_patiently(wishes, REMOTE, SILENT, limit=0.3)
+    wishes = [DirectoryQuery("/remote/a"), DirectoryQuery("/"), DirectoryQuery("/remote/b")]
+    first, second, third = scan_directories(wishes, REMOTE, SILENT, limit=0.3)
     assert first.sight == third.sight == {"error": "no answer within 0.3 s"}
     assert (first.mount.kind, first.mount.shared) == ("nfs4", True)
     assert second.sight["exists"] is True
@@ -187,7 +187,7 @@ def test_child_that_does_not_answer_is_given_up():
     [("raise SystemExit(3)", "ended with code 3"), ("print('oops')", "ended with code 0"), ("print([1])", "no answer")],
 )
 def test_child_that_breaks(program, error):
-    seen = look_patiently([Wish("/remote/a")], REMOTE, (sys.executable, "-S", "-c", program))
+    seen = scan_directories([DirectoryQuery("/remote/a")], REMOTE, (sys.executable, "-S", "-c", program))
     assert error in seen[0].sight["error"]
 
 
@@ -195,8 +195,8 @@ def test_child_sees_the_same(tmp_path):
     """The script that the child runs gives what the function gives."""
     (tmp_path / "x.lock").write_text("")
     mounts = (Mount("/", "nfs"),)
-    remote = look_patiently([Wish(str(tmp_path), scan=True)], mounts)[0].sight
-    local = look(str(tmp_path), scan=True)
+    remote = scan_directories([DirectoryQuery(str(tmp_path), scan=True)], mounts)[0].sight
+    local = scan_directory(str(tmp_path), scan=True)
     assert (remote["exists"], remote["writable"], remote["total"]) == (True, True, local["total"])
     assert remote["locks"][0]["inode"] == local["locks"][0]["inode"]
 
@@ -208,11 +208,11 @@ fuse = os.open("/dev/fuse", os.O_RDWR)
 options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
 if libc.mount(b"silent", b"/mnt", b"fuse", 0, options) != 0:
     print(json.dumps(None)); raise SystemExit
-from doctor.collectors.base import Surroundings
-from doctor.collectors.storage import read_storage
+from doctor.collectors.base import Machine
+from doctor.collectors.storage.directories import read_storage
 os.symlink("/mnt/inside", "/run/data")
 places = (("checkpoint", "/mnt/runs"), ("checkpoint", "/run/data/runs"))
-facts = read_storage(Surroundings(environ={"TMPDIR": "/run"}, directories=places), limit=1.0)
+facts = read_storage(Machine(environ={"TMPDIR": "/run"}, directories=places), limit=1.0)
 print(json.dumps(msgspec.to_builtins(facts.directories)))
 """
 

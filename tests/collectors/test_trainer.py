@@ -2,9 +2,9 @@
 
 import pytest
 
-from doctor.collectors.base import NotHere, Surroundings
-from doctor.collectors.trainer import collect_trainer, device_count
-from doctor.masking import REDACTED
+from doctor.collectors.base import Machine, NotPresent
+from doctor.collectors.launch.trainer_variables import collect_trainer, device_count
+from doctor.core.masking import REDACTED
 from tests.lab.cases import each_case
 
 
@@ -34,7 +34,7 @@ def test_device_count(text: str | None, count: int | None) -> None:
 
 def test_the_trainer_comes_before_fabric() -> None:
     environ = {"PL_TRAINER_DEVICES": "2", "PL_TRAINER_STRATEGY": "ddp_spawn", "LT_DEVICES": "4", "LT_CLI_USED": "1"}
-    facts = collect_trainer(Surroundings(environ=environ))
+    facts = collect_trainer(Machine(environ=environ))
     assert (facts.source, facts.devices, facts.strategy, facts.node_count) == ("PL_TRAINER_*", 2, "ddp_spawn", None)
     assert [argument.name for argument in facts.arguments] == ["devices", "strategy"]
 
@@ -47,20 +47,20 @@ def test_fabric_run() -> None:
         "LT_NUM_NODES": "2",
         "LT_LOGGER_TOKEN": "x",
     }
-    facts = collect_trainer(Surroundings(environ=environ))
+    facts = collect_trainer(Machine(environ=environ))
     assert (facts.source, facts.accelerator, facts.devices, facts.node_count) == ("LT_*", "cpu", None, 2)
     assert [argument.name for argument in facts.arguments] == ["accelerator", "devices", "num_nodes"]
 
 
 def test_arguments_lose_secrets() -> None:
-    facts = collect_trainer(Surroundings(environ={"PL_TRAINER_LOGGER_TOKEN": "x", "PL_TRAINER_": "y"}))
+    facts = collect_trainer(Machine(environ={"PL_TRAINER_LOGGER_TOKEN": "x", "PL_TRAINER_": "y"}))
     assert [(argument.name, argument.value) for argument in facts.arguments] == [("logger_token", REDACTED)]
 
 
 @pytest.mark.parametrize("environ", [{}, {"LT_CLI_USED": "1"}, {"PL_GLOBAL_SEED": "1"}])
 def test_nothing_told(environ: dict[str, str]) -> None:
-    with pytest.raises(NotHere):
-        collect_trainer(Surroundings(environ=environ))
+    with pytest.raises(NotPresent):
+        collect_trainer(Machine(environ=environ))
 
 
 def test_fabric_reads_what_we_say_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

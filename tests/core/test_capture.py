@@ -4,10 +4,18 @@ import msgspec
 import pytest
 
 from doctor.api import EnvironmentFacts, HostFacts, LaunchFacts, ProcessFacts, ProgressFacts, healthy, running
-from doctor.capture import from_document, merge_captures, parse_capture, read_capture, same_run, to_document, to_record
-from doctor.catalog import load_catalog
-from doctor.errors import UnusableError
-from doctor.examining import examine_job as examine
+from doctor.core.capture import (
+    from_document,
+    merge_captures,
+    parse_capture,
+    read_capture,
+    same_run,
+    to_document,
+    to_record,
+)
+from doctor.core.check_registry import load_registry
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.errors import UnusableError
 
 
 def captured(sketch):
@@ -26,7 +34,7 @@ def test_a_job_survives_the_way_there_and_back():
 
 def test_a_capture_is_judged_as_the_job_itself():
     sketch = healthy(hosts=2, per_host=2).environ(ranks=(1,), NCCL_SOCKET_IFNAME="eth9")
-    catalog = load_catalog(guests=False)
+    catalog = load_registry(guests=False)
 
     def verdicts(job):
         return [(r.id, r.status, [f.ranks for f in r.findings]) for r in examine(job, catalog)]

@@ -3,10 +3,10 @@ import textwrap
 import pytest
 
 from doctor.api import Status, healthy
-from doctor.catalog import Catalog, builtin_checks, load_catalog, matches
-from doctor.errors import UnusableError
-from doctor.examining import examine_job as examine
-from doctor.settings import choose
+from doctor.core.check_registry import CheckRegistry, builtin_checks, load_registry, matches
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.errors import UnusableError
+from doctor.core.settings import choose
 
 GUEST = '''
 from doctor.api import *
@@ -30,11 +30,11 @@ def plugin(folder, name="guest.py", text=None, **values):
 
 
 def test_every_builtin_loads():
-    assert not load_catalog(guests=False).broken
+    assert not load_registry(guests=False).broken
 
 
 def test_a_file_brings_checks(tmp_path):
-    catalog = load_catalog([plugin(tmp_path)], guests=False)
+    catalog = load_registry([plugin(tmp_path)], guests=False)
     guest = next(check for check in catalog.checks if check.id == "ACME001")
     assert guest.origin.endswith("guest.py")
     (result,) = examine(healthy().job(), choose(catalog, ["ACME001"]))
@@ -56,12 +56,12 @@ def test_a_file_brings_checks(tmp_path):
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, words):
     with pytest.raises(UnusableError, match=words):
-        load_catalog([plugin(tmp_path, text=text)], guests=False)
+        load_registry([plugin(tmp_path, text=text)], guests=False)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UnusableError, match="no Python file that can be read"):
-        load_catalog([tmp_path / "none.py"], guests=False)
+        load_registry([tmp_path / "none.py"], guests=False)
 
 
 def install(folder, monkeypatch, target, **modules):
@@ -77,7 +77,7 @@ def install(folder, monkeypatch, target, **modules):
 
 def test_an_installed_guest_is_found(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "acme_well", acme_well=GUEST.format(id="ACME001"))
-    catalog = load_catalog()
+    catalog = load_registry()
     assert [check.origin for check in catalog.checks if check.id == "ACME001"] == ["acme-checks"]
 
 
@@ -93,9 +93,9 @@ def test_an_installed_guest_is_found(tmp_path, monkeypatch):
 )
 def test_an_installed_guest_that_fails_is_a_crash_line(tmp_path, monkeypatch, module, text):
     install(tmp_path, monkeypatch, module, **{module: text})
-    catalog = load_catalog()
+    catalog = load_registry()
     assert [broken.origin for broken in catalog.broken] == ["acme-checks"]
-    results = examine(healthy().job(), Catalog((), catalog.broken))
+    results = examine(healthy().job(), CheckRegistry((), catalog.broken))
     assert [result.status for result in results] == [Status.CRASH]
     assert len(catalog.checks) == len(list(builtin_checks()))
 
@@ -111,7 +111,7 @@ def test_patterns_that_name_others(pattern):
 
 
 def test_a_misspelt_pattern_is_refused_with_near_names():
-    catalog = load_catalog(guests=False)
+    catalog = load_registry(guests=False)
     with pytest.raises(UnusableError, match="no check or family is called NCLL008; did you mean NCCL008"):
         choose(catalog, ["NCLL008"])
 
@@ -119,7 +119,7 @@ def test_a_misspelt_pattern_is_refused_with_near_names():
 def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "acme_fine", acme_fine=GUEST.format(id="ACME001"))
     (tmp_path / "acme_checks-1.0.dist-info" / "entry_points.txt").write_text("[doctor.checks]\nacme\n")
-    catalog = load_catalog()
+    catalog = load_registry()
     assert len(catalog.checks) == len(list(builtin_checks()))
     assert [broken.name for broken in catalog.broken] == ["guests"]
 
@@ -130,10 +130,10 @@ def test_one_check_that_a_package_shows_twice_is_one(tmp_path, monkeypatch):
     (package / "inner.py").write_text(GUEST.format(id="ACME001"))
     (package / "__init__.py").write_text("from acme_tree.inner import too_new\n")
     install(tmp_path, monkeypatch, "acme_tree")
-    assert [check.origin for check in load_catalog().checks if check.id == "ACME001"] == ["acme-checks"]
+    assert [check.origin for check in load_registry().checks if check.id == "ACME001"] == ["acme-checks"]
 
 
 def test_two_checks_of_one_guest_with_one_id_are_refused(tmp_path, monkeypatch):
     text = GUEST.format(id="ACME001") + GUEST.format(id="ACME001").replace("too_new", "too_old")
     install(tmp_path, monkeypatch, "acme_double", acme_double=text)
-    assert [broken.reason for broken in load_catalog().broken] == ["ACME001 is taken"]
+    assert [broken.reason for broken in load_registry().broken] == ["ACME001 is taken"]

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from doctor.api import SoftwareFacts, healthy, running
-from doctor.capture import encode_document, to_document, to_record
-from doctor.report import story
+from doctor.core.capture import encode_document, to_document, to_record
+from doctor.report import narrative
+from doctor.report.formatting import fix_parts
 from doctor.report.terminal import make_console
-from doctor.report.words import fix_parts
 from tests.lab.command import run_doctor
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
@@ -302,7 +302,7 @@ def test_narrow_and_wide(tmp_path):
     fixes = [finding["fix"] for result in report["results"] for finding in result["findings"]]
     for columns in (40, 80, 200):
         text = doctor("diagnose", "capture.json", cwd=tmp_path, COLUMNS=str(columns)).stdout
-        commands = {command for fix in fixes for command in (*story.commands(fix), *fix_parts(fix)[1])}
+        commands = {command for fix in fixes for command in (*narrative.commands(fix), *fix_parts(fix)[1])}
         prose = [line for line in text.splitlines() if not any(command in line for command in commands)]
         assert max(map(len, prose)) <= columns
         assert not [line for line in text.splitlines() if line != line.rstrip()]

@@ -17,8 +17,8 @@ from doctor.api import (
     Variable,
     healthy,
 )
-from doctor.diff import compare
-from doctor.report.difference import render_difference
+from doctor.core.diff.captures import compare
+from doctor.report.diff import render_difference
 
 BEFORE = healthy(hosts=2, per_host=2, rdma=1)
 

@@ -17,11 +17,11 @@ from doctor.api import (
     running,
     stalled,
 )
-from doctor.capture import encode_document, to_record
-from doctor.diff import compare
-from doctor.diff_reports import compare_reports
-from doctor.finding import Severity
-from doctor.report.machine import render_json
+from doctor.core.capture import encode_document, to_record
+from doctor.core.diff.captures import compare
+from doctor.core.diff.reports import compare_reports
+from doctor.core.finding import Severity
+from doctor.report.machine_formats import render_json
 from doctor.session import examine
 from tests.lab.command import run_doctor
 

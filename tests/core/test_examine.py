@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from doctor import examining as runner
 from doctor.api import (
     EstimateFacts,
     Finding,
     GpuFacts,
     HostFacts,
-    Lack,
+    MissingReason,
     PathFacts,
     ProcessFacts,
     RunMemoryFacts,
@@ -23,10 +22,11 @@ from doctor.api import (
     healthy,
     running,
 )
-from doctor.catalog import Broken, Catalog
-from doctor.examining import examine_job as examine
-from doctor.examining import primary_of
-from doctor.result import Ignored
+from doctor.core import check_runner as runner
+from doctor.core.check_registry import BrokenPlugin, CheckRegistry
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.check_runner import primary_of
+from doctor.core.report_document import Ignored
 
 
 def make(judge=None, **options):
@@ -40,7 +40,7 @@ def make(judge=None, **options):
 
 
 def one(job, checks, **options):
-    (result,) = examine(job, Catalog((checks,)), **options)
+    (result,) = examine(job, CheckRegistry((checks,)), **options)
     return result
 
 
@@ -67,21 +67,22 @@ def test_what_nobody_measured_is_a_skip():
     assert (result.status, result.reason) == (Status.SKIP, "not measured")
 
 
-@pytest.mark.parametrize("lack", [Lack.HIDDEN, Lack.FAILED, Lack.TIMEOUT])
+@pytest.mark.parametrize("lack", [MissingReason.HIDDEN, MissingReason.FAILED, MissingReason.TIMEOUT])
 def test_what_could_not_be_had_is_unknown(lack):
     result = one(JOB.drop(SoftwareFacts, lack, "no permission").job(), make())
     assert (result.status, result.reason) == (Status.UNKNOWN, "no permission")
 
 
 def test_a_clean_result_without_one_rank_is_unknown():
-    result = one(JOB.drop(SoftwareFacts, Lack.TIMEOUT, "too slow", ranks=(3,)).job(), make())
+    result = one(JOB.drop(SoftwareFacts, MissingReason.TIMEOUT, "too slow", ranks=(3,)).job(), make())
     assert (result.status, result.seen, result.expected) == (Status.UNKNOWN, 3, 4)
     assert result.reason == "1 of 4: too slow"
 
 
 def test_a_host_is_unknown_when_one_of_its_ranks_is():
     result = one(
-        JOB.drop(ProcessFacts, Lack.HIDDEN, "no", ranks=(3,)).job(), make(scope=Scope.HOST, needs=(ProcessFacts,))
+        JOB.drop(ProcessFacts, MissingReason.HIDDEN, "no", ranks=(3,)).job(),
+        make(scope=Scope.HOST, needs=(ProcessFacts,)),
     )
     assert (result.status, result.seen, result.expected) == (Status.UNKNOWN, 1, 2)
 
@@ -91,7 +92,7 @@ def test_a_finding_beats_what_is_unknown():
         yield Finding("bad", ranks=(1,))
         yield Unknown("and one could not be seen", ranks=(0,))
 
-    result = one(JOB.drop(SoftwareFacts, Lack.TIMEOUT, ranks=(3,)).job(), make(judge))
+    result = one(JOB.drop(SoftwareFacts, MissingReason.TIMEOUT, ranks=(3,)).job(), make(judge))
     assert result.status is Status.SICK
     assert result.findings[0].hosts == ("node0",)
 
@@ -130,7 +131,7 @@ def test_a_check_that_raises_is_a_crash_and_the_report_goes_on():
         yield
 
     broken, fine = make(judge), make(id="ENV902")
-    first, second = examine(JOB.job(), Catalog((broken, fine)))
+    first, second = examine(JOB.job(), CheckRegistry((broken, fine)))
     assert first.status is Status.CRASH
     assert "LookupError: oops (test_examine.py:" in first.reason
     assert second.status is Status.OK
@@ -154,7 +155,7 @@ def test_yielding_anything_else_is_a_crash():
 
 
 def test_a_guest_that_never_ends_is_a_crash(monkeypatch):
-    monkeypatch.setattr(runner, "GUEST_DEADLINE", 0.2)
+    monkeypatch.setattr(runner, "PLUGIN_DEADLINE", 0.2)
 
     def judge(job):
         time.sleep(60)
@@ -166,7 +167,7 @@ def test_a_guest_that_never_ends_is_a_crash(monkeypatch):
 
 
 def test_a_guest_that_failed_to_load_is_a_crash_line():
-    (result,) = examine(JOB.job(), Catalog((), (Broken("extra", "some-dist", "ImportError: no"),)))
+    (result,) = examine(JOB.job(), CheckRegistry((), (BrokenPlugin("extra", "some-dist", "ImportError: no"),)))
     assert result.status is Status.CRASH
     assert "some-dist" in result.reason
 
@@ -200,7 +201,7 @@ def test_the_cause_is_primary_and_its_consequence_points_to_it():
     cause = make(finds(ranks=(1,), explains=("NET901",)), id="GPU901")
     consequence = make(finds(ranks=(0, 1)), id="NET901")
     unrelated = make(finds(ranks=(3,)), id="ENV901")
-    results = examine(JOB.job(), Catalog((unrelated, consequence, cause)))
+    results = examine(JOB.job(), CheckRegistry((unrelated, consequence, cause)))
     assert results[1].findings[0].explained_by == "GPU901"
     assert primary_of(results) == "GPU901"
 
@@ -208,12 +209,12 @@ def test_the_cause_is_primary_and_its_consequence_points_to_it():
 def test_a_cause_on_other_ranks_explains_nothing():
     cause = make(finds(ranks=(1,), explains=("NET901",)), id="GPU901")
     other = make(finds(ranks=(2,)), id="NET901")
-    results = examine(JOB.job(), Catalog((cause, other)))
+    results = examine(JOB.job(), CheckRegistry((cause, other)))
     assert results[1].findings[0].explained_by is None
 
 
 def test_what_is_only_good_to_know_is_never_primary():
-    results = examine(JOB.job(), Catalog((make(finds(), severity=Severity.INFO),)))
+    results = examine(JOB.job(), CheckRegistry((make(finds(), severity=Severity.INFO),)))
     assert results[0].status is Status.SICK
     assert primary_of(results) is None
 
@@ -221,13 +222,13 @@ def test_what_is_only_good_to_know_is_never_primary():
 def test_errors_come_before_warnings():
     warning = make(finds(), severity=Severity.WARNING, id="ENV901")
     error = make(finds(), id="NET901")
-    assert primary_of(examine(JOB.job(), Catalog((warning, error)))) == "NET901"
+    assert primary_of(examine(JOB.job(), CheckRegistry((warning, error)))) == "NET901"
 
 
 def test_a_remark_is_primary_where_an_error_follows_from_it():
     remark = make(finds(explains=("NET901",)), id="ENV901", severity=Severity.INFO)
     error = make(finds(), id="NET901")
-    results = examine(JOB.job(), Catalog((remark, error)))
+    results = examine(JOB.job(), CheckRegistry((remark, error)))
     assert results[1].findings[0].explained_by == "ENV901"
     assert primary_of(results) == "ENV901"
 
@@ -238,13 +239,13 @@ def serving(**options):
 
 
 def test_what_serves_instead_is_as_good():
-    result = one(running(1, 2).drop(GpuFacts, Lack.HIDDEN, "no").job(), serving())
+    result = one(running(1, 2).drop(GpuFacts, MissingReason.HIDDEN, "no").job(), serving())
     assert (result.status, result.seen, result.expected) == (Status.OK, 2, 2)
 
 
 def test_who_has_neither_is_missing():
-    run = running(1, 4).drop(RunMemoryFacts, Lack.FAILED, "broke", ranks=(3,))
-    result = one(run.drop(GpuFacts, Lack.HIDDEN, "not shown").job(), serving())
+    run = running(1, 4).drop(RunMemoryFacts, MissingReason.FAILED, "broke", ranks=(3,))
+    result = one(run.drop(GpuFacts, MissingReason.HIDDEN, "not shown").job(), serving())
     assert (result.status, result.seen, result.expected) == (Status.UNKNOWN, 3, 4)
     assert result.reason == "1 of 4: not shown"
 

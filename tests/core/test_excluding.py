@@ -5,10 +5,10 @@ import subprocess
 import pytest
 
 from doctor.api import Finding, HostFacts, Scope, Severity, check, healthy
-from doctor.catalog import Catalog
-from doctor.excluding import EXCLUDE, as_hostlist, hosts_to_exclude
+from doctor.cluster.hostlist import EXCLUDE, as_hostlist, hosts_to_exclude
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.settings import IgnoreEntry, Settings
 from doctor.session import judge
-from doctor.settings import IgnoreEntry, Settings
 from tests.lab.cases import each_case
 
 
@@ -19,7 +19,7 @@ def report_of(*findings, ignore=()):
         yield from findings
 
     one = check(id="NET901", severity=Severity.ERROR, needs=(HostFacts,), scope=Scope.JOB)(find)
-    return judge(healthy(hosts=3, per_host=1).job(), Catalog((one,)), Settings(ignore=ignore))
+    return judge(healthy(hosts=3, per_host=1).job(), CheckRegistry((one,)), Settings(ignore=ignore))
 
 
 def finding(*hosts):
@@ -109,5 +109,5 @@ def test_what_follows_from_something_else_excludes_nobody():
     cause = check(id="NET900", severity=Severity.ERROR, needs=(HostFacts,), scope=Scope.JOB)(find_cause)
     effect = check(id="NET901", severity=Severity.ERROR, needs=(HostFacts,), scope=Scope.JOB)(find_effect)
     job = healthy(hosts=3, per_host=1).job()
-    assert hosts_to_exclude(judge(job, Catalog((effect,)), Settings())) == ("node1",)
-    assert hosts_to_exclude(judge(job, Catalog((cause, effect)), Settings())) == ()
+    assert hosts_to_exclude(judge(job, CheckRegistry((effect,)), Settings())) == ("node1",)
+    assert hosts_to_exclude(judge(job, CheckRegistry((cause, effect)), Settings())) == ()

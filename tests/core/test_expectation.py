@@ -7,15 +7,15 @@ import os
 import pytest
 
 from doctor.api import GpuFacts, HostFacts, NcclFacts, SoftwareFacts, Status, TorchBuild, healthy
-from doctor.capture import encode_document, from_document, merge_captures, read_capture, to_document
-from doctor.catalog import Catalog, builtin_checks
-from doctor.errors import UnusableError
-from doctor.examining import examine_job as examine
-from doctor.expectation import expectation_from
-from doctor.redaction import redact
+from doctor.cli.baseline_file import load_baseline
+from doctor.core.capture import encode_document, from_document, merge_captures, read_capture, to_document
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.errors import UnusableError
+from doctor.core.redact.placeholders import redact
+from doctor.core.settings import Settings
 from doctor.report import MACHINE_FORMATS
 from doctor.session import judge
-from doctor.settings import Settings
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
 WORKED_AT = datetime.datetime(2026, 11, 20, 17, 3, 11, tzinfo=datetime.timezone.utc)
@@ -27,19 +27,19 @@ def write(path, sketch, created=WORKED_AT):
 
 
 def results(job):
-    return {result.id: result for result in examine(job, Catalog(tuple(CHECKS)))}
+    return {result.id: result for result in examine(job, CheckRegistry(tuple(CHECKS)))}
 
 
 def test_a_file_and_a_folder_of_the_files_of_all_ranks(tmp_path):
     write(tmp_path / "job.json", healthy(2, 2))
-    job = expectation_from(tmp_path / "job.json")
+    job = load_baseline(tmp_path / "job.json")
     assert (len(job.ranks), job.captured) == (4, "2026-11-20T17:03:11+00:00")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "train.log").write_text("step 1\n")
     for rank in range(4):
         created = WORKED_AT + datetime.timedelta(days=rank)
         write(tmp_path / "folder" / f"rank-{rank}.json", healthy(2, 2).only((rank,)), created)
-    job = expectation_from(tmp_path / "folder")
+    job = load_baseline(tmp_path / "folder")
     assert [rank.number for rank in job.ranks] == [0, 1, 2, 3]
     assert job.captured == "2026-11-23T17:03:11+00:00"
 
@@ -71,14 +71,14 @@ def unusable(folder):
 def test_what_can_not_be_used_is_one_sentence(tmp_path):
     for path, words in unusable(tmp_path):
         with pytest.raises(UnusableError) as caught:
-            expectation_from(path)
+            load_baseline(path)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_a_document_carries_the_expectation_and_when_it_was_captured(tmp_path):
     job = healthy(2, 2).job()
-    job.expected = expectation_from(write(tmp_path / "worked.json", healthy(1, 1)))
+    job.expected = load_baseline(write(tmp_path / "worked.json", healthy(1, 1)))
     again = from_document(to_document(job))
     assert [rank.number for rank in again.expected.ranks] == [0]
     assert again.expected.captured == "2026-11-20T17:03:11+00:00"
@@ -106,9 +106,9 @@ def test_stand_ins_are_the_same_in_a_job_and_in_what_it_expects(tmp_path):
     worked = _private("alice", "atlas07")
     for now, sick in ((_private("alice", "atlas08"), False), (_private("bob", "atlas08"), True)):
         job = now.job()
-        job.expected = expectation_from(write(tmp_path / "worked.json", worked))
+        job.expected = load_baseline(write(tmp_path / "worked.json", worked))
         shown = from_document(redact(to_document(job)))
-        (result,) = examine(shown, Catalog(tuple(check for check in CHECKS if check.id == "NCCL003")))
+        (result,) = examine(shown, CheckRegistry(tuple(check for check in CHECKS if check.id == "NCCL003")))
         assert (result.status is Status.SICK) is sick
         for finding in result.findings:
             assert finding.evidence["expected_from"] == f"capture of {shown.expected.hosts[0].name}, 2026-11-20"
@@ -118,8 +118,8 @@ def test_stand_ins_are_the_same_in_a_job_and_in_what_it_expects(tmp_path):
 def test_no_name_of_the_expectation_is_in_a_redacted_report(tmp_path):
     worked = _private("alice", "atlas07").alter(SoftwareFacts, torch=TorchBuild("2.7.1", cuda="12.6"))
     job = _private("bob", "atlas08").job()
-    job.expected = expectation_from(write(tmp_path / "worked.json", worked))
-    catalog = Catalog(tuple(CHECKS))
+    job.expected = load_baseline(write(tmp_path / "worked.json", worked))
+    catalog = CheckRegistry(tuple(CHECKS))
     for shown, named in ((job, True), (from_document(redact(to_document(job))), False)):
         report = judge(shown, catalog, Settings())
         text = "".join(make(report) for make in MACHINE_FORMATS.values())

@@ -26,7 +26,7 @@ DOCSTRING = '''    """Ask whether every rank runs the Python that we support.
     Fix: module load python/3.11
     """'''
 RULE = """
-from doctor.lint.api import Hit, Script, Severity, rule
+from doctor.lint.api import Violation, Script, Severity, rule
 
 @rule(id="ACME101", severity=Severity.WARNING, reads=Script, mentions=("torch",))
 def torch_imported(script):
@@ -35,7 +35,7 @@ def torch_imported(script):
     Why it hurts: it is an example.
     Fix: leave it out.
     '''
-    yield Hit(script.tree.body[0], "torch is imported")
+    yield Violation(script.tree.body[0], "torch is imported")
 """
 
 

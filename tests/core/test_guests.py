@@ -5,11 +5,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from doctor import examining as runner
 from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Status, Unknown, check, healthy
-from doctor.catalog import Catalog
+from doctor.core import check_runner as runner
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.settings import Settings
 from doctor.session import judge
-from doctor.settings import Settings
 from tests.lab.cases import each_case
 
 
@@ -43,7 +43,7 @@ def looks_at_software():
 def outcome(*bodies):
     """The report on guests, with a built-in check after them that must not notice."""
     guests = [guest(body, id=f"ACME{number:03d}") for number, body in enumerate(bodies)]
-    report = judge(healthy(2, 2).job(), Catalog((*guests, looks_at_software())), Settings())
+    report = judge(healthy(2, 2).job(), CheckRegistry((*guests, looks_at_software())), Settings())
     msgspec.json.encode(report)
     assert report.results[-1].findings[0].ranks == (0, 1, 2, 3)
     return report

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import doctor
-from doctor.collectors.children import start_python
+from doctor.core.process import start_python
 from tests.postmortem.allocating import training
 
 SCRIPT = [str(Path(sys.executable).parent / "doctor")]
@@ -102,8 +102,8 @@ def test_a_working_directory_that_pythonpath_names_whole_stays(tmp_path):
     """The user asked for it: a package that stands there is found."""
     (tmp_path / "found_here.py").write_text("def main(*words): print(*words, __file__)\n")
     program = (
-        "from doctor.import_path import leave_working_directory as leave; leave(); "
-        "from doctor.collectors.children import start_python as start; "
+        "from doctor.core.import_path import leave_working_directory as leave; leave(); "
+        "from doctor.core.process import start_python as start; "
         "print(start('found_here', ['a', 'b']).communicate()[0].decode())"
     )
     done = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=f":{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -126,7 +126,7 @@ def test_a_child_of_a_deleted_working_directory(tmp_path, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    said, _ = start_python("doctor.collectors.child", ["environment"]).communicate(timeout=60)
+    said, _ = start_python("doctor.collectors.isolated_child", ["environment"]).communicate(timeout=60)
     assert said
 
 
@@ -139,7 +139,7 @@ def test_packages_of_the_user_are_found_by_children(tmp_path):
     place.mkdir(parents=True)
     (place / "lies_there.py").write_text("def main(): print(__file__)\n")
     program = (
-        "import sys; sys.path += sys.argv[1:]; from doctor.collectors.children import start_python as start; "
+        "import sys; sys.path += sys.argv[1:]; from doctor.core.process import start_python as start; "
         "print(start('lies_there').communicate()[0].decode())"
     )
     (tmp_path / "cwd").mkdir()

@@ -1,7 +1,7 @@
+from doctor.analysis.visible_devices import gpu_of, shares
 from doctor.api import Gpu, GpuFacts, HostFacts, LaunchFacts, NcclFacts, PeerLink, SoftwareFacts, healthy
-from doctor.capture import from_document, to_document
-from doctor.job import build_job
-from doctor.reasoning.devices import gpu_of, shares
+from doctor.core.capture import from_document, to_document
+from doctor.core.job import build_job
 
 
 def test_equal_sections_are_one_object():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from doctor.examining import primary_of
-from doctor.finding import Severity, Status
-from doctor.result import CheckResult, ReportFinding
+from doctor.core.check_runner import primary_of
+from doctor.core.finding import Severity, Status
+from doctor.core.report_document import CheckResult, ReportFinding
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 

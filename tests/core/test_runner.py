@@ -9,12 +9,12 @@ import psutil
 import pytest
 
 from doctor.collectors import MODULES, collector_for
-from doctor.collectors.base import Collector, NotHere, NotVisible, Surroundings
-from doctor.collectors.children import abandon_child, start_child
+from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
 from doctor.collectors.runner import collect_facts, collect_sections, decode_outcome, encode_outcome, run_collector
-from doctor.facts import SECTIONS, HostFacts, Lack, Missing, NameLookup, ProcessFacts
+from doctor.core.facts import SECTIONS, HostFacts, Missing, MissingReason, NameLookup, ProcessFacts
+from doctor.core.process import abandon_child, start_child
 
-HERE = Surroundings(environ={})
+HERE = Machine(environ={})
 
 
 def collector(collect, **options):
@@ -31,10 +31,10 @@ def raising(error):
 @pytest.mark.parametrize(
     ("error", "lack"),
     [
-        (NotHere("no driver"), Lack.ABSENT),
-        (NotVisible("no permission", "run as root"), Lack.HIDDEN),
-        (ZeroDivisionError("oops"), Lack.FAILED),
-        (RecursionError("deep"), Lack.FAILED),
+        (NotPresent("no driver"), MissingReason.ABSENT),
+        (NotVisible("no permission", "run as root"), MissingReason.HIDDEN),
+        (ZeroDivisionError("oops"), MissingReason.FAILED),
+        (RecursionError("deep"), MissingReason.FAILED),
     ],
 )
 def test_what_goes_wrong_becomes_a_fact(error, lack):
@@ -51,7 +51,7 @@ def test_one_that_blocks_costs_its_deadline_and_the_others_are_there():
     told = []
     outcomes = collect_sections([slow, collector(lambda s: ProcessFacts(pid=7))], HERE, announce=told.append)
     assert outcomes["process"] == ProcessFacts(pid=7)
-    assert outcomes["host"].lack is Lack.TIMEOUT
+    assert outcomes["host"].lack is MissingReason.TIMEOUT
     assert not told
 
 
@@ -69,19 +69,19 @@ def test_somebody_who_waits_is_told_what_for(monkeypatch):
 
 def test_a_collector_that_cannot_be_loaded_is_broken_like_any_other(monkeypatch):
     monkeypatch.setitem(MODULES, "host", "no_such_module")
-    outcomes = collect_facts(["host", "process"], Surroundings())
-    assert outcomes["host"].lack is Lack.FAILED
+    outcomes = collect_facts(["host", "process"], Machine())
+    assert outcomes["host"].lack is MissingReason.FAILED
     assert isinstance(outcomes["process"], ProcessFacts)
 
 
 def test_an_isolated_one_runs_in_a_process_of_its_own():
     isolated = replace(collector_for("process"), isolated=True)
-    outcome = run_collector(isolated, Surroundings())
+    outcome = run_collector(isolated, Machine())
     assert isinstance(outcome, ProcessFacts)
     assert outcome.pid != os.getpid()
 
 
-@pytest.mark.parametrize("outcome", [ProcessFacts(pid=3, cpus_allowed=(0, 1)), Missing(Lack.ABSENT, "none")])
+@pytest.mark.parametrize("outcome", [ProcessFacts(pid=3, cpus_allowed=(0, 1)), Missing(MissingReason.ABSENT, "none")])
 def test_outcomes_survive_the_way_between_processes(outcome):
     assert decode_outcome("process", encode_outcome(outcome)) == outcome
 
@@ -102,7 +102,7 @@ def test_names_that_are_not_utf8_can_be_written_down():
 
 def test_what_has_no_place_in_json_is_a_broken_collector():
     outcome = run_collector(collector(lambda _: ProcessFacts(pid=object())), HERE)
-    assert outcome.lack is Lack.FAILED
+    assert outcome.lack is MissingReason.FAILED
 
 
 def test_an_abandoned_child_is_killed_with_what_it_started():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.settings import Settings, read_settings
-from doctor.settings_files import LARGEST, VARIABLE
+from doctor.core.errors import UnusableError
+from doctor.core.files.settings_file import LARGEST, VARIABLE
+from doctor.core.settings import Settings, read_settings
 from tests.lab.command import run_doctor
 
 NOBODY = 65534

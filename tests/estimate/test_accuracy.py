@@ -14,11 +14,11 @@ from estimate_cases import CASES
 from estimate_results import BELOW, NINETY_FIFTH, Results, Row, is_good, markdown, summary
 from estimate_truth import Case, by_trace
 
-from doctor.estimate.plan import Plan
+from doctor.estimate.data_model import TrainingPlan
 
 
 def _case(name, **plan):
-    return Case(factory=f"tests.estimate.models:{name}", plan=Plan(**plan), blocks="Block")
+    return Case(factory=f"tests.estimate.models:{name}", plan=TrainingPlan(**plan), blocks="Block")
 
 
 SAMPLE = {

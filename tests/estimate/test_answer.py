@@ -4,15 +4,15 @@ import pytest
 from msgspec.structs import replace
 
 from doctor.api import HostFacts, Status
-from doctor.catalog import load_catalog
-from doctor.errors import UnusableError
-from doctor.estimate.answer import estimate_of
-from doctor.estimate.answer_plan import plan_of
-from doctor.estimate.devices import Offer, offer_of, with_host_memory
-from doctor.estimate.devices_outside import outside
-from doctor.estimate.judging import report_of
-from doctor.estimate.plan import Loading, Parts, Plan, Traced
-from doctor.settings import Settings
+from doctor.core.check_registry import load_registry
+from doctor.core.errors import UnusableError
+from doctor.core.settings import Settings
+from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep, TrainingPlan
+from doctor.estimate.device_budget import DeviceBudget, device_budget_of, with_host_memory
+from doctor.estimate.estimator import estimate_of
+from doctor.estimate.evaluation import report_of
+from doctor.estimate.memory.non_torch import outside
+from doctor.estimate.plan_options import plan_of
 
 MIB, GIB = 1 << 20, 1 << 30
 WEIGHTS, SAMPLE = 4 * GIB, 700 * MIB
@@ -36,13 +36,13 @@ class Step:
         batch = plan.batch_size or self.batch
         ranks = plan.world_size if plan.strategy == "fsdp2" else 1
         sample = SAMPLE // (2 if plan.precision == "bf16-mixed" else 1) // (5 if plan.checkpointing else 1)
-        parts = Parts(
+        parts = MemoryBreakdown(
             parameters=WEIGHTS // ranks,
             gradients=WEIGHTS // ranks,
             optimizer=0 if plan.optimizer == "adafactor" else 2 * WEIGHTS // ranks,
             activations=batch * sample,
         )
-        return Traced(
+        return TracedStep(
             plan=plan,
             parts=parts,
             moment="backward",
@@ -56,16 +56,16 @@ class Step:
         )
 
 
-ONE, OFFER = Plan(), Offer(memory=80 * GIB, name="80GiB")
+ONE, OFFER = TrainingPlan(), DeviceBudget(memory=80 * GIB, name="80GiB")
 
 
 def asked(plan=ONE, offer=OFFER, step=None, seconds=600.0):
     step = step or Step()
-    return estimate_of(step, Loading(), plan, offer, seconds=seconds, now=step.now)
+    return estimate_of(step, LoaderUse(), plan, offer, seconds=seconds, now=step.now)
 
 
 def judged(estimate, offer=OFFER, **settings):
-    return report_of(estimate, offer, load_catalog(guests=False), Settings(**settings), started=0.0)
+    return report_of(estimate, offer, load_registry(guests=False), Settings(**settings), started=0.0)
 
 
 def status(report, check_id):
@@ -76,7 +76,7 @@ def by_hand(limit, base, sample):
     return (limit - base) // sample
 
 
-BASE = 4 * WEIGHTS + 512 * MIB + outside(Plan())
+BASE = 4 * WEIGHTS + 512 * MIB + outside(TrainingPlan())
 
 
 def test_the_peak_and_its_parts():
@@ -84,7 +84,7 @@ def test_the_peak_and_its_parts():
     assert estimate.peak_bytes == BASE + 16 * SAMPLE
     assert estimate.peak_bytes == estimate.parts.total - estimate.parts.others
     assert estimate.parts.rounding == 512 * MIB
-    assert estimate.parts.context == outside(Plan())
+    assert estimate.parts.context == outside(TrainingPlan())
     assert (estimate.batch_size, estimate.plan.batch_size) == (16, 16)
     assert estimate.when.startswith("in the backward pass")
     assert estimate.fits is True
@@ -95,7 +95,7 @@ def test_the_largest_batch_is_exact_and_was_traced():
     estimate = asked(step=step)
     largest = by_hand(80 * GIB, BASE, SAMPLE)
     assert (estimate.largest_batch, estimate.searched) == (largest, True)
-    traced = {plan.batch_size for plan in step.plans if replace(plan, batch_size=None) == Plan()}
+    traced = {plan.batch_size for plan in step.plans if replace(plan, batch_size=None) == TrainingPlan()}
     assert {largest, largest + 1} <= traced
     assert estimate.safe_batch == by_hand(int(80 * GIB / 1.05), BASE, SAMPLE)
     assert estimate.sample_bytes == SAMPLE
@@ -108,12 +108,12 @@ def test_the_job_is_traced_once_for_a_batch():
 
 
 def test_every_way_is_traced_and_has_its_largest_batch():
-    ways = {way.name: way for way in asked(Plan(strategy="ddp", devices=8)).ways}
+    ways = {way.name: way for way in asked(TrainingPlan(strategy="ddp", devices=8)).ways}
     assert set(ways) == {"accumulation", "bf16-mixed", "checkpointing", "fsdp2", "adafactor"}
     assert ways["bf16-mixed"].saved_bytes == 16 * SAMPLE // 2
     assert ways["adafactor"].saved_bytes == 2 * WEIGHTS
     assert ways["fsdp2"].saved_bytes == 4 * WEIGHTS - 4 * WEIGHTS // 8
-    outside_eight = outside(Plan(strategy="fsdp2", devices=8))
+    outside_eight = outside(TrainingPlan(strategy="fsdp2", devices=8))
     exact = by_hand(80 * GIB, WEIGHTS // 2 + 512 * MIB + outside_eight, SAMPLE)
     assert 0.97 * exact <= ways["fsdp2"].largest_batch <= exact
 
@@ -155,11 +155,11 @@ def test_a_job_that_can_not_be_traced_is_an_error():
 
 
 def test_without_a_device_there_is_a_peak_and_what_a_sample_takes():
-    estimate = asked(offer=Offer())
+    estimate = asked(offer=DeviceBudget())
     assert (estimate.fits, estimate.largest_batch) == (None, None)
     assert estimate.sample_bytes == SAMPLE
     assert all(way.largest_batch is None for way in estimate.ways)
-    report = judged(estimate, Offer())
+    report = judged(estimate, DeviceBudget())
     assert {result.status for result in report.results} == {Status.UNKNOWN}
     assert report.exit_code == 0
 
@@ -167,29 +167,29 @@ def test_without_a_device_there_is_a_peak_and_what_a_sample_takes():
 def test_what_fits_is_ok_and_its_twin_is_not():
     largest = by_hand(80 * GIB, BASE, SAMPLE)
     for batch, code, state in ((largest, 0, Status.OK), (largest + 1, 1, Status.SICK)):
-        report = judged(asked(Plan(batch_size=batch)))
+        report = judged(asked(TrainingPlan(batch_size=batch)))
         assert (report.exit_code, status(report, "MEM005")) == (code, state)
     assert f"The largest batch that fits is {largest}." in report.result("MEM005").findings[0].fix
 
 
 def test_nothing_fits():
-    estimate = asked(offer=Offer(memory=10 * GIB))
+    estimate = asked(offer=DeviceBudget(memory=10 * GIB))
     assert (estimate.fits, estimate.largest_batch) == (False, None)
     assert estimate.searched
 
 
 def test_what_others_hold_counts():
-    offer = Offer(memory=80 * GIB, others=40 * GIB)
+    offer = DeviceBudget(memory=80 * GIB, others=40 * GIB)
     estimate = asked(offer=offer)
     assert estimate.largest_batch == by_hand(40 * GIB, BASE, SAMPLE)
     assert estimate.parts.others == 40 * GIB
-    full = Offer(memory=80 * GIB, others=70 * GIB)
+    full = DeviceBudget(memory=80 * GIB, others=70 * GIB)
     report = judged(asked(offer=full), full)
     assert status(report, "MEM005") is Status.SICK
 
 
 def test_ranks_on_one_device_share_it():
-    plan = Plan(strategy="ddp", ranks_per_device=2)
+    plan = TrainingPlan(strategy="ddp", ranks_per_device=2)
     estimate = asked(plan)
     alone = 4 * WEIGHTS + 512 * MIB + outside(plan)
     assert estimate.largest_batch == by_hand(40 * GIB, alone, SAMPLE)
@@ -204,15 +204,15 @@ def test_ranks_on_one_device_share_it():
 
 
 def test_ranks_on_one_device_share_what_others_leave():
-    offer = Offer(memory=80 * GIB, others=30 * GIB)
-    plan = Plan(strategy="ddp", ranks_per_device=2, batch_size=16)
+    offer = DeviceBudget(memory=80 * GIB, others=30 * GIB)
+    plan = TrainingPlan(strategy="ddp", ranks_per_device=2, batch_size=16)
     estimate = asked(plan, offer)
     assert estimate.fits is False
     assert status(judged(estimate, offer), "GPU007") is Status.SICK
 
 
 def test_several_devices_with_several_ranks_each():
-    plan = Plan(strategy="ddp", devices=2, ranks_per_device=2, batch_size=40)
+    plan = TrainingPlan(strategy="ddp", devices=2, ranks_per_device=2, batch_size=40)
     report = judged(asked(plan))
     assert [finding.ranks for finding in report.result("GPU007").findings] == [(0, 2), (1, 3)]
 
@@ -224,7 +224,7 @@ def test_a_bound_that_fits_is_an_answer():
 
 
 def test_a_bound_that_does_not_fit_proves_nothing():
-    estimate = asked(Plan(batch_size=400), step=Step(bound="a data-dependent operation"))
+    estimate = asked(TrainingPlan(batch_size=400), step=Step(bound="a data-dependent operation"))
     report = judged(estimate)
     assert estimate.fits is None
     assert (report.exit_code, report.verdict) == (3, "inconclusive")
@@ -245,8 +245,8 @@ def test_a_batch_without_a_size_gives_the_peak_alone():
 
 
 def test_the_memory_of_the_node_is_judged():
-    offer = Offer(memory=80 * GIB)
-    eight = Plan(strategy="ddp", devices=8)
+    offer = DeviceBudget(memory=80 * GIB)
+    eight = TrainingPlan(strategy="ddp", devices=8)
     estimate = asked(eight, offer)
     assert estimate.host.total == 8 * 6 * GIB
     assert status(judged(estimate, offer), "MEM008") is Status.UNKNOWN
@@ -267,30 +267,30 @@ def test_the_document():
 
 
 def test_what_is_selected_and_ignored_counts():
-    report = judged(asked(Plan(batch_size=400)), fail_on="never")
+    report = judged(asked(TrainingPlan(batch_size=400)), fail_on="never")
     assert (report.exit_code, report.verdict) == (0, "sick")
 
 
 def test_the_plan_is_what_was_typed_over_what_the_trainer_says():
-    trainer = Plan(strategy="fsdp", devices=4, precision="bf16-mixed", accumulate=2)
+    trainer = TrainingPlan(strategy="fsdp", devices=4, precision="bf16-mixed", accumulate=2)
     assert plan_of({"devices": None, "precision": "16-mixed"}, trainer) == replace(trainer, precision="16-mixed")
     assert plan_of({"devices": 8}, None).strategy == "ddp"
     assert plan_of({"devices": 8, "strategy": "none"}, None).strategy == "none"
     assert plan_of({"ranks_per_device": 2}, None).strategy == "ddp"
-    assert plan_of({}, None) == Plan()
+    assert plan_of({}, None) == TrainingPlan()
     with pytest.raises(UnusableError, match="beyond"):
         plan_of({"devices": 1 << 20, "nodes": 1 << 20}, None)
 
 
 def test_a_named_device():
-    offer = offer_of(None, "H100 80GB", None)
+    offer = device_budget_of(None, "H100 80GB", None)
     estimate = asked(offer=offer)
     assert (estimate.device_name, estimate.device_memory) == ("H100 80GB", offer.memory)
-    assert estimate.parts.context == outside(Plan(), "9.0")
+    assert estimate.parts.context == outside(TrainingPlan(), "9.0")
 
 
 def test_a_batch_to_spare_is_searched_where_only_larger_ones_were_traced():
     largest = by_hand(80 * GIB, BASE, SAMPLE)
-    estimate = asked(Plan(batch_size=largest + 1))
+    estimate = asked(TrainingPlan(batch_size=largest + 1))
     safe = by_hand(int(80 * GIB / 1.05), BASE, SAMPLE)
     assert 0.95 * safe <= estimate.safe_batch <= safe

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from doctor.estimate.largest import batch_within, bytes_a_sample, largest_batch
+from doctor.estimate.batch_search import batch_within, bytes_a_sample, largest_batch
 
 MIB = 1 << 20
 

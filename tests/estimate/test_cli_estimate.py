@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from doctor.api import healthy
-from doctor.capture import encode_document, to_document
+from doctor.core.capture import encode_document, to_document
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 GIB = 1 << 30
@@ -73,8 +73,9 @@ def test_the_parent_never_imports_torch(here):
     (here / "torch.py").write_text("raise SystemExit('torch was imported')")
     done = estimate("train:make", "--help", cwd=here, code=0)
     assert "MODULE:FACTORY" in done.stdout
-    command = "import sys, doctor.cli_estimate, doctor.estimate.answer, doctor.estimate.judging, doctor.report.estimate"
-    subprocess.run([sys.executable, "-c", f"{command}; assert 'torch' not in sys.modules"], cwd=here, check=True)
+    modules = "doctor.cli.estimate, doctor.estimate.estimator, doctor.estimate.evaluation"
+    command = f"import sys, {modules}, doctor.report.estimate.terminal; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", command], cwd=here, check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 import pytest
 
 from doctor.api import GpuFacts, HostFacts, MigDevice, healthy
-from doctor.errors import UnusableError
-from doctor.estimate.devices import offer_of, size_of, with_host_memory
-from doctor.estimate.devices_outside import GROUP, NODES, PAIR, communicator, outside, workspace
-from doctor.estimate.plan import Plan
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.device_budget import device_budget_of, size_of, with_host_memory
+from doctor.estimate.memory.non_torch import GROUP, NODES, PAIR, communicator, outside, workspace
 from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
 from tests.lab.cases import each_case
 
@@ -61,38 +61,38 @@ def test_names_as_drivers_and_people_write_them(name, known):
 
 def test_a_name_that_may_mean_two_is_asked_back():
     with pytest.raises(UnusableError, match="A100 80GB, A100 40GB"):
-        offer_of(None, "A100", None)
+        device_budget_of(None, "A100", None)
 
 
 def test_an_unknown_name_gets_near_ones():
     assert "H100 80GB" in near_devices("H10 80GB")
     with pytest.raises(UnusableError, match="H100 80GB"):
-        offer_of(None, "H10 80GB", None)
+        device_budget_of(None, "H10 80GB", None)
     with pytest.raises(UnusableError, match="no device is known"):
-        offer_of(None, "quantum", None)
+        device_budget_of(None, "quantum", None)
 
 
 def test_size_and_name_contradict_each_other():
     with pytest.raises(UnusableError, match="give one of them"):
-        offer_of("80GiB", "H100 80GB", None)
+        device_budget_of("80GiB", "H100 80GB", None)
 
 
 def test_a_capture_tells_of_the_fullest_of_the_devices_that_are_used():
     sketch = healthy(1, 4).gpu(2, memory_used=30 * GIB, memory_free=50 * GIB)
-    offer = offer_of(None, None, sketch.job(), devices=4)
+    offer = device_budget_of(None, None, sketch.job(), devices=4)
     assert (offer.memory, offer.others) == (80 * GIB, 30 * GIB)
     assert "GPU 2 has the least memory left" in " ".join(offer.notes)
     assert offer.for_one_of(2) == 25 * GIB
-    assert offer_of(None, None, sketch.job(), devices=2).others < GIB
+    assert device_budget_of(None, None, sketch.job(), devices=2).others < GIB
 
 
 def test_a_capture_of_a_slice():
     sketch = healthy(1, 1).gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0, 20 * GIB),))
-    assert offer_of(None, None, sketch.job()).memory == 20 * GIB
+    assert device_budget_of(None, None, sketch.job()).memory == 20 * GIB
 
 
 def test_a_capture_gives_the_host_and_a_name_the_device():
-    offer = offer_of(None, "A100 40GB", healthy(1, 2).drop(GpuFacts).job())
+    offer = device_budget_of(None, "A100 40GB", healthy(1, 2).drop(GpuFacts).job())
     assert offer.host is not None
     assert offer.host.ram_total == 1024 * GIB
     assert offer.others == 0
@@ -103,21 +103,21 @@ def test_a_capture_gives_the_host_and_a_name_the_device():
 
 def test_a_capture_without_gpus_is_not_enough():
     with pytest.raises(UnusableError, match="no GPU"):
-        offer_of(None, None, healthy(1, 2, gpus=0).job())
+        device_budget_of(None, None, healthy(1, 2, gpus=0).job())
 
 
 def test_a_capture_with_fewer_gpus_says_so():
-    assert "shows 2 GPUs, the job has 8" in offer_of(None, None, healthy(1, 2).job(), devices=8).notes[0]
+    assert "shows 2 GPUs, the job has 8" in device_budget_of(None, None, healthy(1, 2).job(), devices=8).notes[0]
 
 
 def test_what_torch_does_not_see():
-    assert communicator(Plan()) == 0
-    assert communicator(Plan(strategy="ddp", devices=2)) == PAIR
-    assert communicator(Plan(strategy="fsdp2", devices=8)) == GROUP
-    assert communicator(Plan(strategy="ddp", devices=8, nodes=2)) == NODES
-    assert communicator(Plan(strategy="ddp", ranks_per_device=2)) == 0
-    assert 300 * MIB < outside(Plan(), "8.6") < outside(Plan(), "9.0") < 800 * MIB
-    assert outside(Plan(), "") >= outside(Plan(), "9.0")
+    assert communicator(TrainingPlan()) == 0
+    assert communicator(TrainingPlan(strategy="ddp", devices=2)) == PAIR
+    assert communicator(TrainingPlan(strategy="fsdp2", devices=8)) == GROUP
+    assert communicator(TrainingPlan(strategy="ddp", devices=8, nodes=2)) == NODES
+    assert communicator(TrainingPlan(strategy="ddp", ranks_per_device=2)) == 0
+    assert 300 * MIB < outside(TrainingPlan(), "8.6") < outside(TrainingPlan(), "9.0") < 800 * MIB
+    assert outside(TrainingPlan(), "") >= outside(TrainingPlan(), "9.0")
 
 
 def test_the_workspace_of_cublas_by_generation():

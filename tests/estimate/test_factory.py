@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from doctor.errors import UnusableError
-from doctor.estimate.asking import Tracer, trace
-from doctor.estimate.plan import Plan
-from doctor.estimate.questions import Answer, Begin, Step
-from doctor.probes.bench import TorchChild
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.tracer_client import TracerClient, trace
+from doctor.estimate.tracer_protocol import LoadFactory, TracePlan, TracerReply
+from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
 
 MODULE = """
@@ -123,17 +123,17 @@ def child(directory):
 
 @pytest.fixture
 def begin(child, directory):
-    return lambda factory: child.ask("estimate", Begin(factory, str(directory)), Answer, 60.0)
+    return lambda factory: child.ask("estimate", LoadFactory(factory, str(directory)), TracerReply, 60.0)
 
 
 @pytest.fixture
 def step(begin, child):
     """A factory's first plan."""
 
-    def run(factory, plan=Plan()):  # noqa: B008 - frozen
+    def run(factory, plan=TrainingPlan()):  # noqa: B008 - frozen
         begun = begin(factory)
         assert begun.unusable == ""
-        answer = child.ask("estimate", Step(plan, 0), Answer, 60.0)
+        answer = child.ask("estimate", TracePlan(plan, 0), TracerReply, 60.0)
         return answer.traced if answer.traced is not None else answer.unusable
 
     return run
@@ -154,7 +154,7 @@ def test_a_file_is_a_module_too(step):
 
 
 def test_another_batch_size(step):
-    assert step("plain:loader", Plan(batch_size=500)).batch_size == 500
+    assert step("plain:loader", TrainingPlan(batch_size=500)).batch_size == 500
 
 
 def test_what_a_loader_says(begin):
@@ -173,7 +173,7 @@ def test_a_lightning_module(step):
     pytest.importorskip("lightning")
     traced = step("of_lightning:module")
     assert traced.parts.optimizer == pytest.approx(PARAMETERS, abs=2048), "momentum, by the module's own choice"
-    assert step("of_lightning:module", Plan(optimizer="adam")).parts.optimizer == pytest.approx(
+    assert step("of_lightning:module", TrainingPlan(optimizer="adam")).parts.optimizer == pytest.approx(
         2 * PARAMETERS, abs=4096
     )
     assert step("of_lightning:manual").parts.optimizer == traced.parts.optimizer
@@ -181,7 +181,7 @@ def test_a_lightning_module(step):
 
 def test_shards_of_a_lightning_module_are_gathered_though_nobody_calls_its_forward(step):
     pytest.importorskip("lightning")
-    plan = Plan(strategy="fsdp", devices=4)
+    plan = TrainingPlan(strategy="fsdp", devices=4)
     assert step("of_lightning:module", plan).parts.gathered == step("plain:pair", plan).parts.gathered > 0
 
 
@@ -232,12 +232,16 @@ def test_a_step_that_can_not_be_traced(factory, said, step):
 
 
 def test_an_optimizer_that_is_none(step):
-    assert "no optimizer of torch.optim; there are" in step("plain:pair", Plan(optimizer="adamx"))
+    assert "no optimizer of torch.optim; there are" in step("plain:pair", TrainingPlan(optimizer="adamx"))
 
 
 def test_the_whole_way(directory):
     loading, (small, large) = trace(
-        "plain:pair", [Plan(batch_size=1), Plan(batch_size=4096)], directory=directory, seconds=60, workspace=0
+        "plain:pair",
+        [TrainingPlan(batch_size=1), TrainingPlan(batch_size=4096)],
+        directory=directory,
+        seconds=60,
+        workspace=0,
     )
     assert loading.asked is None
     assert small.parts.total < large.parts.total
@@ -246,4 +250,4 @@ def test_the_whole_way(directory):
 
 def test_a_factory_that_takes_too_long_is_killed(directory):
     with pytest.raises(UnusableError, match="no answer within"):
-        Tracer("plain:sleeps", directory=directory, seconds=4)
+        TracerClient("plain:sleeps", directory=directory, seconds=4)

@@ -1,10 +1,10 @@
-from doctor.estimate.host import PROCESS, WORKER, host_memory
-from doctor.estimate.plan import Loading, Parts, Plan, Traced
+from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep, TrainingPlan
+from doctor.estimate.host_memory import PROCESS, WORKER, host_memory
 
 MIB, GIB = 1 << 20, 1 << 30
-TRACED = Traced(
-    plan=Plan(),
-    parts=Parts(),
+TRACED = TracedStep(
+    plan=TrainingPlan(),
+    parts=MemoryBreakdown(),
     moment="backward",
     reserved=0,
     batch_size=8,
@@ -13,8 +13,8 @@ TRACED = Traced(
     trainable_count=1000,
     batch_bytes=48 * MIB,
 )
-LOADING = Loading(workers=4, prefetch=3, dataset_bytes=10 * GIB, checkpoint_bytes=12 * GIB, pinned=True)
-EIGHT = Plan(strategy="ddp", devices=8)
+LOADING = LoaderUse(workers=4, prefetch=3, dataset_bytes=10 * GIB, checkpoint_bytes=12 * GIB, pinned=True)
+EIGHT = TrainingPlan(strategy="ddp", devices=8)
 
 
 def test_all_ranks_of_a_node_count():
@@ -37,22 +37,22 @@ def test_workers_that_are_no_forks_hold_a_copy_each():
 
 
 def test_ranks_that_share_devices_are_ranks_of_the_node():
-    two = Plan(strategy="ddp", devices=2, nodes=4, ranks_per_device=3)
+    two = TrainingPlan(strategy="ddp", devices=2, nodes=4, ranks_per_device=3)
     assert host_memory(two, TRACED, LOADING, python=(3, 11)).ranks == 6
 
 
 def test_sharded_checkpoints_are_loaded_in_parts():
-    plan = Plan(strategy="fsdp2", devices=8, nodes=2)
+    plan = TrainingPlan(strategy="fsdp2", devices=8, nodes=2)
     assert host_memory(plan, TRACED, LOADING, python=(3, 11)).checkpoint == 8 * (12 * GIB // 16)
 
 
 def test_what_is_not_known_is_said():
-    host = host_memory(EIGHT, TRACED, Loading())
+    host = host_memory(EIGHT, TRACED, LoaderUse())
     assert host.dataset == host.pinned == host.checkpoint == host.workers == 0
     assert "gave no loader" in " ".join(host.notes)
-    counted = host_memory(EIGHT, TRACED, Loading(workers=0))
+    counted = host_memory(EIGHT, TRACED, LoaderUse(workers=0))
     assert "can't be counted" in " ".join(counted.notes)
 
 
 def test_a_small_data_set_is_not_worth_a_note():
-    assert host_memory(EIGHT, TRACED, Loading(workers=2, dataset_bytes=MIB), python=(3, 11)).notes == ()
+    assert host_memory(EIGHT, TRACED, LoaderUse(workers=2, dataset_bytes=MIB), python=(3, 11)).notes == ()

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from doctor.estimate.asking import Tracer
-from doctor.estimate.plan import Plan
-from doctor.estimate.questions import Answer, Begin, Step
-from doctor.probes.bench import TorchChild
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.tracer_client import TracerClient
+from doctor.estimate.tracer_protocol import LoadFactory, TracePlan, TracerReply
+from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
 
 ROOT = Path(__file__).parents[2]
@@ -143,9 +143,9 @@ def traced(child):
     """A function of a factory of this file and plans: a step under each."""
 
     def trace(factory, *plans, workspace=0):
-        begun = child.ask("estimate", Begin(f"{HERE}:{factory}", str(ROOT)), Answer, 60.0)
+        begun = child.ask("estimate", LoadFactory(f"{HERE}:{factory}", str(ROOT)), TracerReply, 60.0)
         assert not begun.unusable
-        answers = [child.ask("estimate", Step(plan, workspace), Answer, 60.0) for plan in plans]
+        answers = [child.ask("estimate", TracePlan(plan, workspace), TracerReply, 60.0) for plan in plans]
         assert not [answer.unusable for answer in answers if answer.unusable]
         steps = [answer.traced for answer in answers]
         assert all(step.reserved >= step.parts.total > 0 for step in steps)
@@ -155,7 +155,7 @@ def traced(child):
 
 
 def test_the_optimizer_step_holds_five_times_the_parameters(traced):
-    step = traced("layers", Plan(batch_size=8))
+    step = traced("layers", TrainingPlan(batch_size=8))
     assert step.parts.parameters == step.parts.gradients == step.parts.temporary == 12 * MIB == step.parameter_bytes
     assert step.parts.optimizer == 24 * MIB, "its counters stay on the CPU"
     assert step.moment == "optimizer step"
@@ -163,7 +163,7 @@ def test_the_optimizer_step_holds_five_times_the_parameters(traced):
 
 
 def test_a_plain_optimizer_keeps_nothing(traced):
-    step = traced("layers", Plan(batch_size=8, optimizer="SGD"))
+    step = traced("layers", TrainingPlan(batch_size=8, optimizer="SGD"))
     assert step.parts.optimizer == 0
     assert step.parts.total < 25 * MIB
 
@@ -171,9 +171,9 @@ def test_a_plain_optimizer_keeps_nothing(traced):
 def test_activations_grow_with_the_batch_and_shrink_with_checkpointing(traced):
     small, large, again = traced(
         "layers",
-        Plan(optimizer="sgd", batch_size=4096),
-        Plan(optimizer="sgd", batch_size=8192),
-        Plan(optimizer="sgd", batch_size=8192, checkpointing=True),
+        TrainingPlan(optimizer="sgd", batch_size=4096),
+        TrainingPlan(optimizer="sgd", batch_size=8192),
+        TrainingPlan(optimizer="sgd", batch_size=8192, checkpointing=True),
     )
     assert large.parts.activations == pytest.approx(2 * small.parts.activations, rel=0.02)
     assert small.parts.activations >= 2 * (8 + 16) * MIB, "of two layers at least, when the last one's go"
@@ -182,13 +182,15 @@ def test_activations_grow_with_the_batch_and_shrink_with_checkpointing(traced):
 
 
 def test_accumulation_keeps_gradients_through_the_forward_pass(traced):
-    once, twice = traced("layers", Plan(batch_size=8192), Plan(batch_size=8192, accumulate=4))
+    once, twice = traced("layers", TrainingPlan(batch_size=8192), TrainingPlan(batch_size=8192, accumulate=4))
     assert once.moment == twice.moment == "backward"
     assert twice.parts.total == pytest.approx(once.parts.total + 12 * MIB, rel=0.02)
 
 
 def test_precision(traced):
-    single, mixed, half = traced("tokens", Plan(), Plan(precision="bf16-mixed"), Plan(precision="16-true"))
+    single, mixed, half = traced(
+        "tokens", TrainingPlan(), TrainingPlan(precision="bf16-mixed"), TrainingPlan(precision="16-true")
+    )
     assert mixed.parts.parameters == single.parts.parameters
     assert half.parts.parameters == pytest.approx(single.parts.parameters / 2, rel=0.02)
     assert half.parts.total < single.parts.total
@@ -197,20 +199,22 @@ def test_precision(traced):
 
 def test_mixed_precision_halves_what_products_keep(traced):
     single, mixed = traced(
-        "attends", Plan(optimizer="sgd", batch_size=16), Plan(optimizer="sgd", batch_size=16, precision="bf16-mixed")
+        "attends",
+        TrainingPlan(optimizer="sgd", batch_size=16),
+        TrainingPlan(optimizer="sgd", batch_size=16, precision="bf16-mixed"),
     )
     assert mixed.parts.total < 0.7 * single.parts.total
 
 
 def test_buckets_are_as_large_as_the_gradients(traced):
-    alone, replicated = traced("layers", Plan(), Plan(strategy="ddp", devices=2))
+    alone, replicated = traced("layers", TrainingPlan(), TrainingPlan(strategy="ddp", devices=2))
     assert replicated.parts.communication == 12 * MIB
     assert replicated.parts.total == alone.parts.total + 12 * MIB
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 def test_shards(traced, strategy):
-    step = traced("layers", Plan(strategy=strategy, devices=4, nodes=2, batch_size=1024))
+    step = traced("layers", TrainingPlan(strategy=strategy, devices=4, nodes=2, batch_size=1024))
     assert step.parts.parameters == 12 * MIB // 8
     assert step.parts.optimizer == pytest.approx(2 * 12 * MIB // 8, abs=4096)
     assert 8 * MIB <= step.parts.gathered <= 12 * MIB, "one layer's, and the next one's that is fetched ahead"
@@ -219,7 +223,8 @@ def test_shards(traced, strategy):
 
 def test_stages_of_zero(traced):
     stages = traced(
-        "layers", *(Plan(strategy=f"deepspeed-{stage}", devices=8, precision="bf16-mixed") for stage in (1, 2, 3))
+        "layers",
+        *(TrainingPlan(strategy=f"deepspeed-{stage}", devices=8, precision="bf16-mixed") for stage in (1, 2, 3)),
     )
     for stage in stages:
         assert stage.parts.communication >= 10**9, "a bucket of 5e8 elements of two bytes"
@@ -230,44 +235,44 @@ def test_stages_of_zero(traced):
 
 
 def test_shared_parameters_count_once_and_frozen_ones_have_no_gradients(traced):
-    assert traced("shared", Plan()).parameter_bytes == MIB
-    step = traced("frozen", Plan())
+    assert traced("shared", TrainingPlan()).parameter_bytes == MIB
+    step = traced("frozen", TrainingPlan())
     assert (step.parameter_count, step.trainable_count) == (4 * 512 * 512, 512 * 512)
     assert step.parts.parameters == 4 * MIB
     assert step.parts.gradients + step.parts.optimizer + step.parts.temporary <= 4 * MIB + 64 * 1024
 
 
 def test_what_depends_on_data_is_a_bound_and_says_where(traced):
-    step = traced("chooses", Plan())
+    step = traced("chooses", TrainingPlan())
     assert "index has as many results as the data says" in step.bound
     assert "a condition on the data is taken as False" in step.bound
     assert "test_trace.py:" in step.bound
-    assert traced("layers", Plan()).bound == ""
+    assert traced("layers", TrainingPlan()).bound == ""
 
 
 def test_an_operation_of_the_users_own_is_passed_over_and_named(traced):
-    assert "trace_test::foreign can't be run without data" in traced("foreign", Plan()).bound.replace(".", "::")
+    assert "trace_test::foreign can't be run without data" in traced("foreign", TrainingPlan()).bound.replace(".", "::")
 
 
 def test_packed_sequences_are_taken_as_full(traced):
-    step = traced("recurrent", Plan())
+    step = traced("recurrent", TrainingPlan())
     assert "as long as the longest" in step.bound
     assert step.bound.count(";") == 0
 
 
 def test_attention_keeps_no_matrix_of_all_pairs(traced):
-    step = traced("attends", Plan(precision="bf16-true"))
+    step = traced("attends", TrainingPlan(precision="bf16-true"))
     assert step.parts.total < 2 * 4 * 1024 * 1024 * 2, "one such matrix of 16 bits"
 
 
 def test_cublas_takes_its_workspace_twice(traced):
-    without = traced("layers", Plan())
-    assert traced("layers", Plan(), workspace=32 * MIB).parts.total == without.parts.total + 64 * MIB
+    without = traced("layers", TrainingPlan())
+    assert traced("layers", TrainingPlan(), workspace=32 * MIB).parts.total == without.parts.total + 64 * MIB
 
 
 def test_one_process_answers_many_plans():
-    with Tracer(f"{HERE}:layers", directory=ROOT, seconds=60, workspace=0) as tracer:
-        sizes = [tracer.run(Plan(batch_size=size, optimizer="sgd")).parts.total for size in (64, 128, 64)]
+    with TracerClient(f"{HERE}:layers", directory=ROOT, seconds=60, workspace=0) as tracer:
+        sizes = [tracer.run(TrainingPlan(batch_size=size, optimizer="sgd")).parts.total for size in (64, 128, 64)]
         assert tracer.loading.checkpoint_bytes == 36 * MIB
     assert sizes[0] == sizes[2] < sizes[1], "a plan leaves nothing behind"
 

@@ -1,7 +1,7 @@
 """The caching allocator's rules, and what a ledger says of a step."""
 
-from doctor.estimate.allocator import MIB, Allocator, peak_reserved, rounded, segment_size
-from doctor.estimate.ledger import Ledger
+from doctor.estimate.memory.caching_allocator import MIB, CachingAllocator, peak_reserved, rounded, segment_size
+from doctor.estimate.tracing.ledger import AllocationLedger
 
 
 def reserved(*sizes):
@@ -52,14 +52,14 @@ def test_free_neighbours_become_one():
 
 
 def test_what_was_never_taken_is_freed_without_harm():
-    allocator = Allocator()
+    allocator = CachingAllocator()
     allocator.allocate(0, 0)
     allocator.free(0)
     assert allocator.reserved == 0
 
 
 def test_the_peak_is_split_by_what_things_turned_out_to_be():
-    ledger = Ledger()
+    ledger = AllocationLedger()
     weights = ledger.allocate(1000 * 512, "parameters")
     ledger.enter("forward")
     passing = ledger.allocate(512, "activations")
@@ -80,7 +80,7 @@ def test_the_peak_is_split_by_what_things_turned_out_to_be():
 
 
 def test_a_peak_is_counted_in_blocks():
-    ledger = Ledger()
+    ledger = AllocationLedger()
     ledger.allocate(1, "parameters")
     ledger.allocate(0, "parameters")
     assert ledger.peak()[0].total == 512

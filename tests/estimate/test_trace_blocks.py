@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from doctor.estimate.blocks import in_words, repeated_blocks
-from doctor.estimate.trees import map_tensors, resized, samples_in, tensors_in
+from doctor.estimate.tracing.blocks import in_words, repeated_blocks
+from doctor.estimate.tracing.pytree import map_tensors, resized, samples_in, tensors_in
 
 
 class Block(nn.Module):

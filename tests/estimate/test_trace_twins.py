@@ -140,19 +140,19 @@ def main():
         found[f"{name}, real tensors"] = [name, on_real_tensors(make), ROUNDING]
     found["layers, FSDPMemTracker"] = ["fsdp2", by_sharded_tracker(factories.layers, 8), ROUNDING]
 
-    from doctor.estimate import fakes
-    from doctor.estimate.plan import Plan
-    from doctor.estimate.tracing import Bench
+    from doctor.estimate.data_model import TrainingPlan
+    from doctor.estimate.tracing import fake_mode
+    from doctor.estimate.tracing.step_tracer import StepTracer
 
     ours = {}
     for name in CASES:
-        bench = Bench(f"tests.estimate.test_trace:{name}", str(ROOT))
+        bench = StepTracer(f"tests.estimate.test_trace:{name}", str(ROOT))
         without_dropout(bench._made.module)
-        ours[name] = bench.run(Plan(), 0).parts.total
+        ours[name] = bench.run(TrainingPlan(), 0).parts.total
         if name == "layers":
-            ours["fsdp2"] = bench.run(Plan(strategy="fsdp2", devices=8, optimizer="sgd"), 0).parts.total
-    fakes._try_out = refuse
-    ours["on a CPU"] = Bench("tests.estimate.test_trace:layers", str(ROOT)).run(Plan(), 0).parts.total
+            ours["fsdp2"] = bench.run(TrainingPlan(strategy="fsdp2", devices=8, optimizer="sgd"), 0).parts.total
+    fake_mode._try_out = refuse
+    ours["on a CPU"] = StepTracer("tests.estimate.test_trace:layers", str(ROOT)).run(TrainingPlan(), 0).parts.total
     found["layers, without fake GPUs"] = ["on a CPU", *found["layers, MemTracker"][1:]]
     sys.stdout.write(json.dumps({name: [ours[case], *rest] for name, (case, *rest) in found.items()}) + "\n")
 

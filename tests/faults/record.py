@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from doctor.capture import encode_document, merge_captures, read_capture, to_document
+from doctor.core.capture import encode_document, merge_captures, read_capture, to_document
 from tests.faults.job_scenes import machine
 from tests.faults.scenes import CUDA, crew, process
 from tests.faults.stage import ROOT, Play, capture

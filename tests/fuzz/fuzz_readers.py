@@ -26,24 +26,24 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports():
-    from doctor.allowance import Allowance
-    from doctor.capture import parse_capture
-    from doctor.errors import UnusableError
-    from doctor.facts.evidence import LONGEST
-    from doctor.inputs import kind_of_head
-    from doctor.knowledge.messages import known_messages
-    from doctor.lint.launch.lexer import tokens
-    from doctor.lint.launch.tree import read_trees
-    from doctor.lint.reading import Unreadable
-    from doctor.postmortem.logs import read_stream
-    from doctor.postmortem.nvidia_smi import read_nvidia_smi
-    from doctor.postmortem.ras import read_ras
-    from doctor.postmortem.recorder_loading import load_values
-    from doctor.postmortem.recorder_parsing import parse_recorder
-    from doctor.postmortem.refusing import load_plain
-    from doctor.postmortem.snapshots import parse_snapshot
-    from doctor.postmortem.unpacking import RATIO, UNSUSPECTED
-    from doctor.settings import read_settings
+    from doctor.core.capture import parse_capture
+    from doctor.core.errors import UnusableError
+    from doctor.core.facts.log_events import LONGEST
+    from doctor.core.files.read_deadline import ReadBudget
+    from doctor.core.settings import read_settings
+    from doctor.knowledge.log_patterns import known_patterns
+    from doctor.lint.engine.discovery import UnreadableFile
+    from doctor.lint.launch.shell.lexer import tokens
+    from doctor.lint.launch.yaml_tree import read_trees
+    from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
+    from doctor.postmortem.flight_recorder.unpickling import load_values
+    from doctor.postmortem.inputs import kind_of_head
+    from doctor.postmortem.logs.scanner import read_stream
+    from doctor.postmortem.memory_snapshot.snapshot_parser import parse_snapshot
+    from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
+    from doctor.postmortem.ras.events import read_ras
+    from doctor.postmortem.sandbox.decompression import RATIO, UNSUSPECTED
+    from doctor.postmortem.sandbox.safe_pickle import load_plain
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 LARGEST = 1 << 13
@@ -93,7 +93,7 @@ def read_memory(data: bytes) -> None:
 def read_archive(data: bytes) -> None:
     """Nothing may be raised, and what it unpacks to is bounded by what it is."""
     for head in (b"", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd"):
-        _, file = read_stream(io.BytesIO(head + data), len(head + data), "fuzzed.gz", None, Allowance(5).for_file(0))
+        _, file = read_stream(io.BytesIO(head + data), len(head + data), "fuzzed.gz", None, ReadBudget(5).for_file(0))
         if file.bytes > max(UNSUSPECTED, RATIO * len(head + data)):
             raise AssertionError(file)
 
@@ -128,7 +128,7 @@ def read_yaml(data: bytes) -> None:
     try:
         for tree in read_trees(data.decode("utf-8", "replace")):
             tree.number("spec", "nodes")
-    except Unreadable:
+    except UnreadableFile:
         return
 
 
@@ -183,7 +183,7 @@ def seeds() -> Iterator[bytes]:
             content = path.read_bytes()[:LARGEST]
             yield content
             yield gzip.compress(content[:2048])
-    examples = [example for message in known_messages() for example in message.examples]
+    examples = [example for message in known_patterns() for example in message.examples]
     for start in range(0, len(examples), 20):
         yield "\n".join(examples[start : start + 20]).encode()
     yield b'[ignore]\nids = ["NET007"]\n[limits]\n"MEM003.used_share" = 0.9\n'

@@ -20,43 +20,51 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from doctor.analysis.ablation.setting_variants import ExperimentRow
 from doctor.api import healthy
-from doctor.collectors.base import Surroundings
-from doctor.gather.board import Board
-from doctor.gather.keeping import Keeper
-from doctor.gather.messages import (
-    Call,
-    Card,
-    Ended,
-    Hello,
-    Measurement,
-    Task,
-    Unreadable,
-    Verdict,
+from doctor.cluster.gather.coordinator import Coordinator
+from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
+from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.protocol import (
+    GatherAnnouncement,
+    GatherClosed,
+    GatherVerdict,
+    JoinRequest,
+    MalformedMessage,
+    MemberFacts,
+    ProbeResult,
+    ProbeTask,
     decode,
     encode,
     pack_member,
     unpack_capture,
 )
-from doctor.gather.seat import Seat
-from doctor.gather.signing import SIGNED, Rejected, Secret, Signed
-from doctor.gather.survey import Survey
-from doctor.gather.wanted import Wanted, full_stages
-from doctor.probes import dialing, storage
-from doctor.probes.group_messages import Join, Load, Open, Ready, Share, Tell
-from doctor.probes.messages import Assignment, Target
-from doctor.probes.storage_stage import StorageOrder
-from doctor.probes.transfers_messages import Itinerary, Meeting
-from doctor.probes.trials_groups import Outcome, Prepare
-from doctor.reasoning.knobs import Experiment
-from doctor.sentinel import messages as between
-from doctor.sentinel.admission import Admission, Leader, place_alone
-from doctor.sentinel.bystander import Bystander
-from doctor.sentinel.hearing import Circle, Hearing, Times
-from doctor.sentinel.lines import Lines
-from doctor.sentinel.rounds import Pulse
-from doctor.sentinel.terms import Ruling
-from doctor.sentinel.ward import Ward
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport.failover import FailoverStore
+from doctor.cluster.transport.signing import SIGNED, RejectedMessages, Secret, SignedBackend
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.collectors.base import Machine
+from doctor.monitor.watchdog import protocol as between
+from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest, own_namespace
+from doctor.monitor.watchdog.decision import Decision
+from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
+from doctor.monitor.watchdog.peer_table import PeerTable
+from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundPeers, RoundTimeouts
+from doctor.monitor.watchdog.rounds.periodic_rounds import RoundHeartbeat
+from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial
+from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
+from doctor.probes.collectives.group_steps import (
+    AxisMembership,
+    GroupsNotRun,
+    JoinGroup,
+    LoadTorch,
+    OpenStore,
+    TorchCapabilities,
+)
+from doctor.probes.reachability.assignments import Assignment, ProbeTarget
+from doctor.probes.runtime import tcp_connect
+from doctor.probes.storage import file_probe
+from doctor.probes.storage.stage import StorageOrder
 
 MOST_MEMORY = 96 << 20
 """Bytes that reading one message may take: facts of one process take 16 MB at most, and are parsed."""
@@ -66,36 +74,38 @@ PACKED = pack_member(MEMBER)
 SECRET = Secret(b"k" * 16, "test")
 
 VALID: list[msgspec.Struct] = [
-    Call("abc", 0, 30.0),
-    Hello(TOKEN, 1, "node1"),
-    Card(TOKEN, 1, PACKED, 0, 40_000, "word"),
-    Task(1, "light", 5.0, b"order"),
-    Measurement(TOKEN, 1, PACKED, 1, b"note"),
-    Verdict.of(1, [TOKEN]),
-    Ended("abc", Verdict(0)),
-    between.Bell(TOKEN, 1),
-    between.Roll("abc-1", bytes.fromhex(TOKEN)),
-    between.Lead("abc"),
-    between.Hello(1, 4711, 12.5, 4712, 64),
-    between.Here(1, came=True),
-    between.Seen(1, 0, "silent", "S"),
-    between.Resumed(1, 3.0),
-    between.Said(0, "stall", Ruling(True, "words", ("RUN001",), (1,))),
-    Pulse(0, 3),
-    Outcome(1.0, ""),
-    Ready(1, True, ("gloo",)),
+    GatherAnnouncement("abc", 0, 30.0),
+    JoinRequest(TOKEN, 1, "node1"),
+    MemberFacts(TOKEN, 1, PACKED, 0, 40_000, "word"),
+    ProbeTask(1, "light", 5.0, b"order"),
+    ProbeResult(TOKEN, 1, PACKED, 1, b"note"),
+    GatherVerdict.of(1, [TOKEN]),
+    GatherClosed("abc", GatherVerdict(0)),
+    between.AdmissionToken(TOKEN, 1),
+    between.MemberList("abc-1", bytes.fromhex(TOKEN)),
+    between.LeaderClaim("abc"),
+    between.PeerProcess(1, 4711, 12.5, 4712, 64),
+    between.RankPresence(1, came=True),
+    between.PeerObservation(1, 0, "silent", "S"),
+    between.RankResumed(1, 3.0),
+    between.DecisionMessage(0, "stall", Decision(True, "words", ("RUN001",), (1,))),
+    RoundHeartbeat(0, 3),
+    GroupTrialOutcome(1.0, ""),
+    TorchCapabilities(1, True, ("gloo",)),
 ]
 ORDERS: dict[str, list[msgspec.Struct]] = {
-    "light": [Assignment(0, "n", (Target("m", "10.0.0.2", 40_000, "w"),), burst=9000)],
-    "transfers": [Itinerary(1, 0, "w", (Meeting(0, 1, "m", "10.0.0.2", 40_000, "w", False),), 0, 0.01, 1024, 0.01)],
+    "light": [Assignment(0, "n", (ProbeTarget("m", "10.0.0.2", 40_000, "w"),), burst=9000)],
+    "transfers": [
+        TransferSchedule(1, 0, "w", (TransferPairing(0, 1, "m", "10.0.0.2", 40_000, "w", False),), 0, 0.01, 1024, 0.01)
+    ],
     "storage": [StorageOrder("clear")],
     "groups": [
-        Load(2),
-        Open(1.0),
-        Tell("why"),
-        Join(("10.0.0.2",), 40_000, 0, 2, "gloo", "cpu", (Share("world", (0, 1), 8),), 0.1, 0.1),
+        LoadTorch(2),
+        OpenStore(1.0),
+        GroupsNotRun("why"),
+        JoinGroup(("10.0.0.2",), 40_000, 0, 2, "gloo", "cpu", (AxisMembership("world", (0, 1), 8),), 0.1, 0.1),
     ],
-    "why": [Prepare(Experiment("p2p-off"), False)],
+    "why": [PrepareTrial(ExperimentRow("p2p-off"), False)],
     "devices": [],
 }
 NAMES = (
@@ -200,7 +210,7 @@ def test_decoders(data: bytes) -> None:
     for kind in {type(one) for one in VALID}:
         try:
             message = decode(data, kind)
-        except Unreadable:
+        except MalformedMessage:
             continue
         assert isinstance(message, kind)
         encode(message)
@@ -212,7 +222,7 @@ def test_facts(data: bytes) -> None:
     """A capture, or unreadable."""
     try:
         capture = unpack_capture(data, "the card of rank 1")
-    except Unreadable:
+    except MalformedMessage:
         return
     capture.job()
 
@@ -237,15 +247,15 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
     """It gives a job, whatever stands on its board."""
     shelf = Shelf()
     told: list[str] = []
-    board = Board(shelf)
-    seat = Seat(0, 2, "key", spans_hosts=False)
-    keeper = Keeper(board, seat, "abc", close_at=time.monotonic() - 1.0, tell=told.append)
-    keeper.open(Hello("f" * 16, 0, "node0"))
+    board = KeyValueStore(shelf)
+    seat = ProcessIdentity(0, 2, "key", spans_hosts=False)
+    keeper = Coordinator(board, seat, "abc", close_at=time.monotonic() - 1.0, tell=told.append)
+    keeper.open(JoinRequest("f" * 16, 0, "node0"))
     for name, data in entries:
         shelf.append(name, data)
         if name != "call":
             shelf.set(name, data)
-    job = keeper.gather(lambda: Card("f" * 16, 0, pack_member(healthy(1, 2).members[0])), None)
+    job = keeper.gather(lambda: MemberFacts("f" * 16, 0, pack_member(healthy(1, 2).members[0])), None)
     assert 0 in {rank.number for rank in job.ranks}
     board.close()
 
@@ -254,8 +264,8 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
 @FEW
 def test_signed_boards(entries: list[tuple[str, bytes]]) -> None:
     """What was not signed with the key is not there."""
-    shelf, rejected = Shelf(), Rejected("call")
-    signed = Signed(shelf, "run", SECRET, rejected)
+    shelf, rejected = Shelf(), RejectedMessages("call")
+    signed = SignedBackend(shelf, "run", SECRET, rejected)
     signed.set("abc/leave", b"x")
     sealed = shelf.values["abc/leave"]
     mark: object = None
@@ -277,22 +287,22 @@ def test_signed_boards(entries: list[tuple[str, bytes]]) -> None:
 def test_a_watchdog(entries: list[bytes]) -> None:
     """Each part of it goes on, whatever the others are said to have written."""
     own: Any = SimpleNamespace(member=MEMBER)
-    board = Board(Shelf())
+    board = KeyValueStore(Shelf())
     line: Any = _line(board)
-    lines = Lines((line,))
+    lines = FailoverStore((line,))
     lines.place, lines.reading = "abc", (line,)
-    bystander = Bystander(0, "host", _NOWHERE)
+    bystander = LocalPeerProbe(0, "host", _NOWHERE)
     bystander.greet(lines)
-    hearing = Hearing(
+    hearing = CollectionRound(
         "alarm-1",
         "stall",
-        Circle(0, 2, lines, bystander),
-        Times(60.0, 60.0),
-        lambda _: Ruling(),
+        RoundPeers(0, 2, lines, bystander),
+        RoundTimeouts(60.0, 60.0),
+        lambda _: Decision(),
         now=time.monotonic(),
         looks=True,
     )
-    ward = Ward(0, 2, own, lines, SimpleNamespace(read=lambda rank, run: None))  # type: ignore[arg-type]
+    ward = PeerTable(0, 2, own, lines, SimpleNamespace(read=lambda rank, run: None))  # type: ignore[arg-type]
     for data in entries:
         for name in ("alarm-1/ruling", "card/1", "rounds", "roll"):
             lines.set(name, data)
@@ -304,16 +314,16 @@ def test_a_watchdog(entries: list[bytes]) -> None:
         hearing.step(time.monotonic())
         ward.read((line,))
         ward.job_at(hearing, "abc")
-        Admission(1, 2, place_alone(1, "abc"), 0.0).step((line,), time.monotonic())
-        Leader(place_alone(0, "abc")).step((line,))
+        AdmissionRequest(1, 2, own_namespace(1, "abc"), 0.0).step((line,), time.monotonic())
+        AdmissionLeader(own_namespace(0, "abc")).step((line,))
     board.close()
 
 
-def _line(board: Board) -> Any:
+def _line(board: KeyValueStore) -> Any:
     """A line that is open."""
-    from doctor.sentinel.lines import Line
+    from doctor.cluster.transport.failover import StoreConnection
 
-    line = Line("bell", lambda: board.carrier)
+    line = StoreConnection("bell", lambda: board.carrier)
     line._board = board
     return line
 
@@ -327,24 +337,26 @@ def test_orders(stage: str, data: st.DataObject) -> None:
     """An order that is none comes to nothing; what is one does what our own table says."""
     orders = ORDERS[stage]
     order = data.draw((mutated(orders) if orders else st.nothing()) | st.binary(max_size=99) | values.map(encoded))
-    survey = Survey(0, tuple(full_stages(Wanted("full", why=True))), _AROUND, speaks=False, tell=lambda _: None)
+    survey = ProbeSchedule(
+        0, tuple(full_stages(ProbeOptions("full", why=True))), _AROUND, speaks=False, tell=lambda _: None
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", _refuse)
-        patch.setattr(dialing, "TRIES", 1)
+        patch.setattr(tcp_connect, "TRIES", 1)
         patch.setattr(time, "sleep", lambda seconds: None)
-        patch.setattr(storage, "start_child", _refuse)
-        patch.setattr("doctor.probes.bench.start_python", _refuse)
-        patch.setattr("doctor.probes.light.resolve", lambda *rest: ((), "no", 0.0))
-        patch.setattr("doctor.probes.trials_devices.LOOK_SECONDS", 0.0)
+        patch.setattr(file_probe, "start_child", _refuse)
+        patch.setattr("doctor.probes.runtime.torch_child.start_python", _refuse)
+        patch.setattr("doctor.probes.reachability.light_probe.resolve", lambda *rest: ((), "no", 0.0))
+        patch.setattr("doctor.probes.ablation.device_trials.LOOK_SECONDS", 0.0)
         try:
-            survey.take_part(Task(1, stage, 0.05, order))
-        except Unreadable:
+            survey.take_part(ProbeTask(1, stage, 0.05, order))
+        except MalformedMessage:
             return
         finally:
             survey.close()
 
 
-_AROUND = Surroundings(environ={"PATH": "/usr/bin", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
+_AROUND = Machine(environ={"PATH": "/usr/bin", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
 
 
 def _refuse(*rest: object, **more: object) -> None:
@@ -363,10 +375,10 @@ def test_memory() -> None:
     try:
         for data in (*huge, *(b"\x82\xa5token" + one for one in huge), b"\x91" * (1 << 20)):
             for kind in {type(one) for one in VALID}:
-                with pytest.raises(Unreadable):
+                with pytest.raises(MalformedMessage):
                     decode(data, kind)
         for bomb in bombs:
-            with pytest.raises(Unreadable):
+            with pytest.raises(MalformedMessage):
                 unpack_capture(bomb, "card")
         assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
     finally:

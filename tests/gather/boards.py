@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.gather.board import Board
-from doctor.gather.folder import Folder
-from doctor.gather.store import C10dStore, Store, host_store, join_store, listen
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.cluster.transport.tcp_store import C10dStore, TCPStoreBackend, host_store, join_store, listen
 
-NewBoard = Callable[[], Board]
+NewBoard = Callable[[], KeyValueStore]
 """A board of its own for each process of a gathering; all of them show the same."""
 
 STORE_SECONDS = 20.0
@@ -39,7 +39,7 @@ each connection, which takes seconds where a name server does not answer at once
 
 def folder_boards(directory: Path, key: str = "key") -> NewBoard:
     """Boards in ``directory``."""
-    return lambda: Board(Folder(directory, key))
+    return lambda: KeyValueStore(FileStoreBackend(directory, key))
 
 
 def store_boards(key: str) -> NewBoard:
@@ -48,12 +48,14 @@ def store_boards(key: str) -> NewBoard:
     with _opening:
         port, numbers = _port(), itertools.count(1)
 
-    def board() -> Board:
+    def board() -> KeyValueStore:
         with _opening:
             number = next(numbers)
             while number >= len(_open):
                 _open.append(join_store("127.0.0.1", port, STORE_SECONDS))
-        return Board(Store(_open[number], key, f"the store at 127.0.0.1:{port}", outlives_its_keeper=True))
+        return KeyValueStore(
+            TCPStoreBackend(_open[number], key, f"the store at 127.0.0.1:{port}", outlives_its_keeper=True)
+        )
 
     return board
 

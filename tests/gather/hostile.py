@@ -16,36 +16,36 @@ from typing import Any
 import msgspec
 
 from doctor.api import healthy
-from doctor.gather.board import Board, BoardLost
-from doctor.gather.folder import Folder
-from doctor.gather.messages import (
-    Call,
-    Card,
-    Hello,
-    Task,
-    Unreadable,
-    Verdict,
+from doctor.cluster.gather.protocol import (
+    GatherAnnouncement,
+    GatherVerdict,
+    JoinRequest,
+    MalformedMessage,
+    MemberFacts,
+    ProbeTask,
+    closed_marker,
     decode,
     encode,
-    in_place_of_call,
     pack_member,
 )
-from doctor.gather.store import Store, join_store
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.store import KeyValueStore, StoreLost
+from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
 
 LIMIT = 60.0
 NONCE = "badbadbadbadbad0"
 
 
-def board_of(where: str, key: str) -> Board:
+def board_of(where: str, key: str) -> KeyValueStore:
     """The board, once it can be reached."""
     kind, _, place = where.partition(":")
     end = time.monotonic() + LIMIT
     while True:
         try:
             if kind == "folder":
-                return Board(Folder(Path(place), key))
+                return KeyValueStore(FileStoreBackend(Path(place), key))
             store = join_store("127.0.0.1", int(place), 5.0)
-            return Board(Store(store, key, "hostile", outlives_its_keeper=True))
+            return KeyValueStore(TCPStoreBackend(store, key, "hostile", outlives_its_keeper=True))
         except (OSError, RuntimeError):
             if time.monotonic() > end:
                 raise
@@ -56,7 +56,7 @@ def until(holds: Callable[[], Any]) -> Any:
     """What ``holds`` gives once it is true."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
-        with contextlib.suppress(BoardLost):
+        with contextlib.suppress(StoreLost):
             if found := holds():
                 return found
         time.sleep(0.02)
@@ -71,14 +71,14 @@ def say(line: str) -> None:
 
 def read(data: bytes | None, kind: type[Any]) -> Any:
     """The message, if it can be read."""
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(MalformedMessage):
         return decode(data or b"", kind)
     return None
 
 
-def keeper(board: Board, order: bytes, stage: str) -> None:
+def keeper(board: KeyValueStore, order: bytes, stage: str) -> None:
     """Pose as the coordinator: call, give whoever comes an order, and let all leave with 0."""
-    board.set("call", encode(Call(NONCE, 0, 60.0)))
+    board.set("call", encode(GatherAnnouncement(NONCE, 0, 60.0)))
     say("called")
     hellos = board.box(f"{NONCE}/hello")
     known: dict[str, int] = {}
@@ -88,44 +88,44 @@ def keeper(board: Board, order: bytes, stage: str) -> None:
         if board.get("call") != call:
             board.set("call", call)
         for data in hellos.fresh():
-            hello = read(data, Hello)
+            hello = read(data, JoinRequest)
             if hello is not None and hello.token not in known:
                 known[hello.token] = 0
                 end = time.monotonic() + LIMIT  # the other one comes too, late on a busy machine
                 say(f"came {hello.number}")
         for step in range(1, 3):
             for token in known:
-                board.set(f"{NONCE}/plan/{token}", encode(Task(step, stage, 5.0, order)))
+                board.set(f"{NONCE}/plan/{token}", encode(ProbeTask(step, stage, 5.0, order)))
             time.sleep(0.7)
         board.set(f"{NONCE}/pulse", b"%f" % time.monotonic())
         if len(known) == 2:
             break
     time.sleep(2.0)
-    board.set(f"{NONCE}/verdict", encode(Verdict.of(0, known)))
+    board.set(f"{NONCE}/verdict", encode(GatherVerdict.of(0, known)))
     time.sleep(1.0)
     board.set(f"{NONCE}/leave", b"")
-    board.set("call", in_place_of_call(NONCE))
+    board.set("call", closed_marker(NONCE))
 
 
-def forger(board: Board) -> None:
+def forger(board: KeyValueStore) -> None:
     """Let the others leave with 0, whatever the coordinator finds; and be rank 1, in good health."""
-    nonce = until(lambda: (call := read(board.get("call"), Call)) and call.nonce)
+    nonce = until(lambda: (call := read(board.get("call"), GatherAnnouncement)) and call.nonce)
     say(f"heard {nonce}")
-    board.set(f"{nonce}/verdict", encode(Verdict(0)))
+    board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
     seen = board.box(f"{nonce}/hello")
     tokens: dict[str, int] = {}
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
-        with contextlib.suppress(BoardLost):
+        with contextlib.suppress(StoreLost):
             for data in seen.fresh():
-                hello = read(data, Hello)
+                hello = read(data, JoinRequest)
                 if hello is not None and hello.token not in tokens:
                     tokens[hello.token] = hello.number
                     member = healthy(1, 2).members[hello.number % 2]
-                    card = Card(hello.token, hello.number, pack_member(member))
+                    card = MemberFacts(hello.token, hello.number, pack_member(member))
                     board.box(f"{nonce}/card").append(encode(card))
                     say(f"posed {hello.number}")
-            board.set(f"{nonce}/verdict", encode(Verdict(0)))
+            board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
         time.sleep(0.05)
 
 

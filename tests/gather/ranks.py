@@ -16,20 +16,22 @@ from typing import TypeVar
 import pytest
 
 from doctor.api import HostFacts, healthy
-from doctor.collectors.identity import Identity
-from doctor.errors import UnusableError
-from doctor.facts import ReachFacts
-from doctor.gather import attending, gathering, keeping, pace
-from doctor.gather.board import PATIENCE, Board, Carrier
-from doctor.gather.gathering import Gathering
-from doctor.gather.joining import Joined
-from doctor.gather.leaving import Dismissed
-from doctor.gather.party import Party
-from doctor.gather.seat import Seat
-from doctor.gather.signing import Secret
-from doctor.gather.speaker import Claim
-from doctor.gather.way import Way
-from doctor.job import Job
+from doctor.cluster.gather import coordinator, gather_session
+from doctor.cluster.gather import member as member_module
+from doctor.cluster.gather.dismissal import Dismissed
+from doctor.cluster.gather.gather_plan import GatherPlan
+from doctor.cluster.gather.gather_session import GatherSession
+from doctor.cluster.gather.host_lease import HostLease
+from doctor.cluster.gather.participant import Participant
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.store_access import ConnectedStore
+from doctor.cluster.transport import polling
+from doctor.cluster.transport.signing import Secret
+from doctor.cluster.transport.store import PATIENCE, KeyValueStore, StoreBackend
+from doctor.collectors.host.host_identity import Identity
+from doctor.core.errors import UnusableError
+from doctor.core.facts import ReachFacts
+from doctor.core.job import Job
 from tests.gather.boards import NewBoard
 from tests.lab.speed import NEVER, patience, slowness
 
@@ -43,10 +45,10 @@ LIMIT = patience(20.0)
 """Seconds after which a rank that has not ended hangs."""
 
 _SHORTER = {
-    keeping: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "HEARD": 1.5},
-    attending: {"JUDGING": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
-    gathering: {"TAKE_OVER": 0.6, "CALLING_OFF": 5.0},
-    pace: {"BEAT": 0.1, "SILENT": 1.2},
+    coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "HEARD": 1.5},
+    member_module: {"JUDGING": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
+    gather_session: {"TAKE_OVER": 0.6, "CALLING_OFF": 5.0},
+    polling: {"BEAT": 0.1, "SILENT": 1.2},
 }
 
 
@@ -65,7 +67,7 @@ class Mortal:
     """A board of a rank that may die. ``at``: asked before every call, with what is called and its first argument,
     whether the rank dies there. It may also lose the board, or sleep."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: StoreBackend) -> None:
         self.words, self.outlives_its_keeper = carrier.words, carrier.outlives_its_keeper
         self.at: Callable[[str, str], bool] = lambda what, name: False
         self.dead = threading.Event()
@@ -115,7 +117,7 @@ class Rank(threading.Thread):
         self.error: BaseException | None = None
         self.told: list[str] = []
         self.seconds = 0.0
-        self._seat = Seat(number, world_size, key, spans_hosts=False)
+        self._seat = ProcessIdentity(number, world_size, key, spans_hosts=False)
         self._timeout, self._share = timeout, share
         self._judge, self._before = judge, before
         self._secret, self._own_code = secret, own_code
@@ -139,8 +141,8 @@ class Rank(threading.Thread):
         self.seconds = time.monotonic() - began
 
     def _gather(self) -> None:
-        opened = Gathering(
-            Way(self._seat, None, self._share),
+        opened = GatherSession(
+            GatherPlan(self._seat, None, self._share),
             self._seat,
             self._party(),
             None,
@@ -158,12 +160,12 @@ class Rank(threading.Thread):
             self.job = job
         self.code = code
 
-    def _joined(self, opened: Gathering) -> Joined:
-        opened._take_board(Board(self.mortal, patience(PATIENCE)))  # type: ignore[arg-type]
+    def _joined(self, opened: GatherSession) -> ConnectedStore:
+        opened._take_board(KeyValueStore(self.mortal, patience(PATIENCE)))  # type: ignore[arg-type]
         assert opened._board is not None
-        return Joined(opened._board, ReachFacts())
+        return ConnectedStore(opened._board, ReachFacts())
 
-    def _party(self) -> Party:
+    def _party(self) -> Participant:
         def collect(keys: tuple[str, ...]) -> dict[str, object]:
             if self._facts_after is not None:
                 self._facts_after.wait(LIMIT)
@@ -171,8 +173,8 @@ class Rank(threading.Thread):
             return {key: value for key, value in member.sections.items() if key in keys}
 
         identity = self._identity()
-        self._speaker = Claim(self._seat.key_here, identity, "the host")
-        return Party(self._seat, identity, self._speaker, collect)  # type: ignore[arg-type]
+        self._speaker = HostLease(self._seat.key_here, identity, "the host")
+        return Participant(self._seat, identity, self._speaker, collect)  # type: ignore[arg-type]
 
     def _identity(self) -> Identity:
         members = healthy(hosts=self._host + 1, per_host=1, gpus=0).members

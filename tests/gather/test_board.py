@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from doctor.gather.board import Board, BoardLost, Worker
-from doctor.open_folder import OpenFolder
+from doctor.cluster.transport.store import DeadlineWorker, KeyValueStore, StoreLost
+from doctor.core.files.open_folder import OpenFolder
 from tests.gather.boards import folder_boards, store_boards
 from tests.lab.speed import NEVER, patience
 
@@ -160,19 +160,19 @@ def test_a_board_that_was_closed_can_be_closed_again(boards):
 def test_a_closed_store_says_so():
     board = store_boards("closed")()
     board.close()
-    with pytest.raises(BoardLost, match=r"^the store at .* is gone: it was closed$"):
+    with pytest.raises(StoreLost, match=r"^the store at .* is gone: it was closed$"):
         board.get("call")
 
 
 def test_calls_that_block_have_a_deadline(tmp_path):
-    board = Board(folder_boards(tmp_path)().carrier, patience=0.2)
+    board = KeyValueStore(folder_boards(tmp_path)().carrier, patience=0.2)
     folder_boards(tmp_path)().set("call", b"1")
     with blocked(tmp_path):
-        with pytest.raises(BoardLost, match=rf"^the folder {tmp_path} does not answer$"):
+        with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} does not answer$"):
             board.get("call")
         board.patience = NEVER
         for _ in range(50):  # it is not waited for again
-            with pytest.raises(BoardLost):
+            with pytest.raises(StoreLost):
                 board.set("verdict", b"")
         board.close()
 
@@ -193,7 +193,7 @@ def blocked(folder):
 
 
 def test_what_work_raises_is_raised_where_it_was_asked_for():
-    worker = Worker()
+    worker = DeadlineWorker()
     assert worker.run(lambda: 7, 5) == 7
     with pytest.raises(KeyError):
         worker.run(lambda: {}["no"], 5)
@@ -207,5 +207,5 @@ def test_a_lost_board_says_why_on_one_line(tmp_path, error):
     def refuse(_):
         raise error
 
-    with pytest.raises(BoardLost, match=rf"^the folder {tmp_path} is gone: (no|OSError|RuntimeError)$"):
+    with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} is gone: (no|OSError|RuntimeError)$"):
         board.call(refuse)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from doctor.gather.both import mirrored
+from doctor.cluster.transport.mirrored_store import mirrored
 from tests.gather.boards import folder_boards
 from tests.gather.test_board import blocked
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from doctor.collectors.launch import launcher_of
-from doctor.errors import UnusableError
-from doctor.gather.endpoint import NoWay, endpoint_of, parse_master
-from doctor.gather.mpirun import expand_nodes
-from doctor.gather.seat import seat_of
+from doctor.cluster.rendezvous.endpoint import NoRendezvous, parse_master, store_endpoint
+from doctor.cluster.rendezvous.mpirun import expand_nodes
+from doctor.cluster.rendezvous.process_identity import process_identity
+from doctor.collectors.launch.launcher import launcher_of
+from doctor.core.errors import UnusableError
 from tests.gather.launches import OPEN_MPI, STEP, TORCHRUN
 from tests.recorded_launches import PLAIN, recorded
 
@@ -16,7 +16,7 @@ EPHEMERAL = 32768
 
 def endpoint(environ, **changes):
     environ = {**environ, **changes}
-    return endpoint_of(environ, launcher_of(environ), seat_of(environ))
+    return store_endpoint(environ, launcher_of(environ), process_identity(environ))
 
 
 def test_what_the_environment_says():
@@ -87,13 +87,13 @@ def test_neighbouring_runs_derive_other_ports(environ, other):
     ],
 )
 def test_where_nothing_says_so_it_is_said_what_would(environ):
-    with pytest.raises(NoWay, match=r"--master HOST:PORT .* or --share DIR"):
+    with pytest.raises(NoRendezvous, match=r"--master HOST:PORT .* or --share DIR"):
         endpoint(environ)
 
 
 def test_the_user_comes_first():
-    seat = seat_of(TORCHRUN)
-    found = endpoint_of(TORCHRUN, "torchrun", seat, "[fd00::9]:4000")
+    seat = process_identity(TORCHRUN)
+    found = store_endpoint(TORCHRUN, "torchrun", seat, "[fd00::9]:4000")
     assert found == (("fd00::9",), 4000, "there", "--master")
 
 
@@ -143,7 +143,7 @@ def test_rank_0_elsewhere_where_all_nodes_have_ranks():
 
 
 def test_rank_0_of_mpirun_that_nobody_would_find():
-    with pytest.raises(NoWay):
+    with pytest.raises(NoRendezvous):
         endpoint(APART, OMPI_COMM_WORLD_RANK="0", OMPI_MCA_orte_node_regex="")
     assert endpoint(APART, OMPI_MCA_orte_node_regex="").hosted == "there"
 
@@ -163,7 +163,7 @@ def test_open_mpi_5_names_the_node_of_mpirun():
     assert (found.names, found.hosted) == (("gpu-01",), "here")
     remote = {"PMIX_SERVER_URI4": "prterun-gpu-01-4711@0.2;tcp4://127.0.0.1:40001"}
     assert endpoint(FIVE, **remote).hosted == "there"
-    with pytest.raises(NoWay):
+    with pytest.raises(NoRendezvous):
         endpoint(FIVE, **remote, OMPI_COMM_WORLD_RANK="0")
 
 

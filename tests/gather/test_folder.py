@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from doctor.gather import folder as carried
-from doctor.gather.board import BoardLost
-from doctor.gather.joining import Unreached, open_folder
-from doctor.gather.seat import Seat
-from doctor.open_folder import MARK
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.store_access import RendezvousFailed, open_file_store
+from doctor.cluster.transport import file_store as carried
+from doctor.cluster.transport.store import StoreLost
+from doctor.core.files.open_folder import MARK
 from tests.gather.boards import folder_boards, without_rights
 from tests.lab.needs import require_namespaces, require_tools
 
-SEAT = Seat(0, 2, "key")
+SEAT = ProcessIdentity(0, 2, "key")
 NOBODY = 65534
 
 
@@ -76,9 +76,9 @@ def readable_parents(path):
 @pytest.mark.parametrize("name", ["call", "nonce/verdict"])
 def test_a_folder_where_a_file_should_be(root, board, name):
     (root / name).mkdir(parents=True)
-    with pytest.raises(BoardLost, match="Is a directory"):
+    with pytest.raises(StoreLost, match="Is a directory"):
         board.get(name)
-    with pytest.raises(BoardLost):
+    with pytest.raises(StoreLost):
         board.set(name, b"")
     assert not [entry for entry in os.listdir((root / name).parent) if entry.startswith(".")]
 
@@ -86,8 +86,8 @@ def test_a_folder_where_a_file_should_be(root, board, name):
 def test_a_file_where_a_folder_should_be(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for directory in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        with pytest.raises(Unreached, match=r"file.* is gone: .*Not a directory"):
-            open_folder(directory, SEAT)
+        with pytest.raises(RendezvousFailed, match=r"file.* is gone: .*Not a directory"):
+            open_file_store(directory, SEAT)
 
 
 def test_a_folder_that_is_forbidden(tmp_path):
@@ -95,12 +95,12 @@ def test_a_folder_that_is_forbidden(tmp_path):
     closed.mkdir(mode=0o700)
     (closed / "deeper").mkdir()
     closed.chmod(0)
-    with without_rights(), pytest.raises(Unreached, match="Permission denied"):
-        open_folder(closed / "deeper", SEAT)
+    with without_rights(), pytest.raises(RendezvousFailed, match="Permission denied"):
+        open_file_store(closed / "deeper", SEAT)
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):
-    open_folder(tmp_path / "new" / "one", SEAT).board.set("call", b"")
+    open_file_store(tmp_path / "new" / "one", SEAT).board.set("call", b"")
     assert (tmp_path / "new" / "one" / ".rankdoctor-key" / "call").exists()
 
 
@@ -131,7 +131,7 @@ def test_a_full_disk(tmp_path):
     with tiny_disk(tmp_path / "disk") as disk:
         board = folder_boards(disk)()
         board.set("call", b"small")
-        with pytest.raises(BoardLost, match="No space left on device"):
+        with pytest.raises(StoreLost, match="No space left on device"):
             board.box("card").append(b"x" * (1 << 20))
         assert board.get("call") == b"small"
         board.box("card").append(b"y" * (1 << 14))  # nothing of what did not fit is left

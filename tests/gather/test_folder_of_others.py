@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from doctor import open_folder as opened
-from doctor.folders import OwnFolder
-from doctor.gather.board import Board, BoardLost, BoardRefused
-from doctor.gather.folder import STALE_AFTER, Folder
-from doctor.gather.joining import Unreached, open_folder
-from doctor.gather.seat import Seat
-from doctor.open_folder import MARK
-from doctor.owners import TrustedOwners
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.store_access import RendezvousFailed, open_file_store
+from doctor.cluster.transport.file_store import STALE_AFTER, FileStoreBackend
+from doctor.cluster.transport.store import KeyValueStore, StoreLost, UntrustedStore
+from doctor.core.files import open_folder as opened
+from doctor.core.files.open_folder import MARK
+from doctor.core.files.own_folder import OwnFolder
+from doctor.core.files.trusted_owners import TrustedOwners
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, as_user, belongs_to, public_folder, require_root, squashed
 
-SEAT = Seat(0, 2, "key")
+SEAT = ProcessIdentity(0, 2, "key")
 ROOT = ".rankdoctor-key"
 SPARSE = 2 << 30
 
@@ -50,7 +50,7 @@ def contents(folder):
 
 
 def board(share, group=None):
-    return Board(Folder(OwnFolder(share, owners=TrustedOwners.here(group)), "key"))
+    return KeyValueStore(FileStoreBackend(OwnFolder(share, owners=TrustedOwners.here(group)), "key"))
 
 
 def mode(path):
@@ -73,9 +73,9 @@ def test_a_link_in_place_of_the_folder(share, home, owner):
         require_root()
         belongs_to(NOBODY, share / ROOT)
     before = contents(home)
-    with pytest.raises(Unreached, match=rf"{ROOT} is a symbolic link of .*: remove it, or use another folder"):
-        open_folder(share, SEAT)
-    with pytest.raises(BoardRefused):
+    with pytest.raises(RendezvousFailed, match=rf"{ROOT} is a symbolic link of .*: remove it, or use another folder"):
+        open_file_store(share, SEAT)
+    with pytest.raises(UntrustedStore):
         use(board(share))
     board(share).clear("0123456789abcdef")
     assert contents(home) == before
@@ -87,8 +87,8 @@ def test_a_folder_of_another_user(share, rights):
     (share / ROOT).mkdir(mode=rights)
     (share / ROOT).chmod(rights)
     belongs_to(ALICE, share / ROOT)
-    with as_user(BOB), pytest.raises(Unreached) as refused:
-        open_folder(share, SEAT)
+    with as_user(BOB), pytest.raises(RendezvousFailed) as refused:
+        open_file_store(share, SEAT)
     assert f"{ROOT} belongs to uid {ALICE} and this process runs as uid {BOB}" in refused.value.why
     assert "--share-group" in refused.value.why
     assert str(ALICE) not in refused.value.discreet
@@ -108,8 +108,8 @@ def test_another_folder_of_this_user_moved_to_its_place(share, home):
 def test_a_folder_of_this_user_that_others_may_write_to(share):
     board(share).set("call", b"1")
     (share / ROOT).chmod(0o777)
-    with pytest.raises(Unreached, match=r"writable by other users \(mode 777\)"):
-        open_folder(share, SEAT)
+    with pytest.raises(RendezvousFailed, match=r"writable by other users \(mode 777\)"):
+        open_file_store(share, SEAT)
 
 
 def test_what_is_made_is_for_this_user_alone(share):
@@ -154,7 +154,7 @@ def test_what_is_no_message_of_ours_is_not_read(share, kind):
     board(share).set("last", b"1")
     planted(share / ROOT / "call", kind)
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(BoardLost):
+    with pytest.raises(StoreLost):
         board(share).get("call")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
     assert time.monotonic() - began < folders_patience()
@@ -162,7 +162,7 @@ def test_what_is_no_message_of_ours_is_not_read(share, kind):
 
 def folders_patience():
     """What a call may take before it is given up: this one came back."""
-    from doctor.gather.board import PATIENCE
+    from doctor.cluster.transport.store import PATIENCE
 
     return PATIENCE
 
@@ -188,12 +188,12 @@ def test_a_box_with_too_many_names(share, monkeypatch):
     box = board(share).box("doorbell")
     for number in range(21):
         box.append(b"%d" % number)
-    with pytest.raises(BoardLost, match="more than 20 names"):
+    with pytest.raises(StoreLost, match="more than 20 names"):
         box.fresh()
 
 
 def test_a_full_box_is_read_in_several_calls(share, monkeypatch):
-    monkeypatch.setattr("doctor.gather.folder.AT_ONCE", 100)
+    monkeypatch.setattr("doctor.cluster.transport.file_store.AT_ONCE", 100)
     box = board(share).box("card")
     for number in range(10):
         box.append(b"%d" % number * 40)
@@ -220,16 +220,16 @@ def test_a_gathering_is_removed_without_what_is_not_ours(share, home):
 
 def test_a_name_that_leads_elsewhere_is_none(share, home):
     for name in ("../home/results", "/etc/passwd", "a/../../home/results", "", "a//b", "."):
-        with pytest.raises(BoardLost):
+        with pytest.raises(StoreLost):
             board(share).get(name)
-        with pytest.raises(BoardLost):
+        with pytest.raises(StoreLost):
             board(share).set(name, b"1")
     board(share).clear("../../home")
     assert set(contents(home)) == {".ssh/id", "0123456789abcdef/thesis", "results"}
 
 
 def test_the_first_one_s_key_is_everybody_s(share):
-    one, other = (Folder(share, "key") for _ in range(2))
+    one, other = (FileStoreBackend(share, "key") for _ in range(2))
     key = one.agree("messages", b"k" * 32)
     assert other.agree("messages", b"x" * 32) == key == b"k" * 32
     (path,) = (share / ROOT).glob("messages*")
@@ -285,8 +285,8 @@ class TestGroup:
             assert board(share, TEAM).get("call") == b"1"
 
     def test_who_is_no_member_is_refused(self, share):
-        with as_user(BOB), pytest.raises(Unreached, match=f"uid {BOB} can't give files to gid {TEAM}"):
-            open_folder(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
+        with as_user(BOB), pytest.raises(RendezvousFailed, match=f"uid {BOB} can't give files to gid {TEAM}"):
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
         assert os.listdir(share) == []
 
     def test_without_the_option_the_sentence_names_it(self, share):
@@ -294,22 +294,22 @@ class TestGroup:
             board(share, TEAM).set("call", b"1")
         with (
             as_user(BOB, TEAM),
-            pytest.raises(Unreached, match=r"uid 41001 .*name their group with --share-"),
+            pytest.raises(RendezvousFailed, match=r"uid 41001 .*name their group with --share-"),
         ):
-            open_folder(share, SEAT)
+            open_file_store(share, SEAT)
 
     def test_another_group_is_refused(self, share):
         with as_user(ALICE, TEAM):
             board(share, TEAM).set("call", b"1")
-        with as_user(BOB, TEAM, 41200), pytest.raises(Unreached, match=r"gid 41100, and .* names gid 41200"):
-            open_folder(OwnFolder(share, owners=TrustedOwners.here(41200)), SEAT)
+        with as_user(BOB, TEAM, 41200), pytest.raises(RendezvousFailed, match=r"gid 41100, and .* names gid 41200"):
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(41200)), SEAT)
 
     def test_a_file_that_everybody_may_write_is_not_read(self, share):
         with as_user(ALICE, TEAM):
             one = board(share, TEAM)
             one.set("call", b"1")
             (share / ROOT / "call").chmod(0o666)
-            with pytest.raises(BoardRefused, match="writable by every user"):
+            with pytest.raises(UntrustedStore, match="writable by every user"):
                 one.get("call")
 
     def test_what_was_made_for_one_user_is_made_anew(self, share):
@@ -324,8 +324,8 @@ class TestGroup:
         home.chmod(0o700)
         home.rename(share / ROOT)
         before = contents(share / ROOT)
-        with as_user(ALICE, TEAM), pytest.raises(Unreached, match=f"belongs to gid {ALICE}"):
-            open_folder(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
+        with as_user(ALICE, TEAM), pytest.raises(RendezvousFailed, match=f"belongs to gid {ALICE}"):
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
         assert contents(share / ROOT) == before
         assert mode(share / ROOT) == 0o700
 
@@ -333,8 +333,8 @@ class TestGroup:
 def test_an_export_that_squashes_root(share):
     require_root()
     with squashed(share) as mounted:
-        with pytest.raises(Unreached) as refused:
-            open_folder(mounted, SEAT)
+        with pytest.raises(RendezvousFailed) as refused:
+            open_file_store(mounted, SEAT)
         words = (
             r"what user root \(uid 0\) makes in .* belongs to user nobody \(uid 65534\) .*root_squash.*65534, with --sh"
         )

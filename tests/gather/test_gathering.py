@@ -3,7 +3,7 @@
 import threading
 import time
 
-from doctor.gather.messages import Call, decode
+from doctor.cluster.gather.protocol import GatherAnnouncement, decode
 from tests.gather.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.gather.scenes import CARRIERS, Scenes
 from tests.lab.speed import NEVER, slowness
@@ -176,12 +176,12 @@ def test_one_who_comes_when_the_roll_is_closed_says_so(place):
 
 def is_closed(board):
     call = board.get("call")
-    return call is not None and board.get(f"{decode(call, Call).nonce}/pulse") == b"rest"
+    return call is not None and board.get(f"{decode(call, GatherAnnouncement).nonce}/pulse") == b"rest"
 
 
 def test_rank_0_comes_while_another_one_keeps_in_its_place(folder, monkeypatch):
     hurry(monkeypatch)
-    monkeypatch.setattr("doctor.gather.gathering.TAKE_OVER", 3.0 * slowness())
+    monkeypatch.setattr("doctor.cluster.gather.gather_session.TAKE_OVER", 3.0 * slowness())
     first, *others = new_ranks(folder, range(3), 3, timeout=0.5 * slowness(), judge=lambda job: len(job.ranks))
     start(*others)
     board = folder()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from doctor.gather.seat import seat_of
-from doctor.gather.secret_file import VARIABLE
+from doctor.cluster.rendezvous.process_identity import process_identity
+from doctor.cluster.transport.secret_file import VARIABLE
 from tests.gather.processes import ABOUT_THE_JOB, Commands, rank_environ, wait
 from tests.lab.ports import free_ports
 
@@ -38,7 +38,7 @@ class Stage:
         self.environ = {VARIABLE: str(path)}
 
     def hostile(self, role, *arguments):
-        key = seat_of(rank_environ(0, 2, self.port)).key
+        key = process_identity(rank_environ(0, 2, self.port)).key
         share = self.folder / "share"
         where = f"folder:{share}" if self.carrier == "folder" else f"store:{self.port}"
         command = [sys.executable, "-m", "tests.gather.hostile", where, key, role, *arguments]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from doctor.gather.joining import in_words
-from doctor.gather.knock import knock, leads_here, try_connect
+from doctor.cluster.rendezvous.connect_attempt import attempt_connect, names_this_host, try_connect
+from doctor.cluster.rendezvous.store_access import failure_sentence
 from tests.collectors.namespaces import run_in_namespaces
 from tests.lab.needs import require_tools
 from tests.lab.speed import NEVER, slowness
@@ -54,7 +54,7 @@ def port_of(opened):
 
 
 def knock_soon(names, port, seconds=SOON):
-    return knock(names, port, until=time.monotonic() + seconds)
+    return attempt_connect(names, port, until=time.monotonic() + seconds)
 
 
 def outcomes(found):
@@ -89,7 +89,7 @@ def test_names_that_are_none(name):
     assert found.resolved == ()
     assert found.lookup_error
     assert outcomes(found) == [(name, "unresolved")]
-    assert not leads_here([name])
+    assert not names_this_host([name])
 
 
 def test_a_name_that_does_not_help_does_not_hide_one_that_does():
@@ -116,7 +116,7 @@ def test_rank_0_may_start_later():
 
     late = threading.Thread(target=start_late)
     late.start()
-    found = knock(["127.0.0.1"], port, until=time.monotonic() + NEVER)
+    found = attempt_connect(["127.0.0.1"], port, until=time.monotonic() + NEVER)
     answered.set()
     late.join()
     assert found.open_at == "127.0.0.1"
@@ -125,17 +125,17 @@ def test_rank_0_may_start_later():
 
 
 def test_leads_here():
-    assert leads_here(["127.0.0.1"])
-    assert leads_here(["203.0.113.9", "::1"])
-    assert not leads_here(["203.0.113.9"])
+    assert names_this_host(["127.0.0.1"])
+    assert names_this_host(["203.0.113.9", "::1"])
+    assert not names_this_host(["203.0.113.9"])
 
 
 _KNOCK = """
 import json, time
-from doctor.gather.knock import knock
+from doctor.cluster.rendezvous.connect_attempt import attempt_connect
 rows = {}
 for name in NAMES:
-    found = knock([name], 4000, until=time.monotonic() + 0.25)
+    found = attempt_connect([name], 4000, until=time.monotonic() + 0.25)
     last = found.attempts[-1]
     rows[name] = [last.outcome, last.interface, found.lookup_error]
 print(json.dumps(rows))
@@ -174,7 +174,7 @@ def test_networks_that_lead_nowhere(tmp_path):
 def test_what_a_rank_says_of_a_master_that_refuses():
     with bound() as taken:
         found, port = knock_soon(["127.0.0.1"], port_of(taken)), port_of(taken)
-    words, check = in_words(found, spans_hosts=False)
+    words, check = failure_sentence(found, spans_hosts=False)
     assert f"127.0.0.1 by lo from 127.0.0.1; port {port}: refused, {found.rounds} tries in " in words
     assert "\n" not in words
     assert check == "NET006"
@@ -183,19 +183,19 @@ def test_what_a_rank_says_of_a_master_that_refuses():
 def test_what_a_rank_says_of_a_master_that_is_this_host_by_mistake():
     with bound() as taken:
         found = knock_soon(["127.0.0.1"], port_of(taken))
-    words, check = in_words(found, spans_hosts=True)
+    words, check = failure_sentence(found, spans_hosts=True)
     assert f"which is {socket.gethostname()} itself" in words
     assert check == "NET005"
 
 
 def test_what_a_rank_says_of_a_silent_master():
     with full() as opened:
-        words, check = in_words(knock_soon(["127.0.0.1"], port_of(opened)), spans_hosts=False)
+        words, check = failure_sentence(knock_soon(["127.0.0.1"], port_of(opened)), spans_hosts=False)
     assert "no answer, 1 try in " in words
     assert check == "NET006"
 
 
 def test_what_a_rank_says_of_a_name_that_does_not_resolve():
-    words, check = in_words(knock_soon([".."], 1), spans_hosts=True)
+    words, check = failure_sentence(knock_soon([".."], 1), spans_hosts=True)
     assert words.startswith(".. does not resolve here (")
     assert check == "NET004"

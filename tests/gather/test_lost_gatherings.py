@@ -9,12 +9,12 @@ import shutil
 import threading
 import time
 
-from doctor.capture import read_capture
-from doctor.errors import UnusableError
-from doctor.folders import MARK, OwnFolder
-from doctor.gather import pace
-from doctor.gather.board import BoardLost
-from doctor.gather.messages import Call, Unreadable, Verdict, decode, encode
+from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict, MalformedMessage, decode, encode
+from doctor.cluster.transport import polling
+from doctor.cluster.transport.store import StoreLost
+from doctor.core.capture import read_capture
+from doctor.core.errors import UnusableError
+from doctor.core.files.own_folder import MARK, OwnFolder
 from tests.gather.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.gather.scenes import CARRIERS, Scenes
 from tests.lab.speed import NEVER, slowness
@@ -27,8 +27,8 @@ played = SCENES.fixture()
 def call_on(board):
     """The call that stands on a board."""
     try:
-        return decode(board.get("call") or b"", Call)
-    except Unreadable:
+        return decode(board.get("call") or b"", GatherAnnouncement)
+    except MalformedMessage:
         return None
 
 
@@ -40,10 +40,10 @@ def pulse_on(board):
 
 def leave_behind(board, *, judged):
     """What a run leaves whose keeper was killed: before its verdict, or when it had judged others."""
-    board.set("call", encode(Call("stale", 0, 30.0)))
+    board.set("call", encode(GatherAnnouncement("stale", 0, 30.0)))
     board.set("stale/pulse", b"rest" if judged else b"7")
     if judged:
-        board.set("stale/verdict", encode(Verdict.of(1, ["0123456789abcdef"])))
+        board.set("stale/verdict", encode(GatherVerdict.of(1, ["0123456789abcdef"])))
 
 
 @SCENES.scene(judged=[False, True])
@@ -51,7 +51,7 @@ def test_early_ranks_do_not_fall_for_a_run_that_was_killed(place, judged):
     leave_behind(place.boards()(), judged=judged)
     ranks = new_ranks(place.boards(), range(3), 3)
     start(*ranks[1:])
-    time.sleep(1.3 * pace.SILENT)  # longer than any keeper may be silent
+    time.sleep(1.3 * polling.HEARTBEAT_TIMEOUT)  # longer than any keeper may be silent
     start(ranks[0])
     assert wait_for(*ranks) == [CODE] * 3
     assert judges(ranks) == [0]
@@ -87,7 +87,7 @@ def test_jobs_side_by_side_keep_apart(place):
 
 def test_of_many_who_take_over_at_once_one_keeps(folder, monkeypatch):
     hurry(monkeypatch)
-    monkeypatch.setattr("doctor.gather.attending.IN_TURN", 0.0)
+    monkeypatch.setattr("doctor.cluster.gather.member.IN_TURN", 0.0)
     ranks = new_ranks(folder, range(1, 9), 9, timeout=0.5 * slowness(), judge=lambda job: 1)
     assert run(*ranks) == [1] * 8
     [judged] = [rank.job for rank in ranks if rank.job]
@@ -103,7 +103,7 @@ def test_a_keeper_that_pauses_is_not_given_up(place):
     board = place.boards()()
     until(lambda: pulse_on(board))
     ranks[0].mortal.awake.clear()
-    time.sleep(2 * pace.SILENT)  # twice as long as a keeper may be silent
+    time.sleep(2 * polling.HEARTBEAT_TIMEOUT)  # twice as long as a keeper may be silent
     ranks[0].mortal.awake.set()
     late.set()
     assert wait_for(*ranks) == [CODE] * 3
@@ -172,7 +172,7 @@ def test_who_loses_the_board_leaves_the_facts_in_the_folder(place):
 
 def test_a_folder_that_does_not_answer_is_not_waited_for_forever(folder, tmp_path, monkeypatch):
     answer = threading.Event()
-    monkeypatch.setattr("doctor.gather.gathering.PATIENCE", 0.3)
+    monkeypatch.setattr("doctor.cluster.gather.gather_session.PATIENCE", 0.3)
     monkeypatch.setattr(OwnFolder, "write", lambda *_: answer.wait(NEVER))
     [rank] = new_ranks(folder, [1], 2, share=tmp_path)
     rank.mortal.lost.set()
@@ -258,5 +258,5 @@ def scribble(board, chance):
             board.box(name).append(data)
         else:
             board.set(name, data)
-    except BoardLost:  # a folder where a file should be, or the other way round
+    except StoreLost:  # a folder where a file should be, or the other way round
         return

@@ -8,30 +8,30 @@ import msgspec
 import pytest
 
 from doctor.api import EnvironmentFacts, healthy
-from doctor.capture import FILE_LIMIT
-from doctor.facts import Variable
-from doctor.gather.messages import (
-    PRINT,
-    Call,
-    Card,
-    Hello,
-    Measurement,
-    Unreadable,
-    Verdict,
+from doctor.cluster.gather.protocol import (
+    TOKEN_PREFIX_BYTES,
+    GatherAnnouncement,
+    GatherVerdict,
+    JoinRequest,
+    MalformedMessage,
+    MemberFacts,
+    ProbeResult,
     decode,
     encode,
     pack_member,
     unpack_capture,
 )
+from doctor.core.capture import FILE_LIMIT
+from doctor.core.facts import Variable
 
 TOKENS = [f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}" for number in range(1, 2000)]
 MEMBER = healthy(hosts=1, per_host=2).members[1]
 MESSAGES = [
-    Call("0123abcd", 0, 30.0),
-    Hello(TOKENS[0], 3, "node0"),
-    Card(TOKENS[0], 3, b"\0", 1, 4000, "word"),
-    Measurement(TOKENS[0], 3, b"\0"),
-    Verdict.of(1, TOKENS),
+    GatherAnnouncement("0123abcd", 0, 30.0),
+    JoinRequest(TOKENS[0], 3, "node0"),
+    MemberFacts(TOKENS[0], 3, b"\0", 1, 4000, "word"),
+    ProbeResult(TOKENS[0], 3, b"\0"),
+    GatherVerdict.of(1, TOKENS),
 ]
 
 
@@ -51,52 +51,52 @@ def test_garbage_is_unreadable_and_nothing_worse(message):
         for data in (bytes(damaged), chance.randbytes(chance.randrange(40)), whole[: chance.randrange(len(whole))]):
             try:
                 decode(data, type(message))
-            except Unreadable:
+            except MalformedMessage:
                 continue
 
 
 def test_a_message_of_another_kind_is_unreadable():
-    with pytest.raises(Unreadable):
-        decode(encode(Verdict(1)), Call)
-    with pytest.raises(Unreadable):
-        decode(b"\x91" * 100_000, Call)  # lists within lists
+    with pytest.raises(MalformedMessage):
+        decode(encode(GatherVerdict(1)), GatherAnnouncement)
+    with pytest.raises(MalformedMessage):
+        decode(b"\x91" * 100_000, GatherAnnouncement)  # lists within lists
 
 
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (Call, {"nonce": "../../etc/passwd", "number": 0, "seconds": 1.0}),
-        (Call, {"nonce": "", "number": 0, "seconds": 1.0}),
-        (Call, {"nonce": "abc\n", "number": 0, "seconds": 1.0}),
-        (Call, {"nonce": "abc", "number": 0, "seconds": math.nan}),
-        (Call, {"nonce": "abc", "number": 0, "seconds": math.inf}),
-        (Call, {"nonce": "abc", "number": 0, "seconds": -1.0}),
-        (Hello, {"token": "no token", "number": 0, "host": ""}),
-        (Hello, {"token": TOKENS[0], "number": -1, "host": ""}),
-        (Card, {"token": "zz" * 8, "number": 0, "capture": b""}),
-        (Card, {"token": TOKENS[0], "number": 0, "capture": b"", "twins": -1}),
-        (Card, {"token": TOKENS[0], "number": 0, "capture": b"", "port": 0}),
-        (Verdict, {"code": 256}),
-        (Verdict, {"code": -1}),
+        (GatherAnnouncement, {"nonce": "../../etc/passwd", "number": 0, "seconds": 1.0}),
+        (GatherAnnouncement, {"nonce": "", "number": 0, "seconds": 1.0}),
+        (GatherAnnouncement, {"nonce": "abc\n", "number": 0, "seconds": 1.0}),
+        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.nan}),
+        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.inf}),
+        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": -1.0}),
+        (JoinRequest, {"token": "no token", "number": 0, "host": ""}),
+        (JoinRequest, {"token": TOKENS[0], "number": -1, "host": ""}),
+        (MemberFacts, {"token": "zz" * 8, "number": 0, "capture": b""}),
+        (MemberFacts, {"token": TOKENS[0], "number": 0, "capture": b"", "twins": -1}),
+        (MemberFacts, {"token": TOKENS[0], "number": 0, "capture": b"", "port": 0}),
+        (GatherVerdict, {"code": 256}),
+        (GatherVerdict, {"code": -1}),
     ],
 )
 def test_values_that_no_process_of_ours_would_write(kind, fields):
-    with pytest.raises(Unreadable):
+    with pytest.raises(MalformedMessage):
         decode(msgspec.msgpack.encode(fields), kind)
 
 
 def test_a_verdict_covers_those_who_were_judged():
-    verdict = Verdict.of(0, TOKENS[:1000])
+    verdict = GatherVerdict.of(0, TOKENS[:1000])
     assert all(verdict.covers(token) for token in TOKENS[:1000])
     assert sum(verdict.covers(token) for token in TOKENS[1000:]) < 3
-    assert len(verdict.judged) == 1000 * PRINT
+    assert len(verdict.judged) == 1000 * TOKEN_PREFIX_BYTES
 
 
 def test_a_verdict_does_not_cover_by_bytes_of_two_neighbours():
-    verdict = Verdict.of(0, ["a1a2a3" + "0" * 10, "b1b2b3" + "0" * 10])
+    verdict = GatherVerdict.of(0, ["a1a2a3" + "0" * 10, "b1b2b3" + "0" * 10])
     assert verdict.covers("b1b2b3" + "f" * 10)
     assert not verdict.covers("a2a3b1" + "0" * 10)
-    assert not Verdict(0).covers(TOKENS[0])
+    assert not GatherVerdict(0).covers(TOKENS[0])
 
 
 def test_facts_arrive_as_they_were():
@@ -129,12 +129,12 @@ def test_facts_that_hold_a_great_deal_arrive():
     ],
 )
 def test_facts_that_are_damaged(data):
-    with pytest.raises(Unreadable, match="the card of rank 3"):
+    with pytest.raises(MalformedMessage, match="the card of rank 3"):
         unpack_capture(data, "the card of rank 3")
 
 
 def test_a_bomb_is_not_blown_up():
     bomb = zlib.compress(b" " * (FILE_LIMIT >> 5))
     assert len(bomb) < 1 << 17
-    with pytest.raises(Unreadable, match="too large"):
+    with pytest.raises(MalformedMessage, match="too large"):
         unpack_capture(bomb, "card")

@@ -4,20 +4,22 @@ import threading
 
 import pytest
 
-from doctor.api import ProgressFacts, Well
-from doctor.catalog import Catalog, builtin_checks
-from doctor.gather.own_verdict import BY_WEIGHT, OwnVerdict, worse_of
-from doctor.gather.signing import Secret
-from doctor.job import Member, build_job
+from doctor.api import Passes, ProgressFacts
+from doctor.cluster.gather.local_verdict import EXIT_CODES_BY_SEVERITY, LocalVerdict, worse_exit_code
+from doctor.cluster.transport.signing import Secret
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.job import Member, build_job
+from doctor.core.settings import Settings
 from doctor.session import judge
-from doctor.settings import Settings
 from tests.gather.ranks import hurry, new_ranks, run
 
 BEFORE_A_RUN = [check for check in builtin_checks() if "P" in check.when]
 
 
 def test_a_received_verdict_only_makes_it_worse():
-    worse = {(own, told): worse_of(own, told) for own in BY_WEIGHT for told in BY_WEIGHT}
+    worse = {
+        (own, told): worse_exit_code(own, told) for own in EXIT_CODES_BY_SEVERITY for told in EXIT_CODES_BY_SEVERITY
+    }
     assert [worse[own, 0] for own in (0, 1, 2, 3)] == [0, 1, 2, 3]
     assert [worse[0, told] for told in (0, 1, 2, 3)] == [0, 1, 2, 3]
     assert [worse[1, told] for told in (0, 1, 2, 3)] == [1, 1, 1, 1]
@@ -43,13 +45,13 @@ def test_a_judge_that_breaks_confirms_nothing():
     def breaks(job):
         raise RuntimeError
 
-    assert OwnVerdict(breaks, lambda: None).wait() is None
-    assert OwnVerdict(lambda job: 9, lambda: None).wait() is None
+    assert LocalVerdict(breaks, lambda: None).wait() is None
+    assert LocalVerdict(lambda job: 9, lambda: None).wait() is None
 
 
 def test_it_is_begun_once():
     went = threading.Barrier(1)
-    verdict = OwnVerdict(lambda job: went.wait(5), lambda: None)
+    verdict = LocalVerdict(lambda job: went.wait(5), lambda: None)
     verdict.begin()
     verdict.begin()
     assert verdict.wait() == 0
@@ -59,14 +61,14 @@ def test_it_is_begun_once():
 def test_a_rank_of_a_healthy_job_is_healthy_alone(check):
     """What is unknown because the others are not there is no reason to leave with anything but 0."""
     for case in check.cases():
-        if not isinstance(case, Well):
+        if not isinstance(case, Passes):
             continue
         job = case.sketch.job()
         if any(rank.find(ProgressFacts) for rank in job.ranks):
             continue  # of a run, not before one
-        whole = judge(job, Catalog((check,)), Settings(), must_be_complete=False).exit_code
+        whole = judge(job, CheckRegistry((check,)), Settings(), must_be_complete=False).exit_code
         for rank in job.ranks[:4]:
             member = Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity)
             alone = build_job([member], world_size=job.world_size)
-            code = judge(alone, Catalog((check,)), Settings(), must_be_complete=False).exit_code
-            assert worse_of(code, whole) == whole, case.name
+            code = judge(alone, CheckRegistry((check,)), Settings(), must_be_complete=False).exit_code
+            assert worse_exit_code(code, whole) == whole, case.name

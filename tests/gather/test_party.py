@@ -10,15 +10,15 @@ import time
 import pytest
 
 from doctor.api import healthy
-from doctor.collectors.base import Surroundings
-from doctor.collectors.identity import host_identity
-from doctor.facts import SECTIONS, Reach, ReachFacts
-from doctor.gather import pace
-from doctor.gather.messages import unpack_capture
-from doctor.gather.pace import Pace, Pulse, PulseWatch
-from doctor.gather.party import Party, keys_to_collect
-from doctor.gather.seat import Seat
-from doctor.gather.speaker import Claim
+from doctor.cluster.gather.host_lease import HostLease
+from doctor.cluster.gather.participant import Participant, keys_to_collect
+from doctor.cluster.gather.protocol import unpack_capture
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport import polling
+from doctor.cluster.transport.polling import CoordinatorHeartbeat, HeartbeatMonitor, PollInterval
+from doctor.collectors.base import Machine
+from doctor.collectors.host.host_identity import host_identity
+from doctor.core.facts import SECTIONS, Reach, ReachFacts
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 
@@ -31,25 +31,30 @@ def key():
 
 
 def test_one_process_of_a_host_speaks_for_it(key):
-    first, second = Claim(key, NODE0, "the host"), Claim(key, NODE0, "the host")
+    first, second = HostLease(key, NODE0, "the host"), HostLease(key, NODE0, "the host")
     assert (first.granted, second.granted) == (True, False)
-    others = [Claim(key, NODE1, "the host"), Claim(f"{key} 1", NODE0, "the host"), Claim(key, NODE0, "rank 0")]
+    others = [
+        HostLease(key, NODE1, "the host"),
+        HostLease(f"{key} 1", NODE0, "the host"),
+        HostLease(key, NODE0, "rank 0"),
+    ]
     assert all(other.granted for other in others)
 
 
 def test_whoever_has_a_claim_hears_of_the_others(key):
-    first = Claim(key, NODE0, "rank 3")
+    first = HostLease(key, NODE0, "rank 3")
     assert first.rivals() == 0
-    assert [Claim(key, NODE0, "rank 3").granted for _ in range(2)] == [False, False]
+    assert [HostLease(key, NODE0, "rank 3").granted for _ in range(2)] == [False, False]
     assert first.rivals() == 2
-    Claim(key, NODE0, "rank 3")
+    HostLease(key, NODE0, "rank 3")
     assert first.rivals() == 3
-    assert Claim(key, NODE0, "rank 3").rivals() == 0
+    assert HostLease(key, NODE0, "rank 3").rivals() == 0
 
 
 def test_a_claim_ends_with_the_process_that_has_it(key):
     hold = (
-        f"from doctor.gather.speaker import Claim; c = Claim({key!r}, {NODE0!r}, 'it'); print(c.granted, flush=True); "
+        "from doctor.cluster.gather.host_lease import HostLease\n"
+        f"c = HostLease({key!r}, {NODE0!r}, 'it'); print(c.granted, flush=True); "
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", hold + "import time; time.sleep(60)"],
@@ -58,13 +63,13 @@ def test_a_claim_ends_with_the_process_that_has_it(key):
         text=True,
     )
     assert holder.stdout.readline() == "True\n"
-    assert not Claim(key, NODE0, "it").granted
+    assert not HostLease(key, NODE0, "it").granted
     holder.kill()
     holder.communicate(timeout=patience(20))
-    claim = Claim(key, NODE0, "it")
+    claim = HostLease(key, NODE0, "it")
     assert claim.granted
     claim.close()
-    assert Claim(key, NODE0, "it").granted
+    assert HostLease(key, NODE0, "it").granted
 
 
 def test_where_claims_can_not_be_made_all_are_granted(key, monkeypatch):
@@ -72,7 +77,7 @@ def test_where_claims_can_not_be_made_all_are_granted(key, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    claims = [Claim(key, NODE0, "the host") for _ in range(2)]
+    claims = [HostLease(key, NODE0, "the host") for _ in range(2)]
     assert [(claim.granted, claim.rivals()) for claim in claims] == [(True, 0), (True, 0)]
 
 
@@ -81,9 +86,9 @@ def test_the_identity_is_that_of_the_kernel_and_of_the_machine(tmp_path):
     (tmp_path / "sys/kernel/random/boot_id").write_text("b-1\n")
     for text, machine in (("m-1\n", "m-1"), ("uninitialized\n", None), ("", None)):
         (tmp_path / "machine-id").write_text(text)
-        assert host_identity(Surroundings(proc=tmp_path, etc=tmp_path)) == ("b-1", machine, socket.gethostname())
+        assert host_identity(Machine(proc=tmp_path, etc=tmp_path)) == ("b-1", machine, socket.gethostname())
     nowhere = tmp_path / "nowhere"
-    assert host_identity(Surroundings(proc=nowhere, etc=nowhere)) == (None, None, socket.gethostname())
+    assert host_identity(Machine(proc=nowhere, etc=nowhere)) == (None, None, socket.gethostname())
 
 
 def test_facts_of_the_host_are_read_by_its_speaker_alone():
@@ -95,7 +100,7 @@ def test_facts_of_the_host_are_read_by_its_speaker_alone():
 
 
 def party(key, number, collect=lambda keys: {}):
-    return Party(Seat(number, 2, key), NODE0, Claim(key, NODE0, "the host"), collect)
+    return Participant(ProcessIdentity(number, 2, key), NODE0, HostLease(key, NODE0, "the host"), collect)
 
 
 def test_a_card_is_there_once_the_facts_are(key):
@@ -130,8 +135,8 @@ def test_a_card_tells_of_twins_every_time(key):
 
 def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
     slept = []
-    monkeypatch.setattr(pace.time, "sleep", slept.append)
-    steps, soon = Pace(1000), time.monotonic() + 100
+    monkeypatch.setattr(polling.time, "sleep", slept.append)
+    steps, soon = PollInterval(1000), time.monotonic() + 100
     for _ in range(10):
         steps.rest(soon)
     assert slept[:3] == [0.005, 0.01, 0.02]
@@ -142,8 +147,8 @@ def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
 
 def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    beating, looking = Pulse(folder(), "nonce"), PulseWatch(folder(), "nonce")
+    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
+    beating, looking = CoordinatorHeartbeat(folder(), "nonce"), HeartbeatMonitor(folder(), "nonce")
     for _ in range(20):
         beating.beat()
         assert not looking.is_silent()
@@ -157,9 +162,9 @@ def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
 
 def test_a_keeper_that_rests_is_not_silent(folder, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    looking = PulseWatch(folder(), "nonce")
-    Pulse(folder(), "nonce").rest()
+    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
+    looking = HeartbeatMonitor(folder(), "nonce")
+    CoordinatorHeartbeat(folder(), "nonce").rest()
     for _ in range(50):
         assert not looking.is_silent()
         now[0] += 1.0

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.gather.ray_address import address_of
-from doctor.gather.ray_cluster import Node
-from doctor.gather.ray_driver import NodeRegister
-from doctor.gather.ray_node import given_environ
+from doctor.cluster.ray.cluster_address import ray_head_address
+from doctor.cluster.ray.driver_process import RayNodeRegistry
+from doctor.cluster.ray.node_task import given_environ
+from doctor.cluster.ray.ray_cluster import RayNode
+from doctor.core.errors import UnusableError
 from tests.lab.hosts import together
 from tests.lab.needs import CannotPlay, clean_environ
 from tests.lab.ray_nodes import PORT, ray_nodes
@@ -77,7 +77,7 @@ def drive(cluster, script):
     prologue = """
 import json, os, ray, time
 from ray.experimental.internal_kv import _internal_kv_list, _internal_kv_put
-from doctor.gather.ray_board import NAMESPACE, STALE_AFTER, KeyValues, new_run
+from doctor.cluster.transport.ray_store import NAMESPACE, STALE_AFTER, RayStoreBackend, new_run
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
 """
     done = cluster.run([sys.executable, "-c", prologue + script])
@@ -87,7 +87,7 @@ ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
 
 BOARD = """
 run = new_run()
-one, other, stranger = KeyValues(run), KeyValues(run), KeyValues(new_run())
+one, other, stranger = RayStoreBackend(run), RayStoreBackend(run), RayStoreBackend(new_run())
 found = {"nothing": other.get("call")}
 one.set("call", b"\\0first")
 found["exchanged"] = [
@@ -186,7 +186,7 @@ def kill(host):
 
 
 STRANGER = """
-from doctor.gather.messages import Call, Hello, Task, Verdict, decode, encode
+from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, ProbeTask, GatherVerdict, decode, encode
 from ray.experimental.internal_kv import _internal_kv_get
 import msgspec
 environ = {"PYTHONWARNINGS": "all:0:antigravity.x:0:0", "BROWSER": "/bin/sh -c 'id > PROOF; #%s'"}
@@ -200,14 +200,14 @@ while not os.path.exists("STOP"):
         run, _, rest = name.partition("/")
         try:
             if rest == "call":
-                nonce = decode(data, Call).nonce
-                for what, value in (("verdict", Verdict(0)), ("hello/forged", Hello("f" * 16, 1, "node1"))):
+                nonce = decode(data, GatherAnnouncement).nonce
+                for what, value in (("verdict", GatherVerdict(0)), ("hello/forged", JoinRequest("f" * 16, 1, "node1"))):
                     _internal_kv_put(f"{run}/{nonce}/{what}".encode(), encode(value), True, namespace=NAMESPACE)
                 heard.add(nonce)
             elif "/hello/" in rest:
-                nonce, token = rest.partition("/")[0], decode(data, Hello).token
+                nonce, token = rest.partition("/")[0], decode(data, JoinRequest).token
                 key = f"{run}/{nonce}/plan/{token}".encode()
-                _internal_kv_put(key, encode(Task(1, "why", 5.0, order)), True, namespace=NAMESPACE)
+                _internal_kv_put(key, encode(ProbeTask(1, "why", 5.0, order)), True, namespace=NAMESPACE)
                 done += 1
         except Exception as error:
             continue
@@ -339,8 +339,8 @@ class EndedTasks:
 )
 def test_a_task_that_is_over_is_told_of_once(discreet, told):
     lines = []
-    nodes = [Node("1", "a", "10.0.0.1"), Node("2", "b", "10.0.0.2")]
-    register = NodeRegister(EndedTasks(), nodes, lines.append, discreet=discreet)
+    nodes = [RayNode("1", "a", "10.0.0.1"), RayNode("2", "b", "10.0.0.2")]
+    register = RayNodeRegistry(EndedTasks(), nodes, lines.append, discreet=discreet)
     assert [register.gone(), register.gone()] == [{1}, {1}]
     assert lines == [told]
     assert register.host_of(1) == "b"
@@ -358,16 +358,16 @@ def test_a_task_that_is_over_is_told_of_once(discreet, told):
     ],
 )
 def test_addresses(text, environ, address):
-    assert address_of(text, environ) == address
+    assert ray_head_address(text, environ) == address
 
 
 @pytest.mark.parametrize("text", ["", "local", "head", "head:0", "head:65536", "http://head:8265", "ray://", "a b:1"])
 def test_what_is_no_address(text):
     with pytest.raises(UnusableError, match="is none of auto"):
-        address_of(text, {})
+        ray_head_address(text, {})
     if text:
         with pytest.raises(UnusableError, match="RAY_ADDRESS"):
-            address_of("auto", {"RAY_ADDRESS": text})
+            ray_head_address("auto", {"RAY_ADDRESS": text})
 
 
 def test_the_environment_that_a_worker_was_given(tmp_path):

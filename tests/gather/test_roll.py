@@ -6,11 +6,18 @@ import msgspec
 import pytest
 
 from doctor.api import HostFacts, LaunchFacts, Missing, ReachFacts, healthy
-from doctor.facts import SECTIONS, Reach
-from doctor.gather.messages import Call, Card, Hello, Measurement, encode, pack_member
-from doctor.gather.roll import Roll
-from doctor.gather.survey import posts_of
-from doctor.job import Member, build_job
+from doctor.cluster.gather.membership import Membership
+from doctor.cluster.gather.probe_schedule import probe_addresses
+from doctor.cluster.gather.protocol import (
+    GatherAnnouncement,
+    JoinRequest,
+    MemberFacts,
+    ProbeResult,
+    encode,
+    pack_member,
+)
+from doctor.core.facts import SECTIONS, Reach
+from doctor.core.job import Member, build_job
 from tests.gather.boards import folder_boards
 
 WORLD = 4
@@ -31,7 +38,7 @@ def card(number, *, speaks=True, **more):
     member = MEMBERS[number]
     sections = {key: value for key, value in member.sections.items() if speaks or SECTIONS[key].level == "rank"}
     capture = pack_member(Member(number, sections, identity(member)))
-    return Card(token(number), number, capture, **more)
+    return MemberFacts(token(number), number, capture, **more)
 
 
 @pytest.fixture
@@ -41,11 +48,11 @@ def board(tmp_path):
 
 @pytest.fixture
 def roll(board):
-    return Roll(board, "nonce", WORLD)
+    return Membership(board, "nonce", WORLD)
 
 
 def hello(board, number, name=None):
-    board.box("nonce/hello").append(encode(Hello(name or token(number), number, f"node{number // 2}")))
+    board.box("nonce/hello").append(encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
 
 
 def bring(board, *cards):
@@ -97,7 +104,7 @@ def test_a_twin_that_was_met_is_on_the_way(board, roll):
 def test_one_speaker_a_host(board, roll):
     bring(board, *(card(number, port=4000 + number, word="word") for number in (1, 2, 3)), card(0))
     roll.look()
-    posts = posts_of(build_job(roll.members()), roll.in_order, {})
+    posts = probe_addresses(build_job(roll.members()), roll.in_order, {})
     assert [post.number for post in posts if post.speaks] == [1, 2]
 
 
@@ -118,7 +125,7 @@ def test_what_was_measured_is_added(board, roll):
     arrival = arrival._replace(member=with_section(arrival.member, reach[0]))
     roll.arrivals[arrival.token] = arrival
     assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
-    measured = Measurement(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
+    measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
     board.box("nonce/measured").append(encode(measured))
     roll.look()
     assert roll.last_seen([arrival], {}) == ()
@@ -136,10 +143,10 @@ def with_section(member, section):
     [
         ("hello", b""),
         ("hello", b"\xff\xfe"),
-        ("hello", encode(Card(token(1), 1, b""))),
-        ("card", encode(Card(token(1), 1, b"no zlib"))),
-        ("card", encode(Hello(token(1), 1, "node0"))),
-        ("measured", encode(Measurement(token(1), 1, b""))),
+        ("hello", encode(MemberFacts(token(1), 1, b""))),
+        ("card", encode(MemberFacts(token(1), 1, b"no zlib"))),
+        ("card", encode(JoinRequest(token(1), 1, "node0"))),
+        ("measured", encode(ProbeResult(token(1), 1, b""))),
     ],
 )
 def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
@@ -153,7 +160,7 @@ def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
 
 
 def test_a_rank_outside_the_world_is_there_for_the_checks(board, roll):
-    bring(board, card(0), Card(token(9), 9, card(1).capture))
+    bring(board, card(0), MemberFacts(token(9), 9, card(1).capture))
     hello(board, 7)
     roll.look()
     assert [member.rank for member in roll.members()] == [0, 9]
@@ -178,8 +185,8 @@ def test_any_bytes_in_any_box(board, roll):
 def test_who_had_said_hello_to_the_keeper_before(board):
     hello(board, 0)
     hello(board, 1)
-    later = Roll(board, "later", WORLD)
-    later.recall(encode(Call("nonce", 0, 1.0)))
+    later = Membership(board, "later", WORLD)
+    later.recall(encode(GatherAnnouncement("nonce", 0, 1.0)))
     board.box("later/card").append(encode(card(1)))
     later.look()
     assert later.last_seen((), {}) == ((0, "node0", "joined"),)
@@ -187,6 +194,6 @@ def test_who_had_said_hello_to_the_keeper_before(board):
 
 @pytest.mark.parametrize("call", [None, b"", b"ended by nobody"])
 def test_a_call_of_which_nothing_is_to_be_recalled(board, call):
-    later = Roll(board, "later", WORLD)
+    later = Membership(board, "later", WORLD)
     later.recall(call)
     assert later.last_seen((), {}) == ()

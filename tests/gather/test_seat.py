@@ -2,14 +2,14 @@
 
 import pytest
 
-from doctor.capture import WORLD_LIMIT
-from doctor.gather.seat import seat_of
+from doctor.cluster.rendezvous.process_identity import process_identity
+from doctor.core.capture import WORLD_LIMIT
 from tests.gather.launches import OPEN_MPI, STEP, TORCHRUN
 from tests.recorded_launches import PLAIN
 
 
 def number_and_size(environ):
-    seat = seat_of(environ)
+    seat = process_identity(environ)
     return (seat.number, seat.world_size) if seat else None
 
 
@@ -57,7 +57,7 @@ def test_torchrun_inside_a_step_counts_itself():
     ],
 )
 def test_another_run_has_another_key(environ, other):
-    assert seat_of(environ).key != seat_of({**environ, **other}).key
+    assert process_identity(environ).key != process_identity({**environ, **other}).key
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_another_run_has_another_key(environ, other):
     ],
 )
 def test_all_processes_of_a_run_have_one_key(environ, changes):
-    assert seat_of(environ).key == seat_of({**environ, **changes}).key
+    assert process_identity(environ).key == process_identity({**environ, **changes}).key
 
 
 @pytest.mark.parametrize("environ", [PLAIN, TORCHRUN])
 def test_runs_side_by_side_on_a_host_are_told_apart_by_their_ports(environ):
     """Their launchers give them no name of their own: torchrun's run id is ``none`` unless one is asked for."""
-    one, other = seat_of(environ), seat_of({**environ, "MASTER_PORT": "29501"})
+    one, other = process_identity(environ), process_identity({**environ, "MASTER_PORT": "29501"})
     assert one.key_here != other.key_here
-    assert one.key_here == seat_of({**environ, "RANK": "0"}).key_here
+    assert one.key_here == process_identity({**environ, "RANK": "0"}).key_here
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_runs_side_by_side_on_a_host_are_told_apart_by_their_ports(environ):
     ],
 )
 def test_whether_there_may_be_other_hosts(environ, spans):
-    assert seat_of(environ).spans_hosts is spans
+    assert process_identity(environ).spans_hosts is spans

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from doctor.gather.folder import STALE_AFTER
+from doctor.cluster.transport.file_store import STALE_AFTER
 from tests.gather.processes import ABOUT_THE_JOB, DOCTOR, Commands, rank_environ, wait
 from tests.lab.ports import free_ports
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, belongs_to, public_folder, require_root, run_as, squashed

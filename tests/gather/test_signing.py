@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.gather.board import Board
-from doctor.gather.folder import Folder
-from doctor.gather.secret_file import VARIABLE, secret_of
-from doctor.gather.signing import SIGNED, Rejected, Secret, Signed
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ
+from doctor.cluster.transport.signing import SIGNED, RejectedMessages, Secret, SignedBackend
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.core.errors import UnusableError
 from tests.gather.boards import without_rights
 
 KEY, OTHER = Secret(b"k" * 16, "test"), Secret(b"o" * 16, "test")
@@ -23,8 +23,8 @@ class Opened:
         self._boards = boards
 
     def __call__(self, secret, run="run"):
-        board, rejected = self._boards(), Rejected()
-        board.wrap(lambda carrier: Signed(carrier, run, secret, rejected))
+        board, rejected = self._boards(), RejectedMessages()
+        board.wrap(lambda carrier: SignedBackend(carrier, run, secret, rejected))
         board.rejected = rejected
         return board
 
@@ -112,12 +112,15 @@ def key_file(path, data=b"0123456789abcdef\n", mode=0o600):
 
 
 def test_a_key_in_a_file(tmp_path):
-    assert secret_of({}) is None
-    assert secret_of({VARIABLE: ""}) is None
-    first, second = secret_of(key_file(tmp_path / "a")), secret_of(key_file(tmp_path / "b", b"0123456789abcdef"))
+    assert secret_from_environ({}) is None
+    assert secret_from_environ({VARIABLE: ""}) is None
+    first, second = (
+        secret_from_environ(key_file(tmp_path / "a")),
+        secret_from_environ(key_file(tmp_path / "b", b"0123456789abcdef")),
+    )
     assert first.signer("run")("name", b"x") == second.signer("run")("name", b"x")
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert secret_of({VARIABLE: str(tmp_path / "link")}) is not None
+    assert secret_from_environ({VARIABLE: str(tmp_path / "link")}) is not None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_a_key_in_a_file(tmp_path):
 )
 def test_a_file_that_is_no_key(tmp_path, data, mode, why):
     with pytest.raises(UnusableError, match="which DOCTOR_SECRET_FILE names, is not used: ") as refused:
-        secret_of(key_file(tmp_path / "key", data, mode))
+        secret_from_environ(key_file(tmp_path / "key", data, mode))
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -142,7 +145,7 @@ def test_files_of_other_kinds(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "nothing", "/dev/zero"):
         with pytest.raises(UnusableError, match=VARIABLE):
-            secret_of({VARIABLE: str(path)})
+            secret_from_environ({VARIABLE: str(path)})
 
 
 def test_another_users_file(tmp_path):
@@ -151,12 +154,12 @@ def test_another_users_file(tmp_path):
     environ = key_file(tmp_path / "key")
     os.chown(tmp_path / "key", 65534, 65534)
     with pytest.raises(UnusableError, match="it belongs to uid 65534, and this process runs as uid 0"):
-        secret_of(environ)
+        secret_from_environ(environ)
     with without_rights(), pytest.raises(UnusableError):
-        secret_of(environ)  # its folder may not be entered
+        secret_from_environ(environ)  # its folder may not be entered
 
 
 def test_boards_without_a_layer_are_as_before(tmp_path):
-    board = Board(Folder(tmp_path, "key"))
+    board = KeyValueStore(FileStoreBackend(tmp_path, "key"))
     board.set("call", b"a")
     assert board.get("call") == b"a"

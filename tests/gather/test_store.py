@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from doctor.gather.board import BoardLost
-from doctor.gather.endpoint import Endpoint
-from doctor.gather.joining import Occupied, Unreached, open_store
-from doctor.gather.seat import Seat
-from doctor.gather.store import host_store, join_store, listen
+from doctor.cluster.rendezvous.endpoint import StoreEndpoint
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.store_access import PortInUse, RendezvousFailed, open_store
+from doctor.cluster.transport.store import StoreLost
+from doctor.cluster.transport.tcp_store import host_store, join_store, listen
 from tests.gather.boards import STORE_SECONDS, store_boards, without_rights
 from tests.gather.test_board import soon
 from tests.gather.test_knock import full, port_of
@@ -23,11 +23,11 @@ from tests.lab.speed import NEVER
 
 pytest.importorskip("torch", reason="the store is torch's")
 
-SEATS = [Seat(number, 2, "key", spans_hosts=False) for number in range(2)]
+SEATS = [ProcessIdentity(number, 2, "key", spans_hosts=False) for number in range(2)]
 
 
 def at(port, hosted):
-    return Endpoint(("127.0.0.1",), port, hosted, "MASTER_ADDR and MASTER_PORT")
+    return StoreEndpoint(("127.0.0.1",), port, hosted, "MASTER_ADDR and MASTER_PORT")
 
 
 def open_soon(endpoint, seat, seconds=STORE_SECONDS):
@@ -82,7 +82,7 @@ def test_the_port_is_given_back():
 def is_lost(board):
     try:
         board.get("call")
-    except BoardLost:
+    except StoreLost:
         return True
     return False
 
@@ -97,11 +97,11 @@ def test_two_that_are_to_host_meet_at_the_first():
 
 
 def test_a_store_of_another_job_on_the_port(monkeypatch):
-    monkeypatch.setattr("doctor.gather.joining.ELSEWHERE", 0.5)
+    monkeypatch.setattr("doctor.cluster.rendezvous.store_access.ELSEWHERE", 0.5)
     port = free_port()
-    other = open_soon(at(port, "here"), Seat(0, 2, "another run"))
+    other = open_soon(at(port, "here"), ProcessIdentity(0, 2, "another run"))
     other.board.set("call", b"1")
-    with pytest.raises(Occupied, match=rf"^port {port} can't be listened on here: Address already in use$"):
+    with pytest.raises(PortInUse, match=rf"^port {port} can't be listened on here: Address already in use$"):
         open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
 
 
@@ -121,14 +121,14 @@ def web_server():
 
 
 def test_a_web_server_on_the_port_of_the_host(monkeypatch):
-    monkeypatch.setattr("doctor.gather.joining.BEHIND", 1.0)
+    monkeypatch.setattr("doctor.cluster.rendezvous.store_access.BEHIND", 1.0)
     refusal = r"^port \d+ can't be listened on here: Address already in use$"
-    with web_server() as port, pytest.raises(Occupied, match=refusal):
+    with web_server() as port, pytest.raises(PortInUse, match=refusal):
         open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
 
 
 def test_a_web_server_where_the_store_should_be():
-    with web_server() as port, pytest.raises(Unreached, match=rf"^what listens on 127.0.0.1:{port} ") as refused:
+    with web_server() as port, pytest.raises(RendezvousFailed, match=rf"^what listens on 127.0.0.1:{port} ") as refused:
         open_soon(at(port, "there"), SEATS[1], seconds=1.0)
     assert refused.value.check == "ENV008"
     assert "\n" not in refused.value.why
@@ -136,32 +136,38 @@ def test_a_web_server_where_the_store_should_be():
 
 
 def test_somebody_who_listens_and_says_nothing():
-    with contextlib.closing(listen(0)) as silent, pytest.raises(Unreached, match=r"does not answer|no store of torch"):
+    with (
+        contextlib.closing(listen(0)) as silent,
+        pytest.raises(RendezvousFailed, match=r"does not answer|no store of torch"),
+    ):
         open_soon(at(port_of(silent), "there"), SEATS[1], seconds=1.0)
 
 
 @pytest.mark.parametrize("hosted", ["there", "agent"])
 def test_nobody_listens(hosted):
-    with pytest.raises(Unreached, match="nobody listens there") as refused:
+    with pytest.raises(RendezvousFailed, match="nobody listens there") as refused:
         open_soon(at(free_port(), hosted), SEATS[1], seconds=0.5)
     assert refused.value.check == "NET006"
     assert refused.value.reach.attempts[0].outcome == "refused"
 
 
 def test_a_listener_that_is_overrun():
-    with full() as busy, pytest.raises(Unreached, match="a firewall drops it") as refused:
+    with full() as busy, pytest.raises(RendezvousFailed, match="a firewall drops it") as refused:
         open_soon(at(port_of(busy), "there"), SEATS[1], seconds=0.5)
     assert refused.value.reach.attempts[0].outcome == "silent"
 
 
 def test_a_port_that_only_root_may_have():
-    with without_rights(), pytest.raises(Occupied, match=r"^port 1 can't be listened on here: Permission denied$"):
+    with without_rights(), pytest.raises(PortInUse, match=r"^port 1 can't be listened on here: Permission denied$"):
         open_soon(at(1, "here"), SEATS[0])
 
 
 def test_where_torch_is_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed", None)
-    with contextlib.closing(listen(0)) as there, pytest.raises(Unreached, match="torch can't be imported here") as lost:
+    with (
+        contextlib.closing(listen(0)) as there,
+        pytest.raises(RendezvousFailed, match="torch can't be imported here") as lost,
+    ):
         open_soon(at(port_of(there), "there"), SEATS[1])
     assert "--share DIR" in lost.value.why
 

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import pytest
 
-from doctor.api import DeviceSpeed, DeviceSpeedFacts, Lack, Missing, StorageSpeedFacts, StorageTrial, healthy
-from doctor.collectors.base import Surroundings
-from doctor.gather.adding import joined, joined_sections
-from doctor.gather.messages import Task, Unreadable
-from doctor.gather.roll import Arrival
-from doctor.gather.survey import MARGIN, Survey, light_survey, posts_of
-from doctor.job import Member, build_job
-from doctor.probes.stage import Found, Orders
+from doctor.api import DeviceSpeed, DeviceSpeedFacts, Missing, MissingReason, StorageSpeedFacts, StorageTrial, healthy
+from doctor.cluster.gather.membership import MemberRecord
+from doctor.cluster.gather.probe_schedule import MARGIN, ProbeSchedule, light_schedule, probe_addresses
+from doctor.cluster.gather.protocol import MalformedMessage, ProbeTask
+from doctor.cluster.gather.section_merge import merge_section, merge_sections
+from doctor.collectors.base import Machine
+from doctor.core.job import Member, build_job
+from doctor.probes.base import StageOrders, StageResult
 
 TOKENS = tuple(f"{number:016x}" for number in range(4))
 
@@ -33,13 +33,13 @@ class Counting:
         if self.steps == 0:
             return None
         self.steps -= 1
-        return Orders({post.token: b"count" for post in posts if post.speaks}, 3.0, f"{self.name}: nothing")
+        return StageOrders({post.token: b"count" for post in posts if post.speaks}, 3.0, f"{self.name}: nothing")
 
     def take_part(self, order, bench, deadline):
         assert order == b"count"
         assert 0 < deadline.left() <= 5
         self.asked += 1
-        return Found({DeviceSpeedFacts.key: _product(self.asked)}, b"%d" % self.asked)
+        return StageResult({DeviceSpeedFacts.key: _product(self.asked)}, b"%d" % self.asked)
 
 
 class Breaking(Counting):
@@ -54,7 +54,7 @@ def _product(number):
 def _arrivals(hosts=2, per_host=2):
     job = healthy(hosts, per_host).job()
     return job, [
-        Arrival(
+        MemberRecord(
             TOKENS[rank.number],
             Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity),
             0,
@@ -66,12 +66,12 @@ def _arrivals(hosts=2, per_host=2):
 
 
 def _survey(*stages, told: Callable = lambda _: None, within=None):
-    return Survey(0, stages, Surroundings(), speaks=False, tell=told, within=within)
+    return ProbeSchedule(0, stages, Machine(), speaks=False, tell=told, within=within)
 
 
 def test_posts_are_those_who_came_and_one_of_each_host_speaks():
     job, arrivals = _arrivals()
-    posts = posts_of(job, arrivals, {TOKENS[2]: b"ready"})
+    posts = probe_addresses(job, arrivals, {TOKENS[2]: b"ready"})
     assert [(post.number, post.host, post.speaks, post.note) for post in posts] == [
         (0, 0, True, b""),
         (1, 0, False, b""),
@@ -84,7 +84,7 @@ def test_two_processes_that_claim_one_rank_are_two_posts():
     _, arrivals = _arrivals(1, 2)
     twins = [arrivals[0], arrivals[0]._replace(token=TOKENS[3], port=4009)]
     both = build_job([arrival.member for arrival in twins])
-    posts = posts_of(both, twins, {})
+    posts = probe_addresses(both, twins, {})
     assert [post.number for post in posts] == [0, 0]
     assert [post.speaks for post in posts] == [True, False]
 
@@ -124,25 +124,25 @@ def test_a_stage_that_plans_for_ever_is_ended():
 def test_a_probe_that_breaks_is_missing_and_says_why():
     told = []
     survey = _survey(Breaking(), told=told.append)
-    found = survey.take_part(Task(1, "counting", 3.0, b"count"))
+    found = survey.take_part(ProbeTask(1, "counting", 3.0, b"count"))
     missing = found.sections[DeviceSpeedFacts.key]
-    assert missing == Missing(Lack.FAILED, "the probe counting raised ZeroDivisionError: division")
+    assert missing == Missing(MissingReason.FAILED, "the probe counting raised ZeroDivisionError: division")
     assert told == [missing.reason]
 
 
 def test_a_task_of_an_unknown_stage_is_answered_with_nothing():
-    assert _survey().take_part(Task(1, "of a later release", 3.0)) == Found({})
+    assert _survey().take_part(ProbeTask(1, "of a later release", 3.0)) == StageResult({})
 
 
 @pytest.mark.parametrize("order", [b"", b"\xc1", b"\xa2\xff\xfe", b"\x80"])
 def test_an_order_that_is_none_is_unreadable(order):
-    survey = light_survey(0, 10.0, Surroundings(), speaks=False, tell=lambda _: None)
-    with pytest.raises(Unreadable):
-        survey.take_part(Task(1, "light", 1.0, order))
+    survey = light_schedule(0, 10.0, Machine(), speaks=False, tell=lambda _: None)
+    with pytest.raises(MalformedMessage):
+        survey.take_part(ProbeTask(1, "light", 1.0, order))
 
 
 def test_light_probes_end_with_the_gathering_and_full_ones_begin_then():
-    light = light_survey(0, 10.0, Surroundings(), speaks=False, tell=lambda _: None)
+    light = light_schedule(0, 10.0, Machine(), speaks=False, tell=lambda _: None)
     assert (light.seconds, light.overtime) == (5.0, 0.0)
     full = _survey(Counting(), Counting())
     assert full.seconds == full.overtime == 2 * (5.0 + MARGIN)
@@ -150,11 +150,11 @@ def test_light_probes_end_with_the_gathering_and_full_ones_begin_then():
 
 def test_sections_of_several_steps_are_joined():
     one, two = _product(1), _product(2)
-    assert joined(one, two).samples == (*one.samples, *two.samples)
-    assert joined(one, one) == one
-    missing = Missing(Lack.TIMEOUT, "late")
-    assert joined(one, missing) == joined(missing, one) == one
-    assert joined(missing, Missing(Lack.FAILED, "broke")).reason == "broke"
+    assert merge_section(one, two).samples == (*one.samples, *two.samples)
+    assert merge_section(one, one) == one
+    missing = Missing(MissingReason.TIMEOUT, "late")
+    assert merge_section(one, missing) == merge_section(missing, one) == one
+    assert merge_section(missing, Missing(MissingReason.FAILED, "broke")).reason == "broke"
     storage = StorageSpeedFacts(trials=(StorageTrial("/data", "checkpoint"),))
-    sections = joined_sections({one.key: one, storage.key: storage}, {one.key: two})
-    assert sections == {one.key: joined(one, two), storage.key: storage}
+    sections = merge_sections({one.key: one, storage.key: storage}, {one.key: two})
+    assert sections == {one.key: merge_section(one, two), storage.key: storage}

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.launch import launch_facts
-from doctor.errors import UnusableError
-from doctor.gather.endpoint import NoWay
-from doctor.gather.way import Way, Wish, way_of
+from doctor.cluster.gather.gather_plan import GatherOptions, GatherPlan, gather_plan
+from doctor.cluster.rendezvous.endpoint import NoRendezvous
+from doctor.collectors.launch.launcher import launch_facts
+from doctor.core.errors import UnusableError
 from tests.gather.launches import OPEN_MPI, STEP, TORCHRUN
 from tests.recorded_launches import PLAIN, recorded
 
@@ -15,7 +15,7 @@ SHARE = Path("/mnt/shared")
 
 
 def way(environ, *wish, **more):
-    return way_of(Wish(*wish, **more), environ, launch_facts(environ))
+    return gather_plan(GatherOptions(*wish, **more), environ, launch_facts(environ))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def way(environ, *wish, **more):
     ],
 )
 def test_a_lone_process_goes_alone(environ):
-    assert way(environ) == way(environ, "none") == Way()
+    assert way(environ) == way(environ, "none") == GatherPlan()
 
 
 @pytest.mark.parametrize(("environ", "number"), [(PLAIN, 3), (TORCHRUN, 3), (STEP, 1), (OPEN_MPI, 1)])
@@ -42,7 +42,7 @@ def test_one_of_several_meets_in_the_store(environ, number):
 
 
 def test_nobody_is_gathered_against_the_users_will():
-    assert way(PLAIN, "none", SHARE) == Way()
+    assert way(PLAIN, "none", SHARE) == GatherPlan()
 
 
 @pytest.mark.parametrize("gather", ["auto", "share"])
@@ -67,15 +67,17 @@ def test_a_master_where_the_launcher_tells_none():
 
 
 def test_no_way_at_all():
-    with pytest.raises(NoWay):
+    with pytest.raises(NoRendezvous):
         way(recorded("openmpi.env"))
 
 
-@pytest.mark.parametrize("wish", [Wish("share"), Wish(master="node0"), Wish("none", master=":1")])
+@pytest.mark.parametrize(
+    "wish", [GatherOptions("share"), GatherOptions(master="node0"), GatherOptions("none", master=":1")]
+)
 def test_contradictions_are_refused_in_every_surrounding(wish):
     for environ in ({}, PLAIN):
         with pytest.raises(UnusableError):
-            way_of(wish, environ, launch_facts(environ))
+            gather_plan(wish, environ, launch_facts(environ))
 
 
 @pytest.mark.parametrize("gather", ["store", "share"])

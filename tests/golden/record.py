@@ -32,15 +32,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGESTS = Path(__file__).with_name("digests.txt")
 
 IMPORTS = {
-    "command line": "doctor.cli:app",
-    "checks": "doctor.catalog:builtin_checks",
-    "catalog of checks": "doctor.catalog:Catalog",
-    "run checks": "doctor.examining:examine_job",
+    "command line": "doctor.cli.main:app",
+    "checks": "doctor.core.check_registry:builtin_checks",
+    "catalog of checks": "doctor.core.check_registry:Catalog",
+    "run checks": "doctor.core.check_runner:examine_job",
     "load all checks": "doctor.session:load_checks",
-    "settings": "doctor.settings:Settings",
+    "settings": "doctor.core.settings:Settings",
     "report on a job": "doctor.session:judge",
-    "capture of a job": "doctor.capture:to_document",
-    "rules": "doctor.lint.rules:builtin_rules",
+    "capture of a job": "doctor.core.capture:to_document",
+    "rules": "doctor.lint.engine.registry:builtin_rules",
 }
 """All that is imported by name. A module or class that moves is changed here, and nowhere else."""
 

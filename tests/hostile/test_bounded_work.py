@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from doctor.excluding import as_hostlist
-from doctor.knowledge import variables
-from doctor.reasoning.launch import MAX_HOSTS, expand_hosts
+from doctor.analysis.launch_origin import MAX_HOSTS, expand_hosts
+from doctor.cluster.hostlist import as_hostlist
+from doctor.knowledge import environment_variables
 
 LIMIT = 20
 """Times that four times the size may take of the time for one: sixteen is quadratic work, and small sizes are noisy."""
@@ -27,7 +27,7 @@ def seconds(work: Callable[[], object]) -> float:
 def test_thousands_of_unknown_variables_are_cheap() -> None:
     """Edit distances, of which each name took one for nearly every known name before."""
     calls = 0
-    distance = variables.slips
+    distance = environment_variables.slips
 
     def counted(one: str, other: str, limit: int) -> int:
         nonlocal calls
@@ -36,9 +36,9 @@ def test_thousands_of_unknown_variables_are_cheap() -> None:
 
     names = [f"NCCL_{letter}{number:04}_UNKNOWN_{letter * 3}" for number in range(1500) for letter in "QX"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variables, "slips", counted)
+        patch.setattr(environment_variables, "slips", counted)
         for name in names:
-            variables.nearest.__wrapped__(name)
+            environment_variables.nearest.__wrapped__(name)
     assert calls <= 20 * len(names)
 
 

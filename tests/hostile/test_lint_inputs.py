@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.lint import judging
-from doctor.lint.launch.lexer import tokens
-from doctor.lint.launch.tree import MERGES, read_trees
-from doctor.lint.reading import ending_of
-from doctor.lint.running import draw_up, judge_paths
+from doctor.lint.engine import file_check
+from doctor.lint.engine.discovery import ending_of
+from doctor.lint.engine.runner import build_report, lint_paths
+from doctor.lint.launch.shell.lexer import tokens
+from doctor.lint.launch.yaml_tree import MERGES, read_trees
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -62,19 +62,19 @@ def test_the_nearest_merge_wins() -> None:
 
 def test_a_file_that_runs_out_of_time_is_inconclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
-    monkeypatch.setattr(judging, "TOGETHER", -1.0)
-    verdicts = judge_paths([tmp_path / "train.py"], asked)
-    report = draw_up(verdicts, asked, started=0.0)
+    monkeypatch.setattr(file_check, "TOGETHER", -1.0)
+    verdicts = lint_paths([tmp_path / "train.py"], asked)
+    report = build_report(verdicts, asked, started=0.0)
     assert (report.exit_code, report.verdict) == (3, "inconclusive")
     assert "took longer than" in str(report.inputs[0].skipped)
 
 
 @pytest.fixture
 def asked():
-    from doctor.lint.asking import ask
-    from doctor.settings import Settings
+    from doctor.core.settings import Settings
+    from doctor.lint.engine.request import lint_request
 
-    return ask(Settings(), typed=(), lightning=None, processors=None, strict=False)
+    return lint_request(Settings(), typed=(), lightning=None, processors=None, strict=False)
 
 
 @pytest.mark.parametrize(

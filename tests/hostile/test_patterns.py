@@ -20,7 +20,7 @@ import pytest
 
 import doctor
 import doctor_checks
-from doctor.knowledge.messages import known_messages
+from doctor.knowledge.log_patterns import known_patterns
 from tests.hostile.adversarial import adversarial_lines
 
 SIZE = 8192
@@ -84,7 +84,7 @@ def test_lines_made_for_a_slow_pattern_are_slow() -> None:
 
 def test_no_message_takes_long_on_any_line() -> None:
     slow = {}
-    for message in known_messages():
+    for message in known_patterns():
         cost, line = worst(message.compiled.search, message.pattern, 0)
         if cost > LIMIT:
             slow[message.kind, line] = cost
@@ -93,7 +93,7 @@ def test_no_message_takes_long_on_any_line() -> None:
 
 def test_all_messages_together_take_little_on_one_line() -> None:
     """Lines that nearly fit the slowest messages, each handed to all of them."""
-    messages = known_messages()
+    messages = known_patterns()
     lines = {worst(message.compiled.search, message.pattern, 0)[1] for message in messages[::9]}
     for line in lines:
         long = (line * SIZE)[:SIZE]

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from doctor import allowance, patience, streams
-from doctor.allowance import Allowance, Deadline
-from doctor.errors import UnusableError
-from doctor.inputs import kind_of
-from doctor.patience import PatientFile
-from doctor.postmortem import unpacking
-from doctor.postmortem.logs import read_log
-from doctor.postmortem.reading import read_runs
-from doctor.streams import received
+from doctor.core.errors import UnusableError
+from doctor.core.files import read_deadline, spooled_streams, timed_file
+from doctor.core.files.read_deadline import ReadBudget, ReadDeadline
+from doctor.core.files.spooled_streams import spooled_paths
+from doctor.core.files.timed_file import TimedFile
+from doctor.postmortem.inputs import kind_of
+from doctor.postmortem.logs.scanner import read_log
+from doctor.postmortem.run_reader import read_runs
+from doctor.postmortem.sandbox import decompression
 
 FAILED = b"[rank1]: ValueError: no such column\n"
 HOSTILE = "[rank{rank}]: ConnectionRefusedError: [Errno {digits}111] Connection refused {rank}\n"
@@ -54,7 +54,7 @@ def test_a_log_of_hostile_lines_is_read(tmp_path: Path) -> None:
     """256 KiB, which took minutes with a pattern that backtracks."""
     path = tmp_path / "hostile.log"
     path.write_text("".join(HOSTILE.format(rank=rank, digits="0x1" * 2650) for rank in range(32)))
-    _, file = read_log(path, "hostile.log", Allowance(110))
+    _, file = read_log(path, "hostile.log", ReadBudget(110))
     assert (file.lines, file.cut) == (32, None)
 
 
@@ -62,7 +62,7 @@ def test_a_log_that_takes_too_long_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "long.log"
     path.write_bytes(FAILED * 1000)
     clock = Clock()
-    _, file = read_log(path, "long.log", Allowance(30, clock))
+    _, file = read_log(path, "long.log", ReadBudget(30, clock))
     assert file.cut is not None
     assert file.cut.startswith("stopped reading long.log after ")
     assert file.cut.endswith(f"of {36 * 1000} bytes)")
@@ -79,19 +79,19 @@ def test_what_was_not_read_is_never_healthy(tmp_path: Path) -> None:
 
 def test_the_time_of_all_files_is_bounded_too() -> None:
     clock = Clock()
-    common = Allowance(clock=clock)
+    common = ReadBudget(clock=clock)
     first = common.for_file(0)
-    clock.now += allowance.FILE_SECONDS
+    clock.now += read_deadline.FILE_SECONDS
     assert first.is_over
-    clock.now += allowance.ALL_SECONDS
+    clock.now += read_deadline.ALL_SECONDS
     assert common.for_file(0).is_over
     assert not common.for_file(1 << 30).is_over
-    assert isinstance(first, Deadline)
+    assert isinstance(first, ReadDeadline)
 
 
 @pytest.mark.parametrize("name", ["runs.zst", "bomb.gz"])
 def test_an_archive_that_grows_too_much_is_cut(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "UNSUSPECTED", 16 << 20)
+    monkeypatch.setattr(decompression, "UNSUSPECTED", 16 << 20)
     path = tmp_path / name
     path.write_bytes(frame_of_runs(2000) if name == "runs.zst" else gzip.compress(bytes(64 << 20)))
     _, file = read_log(path, name)
@@ -101,14 +101,14 @@ def test_an_archive_that_grows_too_much_is_cut(tmp_path: Path, name: str, monkey
 
 
 def test_archives_are_cut_at_bytes_that_are_read_in_seconds() -> None:
-    assert unpacking.UNSUSPECTED <= 256 << 20
+    assert decompression.UNSUSPECTED <= 256 << 20
 
 
 @pytest.mark.parametrize("empty", [b"\x28\xb5\x2f\xfd\x20\x00\x01\x00\x00", gzip.compress(b"")], ids=["zstd", "gzip"])
 def test_members_without_content_end_at_the_deadline(tmp_path: Path, empty: bytes) -> None:
     path = tmp_path / "empty"
     path.write_bytes(empty * 20_000)
-    _, file = read_log(path, "empty", Allowance(5, Clock()))
+    _, file = read_log(path, "empty", ReadBudget(5, Clock()))
     assert file.cut is not None
     assert file.cut.startswith("stopped reading empty after ")
 
@@ -117,8 +117,8 @@ def test_a_file_that_blocks_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """As on a mount whose server is gone: the read never returns while the writer of a pipe sends nothing."""
     reader, writer = os.pipe()
     try:
-        monkeypatch.setattr(patience.os, "open", lambda *_: os.dup(reader))
-        with PatientFile(tmp_path, seconds=0.2) as stream, pytest.raises(TimeoutError):
+        monkeypatch.setattr(timed_file.os, "open", lambda *_: os.dup(reader))
+        with TimedFile(tmp_path, seconds=0.2) as stream, pytest.raises(TimeoutError):
             stream.read(1)
     finally:
         os.close(writer)
@@ -148,20 +148,20 @@ def test_pipes_are_read(tmp_path: Path, command: str) -> None:
 
 
 def test_a_stream_without_a_byte_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(streams, "SILENCE", 0.2)
+    monkeypatch.setattr(spooled_streams, "SILENCE", 0.2)
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(UnusableError, match=r"pipe: nothing was sent for 0\.2 s"), received([path]):
+    with pytest.raises(UnusableError, match=r"pipe: nothing was sent for 0\.2 s"), spooled_paths([path]):
         pass
 
 
 def test_a_stream_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(spooled_streams, "MOST_BYTES", 1 << 20)
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         assert endless.stdout is not None
         try:
             name = Path(f"/dev/fd/{endless.stdout.fileno()}")
-            with received([name]) as files:
+            with spooled_paths([name]) as files:
                 _, _, inputs = read_runs(files)[0]
         finally:
             endless.kill()

@@ -13,7 +13,7 @@ from tests.integrations.taped import Taped
 @pytest.fixture
 def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Taped]]:
     """Runs are put on tape in place of being judged."""
-    monkeypatch.setattr("doctor.integrations.adapter.Attendance", Taped)
+    monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", Taped)
     Taped.made.clear()
     yield Taped.made
     Taped.made.clear()

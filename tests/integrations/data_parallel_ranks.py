@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from doctor.integrations.data_parallel import share_of
-from doctor.integrations.torch_facts import place
+from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
+from doctor.monitor.integrations.torch_state import torch_rank
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -58,7 +58,7 @@ def be(rank, folder):
     """One of the ranks."""
     store = dist.FileStore(str(folder / "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=30))
-    shares = {name: share_of(model, (), place({})) for name, model in models(rank)}
+    shares = {name: infer_data_parallel_rank(model, (), torch_rank({})) for name, model in models(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(shares))
     dist.barrier()
     dist.destroy_process_group()

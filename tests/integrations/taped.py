@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from doctor.integrations.attendance import Attendance
-from doctor.integrations.findings import Findings
+from doctor.monitor.findings_error import Findings
+from doctor.monitor.watch_session import WatchSession
 
 TOLD = ("stage_start", "epoch_start", "batch_start", "mark", "batch_end", "loader_end", "epoch_end")
 OF_TRAINING = ("train_batch_start", "train_batch_end")
 TOLD += ("stage_end", *OF_TRAINING)
 
 
-class Taped(Attendance):
+class Taped(WatchSession):
     """Watches with the real monitor; in place of the sentinel it notes when it was called."""
 
     made: ClassVar[list[Taped]] = []

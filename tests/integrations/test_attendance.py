@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from doctor.api import running
-from doctor.integrations.attendance import Attendance, Judge
-from doctor.integrations.findings import Findings
-from doctor.integrations.options import Options
-from doctor.monitor.recorder import load_dump, parse_recorder
-from doctor.report.machine import render_json
-from doctor.settings import Settings
+from doctor.core.settings import Settings
+from doctor.monitor.findings_error import Findings
+from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder
+from doctor.monitor.watch_options import WatchOptions
+from doctor.monitor.watch_session import RunEvaluator, WatchSession
+from doctor.report.machine_formats import render_json
 from tests.lab.ports import free_port
 from tests.lab.speed import patience
 from tests.sentinel.ranks import fork, open_group, wait_for, warm_up
@@ -87,7 +87,7 @@ def judging(tmp_path, guests):
     def make(*select, rank=0, outlets=None):
         tape = Tape()
         settings = Settings(select=select, plugins=(guests,))
-        return Judge(settings, [tape] if outlets is None else outlets, tmp_path / "report.json", rank), tape
+        return RunEvaluator(settings, [tape] if outlets is None else outlets, tmp_path / "report.json", rank), tape
 
     return make
 
@@ -175,7 +175,7 @@ def test_another_rank_that_judges_goes_on_where_the_last_one_stopped(judging, tm
 
 def test_settings_that_do_not_fit_the_checks_are_gone_without(tmp_path, capsys):
     settings = Settings(limits={"MEM003.no_such": 1.0})
-    judge = Judge(settings, [], tmp_path / "report.json", 0)
+    judge = RunEvaluator(settings, [], tmp_path / "report.json", 0)
     assert not any(judge(job(), occasion).sick for occasion in ("before", "end"))
     (line,) = said(capsys)
     assert "MEM003.no_such" in line
@@ -193,7 +193,7 @@ def project(tmp_path, guests, monkeypatch):
 
 def begun(directory, *, rank=0, world_size=1, outlets=(), **options):
     """A run that has been opened."""
-    run = Attendance(Options(**options), rank=rank, world_size=world_size, directory=directory, outlets=outlets)
+    run = WatchSession(WatchOptions(**options), rank=rank, world_size=world_size, directory=directory, outlets=outlets)
     run.open()
     return run
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import doctor
-from doctor.integrations.guard import SWITCH
+from doctor.monitor.integrations.hook_guard import SWITCH
 from tests.integrations.taped import Taped
 
 WITHOUT = """
@@ -34,7 +34,7 @@ def test_it_is_a_callback_of_every_lightning(package: str) -> None:
 
 def test_every_hook_of_ours_is_one_of_lightnings() -> None:
     lightning = pytest.importorskip("lightning.pytorch")
-    from doctor.integrations.lightning import LightningHooks
+    from doctor.monitor.integrations.lightning.callback import LightningHooks
 
     hooks = {name for name in vars(LightningHooks) if not name.startswith("_")}
     assert hooks <= set(dir(lightning.Callback))
@@ -121,10 +121,10 @@ def test_it_travels_without_its_run(taped: list[Taped]) -> None:
 
 
 def _run(callback: Any) -> Any:
-    from doctor.facts import TrainingFacts
-    from doctor.integrations.adapter import Run
+    from doctor.core.facts import TrainingFacts
+    from doctor.monitor.integrations.adapter import AdapterRun
 
-    return Run(callback._attendance(0, 1, Path("unused"), TrainingFacts()))
+    return AdapterRun(callback._attendance(0, 1, Path("unused"), TrainingFacts()))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from doctor.api import Severity, running
-from doctor.catalog import Catalog
-from doctor.checking import check
-from doctor.finding import Finding
-from doctor.integrations.chart import Chart, named
+from doctor.core.check import check
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.finding import Finding
+from doctor.core.settings import Settings
+from doctor.monitor.finding_history import FindingHistory, finding_key
 from doctor.session import judge
-from doctor.settings import Settings
 
 WORDS = {"effect": "it hurts", "fix": "mend it"}
 
@@ -20,11 +20,11 @@ def _report(*findings, settings=None):
         """Ask whether something was planted."""
         yield from findings
 
-    return judge(running().job(), Catalog((planted,)), settings or Settings())
+    return judge(running().job(), CheckRegistry((planted,)), settings or Settings())
 
 
 def test_a_finding_is_news_once_though_its_numbers_change():
-    chart = Chart()
+    chart = FindingHistory()
     assert [one.finding.summary for one in chart.note(_report(Finding("3 MB a step", ranks=(1,), **WORDS)))] == [
         "3 MB a step"
     ]
@@ -33,7 +33,7 @@ def test_a_finding_is_news_once_though_its_numbers_change():
 
 
 def test_another_rank_and_a_higher_severity_are_news():
-    chart = Chart()
+    chart = FindingHistory()
     chart.note(_report(Finding("slow", ranks=(1,), **WORDS)))
     assert chart.note(_report(Finding("slow", ranks=(0,), **WORDS)))
     assert chart.note(_report(Finding("worse", ranks=(1,), severity=Severity.ERROR, **WORDS)))
@@ -56,7 +56,7 @@ def _planted(*ids, family="DATA"):
         if 902 in ids:
             yield Finding("the consequence", ranks=(0, 1), **WORDS)
 
-    return judge(running().job(), Catalog((cause, consequence)), Settings())
+    return judge(running().job(), CheckRegistry((cause, consequence)), Settings())
 
 
 def _loud(chart, report):
@@ -64,7 +64,7 @@ def _loud(chart, report):
 
 
 def test_a_consequence_of_what_was_told_before_is_no_second_alarm():
-    chart = Chart()
+    chart = FindingHistory()
     assert _loud(chart, _planted(901)) == ["the cause"]
     (news,) = chart.note(_planted(901, 902))
     assert (news.finding.summary, news.is_loud) == ("the consequence", False)
@@ -72,18 +72,18 @@ def test_a_consequence_of_what_was_told_before_is_no_second_alarm():
 
 
 def test_what_happens_to_the_run_is_told_whatever_it_comes_from():
-    chart = Chart()
+    chart = FindingHistory()
     chart.note(_planted(901, family="RUN"))
     assert _loud(chart, _planted(901, 902, family="RUN")) == ["the consequence"]
 
 
 def test_a_consequence_is_told_where_its_cause_was_not():
-    assert _loud(Chart(), _planted(902)) == ["the consequence"]
-    assert _loud(Chart(), _planted(901, 902)) == ["the cause", "the consequence"]
+    assert _loud(FindingHistory(), _planted(902)) == ["the consequence"]
+    assert _loud(FindingHistory(), _planted(901, 902)) == ["the cause", "the consequence"]
 
 
 def test_what_was_found_stays_when_it_is_not_seen_any_more():
-    chart = Chart()
+    chart = FindingHistory()
     chart.note(_report(Finding("slow", ranks=(1,), severity=Severity.ERROR, **WORDS)))
     chart.note(_report())
     assert chart.report.exit_code == 1
@@ -93,12 +93,12 @@ def test_what_was_found_stays_when_it_is_not_seen_any_more():
 
 
 def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
-    chart = Chart()
+    chart = FindingHistory()
     stall = Finding("it stands still", ranks=(1,), severity=Severity.ERROR, **WORDS)
     (news,) = chart.note(_report(stall))
     other = ("RUN901", (0,), ())
     assert chart.went_on({other}, 12.4) == [], "what was found of others stays as it is"
-    (demoted,) = chart.went_on({named(news)}, 12.4)
+    (demoted,) = chart.went_on({finding_key(news)}, 12.4)
     (finding,) = chart.report.results[0].findings
     assert demoted.finding == finding
     assert (finding.summary, finding.severity) == ("it stands still; went on after 12 s", Severity.INFO)
@@ -110,14 +110,14 @@ def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
 
 
 def test_a_healthy_run_stays_healthy():
-    chart = Chart()
+    chart = FindingHistory()
     for _ in range(3):
         assert chart.note(_report()) == []
     assert (chart.report.exit_code, chart.report.primary) == (0, None)
 
 
 def test_another_rank_goes_on_from_the_report_on_disk(tmp_path):
-    first, second = Chart(), Chart()
+    first, second = FindingHistory(), FindingHistory()
     first.note(_report(Finding("slow", ranks=(1,), **WORDS)))
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode(first.report))
@@ -126,7 +126,7 @@ def test_another_rank_goes_on_from_the_report_on_disk(tmp_path):
 
 
 def test_the_report_of_another_run_is_no_matter_of_this_one(tmp_path):
-    chart, path = Chart(), tmp_path / "report.json"
+    chart, path = FindingHistory(), tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(_report(), run="aa-1")))
     chart.take_over(path, "bb-1")
     assert chart.report is None
@@ -138,7 +138,7 @@ def test_the_report_of_another_run_is_no_matter_of_this_one(tmp_path):
 def test_a_damaged_report_is_passed_over(tmp_path, content):
     path = tmp_path / "report.json"
     path.write_bytes(content)
-    chart = Chart()
+    chart = FindingHistory()
     chart.take_over(path)
     chart.take_over(tmp_path / "none")
     assert chart.report is None

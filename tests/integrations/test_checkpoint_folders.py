@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from doctor.collectors.files import local_path
+from doctor.collectors.filesystem import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -94,7 +94,7 @@ def test_a_directory_of_the_checkpoint_callback(tmp_path: Path, path: str, monke
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, in which nobody may make a directory")
 def test_a_root_that_cannot_be_made_is_still_found(tmp_path: Path) -> None:
-    findings = pytest.importorskip("doctor.integrations.findings")
+    findings = pytest.importorskip("doctor.monitor.findings_error")
     pytest.importorskip("lightning.pytorch")
     with pytest.raises(findings.Findings, match="HOST004"):
         _fit(tmp_path, "/proc/self/runs")

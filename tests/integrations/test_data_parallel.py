@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import doctor
-from doctor.facts import Sampler
-from doctor.integrations.data_parallel import Share, share_of
-from doctor.integrations.torch_facts import Place
+from doctor.core.facts import Sampler
+from doctor.monitor.integrations.data_parallel import DataParallelRank, infer_data_parallel_rank
+from doctor.monitor.integrations.torch_state import TorchRank
 from tests.integrations.taped import Taped
 
 PROGRAM = Path(__file__).with_name("data_parallel_ranks.py")
@@ -56,24 +56,24 @@ def _parting(replicas: int | None, rank: int | None) -> Sampler:
 @pytest.mark.parametrize(
     ("samplers", "share"),
     [
-        ([_parting(4, 2)], Share(2, 4)),
-        ([_parting(4, 0)], Share(2, 4)),  # another rank's part: whose place this is the world tells
-        ([_parting(2, 1)], Share(1, 2)),
-        ([Sampler("RandomSampler"), _parting(4, 2)], Share(2, 4)),
-        ([_parting(3, 1)], Share()),
-        ([_parting(8, 2)], Share()),
-        ([_parting(1, 0)], Share()),
-        ([_parting(2, 2)], Share()),
-        ([Sampler("RandomSampler")], Share()),
-        ([], Share()),
+        ([_parting(4, 2)], DataParallelRank(2, 4)),
+        ([_parting(4, 0)], DataParallelRank(2, 4)),  # another rank's part: whose place this is the world tells
+        ([_parting(2, 1)], DataParallelRank(1, 2)),
+        ([Sampler("RandomSampler"), _parting(4, 2)], DataParallelRank(2, 4)),
+        ([_parting(3, 1)], DataParallelRank()),
+        ([_parting(8, 2)], DataParallelRank()),
+        ([_parting(1, 0)], DataParallelRank()),
+        ([_parting(2, 2)], DataParallelRank()),
+        ([Sampler("RandomSampler")], DataParallelRank()),
+        ([], DataParallelRank()),
     ],
 )
-def test_samplers_tell_between_how_many_the_data_is_parted(samplers: list[Sampler], share: Share) -> None:
-    assert share_of(torch.nn.Linear(1, 1), samplers, Place(2, 4)) == share
+def test_samplers_tell_between_how_many_the_data_is_parted(samplers: list[Sampler], share: DataParallelRank) -> None:
+    assert infer_data_parallel_rank(torch.nn.Linear(1, 1), samplers, TorchRank(2, 4)) == share
 
 
 def test_a_process_alone_reads_everything() -> None:
-    assert share_of(None, [_parting(2, 1)], Place()) == Share(0, 1)
+    assert infer_data_parallel_rank(None, [_parting(2, 1)], TorchRank()) == DataParallelRank(0, 1)
 
 
 @pytest.mark.usefixtures("taped")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.integrations.attendance import Attendance, tell
-from doctor.integrations.options import Options
-from doctor.monitor.stack_files import read_stack_file
-from doctor.owners import VARIABLE, UntrustedPath
-from doctor.sentinel.on_demand import Stacks, stack_file
+from doctor.core.files.trusted_owners import VARIABLE, UntrustedPath
+from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
+from doctor.monitor.watch_options import WatchOptions
+from doctor.monitor.watch_session import WatchSession, print_status
+from doctor.monitor.watchdog.local_peers.stack_dump import StackDumper, stack_file
 from tests.lab.needs import clean_environ
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, as_user, belongs_to, public_folder, require_root, run_as
 
@@ -41,8 +41,8 @@ def contents(folder):
 
 def watched(default, **options):
     """A run that was watched from its beginning to its end."""
-    asked = Options(**options)
-    run = Attendance(asked, rank=0, world_size=1, directory=asked.folder(default, tell))
+    asked = WatchOptions(**options)
+    run = WatchSession(asked, rank=0, world_size=1, directory=asked.folder(default, print_status))
     run.open()
     run.meet()
     run.close()
@@ -188,7 +188,7 @@ def test_a_group_that_shares_the_runs(share, monkeypatch):
 
 def test_a_group_that_is_none(share, monkeypatch, capfd):
     with pytest.raises(ValueError, match="share_group: the share group 'no-such-group' is not a group"):
-        Options(share_group="no-such-group")
+        WatchOptions(share_group="no-such-group")
     monkeypatch.setenv(VARIABLE, "no-such-group")
     assert (watched(share) / "report.json").is_file()
     assert len(lines(capfd, VARIABLE, "going on without a group")) == 1
@@ -234,7 +234,7 @@ def test_stacks_go_through_no_link(share, home, where):
     else:
         (share / "run" / ".stacks").mkdir()
         (share / "run" / ".stacks" / "rank-0.txt").symlink_to(home / "notes")
-    before, stacks, file = contents(home), Stacks(), stack_file(share / "run", 0)
+    before, stacks, file = contents(home), StackDumper(), stack_file(share / "run", 0)
     if where == "folder":
         with pytest.raises(UntrustedPath, match="symbolic link"):
             stacks.write_to(file, 1)

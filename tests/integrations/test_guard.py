@@ -7,31 +7,31 @@ from typing import Any
 
 import pytest
 
-from doctor.facts import TrainingFacts
-from doctor.integrations.adapter import Adapter, Run, guarded
-from doctor.integrations.findings import Findings
-from doctor.integrations.guard import SWITCH, asked, is_disabled
+from doctor.core.facts import TrainingFacts
+from doctor.monitor.findings_error import Findings
+from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
+from doctor.monitor.integrations.hook_guard import SWITCH, is_disabled, value_or_default
 from tests.integrations.taped import Taped
 
 pytestmark = pytest.mark.usefixtures("taped")
 
 
-class Hooks(Adapter[Run]):
+class Hooks(Adapter[AdapterRun]):
     """An adapter of nothing."""
 
     def begin(self) -> None:
         """A run begins."""
-        self._begin(lambda: Run(self._attendance(0, 1, Path("unused"), TrainingFacts())))
+        self._begin(lambda: AdapterRun(self._attendance(0, 1, Path("unused"), TrainingFacts())))
 
     @guarded
-    def hook(self, run: Run, error: BaseException | None = None) -> None:
+    def hook(self, run: AdapterRun, error: BaseException | None = None) -> None:
         """Fails as it is told to."""
         run.monitor.mark("data")
         if error is not None:
             raise error
 
     @guarded
-    def end(self, run: Run) -> None:
+    def end(self, run: AdapterRun) -> None:
         """The run is over."""
         self._leave()
 
@@ -99,5 +99,5 @@ def test_one_variable_turns_everything_off(monkeypatch: pytest.MonkeyPatch, text
 
 def test_a_question_without_an_answer_has_a_default() -> None:
     nobody: Any = None
-    assert asked(lambda: nobody.name, "unknown") == "unknown"
-    assert asked(lambda: "a name", "unknown") == "a name"
+    assert value_or_default(lambda: nobody.name, "unknown") == "unknown"
+    assert value_or_default(lambda: "a name", "unknown") == "a name"

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("lightning.pytorch")
 
 from doctor import DoctorCallback
-from doctor.integrations.guard import SWITCH
+from doctor.monitor.integrations.hook_guard import SWITCH
 from tests.integrations.taped import TOLD, Taped
 from tests.integrations.twins import fit
 from tests.lab.needs import ROOT, clean_environ

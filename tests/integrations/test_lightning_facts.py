@@ -14,9 +14,15 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-from doctor.integrations.lightning_facts import data_parallel, default_directory, home_of, replication, strategy_name
-from doctor.integrations.torch_facts import bare, device_id, joins
-from doctor.integrations.torch_facts import replication as replication_of_module
+from doctor.monitor.integrations.lightning.trainer_facts import (
+    data_parallel,
+    default_directory,
+    package_of,
+    replication,
+    strategy_name,
+)
+from doctor.monitor.integrations.torch_state import device_id, joins_uneven_inputs, unwrapped
+from doctor.monitor.integrations.torch_state import replication as replication_of_module
 
 
 class Own(DDPStrategy):
@@ -57,8 +63,8 @@ def test_whose_a_class_is() -> None:
     class Mine(Callback):
         """Defined elsewhere."""
 
-    assert home_of(Mine()) == "lightning"
-    assert home_of(object()) is None
+    assert package_of(Mine()) == "lightning"
+    assert package_of(object()) is None
 
 
 def test_the_wrapper_of_torch_tells() -> None:
@@ -71,13 +77,13 @@ def test_the_wrapper_of_torch_tells() -> None:
 
     inner = torch.nn.Linear(1, 1)
     wrapped = DistributedDataParallel(inner)
-    assert bare(wrapped) is inner
-    assert bare(inner) is inner
+    assert unwrapped(wrapped) is inner
+    assert unwrapped(inner) is inner
     assert replication_of_module(wrapped) == (True, True)
     assert replication_of_module(inner) == (None, None)
-    assert not joins(wrapped)
+    assert not joins_uneven_inputs(wrapped)
     wrapped._join_config = SimpleNamespace(enable=True)
-    assert joins(wrapped)
+    assert joins_uneven_inputs(wrapped)
 
 
 def test_a_device_that_is_not_in_use_is_not_asked() -> None:

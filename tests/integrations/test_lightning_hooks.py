@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from doctor import DoctorCallback
-from doctor.integrations.findings import Findings
+from doctor.monitor.findings_error import Findings
 from tests.integrations.taped import Taped, found
 
 TRAIN_BATCH = [("mark", "data"), ("batch_start", "train"), ("mark", "backward")]

@@ -14,7 +14,7 @@ pytest.importorskip("lightning.pytorch")
 
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from doctor.integrations.lightning_run import ENDS_ALL, LightningRun
+from doctor.monitor.integrations.lightning.lightning_run import ENDS_ALL, LightningRun
 
 
 class Observed(_ChildProcessObserver):

@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from doctor import DoctorCallback
-from doctor.integrations.lightning_facts import memory_floor
+from doctor.monitor.integrations.lightning.trainer_facts import trainer_memory_lower_bound
 from tests.integrations.taped import Taped
 
 PARAMETERS = (32 * 2 + 2) * 4
@@ -72,14 +72,14 @@ def test_buckets_of_ddp_count_unless_gradients_lie_in_them() -> None:
 
     wrapper = DistributedDataParallel()
     trainer = SimpleNamespace(strategy=SimpleNamespace(model=wrapper), optimizers=[module.configure_optimizers()])
-    assert memory_floor(trainer, module) == 5 * PARAMETERS
+    assert trainer_memory_lower_bound(trainer, module) == 5 * PARAMETERS
     wrapper.gradient_as_bucket_view = True
-    assert memory_floor(trainer, module) == 4 * PARAMETERS
+    assert trainer_memory_lower_bound(trainer, module) == 4 * PARAMETERS
 
 
 def test_deepspeed_keeps_the_numbers_in_buffers_of_its_own() -> None:
     strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)
-    assert memory_floor(SimpleNamespace(strategy=strategy, optimizers=[]), Adamant()) is None
+    assert trainer_memory_lower_bound(SimpleNamespace(strategy=strategy, optimizers=[]), Adamant()) is None
 
 
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.integrations.options import Options
+from doctor.monitor.watch_options import WatchOptions
 
 
 def test_the_defaults_are_the_documented_ones():
-    options = Options()
+    options = WatchOptions()
     assert (options.on_error, options.on_hang, options.hang_after, options.every_n_steps) == (
         "warn",
         "report",
@@ -16,7 +16,7 @@ def test_the_defaults_are_the_documented_ones():
         50,
     )
     assert options.folder(Path("/runs"), print).path == Path("/runs/rankdoctor")
-    assert Options(dirpath="/there").folder(Path("/runs"), print).path == Path("/there")
+    assert WatchOptions(dirpath="/there").folder(Path("/runs"), print).path == Path("/there")
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_the_defaults_are_the_documented_ones():
 )
 def test_what_can_t_be_meant_is_refused_in_words(said, words):
     with pytest.raises(ValueError, match=words):
-        Options(**said)
+        WatchOptions(**said)
 
 
 def test_ids_and_families_are_known():
-    Options(select=["NET", "mem001"], ignore=("progress",))
+    WatchOptions(select=["NET", "mem001"], ignore=("progress",))

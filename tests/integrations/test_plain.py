@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import doctor
-from doctor.integrations.torch_facts import place
+from doctor.monitor.integrations.torch_state import torch_rank
 from tests.integrations.taped import Taped
 
 pytestmark = pytest.mark.usefixtures("taped")
@@ -149,7 +149,7 @@ def test_outside_of_with_loops_run_as_they_are() -> None:
     ],
 )
 def test_without_a_process_group_the_variables_tell(environ: dict[str, str], who: tuple[int, int]) -> None:
-    assert place(environ) == who
+    assert torch_rank(environ) == who
 
 
 def test_where_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from doctor import watch
-from doctor.background import begin, settle
-from doctor.gather.board import Board
-from doctor.gather.folder import Folder
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.core.background import join_threads, start_thread
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_none_is_left_while_another_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_board_joins_its_thread(tmp_path: Path) -> None:
-    board = Board(Folder(tmp_path, "key"))
+    board = KeyValueStore(FileStoreBackend(tmp_path, "key"))
     board.set("name", b"data")
     before = threading.active_count()
     board.close()
@@ -115,7 +115,7 @@ def test_a_board_joins_its_thread(tmp_path: Path) -> None:
 def blocked() -> Iterator[threading.Event]:
     """A thread that ends once this is set."""
     let_go = threading.Event()
-    thread = begin(f"doctor-blocked-{id(let_go)}", let_go.wait)
+    thread = start_thread(f"doctor-blocked-{id(let_go)}", let_go.wait)
     yield let_go
     let_go.set()
     thread.join()
@@ -123,8 +123,8 @@ def blocked() -> Iterator[threading.Event]:
 
 def test_a_blocked_thread_is_left_behind_and_named_once(blocked: threading.Event) -> None:
     said: list[str] = []
-    settle(0.05, said.append)
-    settle(0.05, said.append)
+    join_threads(0.05, said.append)
+    join_threads(0.05, said.append)
     [line] = said
     assert f"doctor-blocked-{id(blocked)} is blocked at " in line
     assert "threading.py" in line

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from doctor import HFDoctorCallback
-from doctor.integrations.findings import Findings
+from doctor.monitor.findings_error import Findings
 from tests.integrations.taped import Taped, found
 
 pytestmark = pytest.mark.usefixtures("taped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.knowledge.allocator import complaints, nearest_option, split_options
+from doctor.knowledge.alloc_conf import alloc_conf_faults, nearest_option, split_options
 from tests.lab.cases import each_case
 
 SOUND = [
@@ -46,12 +46,12 @@ BROKEN = [
 
 @each_case("text", SOUND)
 def test_sound(text: str) -> None:
-    assert list(complaints(text, "2.13.0")) == []
+    assert list(alloc_conf_faults(text, "2.13.0")) == []
 
 
 @each_case("text", BROKEN)
 def test_broken(text: str) -> None:
-    assert list(complaints(text, "2.13.0"))
+    assert list(alloc_conf_faults(text, "2.13.0"))
 
 
 @pytest.mark.parametrize("text", [*SOUND, *BROKEN])
@@ -78,30 +78,30 @@ def test_torch_says_the_same(text: str) -> None:
     ],
 )
 def test_unknown_option(key: str, near: str | None) -> None:
-    (found,) = complaints(f"{key}:True", "2.8.0")
+    (found,) = alloc_conf_faults(f"{key}:True", "2.8.0")
     assert "unknown option" in found.text
     assert nearest_option(key) == near
 
 
 def test_options_by_release() -> None:
-    assert list(complaints("expandable_segments:True", "2.0.1"))
-    assert not list(complaints("expandable_segments:True", "2.1.0"))
-    assert list(complaints("throw_on_cudamalloc_oom:True", "2.8.0"))
-    assert not list(complaints("throw_on_cudamalloc_oom:True"))
-    assert not list(complaints("brand_new_option:1", "2.99.0"))
+    assert list(alloc_conf_faults("expandable_segments:True", "2.0.1"))
+    assert not list(alloc_conf_faults("expandable_segments:True", "2.1.0"))
+    assert list(alloc_conf_faults("throw_on_cudamalloc_oom:True", "2.8.0"))
+    assert not list(alloc_conf_faults("throw_on_cudamalloc_oom:True"))
+    assert not list(alloc_conf_faults("brand_new_option:1", "2.99.0"))
 
 
 def test_the_other_backend() -> None:
-    assert not list(complaints("backend:cudaMallocAsync", "2.8.0"))
-    (ignored,) = complaints("backend:cudaMallocAsync,max_split_size_mb:64", "2.8.0")
+    assert not list(alloc_conf_faults("backend:cudaMallocAsync", "2.8.0"))
+    (ignored,) = alloc_conf_faults("backend:cudaMallocAsync,max_split_size_mb:64", "2.8.0")
     assert ignored.harmless
-    (clash,) = complaints("backend:cudaMallocAsync,expandable_segments:True", "2.8.0")
+    (clash,) = alloc_conf_faults("backend:cudaMallocAsync,expandable_segments:True", "2.8.0")
     assert not clash.harmless
-    assert list(complaints("backend:cudamallocasync", "2.8.0"))
+    assert list(alloc_conf_faults("backend:cudamallocasync", "2.8.0"))
 
 
 def test_an_equals_sign_is_explained() -> None:
-    (found,) = complaints("max_split_size_mb=128", "2.8.0")
+    (found,) = alloc_conf_faults("max_split_size_mb=128", "2.8.0")
     assert "colon" in found.text
     assert found.fix == "max_split_size_mb:128"
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from doctor.knowledge.grammar import (
+from doctor.knowledge.interface_syntax import (
     gloo_names,
     looks_like_nccl_syntax,
     nccl_device_list,

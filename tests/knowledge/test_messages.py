@@ -9,13 +9,13 @@ from importlib.resources import files
 import msgspec
 import pytest
 
-from doctor.knowledge.messages import Message, known_messages
-from doctor.postmortem.lines import LONG
-from doctor.postmortem.logs import read_lines
+from doctor.knowledge.log_patterns import LogPattern, known_patterns
+from doctor.postmortem.logs.lines import LONG
+from doctor.postmortem.logs.scanner import read_lines
 from tests.lab.cases import assert_each
 from tests.lab.speed import exceeds_reference
 
-MESSAGES = known_messages()
+MESSAGES = known_patterns()
 FOLDER = files("doctor.knowledge") / "log_lines"
 SPEAKERS = sorted(entry.name.removesuffix(".json") for entry in FOLDER.iterdir() if entry.name.endswith(".json"))
 LAUNCHERS = (
@@ -37,7 +37,7 @@ def test_examples(speaker: str) -> None:
     assert_each(_finds_its_examples, _by_kind(speaker))
 
 
-def _finds_its_examples(message: Message) -> None:
+def _finds_its_examples(message: LogPattern) -> None:
     assert message.examples
     for line in message.examples:
         assert message.compiled.search(line), line
@@ -49,7 +49,7 @@ def test_cues(speaker: str) -> None:
     assert_each(_has_specific_cues, _by_kind(speaker))
 
 
-def _has_specific_cues(message: Message) -> None:
+def _has_specific_cues(message: LogPattern) -> None:
     for cue in message.cues:
         assert len(cue) > 2
         assert cue.strip(" :").lower() not in {"error", "rank", "warning", "failed", "info"}
@@ -76,7 +76,7 @@ def _kinds(line: str) -> frozenset[str]:
     return frozenset(event.kind for event in events)
 
 
-def _by_kind(speaker: str) -> Iterator[tuple[str, tuple[Message]]]:
+def _by_kind(speaker: str) -> Iterator[tuple[str, tuple[LogPattern]]]:
     yield from ((message.kind, (message,)) for message in _of(speaker))
 
 
@@ -85,7 +85,7 @@ def test_patterns_end_soon(speaker: str) -> None:
     assert_each(_ends_soon, _by_kind(speaker))
 
 
-def _ends_soon(message: Message) -> None:
+def _ends_soon(message: LogPattern) -> None:
     slow = [line[:80] for line in _hostile(message) if _is_slow(message, line)]
     assert not slow
 
@@ -96,7 +96,7 @@ MOST_REFERENCES = 10
 """How many times the work of the reference a pattern may take over it."""
 
 
-def _hostile(message: Message) -> Iterator[str]:
+def _hostile(message: LogPattern) -> Iterator[str]:
     first, example = message.cues[0], message.examples[0]
     for text in (first, example, "[", "0", "a:"):
         yield (text * (SIZE // len(text) + 1))[:SIZE]
@@ -105,7 +105,7 @@ def _hostile(message: Message) -> Iterator[str]:
     yield example + " " * SIZE + "!"
 
 
-def _is_slow(message: Message, line: str) -> bool:
+def _is_slow(message: LogPattern, line: str) -> bool:
     return exceeds_reference(lambda: message.compiled.search(line), MOST_REFERENCES)
 
 
@@ -290,12 +290,12 @@ def test_one_kind_a_line() -> None:
 
 
 @functools.cache
-def _of(speaker: str) -> tuple[Message, ...]:
+def _of(speaker: str) -> tuple[LogPattern, ...]:
     content = (FOLDER / f"{speaker}.json").read_bytes()
-    return msgspec.json.decode(content, type=tuple[Message, ...])
+    return msgspec.json.decode(content, type=tuple[LogPattern, ...])
 
 
-def _says(message: Message, line: str) -> bool:
+def _says(message: LogPattern, line: str) -> bool:
     return any(cue in line for cue in message.cues) and message.compiled.search(line) is not None
 
 

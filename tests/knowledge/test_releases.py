@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.knowledge import lightning, releases
+from doctor.knowledge import lightning_api, releases
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_lightning_takes_the_newest_fitting_line() -> None:
 
 
 def test_trainer_arguments() -> None:
-    gpus, devices = lightning.argument("gpus"), lightning.argument("devices")
+    gpus, devices = lightning_api.argument("gpus"), lightning_api.argument("devices")
     assert gpus is not None
     assert devices is not None
     assert "devices" in gpus.replacement
@@ -81,15 +81,15 @@ def test_trainer_arguments() -> None:
     assert not gpus.is_taken_by("2.0.0")
     assert devices.is_taken_by("2.6.1")
     assert gpus.is_taken_by("unknown")
-    assert lightning.argument("no_such_argument") is None
+    assert lightning_api.argument("no_such_argument") is None
 
 
 def test_strategies() -> None:
-    dp = lightning.strategy("dp")
+    dp = lightning_api.strategy("dp")
     assert dp is not None
     assert not dp.is_taken_by("2.0.0")
-    assert lightning.strategy("single_tpu").is_taken_by("2.0.9")  # type: ignore[union-attr]
-    assert lightning.strategy("ddp") is None
+    assert lightning_api.strategy("single_tpu").is_taken_by("2.0.9")  # type: ignore[union-attr]
+    assert lightning_api.strategy("ddp") is None
 
 
 def test_trainer_table_against_the_installed_lightning() -> None:
@@ -98,5 +98,5 @@ def test_trainer_table_against_the_installed_lightning() -> None:
     from importlib.metadata import version
 
     taken = set(inspect.signature(trainer.__init__).parameters) - {"self"}
-    table = lightning._trainer().arguments
+    table = lightning_api._trainer().arguments
     assert {name for name, info in table.items() if info.is_taken_by(version("lightning"))} == taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.knowledge import values, variables
+from doctor.knowledge import environment_variables, variable_values
 from doctor.knowledge.releases import release
 from tests.lab.cases import each_case
 
@@ -31,7 +31,7 @@ from tests.lab.cases import each_case
     ],
 )
 def test_nearest(name: str, meant: str | None) -> None:
-    assert variables.nearest(name) == meant
+    assert environment_variables.nearest(name) == meant
 
 
 @each_case(
@@ -62,19 +62,21 @@ def test_nearest(name: str, meant: str | None) -> None:
     ],
 )
 def test_others_names_are_left_alone(name: str) -> None:
-    assert variables.is_foreign(name)
+    assert environment_variables.is_foreign(name)
 
 
 @pytest.mark.parametrize(
     "name", ["RCCL_MSCCL_ENABLE", "OFI_NCCL_PROTOCOL", "HCCL_DEBUG", "CCL_LOG_LEVEL", "OMP_NUM_THREADS"]
 )
 def test_what_is_not_nccls(name: str) -> None:
-    assert not variables.concerns_nccl(name)
+    assert not environment_variables.concerns_nccl(name)
 
 
 def test_no_known_name_counts_as_foreign_by_its_prefix() -> None:
     clashing = {
-        name for name, info in variables.table().items() if variables.is_foreign(name) and info.reader == "nccl"
+        name
+        for name, info in environment_variables.table().items()
+        if environment_variables.is_foreign(name) and info.reader == "nccl"
     }
     assert clashing == {"NCCL_PROFILER_PLUGIN"}
 
@@ -90,28 +92,28 @@ def test_no_known_name_counts_as_foreign_by_its_prefix() -> None:
     ],
 )
 def test_superseded_in_every_supported_release(name: str, everywhere: bool) -> None:
-    info = variables.known(name)
+    info = environment_variables.known(name)
     assert info is not None
     assert info.is_superseded_everywhere is everywhere
 
 
 def test_the_table_is_sound() -> None:
-    for name, info in variables.table().items():
-        assert info.grammar in values._RULES, name
+    for name, info in environment_variables.table().items():
+        assert info.grammar in variable_values._RULES, name
         assert all(release(text) for text in (info.first, info.last, info.superseded) if text), name
         assert info.peers in ("", "agree", "may differ"), name
         replacement = (info.replaced_by or "").partition("=")[0]
-        assert not replacement or variables.known(replacement), name
+        assert not replacement or environment_variables.known(replacement), name
         assert info.still_read or info.superseded is None or info.last or info.reader == "nccl", name
         if info.default is not None:
-            assert values.fault(name, info.default) is None, name
+            assert variable_values.fault(name, info.default) is None, name
 
 
 @pytest.mark.parametrize(
     ("one", "other", "distance"), [("abcd", "abcd", 0), ("abcd", "abdc", 1), ("ab", "abcd", 2), ("a", "xyz", 3)]
 )
 def test_slips(one: str, other: str, distance: int) -> None:
-    assert variables.slips(one, other, 2) == distance
+    assert environment_variables.slips(one, other, 2) == distance
 
 
 @each_case(
@@ -145,7 +147,7 @@ def test_slips(one: str, other: str, distance: int) -> None:
     ],
 )
 def test_wrong_values(name: str, value: str) -> None:
-    found = values.fault(name, value)
+    found = variable_values.fault(name, value)
     assert found is not None
     assert found.problem
     assert found.expected
@@ -179,25 +181,31 @@ def test_wrong_values(name: str, value: str) -> None:
     ],
 )
 def test_sound_values(name: str, value: str) -> None:
-    assert values.fault(name, value) is None
+    assert variable_values.fault(name, value) is None
 
 
 def test_rules_that_hang_on_the_release() -> None:
-    assert values.fault("NCCL_ALGO", "PAT", release="2.22.3") is not None
-    assert values.fault("NCCL_ALGO", "PAT", release="2.23.4") is None
-    assert "passes it over" in values.fault("NCCL_ALGO", "Rings", release="2.20.5").problem  # type: ignore[union-attr]
-    assert "refuses" in values.fault("NCCL_ALGO", "Rings", release="2.24.3").problem  # type: ignore[union-attr]
-    assert values.fault("NCCL_PROTO", "allreduce:LL", release="2.20.5") is not None
-    assert values.fault("NCCL_SET_THREAD_NAME", "true", release="2.30.7") is None
-    assert values.fault("NCCL_SET_THREAD_NAME", "true", release="2.28.9") is not None
+    assert variable_values.fault("NCCL_ALGO", "PAT", release="2.22.3") is not None
+    assert variable_values.fault("NCCL_ALGO", "PAT", release="2.23.4") is None
+    assert "passes it over" in variable_values.fault("NCCL_ALGO", "Rings", release="2.20.5").problem  # type: ignore[union-attr]
+    assert "refuses" in variable_values.fault("NCCL_ALGO", "Rings", release="2.24.3").problem  # type: ignore[union-attr]
+    assert variable_values.fault("NCCL_PROTO", "allreduce:LL", release="2.20.5") is not None
+    assert variable_values.fault("NCCL_SET_THREAD_NAME", "true", release="2.30.7") is None
+    assert variable_values.fault("NCCL_SET_THREAD_NAME", "true", release="2.28.9") is not None
 
 
 def test_effective_values() -> None:
-    assert values.effective("NCCL_CROSS_NIC", None) == values.effective("NCCL_CROSS_NIC", "0x2") == "2"
-    assert values.effective("NCCL_IB_DISABLE", "true") == values.effective("NCCL_IB_DISABLE", None) == "0"
-    assert values.effective("NCCL_ALGO", "Ring") == values.effective("NCCL_ALGO", "ring")
-    assert values.effective("NCCL_ALGO", None) is None
-    assert values.effective("TORCH_NCCL_BLOCKING_WAIT", "Yes") == "1"
+    assert (
+        variable_values.effective("NCCL_CROSS_NIC", None) == variable_values.effective("NCCL_CROSS_NIC", "0x2") == "2"
+    )
+    assert (
+        variable_values.effective("NCCL_IB_DISABLE", "true")
+        == variable_values.effective("NCCL_IB_DISABLE", None)
+        == "0"
+    )
+    assert variable_values.effective("NCCL_ALGO", "Ring") == variable_values.effective("NCCL_ALGO", "ring")
+    assert variable_values.effective("NCCL_ALGO", None) is None
+    assert variable_values.effective("TORCH_NCCL_BLOCKING_WAIT", "Yes") == "1"
 
 
 def test_torchs_own_debug_level_agrees() -> None:
@@ -214,4 +222,4 @@ def test_torchs_own_debug_level_agrees() -> None:
             capture_output=True,
             check=False,
         ).returncode
-        assert (code != 0) == (values.fault("TORCH_DISTRIBUTED_DEBUG", value) is not None)
+        assert (code != 0) == (variable_values.fault("TORCH_DISTRIBUTED_DEBUG", value) is not None)

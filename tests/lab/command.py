@@ -108,11 +108,11 @@ def serve() -> None:
 
 def _load_checks() -> None:
     """Import all checks and rules and compile the known messages, which nearly every command needs."""
-    from doctor.catalog import builtin_checks
-    from doctor.knowledge.messages import known_messages
-    from doctor.lint.rules import builtin_rules
+    from doctor.core.check_registry import builtin_checks
+    from doctor.knowledge.log_patterns import known_patterns
+    from doctor.lint.engine.registry import builtin_rules
 
-    for _ in (*builtin_checks(), *builtin_rules(), *(message.compiled for message in known_messages())):
+    for _ in (*builtin_checks(), *builtin_rules(), *(message.compiled for message in known_patterns())):
         pass
 
 

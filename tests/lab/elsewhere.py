@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 _CODE = """
 import sys
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts, encode_outcome
 keys, directories = sys.argv[1].split(","), [pair.split("=") for pair in sys.argv[2:]]
-facts = collect_facts(keys, Surroundings(directories=tuple(map(tuple, directories))))
+facts = collect_facts(keys, Machine(directories=tuple(map(tuple, directories))))
 for key, outcome in facts.items():
     print(key, encode_outcome(outcome).hex())
 """

@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from doctor.lint.collectives import collectives_of, is_certain
-from doctor.lint.joining import unjoined
-from doctor.lint.script import Script
+from doctor.lint.python.collectives import collectives_of, is_certain
+from doctor.lint.python.matching_collectives import unmatched_condition
+from doctor.lint.python.script import Script
 from tests.lab.cases import each_case
 
 TORCH = "import torch\nimport torch.distributed as dist\n"
@@ -174,11 +174,11 @@ ALONE = {
 @pytest.mark.parametrize("title", JOINED)
 def test_the_others_join(title):
     script = Script("a.py", TORCH + "import sys\nrank = dist.get_rank()\n" + JOINED[title])
-    assert {unjoined(script, one) for one in collectives_of(script).all()} == {None}
+    assert {unmatched_condition(script, one) for one in collectives_of(script).all()} == {None}
 
 
 @pytest.mark.parametrize("title", ALONE)
 def test_nobody_joins(title):
     script = Script("a.py", TORCH + "rank = dist.get_rank()\n" + ALONE[title])
-    conditions = [unjoined(script, one) for one in collectives_of(script).all()]
+    conditions = [unmatched_condition(script, one) for one in collectives_of(script).all()]
     assert any(one is not None and "rank" in one.test for one in conditions)

@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from doctor.lint.api import DropArgument, InsertStatement, RenameArgument, ReplaceExpression, SetArgument, place_of
-from doctor.lint.fixing import changed_lines, difference, fixed_text, why_untouched, write_whole
+from doctor.lint.api import DropArgument, InsertStatement, RenameArgument, ReplaceExpression, SetArgument, location_of
+from doctor.lint.fix.edits import changed_lines, difference, fixed_text, why_untouched, write_whole
 
 
 def node_of(text, kind, number=0):
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kind)]
-    return place_of(sorted(found, key=lambda node: (node.lineno, node.col_offset, -node.end_col_offset))[number])
+    return location_of(sorted(found, key=lambda node: (node.lineno, node.col_offset, -node.end_col_offset))[number])
 
 
 def fixed(text, *wishes):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from doctor.lint.ignoring import Ignores, comments_in
+from doctor.lint.engine.suppressions import Suppressions, comments_in
 
 KNOWN = {"CODE001": "code", "CODE003": "code", "ENV010": "launch"}
 
@@ -13,7 +13,7 @@ class OfRule:
 
 
 def ignores(text, *, is_python=True):
-    return Ignores(comments_in(text, is_python=is_python))
+    return Suppressions(comments_in(text, is_python=is_python))
 
 
 def reason(text, rule_id, line, **how):

@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor.finding import Severity
-from doctor.lint.judging import Judge
+from doctor.core.finding import Severity
+from doctor.lint.engine.discovery import LintTarget, UnreadableFile
+from doctor.lint.engine.file_check import FileChecker
+from doctor.lint.engine.registry import Rulebook, builtin_rules
 from doctor.lint.launch import Manifest, read_launch_file
-from doctor.lint.reading import Target, Unreadable
-from doctor.lint.rules import Rulebook, builtin_rules
 from tests.lab.cases import each_case
 
 RULES = builtin_rules()
@@ -241,8 +241,8 @@ def test_what_another_rule_says_is_not_said_twice(name, text):
 def test_the_engine_shows_the_line_that_is_hit(tmp_path):
     path = tmp_path / "sft.yaml"
     path.write_text(LLAMA_TEXT + "fp16: true\n\nbf16: true\n")
-    judge = Judge(Rulebook((RULE,)), releases={}, processors=None, known={RULE.id: RULE.family})
-    (found,) = judge.judge(Target(path, path.name, "config", tmp_path)).found
+    judge = FileChecker(Rulebook((RULE,)), releases={}, processors=None, known={RULE.id: RULE.family})
+    (found,) = judge.judge(LintTarget(path, path.name, "config", tmp_path)).found
     assert (found.place.line, found.code) == (7, "bf16: true")
 
 
@@ -270,7 +270,7 @@ _VALUES = st.recursive(
 @settings(max_examples=200)
 @given(st.dictionaries(_KEYS, _VALUES, max_size=8), st.sampled_from([LLAMA, {"zero_optimization": {}}, ACCELERATE]))
 def test_nothing_in_a_configuration_breaks_the_rule(holds, base):
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableFile):
         file = read_launch_file("a.yaml", yaml.safe_dump({**base, **holds}))
         for hit in RULE.hits(file) if file is not None else ():
             assert hit.place.line > 0

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doctor.lint.engine.registry import builtin_rules
 from doctor.lint.launch import LaunchFile, read_launch_file
-from doctor.lint.rules import builtin_rules
 
 RULES = [rule for rule in builtin_rules() if issubclass(rule.reads, LaunchFile)]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doctor.lint.engine.discovery import UnreadableFile
+from doctor.lint.engine.registry import builtin_rules
 from doctor.lint.launch import LaunchFile, Manifest, ShellFile, read_launch_file
-from doctor.lint.launch.tree import DEPTH, MOST_BYTES, MOST_NODES, read_trees
-from doctor.lint.reading import Unreadable
-from doctor.lint.rules import builtin_rules
+from doctor.lint.launch.yaml_tree import DEPTH, MOST_BYTES, MOST_NODES, read_trees
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = """\
@@ -142,7 +142,7 @@ def test_a_script_is_told_by_its_first_line_too():
     ],
 )
 def test_what_can_not_be_read_is_said_with_the_reason(text, why):
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableFile, match=why):
         read_launch_file("job.yaml", text)
 
 
@@ -169,7 +169,7 @@ def test_an_alias_of_itself_ends():
 @settings(max_examples=150)
 @given(st.text(alphabet="kind: PyTorchJob\n-&*<[]{}!|>'\"$()specabt\t", max_size=200))
 def test_nothing_breaks_the_reader(text):
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableFile):
         read_launch_file("a.yaml", f"kind: PyTorchJob\n{text}")
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor.lint.launch.lexer import tokens
-from doctor.lint.launch.shell import MOST_COMMANDS, MOST_SCRIPTS, read_shell
-from doctor.lint.launch.statements import split_script
-from doctor.lint.launch.told import is_told, names_in, shown
-from doctor.lint.launch.words import Operator
+from doctor.lint.launch.partial_text import is_known, names_in, shown
+from doctor.lint.launch.shell.lexer import tokens
+from doctor.lint.launch.shell.reader import MOST_COMMANDS, MOST_SCRIPTS, read_shell
+from doctor.lint.launch.shell.statements import split_script
+from doctor.lint.launch.shell.tokens import Operator
 from tests.lab.cases import each_case
 from tests.lab.speed import times_of_reference
 
@@ -284,5 +284,5 @@ def test_nothing_breaks_the_reader(text):
     file = read_shell("x.sh", text)
     for setting in file.settings:
         assert setting.place.line >= 1
-        assert is_told(setting.value) or names_in(setting.value) is not None
+        assert is_known(setting.value) or names_in(setting.value) is not None
     assert split_script(text).doubtful is not None

@@ -2,9 +2,9 @@
 
 import pytest
 
-from doctor.lint.launch.shell import read_shell
-from doctor.lint.launch.slurm import gpus_of, gres_of, read_headers, read_late_headers
-from doctor.lint.launch.starts import starts_of
+from doctor.lint.launch.process_launches import starts_of
+from doctor.lint.launch.shell.reader import read_shell
+from doctor.lint.launch.slurm_batch import gpus_of, gres_of, read_headers, read_late_headers
 from tests.lab.cases import each_case
 
 

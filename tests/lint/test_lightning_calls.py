@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.knowledge.data import read
-from doctor.knowledge.lightning import ArgumentInfo, hook, imported
+from doctor.knowledge.data_files import read
+from doctor.knowledge.lightning_api import ArgumentInfo, hook, imported
 from doctor.lint.api import Script, lightning_release
 from tests.lab.cases import each_case
 

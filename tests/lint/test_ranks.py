@@ -4,8 +4,15 @@ import ast
 
 import pytest
 
-from doctor.lint.ranks import is_of_the_job, is_rank, is_rank_test, main_first, rank_condition, rank_conditions
-from doctor.lint.script import Script
+from doctor.lint.python.rank_branches import (
+    is_of_the_job,
+    is_rank,
+    is_rank_test,
+    main_first,
+    rank_condition,
+    rank_conditions,
+)
+from doctor.lint.python.script import Script
 from tests.lab.cases import each_case
 
 

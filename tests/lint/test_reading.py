@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from doctor.lint.notebooks import read_notebook
-from doctor.lint.reading import Unreadable, find_files, read_text
+from doctor.lint.engine.discovery import UnreadableFile, find_files, read_text
+from doctor.lint.python.notebooks import read_notebook
 
 
 def found(*paths):
@@ -88,7 +88,7 @@ def test_the_encoding_is_that_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("content", [b"# coding: klingon\n", b"s = '\xff'\n"])
 def test_an_encoding_that_is_not_known_is_said(tmp_path, content):
-    with pytest.raises(Unreadable, match="encoding"):
+    with pytest.raises(UnreadableFile, match="encoding"):
         text_of(tmp_path / "x.py", content)
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_too_large_or_none_is_said(tmp_path):
     os.mkfifo(pipe)
     for path, why in ((large, "larger than 4 MiB"), (pipe, "no file")):
         (target,) = find_files([path])
-        with pytest.raises(Unreadable, match=why):
+        with pytest.raises(UnreadableFile, match=why):
             read_text(target)
 
 
@@ -127,5 +127,5 @@ def test_a_notebook_is_one_script_without_what_is_no_python():
     ],
 )
 def test_what_is_no_notebook_of_python_is_said(text, why):
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableFile, match=why):
         read_notebook(text)

@@ -4,13 +4,13 @@ import inspect
 
 import pytest
 
-from doctor.catalog import builtin_checks
-from doctor.errors import UnusableError
-from doctor.lint.api import Bad, Good, Place, Script
-from doctor.lint.fixing import fixed_text
+from doctor.core.check_registry import builtin_checks
+from doctor.core.errors import UnusableError
+from doctor.lint.api import FileFails, FilePasses, Script, SourceLocation
+from doctor.lint.engine.registry import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
+from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch import Manifest
-from doctor.lint.rules import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
-from doctor.playbook import find_page
+from doctor.report.playbook import find_page
 from tests.lab.cases import assert_each
 
 RULES = sorted(builtin_rules(), key=lambda rule: (rule.id, rule.judge.__module__))
@@ -66,23 +66,23 @@ def _is_named_after_its_check_or_has_a_name_of_its_own(rule):
 
 def _has_bad_and_good_cases(rule):
     cases = list(rule.cases())
-    assert sum(isinstance(case, Bad) for case in cases) >= 3
-    assert sum(isinstance(case, Good) for case in cases) >= 3
+    assert sum(isinstance(case, FileFails) for case in cases) >= 3
+    assert sum(isinstance(case, FilePasses) for case in cases) >= 3
     assert len({case.title for case in cases}) == len(cases)
-    assert all(case.lines for case in cases if isinstance(case, Bad)), "a bad case marks no line"
+    assert all(case.lines for case in cases if isinstance(case, FileFails)), "a bad case marks no line"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_label)
 def test_cases(rule):
     cases = list(rule.cases())
     assert_each(_hits_the_marked_lines, [(case.title, (rule, case)) for case in cases])
-    assert_each(_is_fixed, [(case.title, (rule, case)) for case in cases if isinstance(case, Bad)])
+    assert_each(_is_fixed, [(case.title, (rule, case)) for case in cases if isinstance(case, FileFails)])
 
 
 def _hits_the_marked_lines(rule, case):
     hits = hits_of(rule, case)
     found = [(hit.place.line, hit.summary) for hit in hits]
-    if isinstance(case, Good):
+    if isinstance(case, FilePasses):
         assert not found
         return
     assert sorted(line for line, _ in found) == list(case.lines), found
@@ -91,7 +91,7 @@ def _hits_the_marked_lines(rule, case):
         assert hit.summary
         assert "\n" not in hit.summary
         assert 0 < hit.confidence <= 1
-        assert isinstance(hit.place, Place)
+        assert isinstance(hit.place, SourceLocation)
 
 
 def _is_fixed(rule, case):

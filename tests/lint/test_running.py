@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.finding import Status
-from doctor.lint import judging
-from doctor.lint.api import Hit, Place, Script, Severity, rule
-from doctor.lint.asking import ask
-from doctor.lint.ignoring import IGNORE_IN_VAIN
-from doctor.lint.pool import shared_work
-from doctor.lint.rules import Rulebook, choose_rules, load_rules
-from doctor.lint.running import Asked, draw_up, judge_paths
-from doctor.settings import IgnoreEntry, Settings
+from doctor.core.errors import UnusableError
+from doctor.core.finding import Status
+from doctor.core.settings import IgnoreEntry, Settings
+from doctor.lint.api import Script, Severity, SourceLocation, Violation, rule
+from doctor.lint.engine import file_check
+from doctor.lint.engine.registry import Rulebook, choose_rules, load_rules
+from doctor.lint.engine.request import lint_request
+from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
+from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION
+from doctor.lint.engine.worker_pool import map_in_workers
 
 
 @rule(id="TEST001", severity=Severity.WARNING, reads=Script, mentions=("bad",), foreshadows=("MEM001",))
@@ -27,7 +27,7 @@ def bad_call(script):
     """
     for call in script.all(__import__("ast").Call):
         if getattr(call.func, "id", "") == "bad":
-            yield Hit(call, "bad is called", evidence=(("numbers", (1, 2)),))
+            yield Violation(call, "bad is called", evidence=(("numbers", (1, 2)),))
 
 
 @rule(id="TEST002", severity=Severity.ERROR, reads=Script, mentions=("breaks",))
@@ -37,21 +37,21 @@ def broken_rule(script):
     Why it hurts: it does.
     Fix: none.
     """
-    yield Hit(script.tree.body[0], "the first line")
+    yield Violation(script.tree.body[0], "the first line")
     raise ZeroDivisionError("it broke")
 
 
 def asked(*rules, settings=None, strict=False):
-    book = Rulebook((IGNORE_IN_VAIN, *(rules or (bad_call,))))
+    book = Rulebook((UNUSED_SUPPRESSION, *(rules or (bad_call,))))
     known = {one.id: one.family for one in book.rules}
-    return Asked(book, settings or Settings(), known, {}, strict=strict)
+    return LintRequest(book, settings or Settings(), known, {}, strict=strict)
 
 
 def run(folder, what=None, **files):
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     what = what or asked()
-    return draw_up(judge_paths([folder], what), what, started=time.time())
+    return build_report(lint_paths([folder], what), what, started=time.time())
 
 
 def test_findings_say_where_and_what(tmp_path):
@@ -153,9 +153,9 @@ def test_a_rule_that_never_ends_is_given_up_with_its_file(tmp_path, monkeypatch)
                 time.sleep(1)
             except Exception:
                 continue
-        yield Hit(Place(1), "never")
+        yield Violation(SourceLocation(1), "never")
 
-    monkeypatch.setattr(judging, "DEADLINE", 0.3)
+    monkeypatch.setattr(file_check, "DEADLINE", 0.3)
     report = run(tmp_path, asked(bad_call, endless), a="bad(forever)\n", b="bad()\n")
     assert report.inputs[0].skipped == "it took longer than 0.3 s"
     assert len(report.result("TEST001").findings) == 1
@@ -171,7 +171,7 @@ def _fate(number):
 
 
 def test_pieces_that_break_or_hang_are_lost_alone():
-    outcomes = shared_work(range(30), _fate, lambda number, why: f"{number}: {why}", deadline=0.5, most=3)
+    outcomes = map_in_workers(range(30), _fate, lambda number, why: f"{number}: {why}", deadline=0.5, most=3)
     assert outcomes[3] == "3: it broke the process that looked at it"
     assert outcomes[5] == "5: it took longer than 0.5 s"
     assert [outcomes[number] for number in range(30) if number not in (3, 5)] == [
@@ -180,12 +180,12 @@ def test_pieces_that_break_or_hang_are_lost_alone():
 
 
 PLUGIN = '''
-from doctor.lint.api import Hit, Script, Severity, rule
+from doctor.lint.api import Violation, Script, Severity, rule
 
 @rule(id="{id}", severity=Severity.INFO, reads=Script)
 def own_rule(script):
     """Ask."""
-    yield Hit(script.tree, "seen")
+    yield Violation(script.tree, "seen")
 '''
 
 
@@ -205,9 +205,12 @@ def test_rules_of_a_plug_in(tmp_path):
 
 def test_patterns_and_releases_that_are_unknown():
     with pytest.raises(UnusableError, match="no rule or family is called CODE99"):
-        ask(Settings(select=("CODE99",)), typed=["CODE99"])
+        lint_request(Settings(select=("CODE99",)), typed=["CODE99"])
     with pytest.raises(UnusableError, match="no check or family is called NIX"):
-        ask(Settings(ignore=(IgnoreEntry("NIX", "why"),)))
+        lint_request(Settings(ignore=(IgnoreEntry("NIX", "why"),)))
     with pytest.raises(UnusableError, match="no release"):
-        ask(Settings(), lightning="two")
-    assert ask(Settings(ignore=(IgnoreEntry("NET026", "of a check"),)), lightning="2.1").releases["lightning"] == "2.1"
+        lint_request(Settings(), lightning="two")
+    assert (
+        lint_request(Settings(ignore=(IgnoreEntry("NET026", "of a check"),)), lightning="2.1").releases["lightning"]
+        == "2.1"
+    )

@@ -7,12 +7,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from doctor.lint.asking import ask
-from doctor.lint.mending import replacements_for
-from doctor.lint.rules import load_rules
-from doctor.lint.running import draw_up, judge_paths
-from doctor.report.sarif import render_sarif
-from doctor.settings import IgnoreEntry, Settings
+from doctor.core.settings import IgnoreEntry, Settings
+from doctor.lint.engine.registry import load_rules
+from doctor.lint.engine.request import lint_request
+from doctor.lint.engine.runner import build_report, lint_paths
+from doctor.lint.fix.fixer import replacements_for
+from doctor.report.lint.sarif import render_sarif
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "data" / "sarif-schema-2.1.0.json").read_text())
 
@@ -36,9 +36,9 @@ if dist.get_rank() == 0:
 def sarif(folder, text=TEXT, name="train.py", settings=None):
     path = folder / name
     path.write_text(text)
-    asked = ask(settings or Settings())
-    verdicts = judge_paths([folder], asked)
-    report = draw_up(verdicts, asked, started=time.time())
+    asked = lint_request(settings or Settings())
+    verdicts = lint_paths([folder], asked)
+    report = build_report(verdicts, asked, started=time.time())
     document = json.loads(render_sarif(report, asked.book.rules, replacements_for(verdicts, asked)))
     jsonschema.validate(document, SCHEMA)
     return document["runs"][0]

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from doctor.lint.script import UNKNOWN, Script
+from doctor.lint.python.script import UNKNOWN, Script
 from tests.lab.cases import each_case
 
 

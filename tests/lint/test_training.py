@@ -15,10 +15,10 @@ from doctor.lint.api import (
     is_test,
     loaders,
     loops,
-    parts_loaders_by_itself,
+    mentions_ranks,
     run_by_all,
     several_ranks,
-    speaks_of_ranks,
+    shards_loaders_itself,
     target_name,
     unwrapped,
     words_behind,
@@ -70,7 +70,7 @@ def test_several_ranks(line, several):
     ],
 )
 def test_who_puts_samplers_into_loaders(line, parts):
-    assert parts_loaders_by_itself(Script("a.py", line)) == parts
+    assert shards_loaders_itself(Script("a.py", line)) == parts
 
 
 @each_case(
@@ -211,7 +211,7 @@ DataLoader({data})
 """
     script = Script("a.py", text)
     (loader,) = loaders(script)
-    assert speaks_of_ranks(data_of(script, loader.call)) == ranked
+    assert mentions_ranks(data_of(script, loader.call)) == ranked
 
 
 def test_names_that_refer_to_one_another_come_to_an_end():
@@ -227,7 +227,7 @@ def test_names_that_refer_to_one_another_come_to_an_end():
 def test_one_setting_is_not_made_from_the_others(line, ranked):
     script = Script("a.py", f"args = parse('--local_rank')\n{line}\nf(args.out)\n")
     call = script.all(ast.Call)[-1]
-    assert speaks_of_ranks(words_behind(script, call.args[0])) == ranked
+    assert mentions_ranks(words_behind(script, call.args[0])) == ranked
 
 
 def test_under_what_name_something_is_kept():

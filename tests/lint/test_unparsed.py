@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from doctor.cli import app
-from doctor.errors import UnusableError
+from doctor.cli.main import app
+from doctor.core.errors import UnusableError
 
 BROKEN, FINE, TRAINING = "def f(:\n", "x = 1\n", "import torch\ndef f(:\n"
 

@@ -2,15 +2,7 @@
 
 import pytest
 
-from doctor.masking import (
-    LONGEST,
-    REDACTED,
-    is_secret_name,
-    mask_command,
-    mask_text,
-    mask_value,
-    readable,
-)
+from doctor.core.masking import LONGEST, REDACTED, is_secret_name, mask_command, mask_text, mask_value, readable
 from tests.lab.cases import each_case
 
 

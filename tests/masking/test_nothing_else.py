@@ -5,19 +5,19 @@ import re
 import time
 from pathlib import Path
 
-from doctor.knowledge.variables import table
-from doctor.masking import REDACTED, is_secret_name, mask_text
-from doctor.masking import text as masking_text
-from doctor.masking.programs import PROGRAMS
-from doctor.masking.shapes import SHAPES
-from doctor.postmortem import assembly
-from doctor.postmortem.reading import read_runs
+from doctor.core.masking import REDACTED, is_secret_name, mask_text
+from doctor.core.masking import text_masking as masking_text
+from doctor.core.masking.program_options import PROGRAMS
+from doctor.core.masking.token_formats import TOKEN_FORMATS
+from doctor.knowledge.environment_variables import table
+from doctor.postmortem import job_assembly
+from doctor.postmortem.run_reader import read_runs
 from doctor.session import examine
 from tests.lab.cases import each_case
 
 DATA = Path(__file__).parents[1] / "data"
 REPORTED = [json.loads(line) for line in (DATA / "reported_failures.jsonl").read_text().splitlines()]
-KNOWN_LINES = Path(assembly.__file__).parents[1] / "knowledge" / "log_lines"
+KNOWN_LINES = Path(job_assembly.__file__).parents[1] / "knowledge" / "log_lines"
 
 
 def _strings(value):
@@ -77,7 +77,7 @@ def test_the_verdict_is_the_same_without_masking(tmp_path, monkeypatch, report):
     log.write_text(report["text"])
     masked = examine(read_runs([log])[0].job)
     with monkeypatch.context() as patch:
-        patch.setattr(assembly, "mask_record", lambda record: record)
+        patch.setattr(job_assembly, "mask_record", lambda record: record)
         plain = examine(read_runs([log])[0].job)
     assert _judged(masked) == _judged(plain)
     assert REDACTED not in json.dumps(_judged(masked))
@@ -91,7 +91,7 @@ def _judged(report):
 
 
 def _patterns():
-    yield from ((f"shape {shape.cue}", shape.pattern) for shape in SHAPES)
+    yield from ((f"shape {shape.cue}", shape.pattern) for shape in TOKEN_FORMATS)
     yield from ((f"program {cue}", pattern) for cue, pattern in PROGRAMS)
     yield from ((name, one) for name, one in vars(masking_text).items() if isinstance(one, re.Pattern))
 

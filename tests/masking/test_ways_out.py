@@ -15,22 +15,22 @@ import pytest
 from click.testing import CliRunner
 
 from doctor.api import healthy
-from doctor.capture import encode_document, from_document, parse_capture, to_document, to_record
-from doctor.cli import app
-from doctor.collectors.base import Surroundings
-from doctor.collectors.environment import collect_environment
-from doctor.collectors.launch import collect_launch
-from doctor.collectors.listeners import listener_on
-from doctor.collectors.master import collect_master
-from doctor.collectors.nccl import collect_nccl
-from doctor.facts import ProgressFacts
-from doctor.job import Member, build_job
-from doctor.masking import REDACTED, is_secret_name, mask_command, mask_text
-from doctor.monitor.monitor import Monitor
-from doctor.postmortem.reading import read_runs
-from doctor.redaction import redact
-from doctor.report.html import render_html
-from doctor.report.machine import render_github, render_json, render_junit
+from doctor.cli.main import app
+from doctor.collectors.base import Machine
+from doctor.collectors.launch.launcher import collect_launch
+from doctor.collectors.nccl.configuration import collect_nccl
+from doctor.collectors.network.listeners import listener_on
+from doctor.collectors.network.master_address import collect_master
+from doctor.collectors.software.environment import collect_environment
+from doctor.core.capture import encode_document, from_document, parse_capture, to_document, to_record
+from doctor.core.facts import ProgressFacts
+from doctor.core.job import Member, build_job
+from doctor.core.masking import REDACTED, is_secret_name, mask_command, mask_text
+from doctor.core.redact.placeholders import redact
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
+from doctor.postmortem.run_reader import read_runs
+from doctor.report.html.document import render_html
+from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 from doctor.report.terminal import draw_report, make_console
 from doctor.session import examine
@@ -113,7 +113,7 @@ def test_exceptions_in_a_run(secrets):
     """What the callback says of them: its record, its report, and ``diagnose`` of both."""
     members = []
     for rank, secret in enumerate(secrets):
-        monitor = Monitor()
+        monitor = RankTelemetry()
         try:
             raise RuntimeError(f"upload failed: {secret.text} after 3 tries")
         except RuntimeError as error:
@@ -167,7 +167,7 @@ def test_addresses_with_credentials():
 
 
 def _captured(environ, *collectors):
-    around = Surroundings(environ=environ, proc=Path("/nonexistent"))
+    around = Machine(environ=environ, proc=Path("/nonexistent"))
     collected = [collect(around) for collect in (collect_environment, collect_launch, collect_nccl, *collectors)]
     return build_job([Member(0, {section.key: section for section in collected})])
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from doctor.monitor.replica import Replica
+from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -45,7 +45,7 @@ def train(rank, flip_after):
     """What a rank sees of a run; after batch ``flip_after`` rank 1 flips a bit of one parameter."""
     torch.manual_seed(rank)
     wrapped = DistributedDataParallel(net())
-    replica = Replica(EVERY)
+    replica = ReplicaTracker(EVERY)
     replica.attach(wrapped.module, replicated=True, broadcast=True)
     for batch in range(1, BATCHES + 1):
         loss = wrapped(torch.randn(4, 3, 8, 8)).square().mean()
@@ -76,7 +76,7 @@ def layers():
 
 def seen_of(module):
     """What a replica says of a model after one batch."""
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(module, replicated=None, broadcast=None)
     replica.batch_end(1)
     return {"model": replica.model(), "replica": replica.facts(), "means": []}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.monitor.host_use import HostUse
+from doctor.monitor.telemetry.host_counters import HostCounters
 from tests.collectors.recorded import plant, surroundings_at
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def _write(tree, periods, throttled, sent, again, *errors):
 
 def test_only_what_happened_since(tree):
     _write(tree, 100, 40, 10_000, 30, 1, 2, 3, 4)
-    use = HostUse(tree)
+    use = HostCounters(tree)
     quiet = use.facts()
     assert (quiet.cpu_periods, quiet.cpu_throttled_periods, quiet.segments, quiet.retransmitted) == (0, 0, 0, 0)
     assert quiet.interface_errors == ()
@@ -49,7 +49,7 @@ def test_only_what_happened_since(tree):
 
 def test_counters_that_began_anew_say_nothing(tree):
     _write(tree, 100, 40, 10_000, 30, 9, 9, 9, 9)
-    use = HostUse(tree)
+    use = HostCounters(tree)
     _write(tree, 1, 0, 20, 0, 0, 0, 0, 1)
     facts = use.facts()
     assert (facts.cpu_periods, facts.cpu_throttled_periods, facts.segments) == (None, None, None)
@@ -62,12 +62,12 @@ def test_a_host_that_shows_nothing(tmp_path, garbage):
     (tmp_path / "proc" / "net").mkdir()
     for name in ("dev", "snmp"):
         (tmp_path / "proc" / "net" / name).write_text(garbage)
-    facts = HostUse(surroundings).facts()
+    facts = HostCounters(surroundings).facts()
     assert (facts.cpu_periods, facts.segments, facts.retransmitted, facts.interface_errors) == (None, None, None, ())
 
 
 def test_real_traffic_is_counted():
-    use = HostUse()
+    use = HostCounters()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
         receiver, _ = server.accept()
         with receiver:
@@ -83,8 +83,8 @@ BUSY = """
 import os, sys, time
 with open(f"{sys.argv[1]}/cgroup.procs", "w") as file:
     file.write(str(os.getpid()))
-from doctor.monitor.host_use import HostUse
-use = HostUse()
+from doctor.monitor.telemetry.host_counters import HostCounters
+use = HostCounters()
 end = time.monotonic() + 1.0
 while time.monotonic() < end:
     pass

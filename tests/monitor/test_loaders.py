@@ -25,8 +25,8 @@ from torch.utils.data import (  # noqa: E402 - torch may be missing
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
-from doctor.monitor import drawn  # noqa: E402
-from doctor.monitor.loaders import KEPT_EPOCHS, Loaders  # noqa: E402
+from doctor.monitor.telemetry.data import sample_trace  # noqa: E402
+from doctor.monitor.telemetry.data.loader_history import KEPT_EPOCHS, LoaderHistories  # noqa: E402
 
 ROWS = TensorDataset(torch.arange(600.0).reshape(200, 3), torch.arange(200) % 7)
 
@@ -55,7 +55,7 @@ class Shuffling:
 
 @pytest.fixture
 def loaders():
-    known = Loaders()
+    known = LoaderHistories()
     known.open()
     yield known
     known.close()
@@ -202,7 +202,7 @@ def test_workers_that_read_the_same_stream_give_each_batch_twice(loaders):
 def test_a_batch_that_is_changed_in_place_later(loaders):
     batch = torch.arange(8.0)
     loaders.saw("train", 0, batch)
-    expected = Loaders()
+    expected = LoaderHistories()
     expected.saw("train", 0, torch.arange(8.0))
     batch.zero_()
     assert loaders.facts().loaders[0].epochs[0].content == expected.facts().loaders[0].epochs[0].content
@@ -369,7 +369,7 @@ def test_random_state_is_the_same_with_and_without(workers):
     def train(watched):
         random.seed(3)
         torch.manual_seed(3)
-        known = Loaders()
+        known = LoaderHistories()
         if watched:
             known.open()
         batches = []
@@ -394,29 +394,31 @@ def test_random_state_is_the_same_with_and_without(workers):
 
 
 def test_torch_is_as_it_was():
-    for left_behind in drawn._observers:  # by runs of other tests that were switched off and close in the background
+    for (
+        left_behind
+    ) in sample_trace._observers:  # by runs of other tests that were switched off and close in the background
         left_behind.close()
-    before = {name: getattr(_BaseDataLoaderIter, name) for name in drawn.BEGINS}
-    one, other = Loaders(), Loaders()
+    before = {name: getattr(_BaseDataLoaderIter, name) for name in sample_trace.BEGINS}
+    one, other = LoaderHistories(), LoaderHistories()
     one.open()
     other.open()
-    assert all(getattr(_BaseDataLoaderIter, name) is not before[name] for name in drawn.BEGINS)
+    assert all(getattr(_BaseDataLoaderIter, name) is not before[name] for name in sample_trace.BEGINS)
     one.close()
     one.close()
     known = go(other, DataLoader(ROWS, 4))
     assert known.epochs[0].first
     other.close()
-    assert {name: getattr(_BaseDataLoaderIter, name) for name in drawn.BEGINS} == before
-    assert drawn._observers == ()
+    assert {name: getattr(_BaseDataLoaderIter, name) for name in sample_trace.BEGINS} == before
+    assert sample_trace._observers == ()
 
 
 def test_an_iterator_goes_its_own_way_once_enough_is_known_and_dies_when_it_is_left():
-    known, long = Loaders(), DataLoader(range(1000), 4)
+    known, long = LoaderHistories(), DataLoader(range(1000), 4)
     known.open()
     iterator = iter(long)
     next(iterator)
     assert "_next_index" in vars(iterator)
-    for _ in range(drawn.HASHED // 4):
+    for _ in range(sample_trace.HASHED // 4):
         next(iterator)
     assert "_next_index" not in vars(iterator)
     followed = iter(long)
@@ -428,7 +430,7 @@ def test_an_iterator_goes_its_own_way_once_enough_is_known_and_dies_when_it_is_l
 
 
 def test_two_at_once_see_the_same():
-    one, other = Loaders(), Loaders()
+    one, other = LoaderHistories(), LoaderHistories()
     loader = DataLoader(ROWS, 4, shuffle=True)
     for known in (one, other):
         known.open()
@@ -445,7 +447,7 @@ def test_two_at_once_see_the_same():
 
 def test_somebody_who_wraps_the_wrapper(monkeypatch):
     """Theirs stays where it is, and opening again counts nothing twice."""
-    known = Loaders()
+    known = LoaderHistories()
     known.open()
     ours = _BaseDataLoaderIter.__init__
     monkeypatch.setattr(_BaseDataLoaderIter, "__init__", lambda self, *args: ours(self, *args))
@@ -462,7 +464,7 @@ def test_somebody_who_wraps_the_wrapper(monkeypatch):
 
 def test_without_the_method_nothing_is_seen_and_a_note_says_so(monkeypatch):
     monkeypatch.delattr(_BaseDataLoaderIter, "_next_index")
-    known = Loaders()
+    known = LoaderHistories()
     known.open()
     loader = DataLoader(ROWS, 4)
     known.attach("train", 0, loader)
@@ -475,11 +477,11 @@ def test_without_the_method_nothing_is_seen_and_a_note_says_so(monkeypatch):
 
 def test_an_iterator_that_is_made_otherwise_goes_on(loaders, monkeypatch):
     """Nothing of ours may come out of a user's loader."""
-    monkeypatch.setattr(drawn, "_is_first", lambda iterator: iterator.no_such_thing)
+    monkeypatch.setattr(sample_trace, "_is_first", lambda iterator: iterator.no_such_thing)
     before = list(DataLoader(ROWS, 50))
     assert len(before) == 4
     assert "AttributeError" in loaders.facts().why_hidden("drawn").reason
-    assert drawn._observers == ()
+    assert sample_trace._observers == ()
 
 
 def test_nothing_grows(loaders):

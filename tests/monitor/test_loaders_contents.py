@@ -10,8 +10,8 @@ from tests.lab.cases import each_case
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from doctor.monitor import contents  # noqa: E402 - torch may be missing
-from doctor.monitor.contents import Contents  # noqa: E402
+from doctor.monitor.telemetry.data import batch_fingerprint  # noqa: E402 - torch may be missing
+from doctor.monitor.telemetry.data.batch_fingerprint import BatchFingerprint  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -23,7 +23,7 @@ class Graph:
 
 
 def digest(batch):
-    return Contents(batch).digest()
+    return BatchFingerprint(batch).digest()
 
 
 def images():
@@ -81,14 +81,17 @@ def test_a_difference_in_one_image_of_a_large_batch():
 
 
 def test_few_values_are_copied():
-    taken = Contents([torch.zeros(1000, 1000), torch.zeros(1000, 1000).t()[:, :500], torch.zeros(100_000)])
+    taken = BatchFingerprint([torch.zeros(1000, 1000), torch.zeros(1000, 1000).t()[:, :500], torch.zeros(100_000)])
     copies = [values for _, values in taken._parts]
-    assert all(0 < values.numel() <= contents.MOST_VALUES for values in copies)
-    assert all(values.untyped_storage().nbytes() <= contents.MOST_VALUES * 4 for values in copies)
+    assert all(0 < values.numel() <= batch_fingerprint.MOST_VALUES for values in copies)
+    assert all(values.untyped_storage().nbytes() <= batch_fingerprint.MOST_VALUES * 4 for values in copies)
 
 
 def test_a_wide_batch_is_looked_at_in_its_first_parts_only():
-    assert len(digest({str(number): torch.zeros(2) + number for number in range(50)}).split("-")) == contents.MOST_PARTS
+    assert (
+        len(digest({str(number): torch.zeros(2) + number for number in range(50)}).split("-"))
+        == batch_fingerprint.MOST_PARTS
+    )
     assert digest([[[[[torch.zeros(2)]]]]]) is None
 
 
@@ -104,7 +107,7 @@ class Late:
 
 
 def test_a_batch_on_a_device_is_read_when_the_device_has_come_to_it():
-    taken = Contents(torch.arange(4))
+    taken = BatchFingerprint(torch.arange(4))
     taken._event = Late()
     assert [taken.digest() for _ in range(4)] == [None, None, digest(torch.arange(4)), digest(torch.arange(4))]
     assert taken._parts == []

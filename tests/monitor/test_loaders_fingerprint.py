@@ -20,7 +20,7 @@ numpy = pytest.importorskip("numpy")
 
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset  # noqa: E402 - torch may be missing
 
-from doctor.monitor.fingerprint import MOST_NODES, fingerprint  # noqa: E402
+from doctor.monitor.telemetry.data.dataset_fingerprint import MOST_NODES, fingerprint  # noqa: E402
 
 
 class Data(Dataset):
@@ -156,7 +156,7 @@ def test_things_that_hold_themselves():
 def test_a_digest_is_the_same_in_another_process():
     """Ranks hash texts each in their own way."""
     program = (
-        "from doctor.monitor.fingerprint import fingerprint;"
+        "from doctor.monitor.telemetry.data.dataset_fingerprint import fingerprint;"
         "print(fingerprint({'a': {'x', 'y', 'z'}, 'b': len}, [type('Rows', (), {})()], range(3)))"
     )
     outputs = {

@@ -10,12 +10,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.cgroup import read_cgroup
-from doctor.facts import Gpu, GpuFacts, GpuProcess, Lack, MemorySample, Missing
-from doctor.monitor import memory_device
-from doctor.monitor.memory import MOST, UNREAD, Memory, Samples, host_available, joined
-from doctor.monitor.memory_device import Allocator, Driver, Peaks, names_of, parse_allocator, within
+from doctor.collectors.base import Machine
+from doctor.collectors.host.cgroup import read_cgroup
+from doctor.core.facts import Gpu, GpuFacts, GpuProcess, MemorySample, Missing, MissingReason
+from doctor.monitor.telemetry.memory import cuda_device
+from doctor.monitor.telemetry.memory.cuda_device import (
+    AllocatorStats,
+    DriverMemory,
+    PeakTracker,
+    call_with_timeout,
+    device_ids,
+    parse_allocator_stats,
+)
+from doctor.monitor.telemetry.memory.memory_samples import (
+    MOST,
+    UNREAD,
+    MemorySampler,
+    MemorySamples,
+    host_available,
+    merge_samples,
+)
 from tests.collectors.recorded import plant, surroundings_at
 
 MIB = 1 << 20
@@ -25,7 +39,7 @@ sys.addaudithook(lambda event, arguments: OPENED.append(arguments[0]) if event =
 
 def test_a_process_without_a_device():
     torch = pytest.importorskip("torch")
-    memory = Memory()
+    memory = MemorySampler()
     memory.use_device(torch.device("cpu"))
     memory.sample(50, 32)
     facts = memory.facts()
@@ -45,7 +59,7 @@ def _pages():
 
 
 def test_a_process_that_grows_is_seen_to_grow():
-    memory = Memory()
+    memory = MemorySampler()
     memory.sample(50, None)
     before = memory.facts().samples[-1].resident
     with mmap.mmap(-1, 64 * MIB) as block:
@@ -58,7 +72,7 @@ def test_a_process_that_grows_is_seen_to_grow():
 
 
 def test_a_sample_touches_no_file():
-    memory = Memory()
+    memory = MemorySampler()
     memory.facts()
     seen = len(OPENED)
     for step in range(1000):
@@ -69,7 +83,7 @@ def test_a_sample_touches_no_file():
 
 
 def test_samples_that_nobody_asked_for_become_one_on_a_cpu():
-    memory = Memory()
+    memory = MemorySampler()
     for step in range(50, 5000, 50):
         memory.sample(step, step % 700)
     (sample,) = memory.facts().samples
@@ -78,14 +92,14 @@ def test_samples_that_nobody_asked_for_become_one_on_a_cpu():
 
 
 def test_a_run_that_nobody_asks_about_keeps_a_bounded_number():
-    memory = Memory()
+    memory = MemorySampler()
     for step in range(UNREAD * 3):
         memory.sample(step, None)
     assert len(memory._fresh) == UNREAD
 
 
 def test_facts_are_the_same_whoever_asks_at_the_same_time():
-    memory = Memory()
+    memory = MemorySampler()
     stop = threading.Event()
     faults = []
 
@@ -114,7 +128,7 @@ def _on_device(step, **numbers):
 
 @pytest.mark.parametrize("at_once", [1, 7, 400])
 def test_a_long_run_stays_covered_from_its_begin(at_once):
-    samples = Samples()
+    samples = MemorySamples()
     every = [_on_device(step) for step in range(50, 500_000, 50)]
     for first in range(0, len(every), at_once):
         samples.add(every[first : first + at_once])
@@ -131,11 +145,11 @@ def test_a_long_run_stays_covered_from_its_begin(at_once):
 def test_what_is_joined_keeps_the_peak_and_the_largest_batch_of_both():
     first = _on_device(50, peak=900 * MIB, units=64, resident=10)
     second = _on_device(100, peak=None, units=32)
-    assert joined(first, second) == _on_device(100, peak=900 * MIB, units=64, resident=10)
+    assert merge_samples(first, second) == _on_device(100, peak=900 * MIB, units=64, resident=10)
 
 
 def test_the_whole_run_keeps_its_highest_peak_and_largest_batch():
-    samples = Samples()
+    samples = MemorySamples()
     for step in range(10_000):
         samples.add([_on_device(step, peak=7777 * MIB if step == 1234 else None, units=999 if step == 4321 else 8)])
     assert max(sample.peak or 0 for sample in samples.kept) == 7777 * MIB
@@ -143,13 +157,13 @@ def test_the_whole_run_keeps_its_highest_peak_and_largest_batch():
 
 
 def test_a_second_fit_that_counts_from_the_begin_again_is_kept_apart():
-    samples = Samples()
+    samples = MemorySamples()
     samples.add([_on_device(step) for step in (50, 100, 150, 50, 100)])
     assert [sample.step for sample in samples.kept] == [50, 100, 150, 50, 100]
 
 
 def test_only_the_newest_sample_gets_what_is_read_now():
-    samples = Samples()
+    samples = MemorySamples()
     samples.add([_on_device(50), _on_device(100)])
     samples.complete(MemorySample(0, resident=1, workers=2, host_available=3, device_used=4))
     samples.complete(MemorySample(0, resident=9, workers=9, host_available=9, device_used=9))
@@ -168,15 +182,15 @@ STATISTICS = {
 
 
 def test_the_allocators_statistics():
-    assert parse_allocator(STATISTICS) == Allocator(3 * MIB, 20 * MIB, 7 * MIB, 22 * MIB, 2 * MIB, 1, 0)
-    assert parse_allocator({}) == Allocator(), "before CUDA is used"
+    assert parse_allocator_stats(STATISTICS) == AllocatorStats(3 * MIB, 20 * MIB, 7 * MIB, 22 * MIB, 2 * MIB, 1, 0)
+    assert parse_allocator_stats({}) == AllocatorStats(), "before CUDA is used"
 
 
 class Card:
     """The device of a rank, with numbers that the test sets."""
 
     def __init__(self):
-        self.now = Allocator(3 * MIB, 20 * MIB, 7 * MIB, 22 * MIB, 2 * MIB, 1, 0)
+        self.now = AllocatorStats(3 * MIB, 20 * MIB, 7 * MIB, 22 * MIB, 2 * MIB, 1, 0)
 
     def allocator(self):
         return self.now
@@ -194,7 +208,7 @@ class Card:
 
 
 def test_a_device_and_what_others_hold_of_it():
-    memory = Memory()
+    memory = MemorySampler()
     memory._device = Card()
     memory.sample(50, 32)
     memory._device.now = memory._device.now._replace(allocated=4 * MIB)
@@ -212,21 +226,21 @@ def test_a_device_and_what_others_hold_of_it():
 
 
 def test_how_busy_a_device_was_before_the_first_sample_does_not_count():
-    memory = Memory()
+    memory = MemorySampler()
     memory._device = Card()
     assert memory.facts().utilization == ()
 
 
 def test_the_peak_of_a_stretch_is_known_where_the_counter_moved():
-    peaks = Peaks()
+    peaks = PeakTracker()
     assert [peaks.next(counter) for counter in (5, 5, 8, 3, 3, None, 4)] == [5, None, 8, 3, None, None, 4]
 
 
 def test_names_of_a_device_are_those_that_the_driver_uses():
     uuid = "3f1c0b6e-0000-1111-2222-333344445555"
     properties = SimpleNamespace(uuid=uuid, pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
-    assert names_of(properties) == (f"GPU-{uuid}", "0000:3b:00.0")
-    assert names_of(SimpleNamespace()) == (None, None), "torch 2.4 tells neither"
+    assert device_ids(properties) == (f"GPU-{uuid}", "0000:3b:00.0")
+    assert device_ids(SimpleNamespace()) == (None, None), "torch 2.4 tells neither"
 
 
 def test_the_driver_is_asked_once_a_minute_and_in_the_background(monkeypatch):
@@ -237,23 +251,25 @@ def test_the_driver_is_asked_once_a_minute_and_in_the_background(monkeypatch):
         asked.append(threading.current_thread())
         return GpuFacts(gpus=(Gpu(0, uuid="GPU-a"), Gpu(1, uuid="GPU-b", bus_id="0000:3b:00.0", processes=held)))
 
-    driver = Driver(read)
+    driver = DriverMemory(read)
     driver.processes(("GPU-b", None))
     driver._asking.join(10)
     assert driver.processes(("GPU-b", None)) == driver.processes((None, "0000:3b:00.0")) == held
     assert driver.processes(("GPU-c", None)) is None
     assert len(asked) == 1
     assert asked[0] is not threading.current_thread()
-    monkeypatch.setattr(memory_device, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(cuda_device, "LOOK_EVERY", 0.0)
     driver.processes(("GPU-b", None))
     driver._asking.join(10)
     assert len(asked) == 2
 
 
 def test_how_busy_a_device_was_is_kept_look_by_look(monkeypatch):
-    monkeypatch.setattr(memory_device, "LOOK_EVERY", 0.0)
-    answers = iter([0, 90, None, *[95] * memory_device.LOOKS])
-    driver = Driver(lambda: GpuFacts(gpus=(Gpu(0, uuid="GPU-a", utilization=next(answers)), Gpu(1, uuid="GPU-b"))))
+    monkeypatch.setattr(cuda_device, "LOOK_EVERY", 0.0)
+    answers = iter([0, 90, None, *[95] * cuda_device.LOOKS])
+    driver = DriverMemory(
+        lambda: GpuFacts(gpus=(Gpu(0, uuid="GPU-a", utilization=next(answers)), Gpu(1, uuid="GPU-b")))
+    )
 
     def look():
         driver.processes(("GPU-a",))
@@ -266,13 +282,13 @@ def test_how_busy_a_device_was_is_kept_look_by_look(monkeypatch):
     assert driver.utilization(("GPU-a", None), 0.0) == (0, 90)
     assert driver.utilization(("GPU-a", None), began) == (90,)
     assert driver.utilization(("GPU-b", None), 0.0) == driver.utilization(("GPU-c", None), 0.0) == ()
-    for _ in range(memory_device.LOOKS):
+    for _ in range(cuda_device.LOOKS):
         look()
-    assert driver.utilization(("GPU-a",), 0.0) == (95,) * memory_device.LOOKS
+    assert driver.utilization(("GPU-a",), 0.0) == (95,) * cuda_device.LOOKS
 
 
 def test_what_the_driver_hides_is_not_told():
-    driver = Driver(lambda: Missing(Lack.HIDDEN, "no permission"))
+    driver = DriverMemory(lambda: Missing(MissingReason.HIDDEN, "no permission"))
     driver.processes(("GPU-a", None))
     driver._asking.join(10)
     assert driver.processes(("GPU-a", None)) is None
@@ -280,26 +296,26 @@ def test_what_the_driver_hides_is_not_told():
 
 
 def test_the_real_way_to_the_driver_gives_an_answer():
-    assert isinstance(memory_device._read_gpus(), (GpuFacts, Missing))
+    assert isinstance(cuda_device._read_gpus(), (GpuFacts, Missing))
 
 
 def test_a_runtime_that_is_silent_or_refuses_has_no_answer():
     for_ever = threading.Event()
-    assert within(0.1, for_ever.wait) is None
+    assert call_with_timeout(0.1, for_ever.wait) is None
     for_ever.set()
 
     def refuse():
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    assert within(5.0, refuse) is None
-    assert within(5.0, lambda: (1, 2)) == (1, 2)
+    assert call_with_timeout(5.0, refuse) is None
+    assert call_with_timeout(5.0, lambda: (1, 2)) == (1, 2)
 
 
 def test_a_cuda_device_before_cuda_is_used_says_nothing_and_makes_no_context():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_initialized():
         pytest.skip("another test uses CUDA in this process")
-    memory = Memory()
+    memory = MemorySampler()
     memory.use_device(torch.device("cuda", 0))
     memory.sample(1, 8)
     assert memory._device.free_and_total() is None
@@ -322,5 +338,5 @@ def test_a_host_that_does_not_tell(tmp_path, text):
     surroundings = surroundings_at(tmp_path)
     (tmp_path / "proc" / "meminfo").write_text(text)
     assert host_available(surroundings) is None
-    assert Memory(surroundings).facts().resident is None
-    assert host_available(Surroundings()) is not None
+    assert MemorySampler(surroundings).facts().resident is None
+    assert host_available(Machine()) is not None

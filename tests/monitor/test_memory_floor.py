@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from doctor.facts import RunMemoryFacts
-from doctor.monitor.memory import Memory
-from doctor.monitor.memory_floor import floor_of
+from doctor.core.facts import RunMemoryFacts
+from doctor.monitor.telemetry.memory.lower_bound import memory_lower_bound
+from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from tests.monitor.test_memory import MIB, Card
 
 SCALARS = 16
@@ -58,7 +58,7 @@ def _held(module, *optimizers):
 def test_it_is_what_a_step_leaves(name, options):
     module = _net()
     optimizer = getattr(torch.optim, name)(module.parameters(), lr=1e-3, **options)
-    floor = floor_of(module, [optimizer])
+    floor = memory_lower_bound(module, [optimizer])
     _step(module, optimizer)
     held, scalars = _held(module, optimizer)
     assert 0 <= held - floor <= SCALARS * scalars
@@ -69,7 +69,7 @@ def test_of_other_optimizers_it_is_no_more_than_that(name):
     module = _net()
     optimizer = getattr(torch.optim, name)(module.parameters())
     module(torch.randn(4, 64)).square().mean().backward()
-    assert floor_of(module, [optimizer]) <= _held(module)[0]
+    assert memory_lower_bound(module, [optimizer]) <= _held(module)[0]
 
 
 def test_a_class_of_the_users_own_may_keep_less_than_the_one_that_it_comes_from():
@@ -77,14 +77,16 @@ def test_a_class_of_the_users_own_may_keep_less_than_the_one_that_it_comes_from(
         pass
 
     module = _net()
-    assert floor_of(module, [Adam(module.parameters())]) == floor_of(module, [torch.optim.SGD(module.parameters())])
+    assert memory_lower_bound(module, [Adam(module.parameters())]) == memory_lower_bound(
+        module, [torch.optim.SGD(module.parameters())]
+    )
 
 
 def test_frozen_parameters_have_nothing_beside_them():
     module = _net()
     module[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(module.parameters())
-    floor = floor_of(module, [optimizer])
+    floor = memory_lower_bound(module, [optimizer])
     _step(module, optimizer)
     held, scalars = _held(module, optimizer)
     assert 0 <= held - floor <= SCALARS * scalars
@@ -93,26 +95,28 @@ def test_frozen_parameters_have_nothing_beside_them():
 def test_weights_that_are_tied_count_once():
     module = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 64, bias=False))
     module[1].weight = module[0].weight
-    assert floor_of(module, [torch.optim.SGD(module.parameters(), momentum=0.9)]) == 3 * 64 * 64 * 4
+    assert memory_lower_bound(module, [torch.optim.SGD(module.parameters(), momentum=0.9)]) == 3 * 64 * 64 * 4
 
 
 def test_optimizers_that_take_turns_share_the_place_of_gradients():
     first, second = torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(96, 8, bias=False)
     module = torch.nn.Sequential(first, second)
     optimizers = [torch.optim.Adam(one.parameters()) for one in (first, second)]
-    assert floor_of(module, optimizers) == 3 * 4 * (64 * 96 + 96 * 8) + 4 * 64 * 96
+    assert memory_lower_bound(module, optimizers) == 3 * 4 * (64 * 96 + 96 * 8) + 4 * 64 * 96
 
 
 def test_buckets_of_ddp_are_a_second_set_of_gradients():
     module = torch.nn.Linear(64, 96, bias=False)
     optimizer = torch.optim.SGD(module.parameters())
-    assert floor_of(module, [optimizer], buckets=True) == floor_of(module, [optimizer]) + 64 * 96 * 4
+    assert (
+        memory_lower_bound(module, [optimizer], buckets=True) == memory_lower_bound(module, [optimizer]) + 64 * 96 * 4
+    )
 
 
 def test_what_is_elsewhere_does_not_count():
     module = torch.nn.Sequential(torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(96, 8, bias=False, device="meta"))
-    assert floor_of(module, [torch.optim.Adam(module.parameters())]) == 4 * 64 * 96 * 4
-    assert floor_of(torch.nn.Identity(), []) is None
+    assert memory_lower_bound(module, [torch.optim.Adam(module.parameters())]) == 4 * 64 * 96 * 4
+    assert memory_lower_bound(torch.nn.Identity(), []) is None
 
 
 def test_a_shard_counts_as_what_this_rank_holds_of_it():
@@ -129,7 +133,7 @@ def test_a_shard_counts_as_what_this_rank_holds_of_it():
     )()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], momentum=0.9)
     optimizer.param_groups[0]["params"] = [Sharded(960, own)]
-    assert floor_of(module, [optimizer]) == 3 * 96 * 4
+    assert memory_lower_bound(module, [optimizer]) == 3 * 96 * 4
 
 
 def test_nothing_is_drawn_or_allocated():
@@ -137,14 +141,14 @@ def test_nothing_is_drawn_or_allocated():
     optimizer = torch.optim.AdamW(module.parameters())
     before = torch.get_rng_state()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        floor_of(module, [optimizer], buckets=True)
+        memory_lower_bound(module, [optimizer], buckets=True)
     assert not [event for event in profiler.events() if event.cpu_memory_usage > 0]
     assert torch.equal(before, torch.get_rng_state())
     assert all(one.grad is None for one in module.parameters())
 
 
 def test_the_measured_peak_replaces_it_and_its_error_is_kept():
-    memory = Memory()
+    memory = MemorySampler()
     memory.expect(6 * MIB)
     memory._device = Card()
     assert (memory.facts().estimated_floor, memory.facts().estimate_error) == (6 * MIB, None)
@@ -154,7 +158,7 @@ def test_the_measured_peak_replaces_it_and_its_error_is_kept():
 
 
 def test_without_a_floor_there_is_no_error():
-    memory = Memory()
+    memory = MemorySampler()
     memory._device = Card()
     memory.sample(50, None)
     assert (memory.facts().estimated_floor, memory.facts().estimate_error) == (None, None)

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from doctor.monitor import progress as room
-from doctor.monitor.pace import FACTOR, OUTLIERS, SLACK
-from doctor.monitor.progress import FIRST, FLOOR, PATIENT, RECENT, Progress
-from doctor.monitor.tape import Entered
+from doctor.monitor.telemetry import progress as room
+from doctor.monitor.telemetry.event_log import StageEntered
+from doctor.monitor.telemetry.progress import FIRST, FLOOR, PHASE_TIMEOUTS, RECENT, Progress
+from doctor.monitor.telemetry.typical_interval import FACTOR, OUTLIERS, SLACK
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def mark(progress, point, more=None):
 
 
 def begin(progress):
-    mark(progress, "epoch-start", Entered("train", 0))
+    mark(progress, "epoch-start", StageEntered("train", 0))
 
 
 def _train(progress, clock, steps, seconds=0.1):
@@ -117,7 +117,7 @@ def test_what_is_slow_by_nature_is_given_longer_after_many_quick_passes(clock, p
         clock.now += 0.1
         mark(progress, "step")
     mark(progress, point)
-    clock.now += PATIENT[point] - 1
+    clock.now += PHASE_TIMEOUTS[point] - 1
     assert progress.stall() is None
 
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from doctor.collectors.base import NotVisible
-from doctor.facts import RecorderFacts
-from doctor.monitor import recorder
-from doctor.monitor.recorder import load_dump
-from doctor.postmortem.recorder_parsing import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
+from doctor.core.facts import RecorderFacts
+from doctor.monitor.telemetry import flight_recorder
+from doctor.monitor.telemetry.flight_recorder import load_dump
+from doctor.postmortem.flight_recorder.dump_parser import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
 
 REAL = textwrap.dedent(
     """\
@@ -23,13 +23,13 @@ REAL = textwrap.dedent(
     import msgspec
     import torch
     import torch.distributed as dist
-    from doctor.collectors.base import NotHere, NotVisible
-    from doctor.monitor.recorder import load_dump, parse_recorder, read_recorder, take_dumps
+    from doctor.collectors.base import NotPresent, NotVisible
+    from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder, read_recorder, take_dumps
 
     def tell():
         try:
             print(msgspec.json.encode(read_recorder()).decode(), flush=True)
-        except (NotHere, NotVisible) as why:
+        except (NotPresent, NotVisible) as why:
             print(type(why).__name__, why, getattr(why, "unhide", ""), flush=True)
 
     def step():
@@ -98,14 +98,14 @@ def test_a_recorder_that_is_off(tmp_path):
 
 def test_a_recorder_that_does_not_answer_is_asked_once(monkeypatch):
     go = threading.Event()
-    monkeypatch.setattr(recorder, "DEADLINE", 0.1)
+    monkeypatch.setattr(flight_recorder, "DEADLINE", 0.1)
     with pytest.raises(NotVisible, match="did not answer within"):
-        recorder._patiently(lambda *_: bytes(go.wait(30)))
+        flight_recorder._patiently(lambda *_: bytes(go.wait(30)))
     with pytest.raises(NotVisible, match="has not answered an earlier question"):
-        recorder._patiently(lambda *_: b"")
+        flight_recorder._patiently(lambda *_: b"")
     go.set()
-    recorder._ASKING[0].join()
-    assert recorder._patiently(lambda *_: b"dump") == b"dump"
+    flight_recorder._ASKING[0].join()
+    assert flight_recorder._patiently(lambda *_: b"dump") == b"dump"
 
 
 class Evil:

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.collectors.base import NotHere
-from doctor.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts
-from doctor.monitor import replica_checksum
-from doctor.monitor.replica import KEPT, LEVELS, Checksums, Replica
-from doctor.monitor.replica_checksum import Parts, bit_sum, byte_sum, digest
-from doctor.monitor.replica_losses import TOGETHER, Losses
-from doctor.monitor.replica_readback import SLOTS, WIDTH, Readback
+from doctor.collectors.base import NotPresent
+from doctor.core.facts import Checksum, ModelFacts, NonFinite, ReplicaFacts
+from doctor.monitor.telemetry.replica import checksum as checksum_module
+from doctor.monitor.telemetry.replica.checksum import ParameterChunks, bit_sum, byte_sum, digest
+from doctor.monitor.telemetry.replica.loss_tracker import TOGETHER, LossTracker
+from doctor.monitor.telemetry.replica.readback import SLOTS, WIDTH, Readback
+from doctor.monitor.telemetry.replica.replica_tracker import KEPT, LEVELS, ChecksumHistory, ReplicaTracker
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -96,7 +96,7 @@ def _train(net, replica, batches=20):
 
 
 def test_a_run_is_the_same_bit_by_bit_with_and_without():
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     bare, watched = _net(), _net()
     replica.attach(watched, replicated=True, broadcast=None)
     torch.manual_seed(5)
@@ -120,7 +120,7 @@ def test_a_look_changes_no_tensor():
         ]
 
     before = state()
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=None, broadcast=None)
     replica.loss(1, torch.tensor(math.nan))
     replica.batch_end(1)
@@ -132,7 +132,7 @@ def test_the_model_is_not_kept_alive():
     net = _net()
     alive = weakref.ref(net)
     weight = weakref.ref(net[0].weight)
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=True, broadcast=True)
     replica.batch_end(1)
     del net
@@ -195,7 +195,7 @@ def test_nan_is_compared_by_its_bits(sum_of):
 
 def test_memory_that_was_taken_away_is_not_read():
     net = nn.Linear(64, 64)
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=True, broadcast=True)
     size = net.weight.untyped_storage().nbytes()
     net.weight.untyped_storage().resize_(0)
@@ -207,12 +207,12 @@ def test_memory_that_was_taken_away_is_not_read():
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setitem(replica_checksum.MOST_BYTES, "cpu", 64)
+    monkeypatch.setitem(checksum_module.MOST_BYTES, "cpu", 64)
 
 
 def test_a_large_model_is_looked_at_by_turns_and_no_element_is_left_out(small_parts):
     net = nn.Sequential(nn.Linear(5, 40), nn.Linear(40, 3, bias=False), nn.LayerNorm(3))
-    parts = Parts(net)
+    parts = ParameterChunks(net)
     count = len(parts.all)
     assert count > 10
     before = [digest(int(one) for one in parts.sums(look)[1]) for look in range(count)]
@@ -229,23 +229,23 @@ def test_a_large_model_is_looked_at_by_turns_and_no_element_is_left_out(small_pa
 
 def test_a_look_is_bounded_in_bytes_and_sums(small_parts):
     net = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(200)] + [nn.Parameter(torch.zeros(9, 100))])
-    parts = Parts(net)
+    parts = ParameterChunks(net)
     for part in parts.all:
-        assert len(part.pieces) <= replica_checksum.MOST_PIECES
+        assert len(part.pieces) <= checksum_module.MOST_PIECES
         sizes = [(piece.end - piece.first) * 4 * math.prod(piece.shape[1:]) for piece in part.pieces]
         assert sum(sizes) <= 64 or len(sizes) == 1, "a single row is not cut"
 
 
 def test_parts_are_named_the_same_on_all_ranks(small_parts):
-    one, two = Parts(_net()), Parts(_net())
+    one, two = ParameterChunks(_net()), ParameterChunks(_net())
     assert [part.label for part in one.all] == [part.label for part in two.all]
     assert one.all[0].label.endswith(f"(1 of {len(one.all)})")
-    assert [part.label for part in Parts(nn.Linear(2, 2)).all] == ["all"]
+    assert [part.label for part in ParameterChunks(nn.Linear(2, 2)).all] == ["all"]
 
 
 def test_parameters_that_were_replaced_are_followed():
     net = _net()
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=True, broadcast=True)
     replica.batch_end(1)
     net[0] = nn.Linear(8, 16)
@@ -262,7 +262,7 @@ def test_parameters_that_were_replaced_are_followed():
 def test_what_distributed_data_parallel_ignores_is_not_compared():
     net = _net()
     net._ddp_params_and_buffers_to_ignore = {"0.weight"}
-    names = [piece.name for part in Parts(net).all for piece in part.pieces]
+    names = [piece.name for part in ParameterChunks(net).all for piece in part.pieces]
     assert names == ["0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
 
 
@@ -270,7 +270,7 @@ def test_what_distributed_data_parallel_ignores_is_not_compared():
 def test_pieces_of_parameters_are_not_compared(replicated):
     net = _net()
     net[0].weight.ds_id = 0  # as DeepSpeed ZeRO-3 marks what it parted
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=replicated, broadcast=None)
     replica.batch_end(1)
     assert replica.model().replicated is False
@@ -280,17 +280,17 @@ def test_pieces_of_parameters_are_not_compared(replicated):
 
 def test_lazy_and_meta_parameters_are_left_out_until_they_are_real():
     net = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2, device="meta"), nn.Linear(4, 2))
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=True, broadcast=None)
     assert [shape.type for shape in replica.model().tensors[:2]] == ["uninitialized", "uninitialized"]
     assert replica.model().parameters == 20
-    assert {piece.name for part in Parts(net).all for piece in part.pieces} == {"2.weight", "2.bias"}
+    assert {piece.name for part in ParameterChunks(net).all for piece in part.pieces} == {"2.weight", "2.bias"}
     nn.Sequential(net[0])(torch.zeros(1, 3))
-    assert {piece.name for part in Parts(net).all for piece in part.pieces} >= {"0.weight", "0.bias"}
+    assert {piece.name for part in ParameterChunks(net).all for piece in part.pieces} >= {"0.weight", "0.bias"}
 
 
 def test_a_model_without_parameters():
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(nn.Identity(), replicated=True, broadcast=True)
     replica.batch_end(1)
     assert replica.facts() == ReplicaFacts()
@@ -299,7 +299,7 @@ def test_a_model_without_parameters():
 
 def test_checksums_are_labelled_by_steps_and_by_batches():
     net = _net()
-    replica = Replica(10)
+    replica = ReplicaTracker(10)
     replica.attach(net, replicated=True, broadcast=True)
     for step in range(1, 41):
         replica.optimizer_step(step)
@@ -316,11 +316,11 @@ def test_checksums_are_labelled_by_steps_and_by_batches():
 
 def test_one_look_serves_a_step_and_its_batch(monkeypatch):
     net = _net()
-    replica = Replica(10)
+    replica = ReplicaTracker(10)
     replica.attach(net, replicated=True, broadcast=True)
     looks = []
-    sums = Parts.sums
-    monkeypatch.setattr(Parts, "sums", lambda parts, look: looks.append(look) or sums(parts, look))
+    sums = ParameterChunks.sums
+    monkeypatch.setattr(ParameterChunks, "sums", lambda parts, look: looks.append(look) or sums(parts, look))
     for step in range(1, 41):
         descend_by_hand(net)
         replica.optimizer_step(step)
@@ -339,7 +339,7 @@ def descend_by_hand(net):
 
 def test_checksums_are_labelled_by_batches_for_an_optimizer_may_not_count():
     net = _net()
-    replica = Replica(10)
+    replica = ReplicaTracker(10)
     replica.attach(net, replicated=True, broadcast=True)
     for batch in range(1, 41):
         replica.batch_end(batch)
@@ -347,7 +347,7 @@ def test_checksums_are_labelled_by_batches_for_an_optimizer_may_not_count():
 
 
 def test_ranks_that_are_asked_at_different_times_have_checksums_in_common():
-    early, late = Checksums(), Checksums()
+    early, late = ChecksumHistory(), ChecksumHistory()
     for look in range(1, 20_001):
         late.add(look, Checksum(look * 50, "1"))
         if look <= 15_000:
@@ -365,8 +365,8 @@ def test_a_model_is_described():
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4, dtype=torch.float64))
     net.tied = net[0].weight
     net[0].bias.requires_grad_(False)
-    replica = Replica(1)
-    with pytest.raises(NotHere):
+    replica = ReplicaTracker(1)
+    with pytest.raises(NotPresent):
         replica.model()
     replica.attach(net, replicated=True, broadcast=False)
     model = replica.model()
@@ -381,7 +381,7 @@ def test_a_model_is_described():
 
 
 def _digest(*layers):
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(nn.Sequential(*layers), replicated=False, broadcast=None)
     return replica.model().digest
 
@@ -406,7 +406,7 @@ def test_a_digest_knows_order_shape_and_type():
     [(math.nan, "nan"), (math.inf, "inf"), (torch.tensor(-math.inf), "-inf"), (torch.tensor([[math.nan]]), "nan")],
 )
 def test_the_first_loss_that_is_not_finite(loss, value):
-    replica = Replica(1000)
+    replica = ReplicaTracker(1000)
     for batch, one in enumerate([1.0, torch.tensor(2.0), 3, loss, math.nan, 1.0], 1):
         replica.loss(batch, one)
         replica.batch_end(batch)
@@ -415,7 +415,7 @@ def test_the_first_loss_that_is_not_finite(loss, value):
 
 
 def test_losses_that_hold_on_to_nothing_are_looked_at_together():
-    replica = Replica(1000)
+    replica = ReplicaTracker(1000)
     for batch in range(1, TOGETHER + 1):
         assert replica.facts().losses == 0
         if replica.loss(batch, torch.tensor(math.nan if batch == 3 else 1.0)):
@@ -425,7 +425,7 @@ def test_losses_that_hold_on_to_nothing_are_looked_at_together():
 
 @pytest.mark.parametrize("of", [lambda whole: whole[3], lambda whole: whole.requires_grad_().sum()])
 def test_a_loss_that_holds_on_to_more_is_looked_at_at_once(of):
-    replica, whole = Replica(1000), torch.ones(1 << 20)
+    replica, whole = ReplicaTracker(1000), torch.ones(1 << 20)
     alive = weakref.ref(whole)
     loss = of(whole)
     replica.loss(1, loss)
@@ -435,7 +435,7 @@ def test_a_loss_that_holds_on_to_more_is_looked_at_at_once(of):
 
 
 def test_what_is_no_single_number_is_not_looked_at():
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     for batch, one in enumerate([None, torch.ones(3), "nan", {"loss": 1.0}, torch.zeros((), device="meta")], 1):
         replica.loss(batch, one)
     assert replica.facts() == ReplicaFacts()
@@ -443,7 +443,7 @@ def test_what_is_no_single_number_is_not_looked_at():
 
 def test_the_first_parameter_whose_gradient_is_spoilt_is_named_once():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(net, replicated=False, broadcast=None)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -462,7 +462,7 @@ def test_the_first_parameter_whose_gradient_is_spoilt_is_named_once():
 
 
 def test_a_spoilt_loss_without_gradients_is_told_alone():
-    replica = Replica(1)
+    replica = ReplicaTracker(1)
     replica.attach(_net(), replicated=False, broadcast=None)
     replica.loss(1, math.inf)
     replica.batch_end(1)
@@ -501,7 +501,7 @@ class OnDevice(torch.Tensor):
 
 @pytest.fixture
 def losses():
-    losses = Losses()
+    losses = LossTracker()
     losses.readback = Readback(Events(), pinned=False)
     return losses
 
@@ -549,7 +549,7 @@ class Passing(Events):
 )
 def test_the_last_losses_of_a_run_are_taken_as_far_as_they_come(events, seen, first):
     """The device is done, is soon, stands still, or has failed."""
-    losses = Losses()
+    losses = LossTracker()
     losses.readback = Readback(events, pinned=False)
     _see(losses, [1.0, 2.0, math.nan])
     assert losses.seen == 0, "too few to be fetched while the run goes on"
@@ -619,7 +619,7 @@ def test_nothing_is_sent_or_asked_while_a_graph_is_captured(losses):
 
 def test_checksums_of_a_device_are_read_later_and_are_the_same():
     net = _net()
-    here, there = Replica(1), Replica(1)
+    here, there = ReplicaTracker(1), ReplicaTracker(1)
     for replica in (here, there):
         replica.attach(net, replicated=True, broadcast=True)
     events = Events()

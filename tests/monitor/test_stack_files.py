@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from doctor.monitor.stack_files import HEAD, read_stack_file
+from doctor.monitor.telemetry.stacks.stack_files import HEAD, read_stack_file
 
 
 def test_what_faulthandler_writes_of_another_thread(tmp_path):

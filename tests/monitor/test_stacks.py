@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.facts import Frame
-from doctor.monitor import conditions
-from doctor.monitor.conditions import rank_condition
-from doctor.monitor.frames import MOST, gist, is_user_code, shortened
-from doctor.monitor.stacks import frames_of_error, main_stack
+from doctor.core.facts import Frame
+from doctor.core.frames import MOST, call_site_frames, is_user_code, shorten_stack
+from doctor.monitor.telemetry.stacks import rank_conditions
+from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
+from doctor.monitor.telemetry.stacks.rank_conditions import rank_condition
 from tests.lab.speed import NEVER
 
 
@@ -36,7 +36,7 @@ def test_the_stack_of_another_thread_innermost_first():
         wait()
 
     thread, go = _waiting_thread(training_step)
-    stack = main_stack(thread.ident)
+    stack = thread_stack(thread.ident)
     go.set()
     thread.join()
     own = [frame.function for frame in stack if frame.user]
@@ -50,10 +50,10 @@ def test_a_deep_stack_is_cut_and_a_dead_thread_has_none():
         return deep(wait, left - 1) if left else wait()
 
     thread, go = _waiting_thread(deep)
-    assert len(main_stack(thread.ident)) == MOST
+    assert len(thread_stack(thread.ident)) == MOST
     go.set()
     thread.join()
-    assert main_stack(thread.ident) == ()
+    assert thread_stack(thread.ident) == ()
 
 
 def test_the_way_to_an_error():
@@ -62,10 +62,10 @@ def test_the_way_to_an_error():
 
     with pytest.raises(ValueError) as raised:
         training_step()
-    frames = frames_of_error(raised.value)
+    frames = frames_of_exception(raised.value)
     assert frames[0].function == "raw_decode"
     assert next(frame.function for frame in frames if frame.user) == "training_step"
-    assert frames_of_error(ValueError("never raised")) == ()
+    assert frames_of_exception(ValueError("never raised")) == ()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_way_to_an_error():
         (pytest.__file__, False),
         ("/usr/lib/python3/dist-packages/torch/x.py", False),
         ("/usr/lib64/python3.12/threading.py", False),
-        (conditions.__file__, False),
+        (rank_conditions.__file__, False),
     ],
 )
 def test_whose_code_it_is(file, own):
@@ -87,10 +87,10 @@ def test_whose_code_it_is(file, own):
 
 
 def test_what_is_kept_of_a_stack():
-    frames = main_stack(threading.get_ident())
-    assert len(shortened(frames, 3, 8)) >= 3
-    assert {frames[0], *[frame for frame in frames if frame.user][:3]} <= set(gist(frames))
-    assert len(gist(frames)) <= 9
+    frames = thread_stack(threading.get_ident())
+    assert len(shorten_stack(frames, 3, 8)) >= 3
+    assert {frames[0], *[frame for frame in frames if frame.user][:3]} <= set(call_site_frames(frames))
+    assert len(call_site_frames(frames)) <= 9
 
 
 SOURCE = textwrap.dedent(
@@ -150,7 +150,7 @@ def _stack_in(path: Path, text: str):
     space: dict = {}
     exec(compile(text, str(path), "exec"), space)
     thread, go = _waiting_thread(space["step"])
-    stack = main_stack(thread.ident)
+    stack = thread_stack(thread.ident)
     go.set()
     thread.join()
     return next(frame for frame in stack if frame.function == "step")
@@ -160,21 +160,21 @@ TEXT = "def step(wait, rank=0):\n    if rank == 0:\n        wait()\n"
 
 
 def test_conditions_come_with_stacks(tmp_path, monkeypatch):
-    monkeypatch.setattr(conditions, "_STARTED", time.time() + 60)
+    monkeypatch.setattr(rank_conditions, "_STARTED", time.time() + 60)
     assert _stack_in(tmp_path / "train.py", TEXT).condition == "if rank == 0, line 2"
 
 
 def test_a_source_that_was_edited_since_tells_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(conditions, "_STARTED", time.time() - 60)
+    monkeypatch.setattr(rank_conditions, "_STARTED", time.time() - 60)
     assert _stack_in(tmp_path / "edited.py", TEXT).condition == ""
 
 
 def test_a_source_that_does_not_answer_costs_a_deadline(tmp_path, monkeypatch):
     go = threading.Event()
-    monkeypatch.setattr(conditions, "_source", lambda file: str(go.wait(NEVER)))
+    monkeypatch.setattr(rank_conditions, "_source", lambda file: str(go.wait(NEVER)))
     silent = Frame(str(tmp_path / "on_a_dead_mount.py"), 1, "step", user=True)
     for _ in range(3):
-        assert conditions.with_conditions([(silent,)], 0.2) == [(silent,)]
+        assert rank_conditions.with_conditions([(silent,)], 0.2) == [(silent,)]
     go.set()
 
 
@@ -185,4 +185,4 @@ def test_what_is_no_source_tells_nothing(tmp_path):
     (broken := tmp_path / "broken.py").write_text("if rank == 0\n")
     for path in (pipe, broken, tmp_path / "nowhere.py", tmp_path):
         frame = Frame(str(path), 1, "step", user=True)
-        assert conditions.with_conditions([(frame,)]) == [(frame,)]
+        assert rank_conditions.with_conditions([(frame,)]) == [(frame,)]

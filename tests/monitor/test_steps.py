@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from doctor.monitor.steps import KEPT, PAIRS, ROWS, WINDOW, DeviceClock, Steps
-from doctor.monitor.tape import ENDED
+from doctor.monitor.telemetry.event_log import ENDED
+from doctor.monitor.telemetry.step_clock import KEPT, PAIRS, ROWS, WINDOW, DeviceClock, StepClock
 
 ONE_STEP = (("forward", 0.01), ("backward", 0.1), ("optimizer", 0.2), ("batch-end", 0.03))
 
@@ -17,7 +17,7 @@ class Run:
     """A training loop on a clock of its own. ``points``: each is reached after the seconds given with it."""
 
     def __init__(self):
-        self.steps = Steps()
+        self.steps = StepClock()
         self.now = 100.0
         self.begun = 0
 
@@ -279,7 +279,7 @@ def test_a_capture_within_a_batch_costs_one_reading_and_no_events(run, device):
 
 def test_only_a_cuda_device_is_timed():
     torch = pytest.importorskip("torch")
-    steps = Steps()
+    steps = StepClock()
     for device in (None, torch.device("cpu"), torch.device("meta"), torch.device("mps")):
         steps.use_device(device)
         assert steps.device is None

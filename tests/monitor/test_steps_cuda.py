@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from doctor.monitor.memory import Memory
-from doctor.monitor.replica import Replica
-from doctor.monitor.replica_losses import TOGETHER
-from doctor.monitor.steps import WINDOW, Steps
-from doctor.monitor.tape import ENDED
+from doctor.monitor.telemetry.event_log import ENDED
+from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
+from doctor.monitor.telemetry.replica.loss_tracker import TOGETHER
+from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
+from doctor.monitor.telemetry.step_clock import WINDOW, StepClock
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -31,7 +31,7 @@ def no_waiting(device):
 
 
 def test_the_time_of_the_device_is_that_of_its_work(device, no_waiting):
-    steps, matrix = Steps(), torch.ones(4096, 4096, device=device)
+    steps, matrix = StepClock(), torch.ones(4096, 4096, device=device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     steps.use_device(device)
     for batch in range(WINDOW * 2):
@@ -53,7 +53,7 @@ def test_the_time_of_the_device_is_that_of_its_work(device, no_waiting):
 
 
 def test_memory_of_a_device(device):
-    memory = Memory()
+    memory = MemorySampler()
     memory.use_device(device)
     kept = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
     memory.sample(50, 1)
@@ -81,7 +81,10 @@ def test_replicas_on_a_device(device):
     checksums, initial = [], []
     for flipped in (False, False, True):
         torch.manual_seed(1)
-        net, replica = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)).to(device), Replica(5)
+        net, replica = (
+            torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)).to(device),
+            ReplicaTracker(5),
+        )
         replica.attach(net, replicated=True, broadcast=True)
         if flipped:
             with torch.no_grad():
@@ -100,7 +103,7 @@ def test_replicas_on_a_device(device):
 
 
 def test_a_spoilt_loss_is_found_without_waiting(device, no_waiting):
-    net, replica = torch.nn.Linear(64, 1, device=device), Replica(1000)
+    net, replica = torch.nn.Linear(64, 1, device=device), ReplicaTracker(1000)
     replica.attach(net, replicated=False, broadcast=None)
     _train(replica, net, device, TOGETHER, spoilt=3)
     torch.cuda.set_sync_debug_mode("default")
@@ -112,7 +115,7 @@ def test_a_spoilt_loss_is_found_without_waiting(device, no_waiting):
 
 
 def test_facts_asked_for_in_another_thread_end_no_capture_of_a_graph(device):
-    memory, stop = Memory(), threading.Event()
+    memory, stop = MemorySampler(), threading.Event()
     memory.use_device(device)
     matrix = torch.ones(64, 64, device=device)
     memory.facts()

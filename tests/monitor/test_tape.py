@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from doctor.monitor.monitor import Monitor
-from doctor.monitor.progress import FLOOR
-from doctor.monitor.steps import WINDOW
-from doctor.monitor.tape import ENDED, KEPT, Entered, Tape
+from doctor.monitor.telemetry.event_log import ENDED, KEPT, EventLog, StageEntered
+from doctor.monitor.telemetry.progress import FLOOR
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
+from doctor.monitor.telemetry.step_clock import WINDOW
 
 BATCHES = 8 * WINDOW + 1
 assert 3 * BATCHES < KEPT
@@ -24,7 +24,7 @@ def moments(batches, start=0, seconds=0.1):
 
 
 def test_what_is_noted_is_read_once_and_in_order():
-    tape = Tape()
+    tape = EventLog()
     noted = [(float(number), "step", None) for number in range(5)]
     for moment in noted[:3]:
         tape.note(moment)
@@ -36,7 +36,7 @@ def test_what_is_noted_is_read_once_and_in_order():
 
 
 def test_of_what_nobody_reads_the_oldest_is_lost_and_the_reader_told():
-    tape = Tape(kept=4)
+    tape = EventLog(kept=4)
     for number in range(10):
         tape.note((float(number), "step", None))
     read, whole = tape.read()
@@ -46,17 +46,17 @@ def test_of_what_nobody_reads_the_oldest_is_lost_and_the_reader_told():
 
 @pytest.fixture
 def monitor():
-    monitor = Monitor()
-    monitor.note((-1.0, "epoch-start", Entered("train", 0)))
+    monitor = RankTelemetry()
+    monitor.note((-1.0, "epoch-start", StageEntered("train", 0)))
     return monitor
 
 
 def test_a_gap_makes_no_step_and_no_point_long():
     """Two windows that are read, three of which nobody reads the first two, and two that are read batch by batch."""
-    monitor = Monitor()
-    monitor._tape = Tape(kept=4 * WINDOW)
+    monitor = RankTelemetry()
+    monitor._tape = EventLog(kept=4 * WINDOW)
     monitor.note = monitor._tape.note
-    monitor.note((-1.0, "epoch-start", Entered("train", 0)))
+    monitor.note((-1.0, "epoch-start", StageEntered("train", 0)))
     for begin, batches in ((0, 1), (1, 1), (2, 3), (5, 1), (6, 1)):
         for moment in moments(batches * WINDOW, start=begin * WINDOW):
             monitor.note(moment)
@@ -91,7 +91,7 @@ def test_readers_beside_the_training_lose_nothing(monitor):
 
 
 def test_it_does_not_grow():
-    tape = Tape(kept=100)
+    tape = EventLog(kept=100)
     tracemalloc.start()
     for number in range(1000):
         tape.note((float(number), "step", None))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from doctor.facts import ChildProcess
-from doctor.monitor.workers import child_processes
+from doctor.core.facts import ChildProcess
+from doctor.monitor.telemetry.child_processes import child_processes
 from tests.lab.speed import patience
 
 MIB = 1 << 20

@@ -1,10 +1,10 @@
 """Reports of watched jobs with findings made to order."""
 
 from doctor.api import Finding, Severity, TrainingFacts, check, running
-from doctor.catalog import Catalog
-from doctor.outlets.outlet import News
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.settings import Settings
+from doctor.monitor.sinks.finding_sink import FindingEvent
 from doctor.session import judge
-from doctor.settings import Settings
 
 
 def illness(check_id, name, *findings, severity=Severity.ERROR):
@@ -31,9 +31,9 @@ SLOW = Finding("rank 1 takes 1.9 times as long", ranks=(1,), effect="All wait.",
 
 def report_of(*checks, sketch=None, settings=None):
     """The report on a healthy job of four ranks on two hosts, by ``checks``."""
-    return judge((sketch or running(2, 2)).job(), Catalog(checks), settings or Settings())
+    return judge((sketch or running(2, 2)).job(), CheckRegistry(checks), settings or Settings())
 
 
 def all_news(report):
     """Every finding of the report as if it had not been known."""
-    return [News(result, finding) for result in report.results for finding in result.findings]
+    return [FindingEvent(result, finding) for result in report.results for finding in result.findings]

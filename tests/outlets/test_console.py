@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doctor.api import Finding, Severity
-from doctor.outlets.console import MOST_LINES, ConsoleOutlet
-from doctor.outlets.ration import Ration
-from doctor.settings import IgnoreEntry, Settings
+from doctor.core.settings import IgnoreEntry, Settings
+from doctor.monitor.sinks.console import MOST_LINES, ConsoleSink
+from doctor.monitor.sinks.rate_limit import RateLimit
 from tests.outlets.reports import DIED, SLOW, VANISHED, all_news, illness, report_of
 
 REPORT = Path("runs/rankdoctor/report.json")
@@ -22,14 +22,14 @@ REPORT = Path("runs/rankdoctor/report.json")
 
 def told(report, *, ration=None):
     stream = io.StringIO()
-    outlet = ConsoleOutlet(REPORT, stream, ration)
+    outlet = ConsoleSink(REPORT, stream, ration)
     outlet.found(all_news(report), report)
     return stream.getvalue()
 
 
 def ended(report):
     stream = io.StringIO()
-    ConsoleOutlet(REPORT, stream).ended(report)
+    ConsoleSink(REPORT, stream).ended(report)
     return stream.getvalue()
 
 
@@ -88,7 +88,7 @@ def test_a_flood_is_a_bounded_number_of_lines_and_one_that_counts_the_rest():
 def test_a_flood_drop_by_drop_is_bounded_too():
     report = report_of(illness("RUN008", "non-finite-on-rank", *many(200)))
     stream = io.StringIO()
-    outlet = ConsoleOutlet(REPORT, stream)
+    outlet = ConsoleSink(REPORT, stream)
     for one in all_news(report):
         outlet.found([one], report)
         outlet.round(None, report)
@@ -99,9 +99,9 @@ def test_a_flood_drop_by_drop_is_bounded_too():
 
 def test_the_ration_comes_back():
     report = report_of(illness("RUN008", "non-finite-on-rank", *many(3)))
-    assert told(report, ration=Ration(burst=1, regain=3600)).count("is ill") == 1
+    assert told(report, ration=RateLimit(burst=1, regain=3600)).count("is ill") == 1
     stream = io.StringIO()
-    outlet = ConsoleOutlet(REPORT, stream, Ration(burst=1, regain=1e-9))
+    outlet = ConsoleSink(REPORT, stream, RateLimit(burst=1, regain=1e-9))
     for one in all_news(report):
         outlet.found([one], report)
     assert stream.getvalue().count("is ill") == 3
@@ -161,7 +161,7 @@ def test_a_block_begins_on_a_line_of_its_own_where_a_bar_left_its_line_open():
     with terminal() as (stream, shown):
         stream.write("Epoch 0:  40%|████      | 40/100")
         report = report_of(illness("RUN004", "rank-died", DIED))
-        outlet = ConsoleOutlet(REPORT, stream)
+        outlet = ConsoleSink(REPORT, stream)
         outlet.found(all_news(report), report)
         outlet.ended(report_of(illness("RUN003", "rank-straggling")))
         lines = shown().splitlines()
@@ -179,7 +179,7 @@ def test_colour_goes_to_terminals_that_want_it(no_color, monkeypatch):
         monkeypatch.setenv("NO_COLOR", "1")
     report = report_of(illness("RUN004", "rank-died", DIED))
     with terminal() as (stream, shown):
-        ConsoleOutlet(REPORT, stream).found(all_news(report), report)
+        ConsoleSink(REPORT, stream).found(all_news(report), report)
         assert ("\x1b[1;31m" in shown()) is not no_color
 
 
@@ -197,7 +197,7 @@ def test_a_live_progress_bar_shows_the_block_whole_above_itself(monkeypatch):
     console = Console(file=paper, force_terminal=True, width=100)
     with Progress(console=console, refresh_per_second=50, redirect_stderr=True) as progress:
         progress.add_task("training", total=10)
-        ConsoleOutlet(REPORT).found(all_news(report), report)
+        ConsoleSink(REPORT).found(all_news(report), report)
     block = told(report).splitlines()[2:]
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip("\r").rstrip() for line in paper.getvalue().splitlines()]
     start = lines.index(block[0])
@@ -209,17 +209,17 @@ def test_a_stream_that_breaks_is_left_alone():
     os.close(reader)
     stream = os.fdopen(writer, "w")
     report = report_of(illness("RUN004", "rank-died", DIED))
-    outlet = ConsoleOutlet(REPORT, stream)
+    outlet = ConsoleSink(REPORT, stream)
     outlet.found(all_news(report), report)
     with pytest.raises(BrokenPipeError):
         stream.close()
     outlet.ended(report)
-    ConsoleOutlet(REPORT, stream).ended(report)
+    ConsoleSink(REPORT, stream).ended(report)
 
 
 def test_a_process_without_stderr_is_no_reason_to_fail(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     report = report_of(illness("RUN004", "rank-died", DIED))
-    outlet = ConsoleOutlet(REPORT)
+    outlet = ConsoleSink(REPORT)
     outlet.found(all_news(report), report)
     outlet.ended(report)

@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 
-from doctor.outlets.dashboard import dashboard
-from doctor.outlets.prometheus import FINDINGS, GAUGES
+from doctor.monitor.sinks.grafana import dashboard
+from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES
 from tests.lab.cases import each_case
 
 DOCUMENT = json.loads(dashboard())
@@ -105,6 +105,6 @@ def test_letters_of_a_panel_and_its_legends():
 
 def test_it_is_printed_by_a_command():
     printed = subprocess.run(
-        [sys.executable, "-m", "doctor.outlets.dashboard"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "doctor.monitor.sinks.grafana"], capture_output=True, text=True, check=True, timeout=60
     )
     assert json.loads(printed.stdout) == DOCUMENT

@@ -1,12 +1,12 @@
 import json
 import threading
 
-from doctor.outlets.files import FileOutlet
+from doctor.monitor.sinks.report_file import ReportFileSink
 from tests.outlets.reports import DIED, SLOW, all_news, illness, report_of
 
 
 def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
-    outlet = FileOutlet(tmp_path / "rankdoctor", print)
+    outlet = ReportFileSink(tmp_path / "rankdoctor", print)
     healthy, sick = report_of(illness("RUN003", "slow")), report_of(illness("RUN003", "slow", SLOW))
     outlet.found([], healthy)
     outlet.round(None, healthy)
@@ -19,7 +19,7 @@ def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
 
 
 def test_a_reader_always_sees_a_whole_report(tmp_path):
-    outlet = FileOutlet(tmp_path, print)
+    outlet = ReportFileSink(tmp_path, print)
     report = report_of(illness("RUN004", "rank-died", *[DIED] * 50))
     outlet.ended(report)
     whole, done = outlet.path.read_bytes(), threading.Event()
@@ -41,7 +41,7 @@ def test_a_reader_always_sees_a_whole_report(tmp_path):
 def test_a_folder_that_cannot_be_written_is_told_once(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
-    outlet = FileOutlet(tmp_path / "file", said.append)
+    outlet = ReportFileSink(tmp_path / "file", said.append)
     report = report_of(illness("RUN003", "slow", SLOW))
     outlet.found(all_news(report), report)
     outlet.ended(report)

@@ -1,9 +1,9 @@
 import pytest
 
 from doctor.api import Finding, ProgressFacts, RunMemoryFacts, Severity, StepFacts, running
-from doctor.cases import GIB
-from doctor.facts import Window
-from doctor.outlets.metrics import METRICS, metrics
+from doctor.core.facts import Window
+from doctor.monitor.sinks.logger_metrics import METRICS, metrics
+from doctor.testing.cases import GIB
 from tests.outlets.reports import SLOW, illness, report_of
 
 

@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 
 from doctor.api import Finding, ProgressFacts, Severity, running
-from doctor.cases import GIB
-from doctor.outlets.prometheus import FINDINGS, GAUGES, PrometheusOutlet
+from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES, PrometheusSink
+from doctor.testing.cases import GIB
 from tests.outlets.reports import DIED, SLOW, all_news, illness, report_of
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
@@ -18,7 +18,7 @@ LABELS = ("rank", "host", "id", "name", "severity")
 
 @pytest.fixture
 def outlet():
-    outlet = PrometheusOutlet(0, rank=0, host="node0", tell=pytest.fail)
+    outlet = PrometheusSink(0, rank=0, host="node0", tell=pytest.fail)
     yield outlet
     outlet.close()
 
@@ -67,7 +67,7 @@ def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(ou
 
 
 def test_a_rank_that_does_not_judge_shows_itself():
-    outlet = PrometheusOutlet(0, rank=4, host="node2", tell=pytest.fail)
+    outlet = PrometheusSink(0, rank=4, host="node2", tell=pytest.fail)
     member = running(3, 2).members[4]
     outlet.card(member.sections)
     try:
@@ -84,7 +84,7 @@ def test_its_own_card_renews_the_rank_of_the_last_round(outlet):
 
 
 def test_of_a_very_large_job_each_host_serves_its_own(outlet, monkeypatch):
-    monkeypatch.setattr("doctor.outlets.prometheus.MOST_RANKS", 3)
+    monkeypatch.setattr("doctor.monitor.sinks.prometheus.MOST_RANKS", 3)
     sketch = running(2, 2)
     outlet.round(sketch.job(), report_of(sketch=sketch))
     assert set(scraped(outlet)["rankdoctor_step"]) == {("0", "node0"), ("1", "node0")}
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_failure():
     said = []
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        outlet = PrometheusOutlet(port, rank=0, host="node0", tell=said.append)
+        outlet = PrometheusSink(port, rank=0, host="node0", tell=said.append)
         outlet.round(running().job(), report_of())
         outlet.close()
     assert outlet.port is None
@@ -109,19 +109,19 @@ def test_a_port_that_is_taken_is_one_line_and_no_failure():
 
 def test_a_port_that_is_none_is_one_line():
     said = []
-    PrometheusOutlet(70000, rank=0, host="node0", tell=said.append).close()
+    PrometheusSink(70000, rank=0, host="node0", tell=said.append).close()
     assert len(said) == 1
     assert "port 70000" in said[0]
 
 
 def test_two_runs_of_one_host_do_not_share_a_port(outlet):
     said = []
-    PrometheusOutlet(outlet.port, rank=0, host="node0", tell=said.append).close()
+    PrometheusSink(outlet.port, rank=0, host="node0", tell=said.append).close()
     assert len(said) == 1
 
 
 def test_a_data_worker_that_outlives_the_run_does_not_hold_the_port():
-    outlet = PrometheusOutlet(0, rank=0, host="node0", tell=pytest.fail)
+    outlet = PrometheusSink(0, rank=0, host="node0", tell=pytest.fail)
     port = outlet.port
     fork = multiprocessing.get_context("fork")
     leave = fork.Event()
@@ -131,7 +131,7 @@ def test_a_data_worker_that_outlives_the_run_does_not_hold_the_port():
         outlet.close()
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-        PrometheusOutlet(port, rank=0, host="node0", tell=pytest.fail).close()
+        PrometheusSink(port, rank=0, host="node0", tell=pytest.fail).close()
     finally:
         leave.set()
         worker.join(10)
@@ -158,7 +158,7 @@ def test_a_client_that_goes_away_says_nothing(outlet, capfd):
 def test_without_prometheus_client_the_reason_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match="prometheus_port needs prometheus-client: pip install prometheus-client"):
-        PrometheusOutlet(0, rank=0, host="node0", tell=print)
+        PrometheusSink(0, rank=0, host="node0", tell=print)
 
 
 def test_the_sentences_of_the_metrics_end():

@@ -3,14 +3,14 @@ import warnings
 import pytest
 
 from doctor.api import Finding, Severity
-from doctor.outlets.python_warnings import DoctorWarning, WarningOutlet
+from doctor.monitor.sinks.python_warnings import DoctorWarning, WarningSink
 from tests.outlets.reports import DIED, all_news, illness, report_of
 
 
 def warned(report, action="always"):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter(action)
-        WarningOutlet().found(all_news(report), report)
+        WarningSink().found(all_news(report), report)
     return seen
 
 
@@ -30,7 +30,7 @@ def test_each_is_warned_of_by_the_usual_filter():
 def test_without_a_filter_of_the_user_they_are_not_shown_beside_the_console():
     with warnings.catch_warnings(record=True) as seen:
         warnings.resetwarnings()
-        WarningOutlet().found(all_news(report := report_of(illness("RUN004", "rank-died", DIED))), report)
+        WarningSink().found(all_news(report := report_of(illness("RUN004", "rank-died", DIED))), report)
     assert seen == []
 
 
@@ -43,7 +43,7 @@ def test_a_filter_that_turns_warnings_into_errors_does_not_end_the_run():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = report_of(illness("RUN004", "rank-died", DIED))
-        WarningOutlet().found(all_news(report), report)
+        WarningSink().found(all_news(report), report)
         with pytest.raises(DoctorWarning):
             warnings.warn("the filter was in force", DoctorWarning, stacklevel=1)
 
@@ -54,7 +54,7 @@ def test_filters_can_name_category_and_module():
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             warnings.filterwarnings("ignore", **how)
-            WarningOutlet().found(all_news(report), report)
+            WarningSink().found(all_news(report), report)
         assert seen == [], how
 
 

@@ -3,9 +3,9 @@
 import msgspec
 
 from doctor.api import Failure, Frame, HostFacts, ProgressFacts, RecorderFacts, logged, running
-from doctor.facts import Event
-from doctor.job import UNTOLD
-from doctor.postmortem.assembly import Home, Remains, members_of, weigh, with_evidence
+from doctor.core.facts import Event
+from doctor.core.job import UNKNOWN_HOST
+from doctor.postmortem.job_assembly import HostSections, ParsedInputs, members_of, weigh, with_evidence
 
 SECRETS = (
     "[rank1]: RuntimeError: 401 for https://alice:hunter22@hub.example.com/x?token=abcd1234 with "
@@ -30,7 +30,7 @@ def test_ranks_and_hosts_are_those_that_lines_tell():
         "[rank3]: ValueError: x",
         "[rank0]: ValueError: y",
     ).job()
-    assert {rank.number: rank.host.name for rank in job.ranks} == {0: UNTOLD, 3: "node7"}
+    assert {rank.number: rank.host.name for rank in job.ranks} == {0: UNKNOWN_HOST, 3: "node7"}
 
 
 def progress_of(*members):
@@ -56,14 +56,14 @@ def test_that_others_ended_a_rank_is_no_news_of_where_it_was():
     ended = ProgressFacts(
         state="failed", failure=Failure("SIGTERMException", "ended by signal 15", frames=(Frame("a", 1),))
     )
-    (member,) = members_of(weigh([], ()), Remains({1: {ProgressFacts.key: ended}}, {}, []))
+    (member,) = members_of(weigh([], ()), ParsedInputs({1: {ProgressFacts.key: ended}}, {}, []))
     assert progress_of(member)[1].state == "running"
 
 
 def test_tables_of_a_host_go_to_its_ranks():
     told = HostFacts(hostname="node1")
-    remains = Remains({0: {}, 1: {RecorderFacts.key: RecorderFacts()}}, {0: "node0", 1: "node1"}, [])
-    remains.hosts.append(Home("logs/nvidia-smi-node1.txt", (told,)))
+    remains = ParsedInputs({0: {}, 1: {RecorderFacts.key: RecorderFacts()}}, {0: "node0", 1: "node1"}, [])
+    remains.hosts.append(HostSections("logs/nvidia-smi-node1.txt", (told,)))
     sections = {member.rank: member.sections[HostFacts.key] for member in members_of(weigh([], ()), remains)}
     assert sections[1] is told
     assert sections[0] is not told

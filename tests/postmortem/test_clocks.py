@@ -1,7 +1,7 @@
 """Which clock is ahead, and in what order things happened."""
 
-from doctor.facts import Event
-from doctor.postmortem.clocks import clock_shifts, in_order, shifted
+from doctor.core.facts import Event
+from doctor.postmortem.logs.clock_skew import clock_shifts, in_order, shifted
 
 NOON = 1_760_000_000.0
 

@@ -12,10 +12,10 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor.postmortem import zstd
-from doctor.postmortem.logs import read_lines, read_log
-from doctor.postmortem.prefixes import Style, parse_line
-from doctor.postmortem.times import Calendar
+from doctor.postmortem.logs.prefixes import PrefixStyle, parse_line
+from doctor.postmortem.logs.scanner import read_lines, read_log
+from doctor.postmortem.logs.timestamps import Calendar
+from doctor.postmortem.sandbox import zstd
 
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -85,8 +85,8 @@ def test_any_lines(texts: list[str]) -> None:
 
 
 @FUZZ
-@given(st.text(max_size=300), st.builds(Style, st.booleans(), st.booleans(), st.booleans()))
-def test_any_line_is_taken_apart(line: str, style: Style) -> None:
+@given(st.text(max_size=300), st.builds(PrefixStyle, st.booleans(), st.booleans(), st.booleans()))
+def test_any_line_is_taken_apart(line: str, style: PrefixStyle) -> None:
     said = parse_line(line, Calendar(), style)
     assert len(said.body) <= len(line)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.facts import Event, LogFile
-from doctor.postmortem import lines, unpacking
-from doctor.postmortem import zstd as zstandard_or_not
-from doctor.postmortem.logs import read_lines, read_log
+from doctor.core.errors import UnusableError
+from doctor.core.facts import Event, LogFile
+from doctor.postmortem.logs import lines
+from doctor.postmortem.logs.scanner import read_lines, read_log
+from doctor.postmortem.sandbox import decompression
+from doctor.postmortem.sandbox import zstd as zstandard_or_not
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB."
 TEXT = f"step 1\n{OOM}\nstep 2\n"
@@ -109,8 +110,8 @@ def _missing(name: str) -> object:
 
 
 def test_an_archive_that_grows_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "UNSUSPECTED", 1 << 20)
-    monkeypatch.setattr(unpacking, "RATIO", 100)
+    monkeypatch.setattr(decompression, "UNSUSPECTED", 1 << 20)
+    monkeypatch.setattr(decompression, "RATIO", 100)
     _, file = read(tmp_path, gzip.compress(TEXT.encode() + bytes(64 << 20)))
     assert file.cut is not None
     assert file.cut.startswith("it unpacks to more than")
@@ -138,7 +139,7 @@ def test_what_a_writer_appends_meanwhile_is_not_read(tmp_path: Path) -> None:
     with path.open("rb", buffering=0) as stream:
         size = path.stat().st_size
         path.write_text(TEXT * 2)
-        assert b"".join(unpacking.Unpacked(stream, size)) == TEXT.encode()
+        assert b"".join(decompression.Unpacked(stream, size)) == TEXT.encode()
 
 
 def test_a_file_that_can_not_be_opened_is_unusable(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_an_error_while_reading_ends_the_log(tmp_path: Path) -> None:
                 return piece
             raise OSError(5, "Input/output error")
 
-    pieces = unpacking.Unpacked(Broken(), 10_000)  # type: ignore[arg-type]
+    pieces = decompression.Unpacked(Broken(), 10_000)  # type: ignore[arg-type]
     assert b"".join(pieces) == TEXT.encode()
     assert pieces.cut == "it could not be read any further: Input/output error"
 

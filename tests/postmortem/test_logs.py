@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from doctor.facts import Event
-from doctor.postmortem import kept, repeated
-from doctor.postmortem.logs import read_lines, read_log
-from doctor.postmortem.who import rank_of_name
+from doctor.core.facts import Event
+from doctor.postmortem.logs import deduplication, event_store
+from doctor.postmortem.logs.rank_attribution import rank_of_name
+from doctor.postmortem.logs.scanner import read_lines, read_log
 from tests.lab.cases import each_case
 
 CASES = Path(__file__).parents[3] / "shared" / "cases"
@@ -239,14 +239,14 @@ def test_what_is_said_again_is_counted() -> None:
 def test_events_are_few_whatever_the_log_holds() -> None:
     sizes = (f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has" for size in range(3000))
     events = events_of(*(f"[rank{number % 8}]: ValueError: {text}" for number, text in enumerate(sizes)))
-    assert len(of(events, "python.exception")) <= 8 * kept.MOST_OF_A_PROCESS
+    assert len(of(events, "python.exception")) <= 8 * event_store.MOST_OF_A_PROCESS
     assert sum(event.count for event in of(events, "python.exception")) == 3000
 
 
 def test_many_processes_do_not_hide_a_message_that_comes_late() -> None:
-    lines = [f"[rank{number}]: ValueError: x" for number in range(kept.MOST_OF_A_KIND + 500)]
+    lines = [f"[rank{number}]: ValueError: x" for number in range(event_store.MOST_OF_A_KIND + 500)]
     events = events_of(*lines, "[rank7]: CUDA out of memory. Tried to allocate 4.00 GiB.", f"node1:7:8 [0] {CLOSED}")
-    assert len(of(events, "python.exception")) == kept.MOST_OF_A_KIND
+    assert len(of(events, "python.exception")) == event_store.MOST_OF_A_KIND
     assert of(events, "nccl.peer_closed")[0].line == len(lines) + 2
 
 
@@ -257,7 +257,7 @@ def test_what_nccl_says_often_is_counted_by_its_text() -> None:
 
 
 def test_a_warning_of_nccl_is_never_only_counted() -> None:
-    lines = ["node1:7:8 [0] NCCL INFO Using network IB"] * (repeated.OFTEN * 3)
+    lines = ["node1:7:8 [0] NCCL INFO Using network IB"] * (deduplication.OFTEN * 3)
     events = events_of(*lines, "node1:7:8 [0] init.cc:1 NCCL WARN Using network Socket")
     assert [event.value("net") for event in of(events, "nccl.net.using")] == ["IB", "Socket"]
 
@@ -346,9 +346,9 @@ def test_a_launcher_names_who_writes_once_a_line(prefix: str, rank: int | None) 
 
 
 def test_of_an_endless_loop_of_attempts_a_part_is_read() -> None:
-    attempts = [f"node{number % 4}:7:8 [0] {CLOSED[:-6]}{number}>" for number in range(repeated.LOUD + 16_000)]
+    attempts = [f"node{number % 4}:7:8 [0] {CLOSED[:-6]}{number}>" for number in range(deduplication.LOUD + 16_000)]
     stack = ("Traceback (most recent call last):", '  File "/home/me/a.py", line 3, in f', "    g()", "ValueError: x")
-    errors = [f"ConnectionError: attempt {number}" for number in range(repeated.LOUD + 100)]
+    errors = [f"ConnectionError: attempt {number}" for number in range(deduplication.LOUD + 100)]
     events = events_of(*attempts, *errors, *stack)
     closed = of(events, "nccl.peer_closed")
     assert {event.host for event in closed} == {f"node{number}" for number in range(4)}

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from doctor.facts import Event, LogFile
-from doctor.knowledge.linear import linear, loose
-from doctor.postmortem import mark_cues, marks
-from doctor.postmortem.cues import Cues
-from doctor.postmortem.logs import read_lines
+from doctor.core.facts import Event, LogFile
+from doctor.knowledge.linear_regex import linear, loose
+from doctor.postmortem.logs.multi_match import CueMatcher
+from doctor.postmortem.logs.outcome_marks import cue_budget, marks
+from doctor.postmortem.logs.scanner import read_lines
 
 LINES = 40_000
 
@@ -79,14 +79,14 @@ def test_the_lines_of_steps_are_counted_once() -> None:
 
 
 def test_a_spent_cue_does_not_spend_the_others() -> None:
-    budget = mark_cues.CueBudget({1, 2})
-    for _ in range(mark_cues.MOST_MISSES):
+    budget = cue_budget.CueBudget({1, 2})
+    for _ in range(cue_budget.MOST_MISSES):
         budget.charge([1, 7], is_mark=False)
     assert (budget.active, budget.spent) == ({2}, {1})
 
 
 def test_texts_that_are_not_looked_for_keep_their_numbers() -> None:
-    cues = Cues(["ab", "bc", "cd"])
+    cues = CueMatcher(["ab", "bc", "cd"])
     assert [cue for cue, _, _ in cues.find(b"abcd")] == [0, 1, 2]
     assert [cue for cue, _, _ in cues.without({1}).find(b"abcd")] == [0, 2]
 

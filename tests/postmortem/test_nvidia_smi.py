@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
-from doctor.facts import GpuFacts, GpuProcess
-from doctor.finding import Severity
-from doctor.postmortem.nvidia_smi import MARKS, OutputsInLog, looks_like_nvidia_smi, read_nvidia_smi
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.facts import GpuFacts, GpuProcess
+from doctor.core.finding import Severity
+from doctor.postmortem.nvidia_smi.printout import MARKS, NvidiaSmiInLog, looks_like_nvidia_smi, read_nvidia_smi
+from doctor.testing.cases import healthy
 
 DATA = Path(__file__).parents[1] / "data" / "nvidia_smi"
 MIB = 1 << 20
@@ -257,7 +257,7 @@ def judged(facts):
     """The checks of GPUs that find an error or a warning on a host that printed this, where a rank uses each GPU."""
     count = len(facts.gpus)
     job = healthy(per_host=count, gpus=count).put(facts).job()
-    results = examine_job(job, Catalog(tuple(check for check in builtin_checks() if check.family == "devices")))
+    results = examine_job(job, CheckRegistry(tuple(check for check in builtin_checks() if check.family == "devices")))
     grave = (Severity.ERROR, Severity.WARNING)
     return {result.id for result in results for finding in result.findings if finding.severity in grave}
 
@@ -310,14 +310,14 @@ def test_an_output_in_the_middle_of_a_log(name):
     log = [f"epoch 3: 7%| step {step}" for step in range(50)]
     middle = text_of(name).splitlines()
     middle.insert(len(middle) // 2, "rank 1 says: loss 0.3")
-    outputs = OutputsInLog("job.out")
+    outputs = NvidiaSmiInLog("job.out")
     for line in [*log, *middle, *log]:
         if outputs.is_open or any(mark in line for mark in MARKS):
             outputs.take(line)
     assert not outputs.is_open
     (found,), alone = outputs.sections(), facts_of(text_of(name))
     assert found.gpus == alone.gpus
-    assert OutputsInLog().sections() == ()
+    assert NvidiaSmiInLog().sections() == ()
 
 
 def test_nothing_is_read_from_nothing():

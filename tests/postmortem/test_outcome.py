@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from doctor.cases import healthy
-from doctor.cases_in_logs import logged
-from doctor.cli import app
-from doctor.outlets.console import ConsoleOutlet
-from doctor.outlets.outlet import News
-from doctor.postmortem.marks import Marks, _mark_of
-from doctor.postmortem.prefixes import parse_line
-from doctor.postmortem.times import Calendar
-from doctor.postmortem.who import Processes
-from doctor.reasoning.outcome import outcome_of
-from doctor.result import Report
+from doctor.analysis.logs.run_outcome import outcome_of
+from doctor.cli.main import app
+from doctor.core.report_document import Report
+from doctor.monitor.sinks.console import ConsoleSink
+from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.postmortem.logs.outcome_marks.marks import Marks, _mark_of
+from doctor.postmortem.logs.prefixes import parse_line
+from doctor.postmortem.logs.rank_attribution import LogProcesses
+from doctor.postmortem.logs.timestamps import Calendar
+from doctor.testing.cases import healthy
+from doctor.testing.from_logs import logged
 
 FRAME = 'Traceback (most recent call last):\n  File "/app/train.py", line 3, in <module>\n    run()\n'
 UNKNOWN = {
@@ -163,9 +163,9 @@ def test_a_finding_that_the_callback_printed_is_read_back(tmp_path):
     """Written by the outlet itself, so that a change of its words is noticed."""
     report = report_of(tmp_path, f"[rank2]: {FRAME}KeyError: 'x'".replace("\n", "\n[rank2]: "))
     told = msgspec.convert(report, Report)
-    found = [News(result, finding) for result in told.results for finding in result.findings]
+    found = [FindingEvent(result, finding) for result in told.results for finding in result.findings]
     paper = io.StringIO()
-    outlet = ConsoleOutlet(tmp_path / "report.json", paper)
+    outlet = ConsoleSink(tmp_path / "report.json", paper)
     outlet.found(found, told)
     for text in (paper.getvalue(), "\x1b[31m" + paper.getvalue().replace("\n", "\n[rank0]: ")):
         again = report_of(tmp_path, text)
@@ -202,7 +202,7 @@ def test_marks_are_bounded():
     for number in range(20_000):
         for line in (f"[rank{number % 5000}]: ERROR: {number}", f"[rank{number}]: step {number}"):
             marks.read(parse_line(line, calendar), line, number)
-    assert len(list(marks.events("x", Processes("x")))) <= 200 + 4096
+    assert len(list(marks.events("x", LogProcesses("x")))) <= 200 + 4096
 
 
 def test_facts_of_a_host_have_no_end():

@@ -6,14 +6,14 @@ import datetime
 
 import pytest
 
-from doctor.postmortem.prefixes import PLAIN, Said, Speaker, Style, parse_line, style_of
-from doctor.postmortem.times import Calendar
+from doctor.postmortem.logs.prefixes import PLAIN, LineOrigin, PrefixedLine, PrefixStyle, parse_line, style_of
+from doctor.postmortem.logs.timestamps import Calendar
 from tests.lab.cases import each_case
 
 MODIFIED = datetime.datetime(2026, 1, 15, tzinfo=datetime.timezone.utc).timestamp()
 
 
-def said(line: str, style: Style = PLAIN, modified: float | None = MODIFIED) -> Said:
+def said(line: str, style: PrefixStyle = PLAIN, modified: float | None = MODIFIED) -> PrefixedLine:
     return parse_line(line, Calendar(modified), style)
 
 
@@ -27,68 +27,68 @@ def at(text: str) -> float:
 @each_case(
     ("line", "speaker", "body"),
     [
-        ("[rank3]: ValueError: x", Speaker(rank=3), "ValueError: x"),
-        ('[rank12]:   File "a.py", line 3, in f', Speaker(rank=12), '  File "a.py", line 3, in f'),
-        ("[rank: 3] Seed set to 42", Speaker(rank=3), "Seed set to 42"),
-        ("[RANK 3]: hello", Speaker(rank=3), "hello"),
-        ("[default3]:hello", Speaker(local_rank=3), "hello"),
-        ("[trainer0|3]: hello", Speaker(rank=3, local_rank=0), "hello"),
-        ("[1,3]<stderr>:hello", Speaker(rank=3), "hello"),
-        ("[prterun-node7-123@1,3]<stdout>: hello", Speaker(rank=3), "hello"),
+        ("[rank3]: ValueError: x", LineOrigin(rank=3), "ValueError: x"),
+        ('[rank12]:   File "a.py", line 3, in f', LineOrigin(rank=12), '  File "a.py", line 3, in f'),
+        ("[rank: 3] Seed set to 42", LineOrigin(rank=3), "Seed set to 42"),
+        ("[RANK 3]: hello", LineOrigin(rank=3), "hello"),
+        ("[default3]:hello", LineOrigin(local_rank=3), "hello"),
+        ("[trainer0|3]: hello", LineOrigin(rank=3, local_rank=0), "hello"),
+        ("[1,3]<stderr>:hello", LineOrigin(rank=3), "hello"),
+        ("[prterun-node7-123@1,3]<stdout>: hello", LineOrigin(rank=3), "hello"),
         (
             "(RayTrainWorker pid=123, ip=10.0.0.2) [rank3]: hello",
-            Speaker(rank=3, host="10.0.0.2", pid=123, tag="RayTrainWorker"),
+            LineOrigin(rank=3, host="10.0.0.2", pid=123, tag="RayTrainWorker"),
             "hello",
         ),
-        ("[3]<stderr>:hello", Speaker(rank=3), "hello"),
-        ("[1,mpirank:3,algo-2]<stderr>:hello", Speaker(rank=3, host="algo-2"), "hello"),
-        ("Fri Jan  2 03:04:05 2026[1,3]<stderr>:hello", Speaker(rank=3), "hello"),
-        ("trainer/3 [rank5]: hello", Speaker(rank=5, tag="trainer/3"), "hello"),
-        ("(pid=123) hello", Speaker(pid=123), "hello"),
-        ("node7:123:456 [0] NCCL INFO Using network IB", Speaker(host="node7", pid=123), "Using network IB"),
+        ("[3]<stderr>:hello", LineOrigin(rank=3), "hello"),
+        ("[1,mpirank:3,algo-2]<stderr>:hello", LineOrigin(rank=3, host="algo-2"), "hello"),
+        ("Fri Jan  2 03:04:05 2026[1,3]<stderr>:hello", LineOrigin(rank=3), "hello"),
+        ("trainer/3 [rank5]: hello", LineOrigin(rank=5, tag="trainer/3"), "hello"),
+        ("(pid=123) hello", LineOrigin(pid=123), "hello"),
+        ("node7:123:456 [0] NCCL INFO Using network IB", LineOrigin(host="node7", pid=123), "Using network IB"),
         (
             "[rank3]: [2026-01-02 03:04:05] node7:123:456 [3] misc/socket.cc:71 NCCL WARN socketProgress: closed",
-            Speaker(rank=3, host="node7", pid=123),
+            LineOrigin(rank=3, host="node7", pid=123),
             "socketProgress: closed",
         ),
         (
             "10-0-0-7:123:456 [0] NCCL INFO Channel 00/02 : 0 1",
-            Speaker(host="10-0-0-7", pid=123),
+            LineOrigin(host="10-0-0-7", pid=123),
             "Channel 00/02 : 0 1",
         ),
-        ("Nov 22 04:23:18 node7 kernel: [12345.678901] NVRM: Xid", Speaker(host="node7"), "NVRM: Xid"),
-        ("2026-01-02T03:04:05.123456+01:00 node7 slurmd[99]: hello", Speaker(host="node7", pid=99), "hello"),
-        ("[12345.678901] NVRM: Xid", Speaker(), "NVRM: Xid"),
-        ("[12345.678901][ T1234] NVRM: Xid", Speaker(), "NVRM: Xid"),
-        ("[pod/train-worker-1/pytorch] hello", Speaker(host="train-worker-1"), "hello"),
-        ("worker-1  | [rank3]: hello", Speaker(rank=3, tag="worker-1"), "hello"),
-        ("ERROR:root:ValueError: x", Speaker(), "ValueError: x"),
-        ("2026-01-02 03:04:05.678 | ERROR    | mod:func:12 - hello", Speaker(), "hello"),
-        ("[2026-01-02 03:04:05,678][__main__][ERROR] - hello", Speaker(), "hello"),
-        ("[2026-01-02 03:04:05,678] [INFO] [launch.py:123:main] hello", Speaker(), "hello"),
-        ("01/02/2026 03:04:05 - INFO - __main__ - hello", Speaker(), "hello"),
-        ("INFO 01-02 03:04:05 [core.py:12] hello", Speaker(), "hello"),
-        ("[NeMo W 2026-01-02 03:04:05 nemo_logging:349] hello", Speaker(), "hello"),
-        ("[W socket.cpp:401] [c10d] hello", Speaker(), "hello"),
-        (" 35%|####   | 10/20 [00:01<00:02, 1.2it/s]hello", Speaker(), "hello"),
+        ("Nov 22 04:23:18 node7 kernel: [12345.678901] NVRM: Xid", LineOrigin(host="node7"), "NVRM: Xid"),
+        ("2026-01-02T03:04:05.123456+01:00 node7 slurmd[99]: hello", LineOrigin(host="node7", pid=99), "hello"),
+        ("[12345.678901] NVRM: Xid", LineOrigin(), "NVRM: Xid"),
+        ("[12345.678901][ T1234] NVRM: Xid", LineOrigin(), "NVRM: Xid"),
+        ("[pod/train-worker-1/pytorch] hello", LineOrigin(host="train-worker-1"), "hello"),
+        ("worker-1  | [rank3]: hello", LineOrigin(rank=3, tag="worker-1"), "hello"),
+        ("ERROR:root:ValueError: x", LineOrigin(), "ValueError: x"),
+        ("2026-01-02 03:04:05.678 | ERROR    | mod:func:12 - hello", LineOrigin(), "hello"),
+        ("[2026-01-02 03:04:05,678][__main__][ERROR] - hello", LineOrigin(), "hello"),
+        ("[2026-01-02 03:04:05,678] [INFO] [launch.py:123:main] hello", LineOrigin(), "hello"),
+        ("01/02/2026 03:04:05 - INFO - __main__ - hello", LineOrigin(), "hello"),
+        ("INFO 01-02 03:04:05 [core.py:12] hello", LineOrigin(), "hello"),
+        ("[NeMo W 2026-01-02 03:04:05 nemo_logging:349] hello", LineOrigin(), "hello"),
+        ("[W socket.cpp:401] [c10d] hello", LineOrigin(), "hello"),
+        (" 35%|####   | 10/20 [00:01<00:02, 1.2it/s]hello", LineOrigin(), "hello"),
         (
             "104.17.1.2: node7:123:456 [0] NCCL INFO Using network IB",
-            Speaker(host="node7", pid=123),
+            LineOrigin(host="node7", pid=123),
             "Using network IB",
         ),
-        ("    node7:123:456 [0] NCCL INFO Using network IB", Speaker(host="node7", pid=123), "Using network IB"),
-        ("(raylet, ip=10.0.0.2) hello", Speaker(tag="raylet"), "hello"),
-        ("2026-01-02 03:04:05,367\tINFO services.py:1274 -- hello", Speaker(), "hello"),
-        ("ERROR 10-27 07:48:16 worker_base.py:464]   File", Speaker(), "  File"),
-        ("  what():  [PG 0 Rank 3] hello", Speaker(), "hello"),
-        ("nothing: [rank3] stands here", Speaker(), "nothing: [rank3] stands here"),
-        ("12: hello", Speaker(), "12: hello"),
-        ("[3] hello", Speaker(), "[3] hello"),
-        ("{'rank': 3}", Speaker(), "{'rank': 3}"),
-        ("", Speaker(), ""),
+        ("    node7:123:456 [0] NCCL INFO Using network IB", LineOrigin(host="node7", pid=123), "Using network IB"),
+        ("(raylet, ip=10.0.0.2) hello", LineOrigin(tag="raylet"), "hello"),
+        ("2026-01-02 03:04:05,367\tINFO services.py:1274 -- hello", LineOrigin(), "hello"),
+        ("ERROR 10-27 07:48:16 worker_base.py:464]   File", LineOrigin(), "  File"),
+        ("  what():  [PG 0 Rank 3] hello", LineOrigin(), "hello"),
+        ("nothing: [rank3] stands here", LineOrigin(), "nothing: [rank3] stands here"),
+        ("12: hello", LineOrigin(), "12: hello"),
+        ("[3] hello", LineOrigin(), "[3] hello"),
+        ("{'rank': 3}", LineOrigin(), "{'rank': 3}"),
+        ("", LineOrigin(), ""),
     ],
 )
-def test_who_says_a_line(line: str, speaker: Speaker, body: str) -> None:
+def test_who_says_a_line(line: str, speaker: LineOrigin, body: str) -> None:
     told = said(line)
     assert (told.speaker, told.body) == (speaker, body)
 
@@ -139,11 +139,11 @@ def test_without_any_year_the_order_within_a_log_is_kept() -> None:
 
 def test_lines_in_json_are_unwrapped() -> None:
     line = '{"log": "[rank3]:   File \\"a.py\\", line 3, in f\\n", "stream": "stderr", "time": "2026-01-02T03:04:05Z"}'
-    assert said(line)[:1] == (Speaker(rank=3),)
+    assert said(line)[:1] == (LineOrigin(rank=3),)
     assert said(line).body == '  File "a.py", line 3, in f'
-    assert said('{"message": "x", "rank": 5, "hostname": "node7"}').speaker == Speaker(rank=5, host="node7")
+    assert said('{"message": "x", "rank": 5, "hostname": "node7"}').speaker == LineOrigin(rank=5, host="node7")
     assert said('{"loss": 0.5}').body == '{"loss": 0.5}'
-    assert said('{"message": ' * 50).speaker == Speaker()
+    assert said('{"message": ' * 50).speaker == LineOrigin()
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_the_level_tells_what_ends_nothing(line: str, mild: bool) -> None:
 
 
 def test_numbers_before_a_line_count_where_nearly_all_lines_have_them() -> None:
-    assert style_of(["0: a", " 1: b", "12: c"]) == Style(numbered=True)
-    assert style_of(["0: a", "epoch 1", "12: c"]) == Style()
-    assert style_of(["[0] a", "[1] b"]) == Style(bracketed=True)
-    assert style_of(["node1: a", "node2: b"]) == Style(hosts=True)
-    assert style_of(["3: a"]) == Style()
-    assert style_of(["10.0.0.1: a", "10.0.0.2: b"]) == Style(hosts=True)
-    assert style_of([f"{number}: a line of a listing" for number in range(20)]) == Style()
-    assert said(" 3: [default1]: x", Style(numbered=True)).speaker == Speaker(task=3, local_rank=1)
-    assert said("node2: [rank3]: x", Style(hosts=True)).speaker == Speaker(rank=3, host="node2")
+    assert style_of(["0: a", " 1: b", "12: c"]) == PrefixStyle(numbered=True)
+    assert style_of(["0: a", "epoch 1", "12: c"]) == PrefixStyle()
+    assert style_of(["[0] a", "[1] b"]) == PrefixStyle(bracketed=True)
+    assert style_of(["node1: a", "node2: b"]) == PrefixStyle(hosts=True)
+    assert style_of(["3: a"]) == PrefixStyle()
+    assert style_of(["10.0.0.1: a", "10.0.0.2: b"]) == PrefixStyle(hosts=True)
+    assert style_of([f"{number}: a line of a listing" for number in range(20)]) == PrefixStyle()
+    assert said(" 3: [default1]: x", PrefixStyle(numbered=True)).speaker == LineOrigin(task=3, local_rank=1)
+    assert said("node2: [rank3]: x", PrefixStyle(hosts=True)).speaker == LineOrigin(rank=3, host="node2")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.postmortem.ras import KINDS, looks_like_ras, read_ras, with_progress
+from doctor.postmortem.ras.events import KINDS, looks_like_ras, read_ras, with_progress
 
 DATA = Path(__file__).parents[1] / "data" / "ras"
 

@@ -11,10 +11,10 @@ import threading
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.postmortem import recorder_workers
-from doctor.postmortem.recorder_files import looks_like_dump, read_dump, read_dumps, world_size_in
-from doctor.postmortem.recorder_names import hosts_in, parse_name
+from doctor.core.errors import UnusableError
+from doctor.postmortem.flight_recorder import loader_processes
+from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dump, read_dumps, world_size_in
+from doctor.postmortem.flight_recorder.filenames import hosts_in, parse_name
 from tests.lab.cases import each_case
 
 NOON = 1_760_000_000_000_000_000
@@ -249,8 +249,8 @@ def test_a_value_that_would_take_for_ever_to_print_is_passed_over(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2], ids=["alone", "beside another thread"])
 def test_a_file_that_takes_for_ever_is_given_up(tmp_path, monkeypatch, threads):
     """A key whose hash takes 2 ** 60 steps: C code that nothing interrupts."""
-    monkeypatch.setattr(recorder_workers, "SECONDS", 1)
-    monkeypatch.setattr(recorder_workers.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(loader_processes, "SECONDS", 1)
+    monkeypatch.setattr(loader_processes.threading, "active_count", lambda: threads)
     value = b"K\x01q\x00" + b"".join(
         b"h" + bytes([number]) + b"h" + bytes([number]) + b"\x86q" + bytes([number + 1]) + b"0" for number in range(60)
     )
@@ -283,7 +283,7 @@ def test_a_dump_that_breaks_off_before_its_counters_says_how_far_it_goes(tmp_pat
 
 
 def test_files_that_can_not_be_read_are_listed_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder_workers, "LARGEST", 10_000)
+    monkeypatch.setattr(loader_processes, "LARGEST", 10_000)
     good = saved(tmp_path, "rank_0", dump())
     large = saved(tmp_path, "rank_1", dump(100))
     odd = saved(tmp_path, "trace", dump())
@@ -299,7 +299,7 @@ def test_files_that_can_not_be_read_are_listed_with_the_reason(tmp_path, monkeyp
 def test_workers_and_this_process_read_the_same(tmp_path, monkeypatch):
     paths = [saved(tmp_path, f"rank_{rank}", dump(40 + rank)) for rank in range(40)]
     here = {one.rank: one.facts for one in beside_a_thread(paths)[0]}
-    monkeypatch.setattr(recorder_workers, "PARALLEL", 0)
+    monkeypatch.setattr(loader_processes, "PARALLEL", 0)
     dumps, skipped = read_dumps(paths, jobs=3)
     assert not skipped
     assert {one.rank: one.facts for one in dumps} == here
@@ -336,7 +336,7 @@ def test_a_folder_may_tell_the_rank_and_a_hostile_file_is_named_before_its_name_
 def test_no_torch_is_needed(tmp_path):
     path = saved(tmp_path, "rank_0", dump())
     code = (
-        "import sys; from pathlib import Path; from doctor.postmortem.recorder_files import read_dump;"
+        "import sys; from pathlib import Path; from doctor.postmortem.flight_recorder.dumps import read_dump;"
         f"read_dump(Path({str(path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

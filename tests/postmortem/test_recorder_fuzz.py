@@ -10,11 +10,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor.facts import RecorderFacts
-from doctor.job import Member, build_job
-from doctor.postmortem.recorder_files import looks_like_dump, read_dumps
-from doctor.postmortem.recorder_parsing import parse_recorder
-from doctor.reasoning.hang import diagnose_stall, silent_mismatches
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
+from doctor.core.facts import RecorderFacts
+from doctor.core.job import Member, build_job
+from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
+from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dumps
 
 ROUNDS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)

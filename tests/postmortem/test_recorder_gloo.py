@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
-from doctor.facts import RecorderFacts
-from doctor.finding import Severity, Status
-from doctor.job import Member, build_job
-from doctor.postmortem.recorder_files import read_dumps
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.facts import RecorderFacts
+from doctor.core.finding import Severity, Status
+from doctor.core.job import Member, build_job
+from doctor.postmortem.flight_recorder.dumps import read_dumps
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 SCENE = Path(__file__).with_name("dumping.py")
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
-CHECKS = Catalog(tuple(check for check in builtin_checks() if check.id in IDS))
+CHECKS = CheckRegistry(tuple(check for check in builtin_checks() if check.id in IDS))
 
 EXPECTED = {
     "skips_a_call": ("RUN006", (2,), "rank 2 passes over all_gather at dumping.py"),

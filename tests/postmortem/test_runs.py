@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from doctor.facts import Event, LogFile
-from doctor.postmortem.runs import Trace, group_by_run, names_of_runs, trace_of
+from doctor.core.facts import Event, LogFile
+from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, names_of_runs
 from tests.lab.cases import each_case
 from tests.lab.command import run_doctor
 
 
-def run(path: str, *ranks: int, span: tuple[float, float] | None = None, **more: object) -> Trace:
+def run(path: str, *ranks: int, span: tuple[float, float] | None = None, **more: object) -> RunIdentity:
     """A log that tells of a run by itself."""
-    bare = trace_of(Path(path), (), LogFile(path))
+    bare = identity_of(Path(path), (), LogFile(path))
     return bare._replace(ranks=frozenset(ranks), span=span, is_run=True, **more)
 
 
-def rest(path: str, **more: object) -> Trace:
+def rest(path: str, **more: object) -> RunIdentity:
     """A log, table or dump that does not."""
     return run(path, **more)._replace(is_run=False)
 
 
-def grouped(*traces: Trace) -> list[list[str]]:
+def grouped(*traces: RunIdentity) -> list[list[str]]:
     return [[traces[place].path.as_posix() for place in places] for places in group_by_run(traces)]
 
 
@@ -80,19 +80,19 @@ SEVERAL = {
 
 
 @each_case("traces", ONE_RUN.values(), ids=ONE_RUN)
-def test_one_run(traces: list[Trace]) -> None:
+def test_one_run(traces: list[RunIdentity]) -> None:
     assert len(grouped(*traces)) == 1
 
 
 @each_case("traces", SEVERAL.values(), ids=SEVERAL)
-def test_several_runs(traces: list[Trace]) -> None:
+def test_several_runs(traces: list[RunIdentity]) -> None:
     assert grouped(*traces) == [[trace.path.as_posix()] for trace in traces]
 
 
 def test_the_id_in_the_text_counts() -> None:
-    def log(name: str, job: int) -> Trace:
+    def log(name: str, job: int) -> RunIdentity:
         text = f"slurmstepd: error: *** JOB {job} ON node1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***"
-        return trace_of(Path(name), [Event("slurm.timelimit", text, name, 1)], LogFile(name))._replace(is_run=True)
+        return identity_of(Path(name), [Event("slurm.timelimit", text, name, 1)], LogFile(name))._replace(is_run=True)
 
     assert grouped(log("a.log", 5), log("b.log", 6), log("c.log", 5)) == [["a.log", "c.log"], ["b.log"]]
 

@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from doctor.errors import UnusableError
-from doctor.postmortem import snapshots
-from doctor.postmortem.refusing import load_plain
-from doctor.postmortem.snapshots import (
+from doctor.core.errors import UnusableError
+from doctor.postmortem.memory_snapshot import snapshot_parser
+from doctor.postmortem.memory_snapshot.snapshot_parser import (
     load_snapshot,
     looks_like_snapshot,
     parse_snapshot,
     read_snapshot,
 )
+from doctor.postmortem.sandbox.safe_pickle import load_plain
 from tests.postmortem.allocating import ALLOCATOR, ENGINE, MIB, TORCH, Allocator, line, training
 
 
@@ -203,7 +203,7 @@ def nested(depth):
 )
 def test_a_few_bytes_that_ask_for_everything(tmp_path, monkeypatch, data, why):
     if why.startswith("within"):
-        monkeypatch.setattr(snapshots, "PATIENCE", 1.0)
+        monkeypatch.setattr(snapshot_parser, "PATIENCE", 1.0)
     path = tmp_path / "dump_snapshot.pickle"
     path.write_bytes(data)
     with pytest.raises(UnusableError, match=why):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from doctor.facts import Event
-from doctor.postmortem.logs import read_lines
-from doctor.postmortem.tracebacks import is_user_code
+from doctor.core.facts import Event
+from doctor.postmortem.logs.scanner import read_lines
+from doctor.postmortem.logs.tracebacks import is_user_code
 
 FIRST = """Traceback (most recent call last):
   File "/home/me/train.py", line 12, in main

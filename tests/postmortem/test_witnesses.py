@@ -3,14 +3,14 @@
 
 import pytest
 
-from doctor.facts import ProgressFacts, RecorderFacts
-from doctor.knowledge.messages import known_messages
-from doctor.postmortem import witnesses
-from doctor.postmortem.assembly import weigh
-from doctor.postmortem.logs import read_lines
-from doctor.postmortem.witnesses import sections_of, world_size_of
-from doctor.reasoning import first
-from doctor.reasoning.first import earlier, first_trouble
+from doctor.analysis.logs import root_event
+from doctor.analysis.logs.root_event import earlier, first_trouble
+from doctor.core.facts import ProgressFacts, RecorderFacts
+from doctor.knowledge.log_patterns import known_patterns
+from doctor.postmortem.job_assembly import weigh
+from doctor.postmortem.logs import rank_sections
+from doctor.postmortem.logs.rank_sections import sections_of, world_size_of
+from doctor.postmortem.logs.scanner import read_lines
 
 WORK = "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=98, NumelOut=98, Timeout(ms)=600000) ran for 600020 milliseconds"
 CAUGHT = "Watchdog caught collective operation timeout: " + WORK + " before timing out."
@@ -174,7 +174,7 @@ def test_healthy_lines_make_no_witness():
 
 
 def test_order_of_events():
-    from doctor.job import build_job
+    from doctor.core.job import build_job
 
     evidence = evidence_of("[rank1]: ValueError: no", "[rank0]: RuntimeError: Connection closed by peer")
     job = build_job((), evidence=evidence)
@@ -186,8 +186,15 @@ def test_order_of_events():
 
 
 def test_kinds_that_order_is_told_by_are_known():
-    known = {message.kind for message in known_messages()} | {"python.exception", "python.fatal", "elastic.entry"}
-    named = {*first.LOST_PEERS, *first.TIMED_OUT, *first.ENDS, *first.ROOTS, *witnesses._SPEAKERS, *witnesses._WORLD}
+    known = {message.kind for message in known_patterns()} | {"python.exception", "python.fatal", "elastic.entry"}
+    named = {
+        *root_event.LOST_PEERS,
+        *root_event.TIMED_OUT,
+        *root_event.ENDS,
+        *root_event.ROOTS,
+        *rank_sections._SPEAKERS,
+        *rank_sections._WORLD,
+    }
     assert {kind for kind in named if not kind.endswith(".")} <= known
 
 

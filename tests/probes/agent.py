@@ -12,13 +12,13 @@ import time
 
 import msgspec
 
-from doctor.collectors.base import Surroundings
+from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts, encode_outcome
 from doctor.probes import Assignment, Responder, probe_light
-from doctor.probes.deadline import Deadline
-from doctor.probes.stage import Bench
-from doctor.probes.transfers_stage import TransfersStage
-from doctor.probes.why_stage import WhyStage
+from doctor.probes.ablation.stage import WhyStage
+from doctor.probes.bandwidth.stage import TransfersStage
+from doctor.probes.base import ProbeContext
+from doctor.probes.runtime.deadline import ProbeDeadline
 
 SECTIONS = ("launch", "environment", "master", "trainer", "nccl", "host", "interfaces", "gpus")
 STAGES = {stage.name: stage for stage in (TransfersStage, WhyStage)}
@@ -30,16 +30,16 @@ def main(ahead: str = "0") -> None:
     def clock() -> float:
         return time.time() + float(ahead)
 
-    facts = collect_facts(SECTIONS, Surroundings())
+    facts = collect_facts(SECTIONS, Machine())
     responder = Responder(clock)
     tell(port=responder.port, word=responder.word, facts={key: encode_outcome(one).hex() for key, one in facts.items()})
-    bench = Bench(0, responder, Surroundings())
+    bench = ProbeContext(0, responder, Machine())
     for line in sys.stdin:
         task = json.loads(line)
         if "order" in task:
             began = time.monotonic()
             stage = STAGES[task.get("stage", "transfers")]()
-            found = stage.take_part(bytes.fromhex(task["order"]), bench, Deadline(task["seconds"]))
+            found = stage.take_part(bytes.fromhex(task["order"]), bench, ProbeDeadline(task["seconds"]))
             sections = {key: encode_outcome(one).hex() for key, one in found.sections.items()}
             tell(took=time.monotonic() - began, sections=sections, files=open_files())
             continue

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from doctor.api import CollectiveFacts, Finding, Job, healthy
-from doctor.cases import Sketch
-from doctor.catalog import builtin_checks
-from doctor.collectors.base import Surroundings
-from doctor.gather.adding import joined_sections
-from doctor.gather.messages import Task
-from doctor.gather.roll import Arrival
-from doctor.gather.survey import Survey
-from doctor.job import Member, Sections, build_job
-from doctor.probes.bench import TorchChild
-from doctor.probes.groups_stage import GroupsStage
-from doctor.probes.mesh import parse_mesh
-from doctor.probes.stage import Found
+from doctor.cluster.gather.membership import MemberRecord
+from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.protocol import ProbeTask
+from doctor.cluster.gather.section_merge import merge_sections
+from doctor.collectors.base import Machine
+from doctor.core.check_registry import builtin_checks
+from doctor.core.job import Member, Sections, build_job
+from doctor.probes.base import StageResult
+from doctor.probes.collectives.mesh import parse_mesh
+from doctor.probes.collectives.stage import GroupsStage
+from doctor.probes.runtime.torch_child import TorchChild
+from doctor.testing.cases import JobBuilder
 from tests.lab.needs import ROOT, clean_environ
 
 WRONG_SUM = Path(__file__).parents[1] / "faults" / "live" / "wrong_sum"
@@ -53,7 +53,7 @@ class Party:
 
     def survey(
         self,
-        sketch: Sketch,
+        sketch: JobBuilder,
         *,
         mesh: str = "",
         without: Iterable[int] = (),
@@ -76,36 +76,38 @@ class Party:
             found = _at_once(surveys, plan.tasks, without=tuple(without) if step == JOIN else ())
             notes = {_token(place): one.note for place, one in found.items()}
             for place, one in found.items():
-                measured[place] = joined_sections(measured[place], one.sections)
+                measured[place] = merge_sections(measured[place], one.sections)
 
-    def _job(self, sketch: Sketch, measured: Sequence[Sections]) -> Job:
+    def _job(self, sketch: JobBuilder, measured: Sequence[Sections]) -> Job:
         known = [
             member._replace(sections={**member.sections, **own})
             for member, own in zip(sketch.members, measured, strict=True)
         ]
         return build_job(known, world_size=sketch.world_size)
 
-    def _process(self, axes, place: int, told: list[str]) -> Survey:
-        stage, surroundings = GroupsStage(axes), Surroundings(environ=self._environs[place])
+    def _process(self, axes, place: int, told: list[str]) -> ProbeSchedule:
+        stage, surroundings = GroupsStage(axes), Machine(environ=self._environs[place])
         tell = told.append if place == 0 else lambda _: None
-        survey = Survey(place, (stage,), surroundings, speaks=False, tell=tell)
+        survey = ProbeSchedule(place, (stage,), surroundings, speaks=False, tell=tell)
         survey._bench._child = self.child(place)
         return survey
 
 
-def _arrivals(job: Job) -> list[Arrival]:
+def _arrivals(job: Job) -> list[MemberRecord]:
     return [
-        Arrival(
+        MemberRecord(
             _token(place), Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity), 0, None, ""
         )
         for place, rank in enumerate(job.ranks)
     ]
 
 
-def _at_once(surveys: Sequence[Survey], tasks: Mapping[str, Task], without: tuple[int, ...]) -> dict[int, Found]:
-    found: dict[int, Found] = {}
+def _at_once(
+    surveys: Sequence[ProbeSchedule], tasks: Mapping[str, ProbeTask], without: tuple[int, ...]
+) -> dict[int, StageResult]:
+    found: dict[int, StageResult] = {}
 
-    def take_part(place: int, task: Task) -> None:
+    def take_part(place: int, task: ProbeTask) -> None:
         found[place] = surveys[place].take_part(task)
 
     asked = [(place, tasks[_token(place)]) for place in range(len(surveys)) if _token(place) in tasks]
@@ -121,7 +123,7 @@ def _token(place: int) -> str:
     return f"{place:016x}"
 
 
-def on_one_host(ranks: int) -> Sketch:
+def on_one_host(ranks: int) -> JobBuilder:
     """A healthy job on one host without GPUs."""
     return healthy(1, ranks, gpus=0)
 

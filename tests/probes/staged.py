@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from doctor.api import Job, Status
-from doctor.catalog import Catalog, builtin_checks
-from doctor.collectors.base import Surroundings
-from doctor.examining import examine_job
-from doctor.gather.adding import joined_sections
-from doctor.job import Member, build_job
-from doctor.probes.deadline import Deadline
-from doctor.probes.stage import Bench, Orders, Post, Stage
-from doctor.result import CheckResult
+from doctor.cluster.gather.section_merge import merge_sections
+from doctor.collectors.base import Machine
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.job import Member, build_job
+from doctor.core.report_document import CheckResult
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders
+from doctor.probes.runtime.deadline import ProbeDeadline
 
 CHECKS = {check.id: check for check in builtin_checks()}
 
@@ -25,12 +25,12 @@ class Staged:
     """What came of it: the job with what was measured, the orders of each step, and the seconds of all."""
 
     job: Job
-    orders: list[Orders] = field(default_factory=list)
+    orders: list[StageOrders] = field(default_factory=list)
     seconds: float = 0.0
 
     def result(self, check: str) -> CheckResult:
         """What a check says to it."""
-        [result] = examine_job(self.job, Catalog((CHECKS[check],)))
+        [result] = examine_job(self.job, CheckRegistry((CHECKS[check],)))
         assert result.status is not Status.CRASH, result.reason
         return result
 
@@ -39,12 +39,12 @@ def staged(
     members: Sequence[Member],
     stages: Sequence[Stage],
     environ: Mapping[str, str],
-    benches: Mapping[int, Bench] | None = None,
+    benches: Mapping[int, ProbeContext] | None = None,
 ) -> Staged:
     """Play ``stages``, one of each member's process, as a gathering does; the first member's plans. ``benches``: what
     some of them have at hand, by their rank."""
-    given, usual = benches or {}, Surroundings(environ=environ)
-    at_hand = [given.get(member.rank) or Bench(member.rank, None, usual) for member in members]
+    given, usual = benches or {}, Machine(environ=environ)
+    at_hand = [given.get(member.rank) or ProbeContext(member.rank, None, usual) for member in members]
     measured = [dict(member.sections) for member in members]
     notes = [b""] * len(members)
     done, began = Staged(build_job(members)), time.monotonic()
@@ -52,14 +52,14 @@ def staged(
         try:
             while orders := stages[0].plan(done.job, _posts(done.job, members, notes)):
                 done.orders.append(orders)
-                deadline = Deadline(orders.seconds)
+                deadline = ProbeDeadline(orders.seconds)
                 found = {
                     place: pool.submit(stages[place].take_part, orders.by_token[str(place)], bench, deadline)
                     for place, bench in enumerate(at_hand)
                     if str(place) in orders.by_token
                 }
                 for place, future in found.items():
-                    measured[place] = dict(joined_sections(measured[place], future.result().sections))
+                    measured[place] = dict(merge_sections(measured[place], future.result().sections))
                     notes[place] = future.result().note
                 brought = zip(members, measured, strict=True)
                 done.job = build_job([member._replace(sections=sections) for member, sections in brought])
@@ -70,7 +70,7 @@ def staged(
     return done
 
 
-def _posts(job: Job, members: Sequence[Member], notes: Sequence[bytes]) -> list[Post]:
+def _posts(job: Job, members: Sequence[Member], notes: Sequence[bytes]) -> list[ProbeParticipant]:
     """One for each member, in their order; the first of each host speaks."""
     ranks = {rank.number: rank for rank in job.ranks}
     spoken: set[int] = set()
@@ -79,5 +79,7 @@ def _posts(job: Job, members: Sequence[Member], notes: Sequence[bytes]) -> list[
         rank = ranks[member.rank]
         speaks = rank.host.index not in spoken
         spoken.add(rank.host.index)
-        posts.append(Post(str(place), rank, rank.host.index, speaks, 1 if speaks else None, "", notes[place]))
+        posts.append(
+            ProbeParticipant(str(place), rank, rank.host.index, speaks, 1 if speaks else None, "", notes[place])
+        )
     return posts

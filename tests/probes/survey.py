@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import msgspec
 
 from doctor.api import ClockFacts, PathFacts, Reach, ReachFacts, Status
-from doctor.catalog import Catalog, builtin_checks
 from doctor.collectors.runner import decode_outcome
-from doctor.examining import examine_job
-from doctor.job import Job, Member, build_job
-from doctor.probes import Agent, Assignment, Measured, plan_light
-from doctor.result import CheckResult
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import CheckResult
+from doctor.probes import Agent, Assignment, LightProbeResult, plan_light
 from tests.lab.hosts import LabHost
 from tests.lab.running import end
 from tests.probes import agent as program
@@ -60,12 +60,12 @@ class Findings:
     """What one survey brought. ``took``: the seconds of each agent, by rank; ``files``: its open files after it."""
 
     job: Job
-    measured: dict[int, Measured]
+    measured: dict[int, LightProbeResult]
     took: dict[int, float]
     files: dict[int, int]
 
     def result(self, check: str) -> CheckResult:
-        [result] = examine_job(self.job, Catalog((CHECKS[check],)))
+        [result] = examine_job(self.job, CheckRegistry((CHECKS[check],)))
         assert result.status is not Status.CRASH, result.reason
         return result
 
@@ -106,7 +106,7 @@ class Survey:
                 asked.append(station)
         answers = {station.rank: station.heard() for station in asked}
         measured = {
-            rank: msgspec.msgpack.decode(bytes.fromhex(answer["measured"]), type=Measured)
+            rank: msgspec.msgpack.decode(bytes.fromhex(answer["measured"]), type=LightProbeResult)
             for rank, answer in answers.items()
         }
         members = [_with(station.member, measured.get(station.rank)) for station in self.stations]
@@ -118,7 +118,7 @@ class Survey:
         )
 
 
-def _with(member: Member, measured: Measured | None) -> Member:
+def _with(member: Member, measured: LightProbeResult | None) -> Member:
     if measured is None:
         return member
     sections = {ReachFacts.key: measured.reach, PathFacts.key: measured.paths}

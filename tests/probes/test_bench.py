@@ -7,8 +7,8 @@ import time
 import msgspec
 import pytest
 
-from doctor.probes.bench import ChildLost, Refused, TorchChild
-from doctor.probes.loading import Loaded
+from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
+from doctor.probes.runtime.torch_startup import LoadedTorch
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 
@@ -29,33 +29,33 @@ def ends(process):
 
 def test_loads_torch_and_is_there_for_the_next_question(child):
     pytest.importorskip("torch")
-    first = child.ask("load", {}, Loaded, patience(60))
-    assert child.ask("load", {}, Loaded, patience(60)) == first
+    first = child.ask("load", {}, LoadedTorch, patience(60))
+    assert child.ask("load", {}, LoadedTorch, patience(60)) == first
     assert first.version
 
 
 def test_what_can_not_be_done_is_refused_and_the_child_goes_on(child):
-    with pytest.raises(Refused, match="KeyError"):
-        child.ask("no such work", {}, Loaded, patience(30))
-    with pytest.raises(Refused, match="KeyError"):
-        child.ask("another", {}, Loaded, patience(30))
+    with pytest.raises(WorkRefused, match="KeyError"):
+        child.ask("no such work", {}, LoadedTorch, patience(30))
+    with pytest.raises(WorkRefused, match="KeyError"):
+        child.ask("another", {}, LoadedTorch, patience(30))
     assert not child.is_lost
 
 
 def test_a_child_that_is_killed_is_lost_at_once(child):
     os.kill(child._child.pid, signal.SIGKILL)
     with pytest.raises(ChildLost, match=r"-9|gone"):
-        child.ask("load", {}, Loaded, patience(30))
+        child.ask("load", {}, LoadedTorch, patience(30))
     assert child.is_lost
     with pytest.raises(ChildLost):
-        child.ask("load", {}, Loaded, patience(30))
+        child.ask("load", {}, LoadedTorch, patience(30))
 
 
 def test_a_child_that_does_not_answer_is_killed(child):
     process = child._child
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(ChildLost, match="no answer within"):
-        child.ask("load", {}, Loaded, 0.3)
+        child.ask("load", {}, LoadedTorch, 0.3)
     assert ends(process)
 
 
@@ -101,4 +101,4 @@ def test_nothing_is_started_where_nothing_can_be():
     made = TorchChild(clean_environ(ROOT), processors=(100_000,))
     assert made.is_lost
     with pytest.raises(ChildLost, match="can be started"):
-        made.ask("load", {}, Loaded, 1.0)
+        made.ask("load", {}, LoadedTorch, 1.0)

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from doctor.api import Severity, Status
-from doctor.probes import budget_of, plan
+from doctor.probes import budget_of
+from doctor.probes.reachability import connection_plan
 from tests.lab import network
 from tests.lab.delay import delayed
 from tests.lab.hosts import LabHost
@@ -361,7 +362,7 @@ def test_hosts_without_ipv6(lab_hosts: Lab) -> None:
 
 def test_a_job_too_large_for_all_pairs(lab_hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven hosts as if they were hundreds: chords in place of all pairs, and clocks compared step by step."""
-    monkeypatch.setattr(plan, "ALL_PAIRS", 3)
+    monkeypatch.setattr(connection_plan, "ALL_PAIRS", 3)
     machines = lab_hosts(7)
     with surveying(machines, ahead={"node5": 5}) as survey:
         found = survey.run()

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pytest
 
-from doctor.api import DeviceSpeedFacts, Lack, Severity, Status
-from doctor.cases import healthy
-from doctor.collectors.base import Surroundings
-from doctor.probes import devices_stage
-from doctor.probes.bench import TorchChild
-from doctor.probes.deadline import Deadline
-from doctor.probes.device_work import DeviceTask
-from doctor.probes.devices_stage import DevicesOrder, DevicesStage
-from doctor.probes.loading import Loaded
-from doctor.probes.stage import Bench
+from doctor.api import DeviceSpeedFacts, MissingReason, Severity, Status
+from doctor.collectors.base import Machine
+from doctor.probes.base import ProbeContext
+from doctor.probes.devices import stage as stage_module
+from doctor.probes.devices.device_worker import DeviceTask
+from doctor.probes.devices.stage import DevicesOrder, DevicesStage
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.torch_child import TorchChild
+from doctor.probes.runtime.torch_startup import LoadedTorch
+from doctor.testing.cases import healthy
 from tests.probes.staged import Staged, staged
 
 pytest.importorskip("torch")
@@ -30,16 +30,16 @@ LEAST_SHARE = 0.05
 """Of a processor: three times what is left beside the processes of :func:`busy`."""
 
 
-def played(benches: Mapping[int, Bench] | None = None) -> Staged:
+def played(benches: Mapping[int, ProbeContext] | None = None) -> Staged:
     members = healthy(RANKS, 1, gpus=0).members
     return staged(members, [DevicesStage() for _ in members], os.environ, benches or {})
 
 
-def bound(rank: int, processor: int) -> Bench:
+def bound(rank: int, processor: int) -> ProbeContext:
     """What a process has at hand that may use one processor only."""
-    bench = Bench(rank, None, Surroundings())
+    bench = ProbeContext(rank, None, Machine())
     bench._child = TorchChild(dict(os.environ), processors=(processor,))
-    bench._child.ask("load", None, Loaded, 60)
+    bench._child.ask("load", None, LoadedTorch, 60)
     return bench
 
 
@@ -73,7 +73,7 @@ def busy(processor: int) -> Iterator[None]:
 
 @needs_processors
 def test_a_rank_on_a_busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices_stage, "PAUSE", 0.1)
+    monkeypatch.setattr(stage_module, "PAUSE", 0.1)
     bench = bound(1, processor=0)
     with busy(processor=0):
         found = played({1: bench})
@@ -104,12 +104,12 @@ def test_a_rank_bound_to_a_processor_of_its_own() -> None:
 
 def test_without_torch(tmp_path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')")
-    bench = Bench(0, None, Surroundings())
+    bench = ProbeContext(0, None, Machine())
     bench._child = _child_that_finds(tmp_path)
     members = healthy(1, 1, gpus=0).members
     found = staged(members, [DevicesStage()], os.environ, {0: bench})
     missing = found.job.ranks[0].missing(DeviceSpeedFacts)
-    assert (missing.lack, missing.reason) == (Lack.ABSENT, "torch is not installed here")
+    assert (missing.lack, missing.reason) == (MissingReason.ABSENT, "torch is not installed here")
     assert found.result("GPU024").status is Status.SKIP
     assert len(found.orders) == 1
 
@@ -124,12 +124,12 @@ def _child_that_finds(folder) -> TorchChild:
 
 def test_a_child_that_ends_before_it_measures() -> None:
     order = msgspec.msgpack.encode(DevicesOrder("measure", DeviceTask()))
-    bench = Bench(0, None, Surroundings())
+    bench = ProbeContext(0, None, Machine())
     try:
         child = bench.torch_child()._child
         child.kill()
         child.wait()
-        found = DevicesStage().take_part(order, bench, Deadline(10))
+        found = DevicesStage().take_part(order, bench, ProbeDeadline(10))
     finally:
         bench.close()
     [sample] = found.sections[DeviceSpeedFacts.key].samples

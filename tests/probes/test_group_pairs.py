@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.probes.group_pairs import FIRST_BYTES, MOST_BYTES, NO_TIME
+from doctor.probes.collectives.pair_exchange import FIRST_BYTES, MOST_BYTES, NO_TIME
 from tests.lab.needs import ROOT, clean_environ
 
 pytest.importorskip("torch")
@@ -17,16 +17,16 @@ pytest.importorskip("torch")
 PROGRAM = """
 import json, sys, datetime
 import torch, torch.distributed as dist
-from doctor.probes import group_pairs
+from doctor.probes.collectives import pair_exchange
 
 place, count, folder, late = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
 if str(place) in late:
-    group_pairs.SECONDS = 0.0
+    pair_exchange.SECONDS = 0.0
 store = dist.FileStore(folder + "/store", count)
 dist.init_process_group("gloo", store=store, rank=place, world_size=count, timeout=datetime.timedelta(seconds=20))
 partners = [place ^ 1, -1, place ^ 1] + ([place ^ 2] if count > 2 else [])
 numbers = [10 + one for one in range(count)]
-pairs = group_pairs.Pairs(place, numbers, torch.device("cpu"))
+pairs = pair_exchange.Pairs(place, numbers, torch.device("cpu"))
 if "room" in late and place == 1:
     pairs._room = lambda: 1 << 60
 reason = pairs.run(partners)

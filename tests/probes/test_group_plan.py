@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from doctor.api import TrainerFacts, healthy
-from doctor.probes.group_mesh import ACTIVATION, BUCKET, FLAG, courses, launcher_mesh, misfit
-from doctor.probes.group_messages import Ready, Tell
-from doctor.probes.group_plan import MOST_BY_GLOO, addresses_of, assemble
-from doctor.probes.group_words import MOST, telling, words_of
-from doctor.probes.mesh import Axis, parse_mesh
-from doctor.probes.stage import Post
+from doctor.probes.base import ProbeParticipant
+from doctor.probes.collectives.backend_errors import MOST, error_text, informative_line
+from doctor.probes.collectives.group_assembly import MOST_BY_GLOO, addresses_of, assemble
+from doctor.probes.collectives.group_steps import GroupsNotRun, TorchCapabilities
+from doctor.probes.collectives.mesh import Axis, parse_mesh
+from doctor.probes.collectives.mesh_layout import ACTIVATION, BUCKET, FLAG, axis_groups, launcher_mesh, misfit
 
 ACCELERATE = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
@@ -25,9 +25,9 @@ MEGATRON = {"ACCELERATE_USE_MEGATRON_LM": "true", "MEGATRON_LM_TP_DEGREE": "2", 
 def posts(sketch, *, devices=0, nccl=False, without=(), mesh=()):
     """Of a job whose ranks have loaded torch; those in ``without`` have none."""
     job = sketch.job()
-    ready = msgspec.msgpack.encode(Ready(devices, nccl, ("gloo", "mpi", "of_a_plugin"), mesh))
+    ready = msgspec.msgpack.encode(TorchCapabilities(devices, nccl, ("gloo", "mpi", "of_a_plugin"), mesh))
     made = [
-        Post(
+        ProbeParticipant(
             f"{place:016x}",
             rank,
             rank.host.index,
@@ -74,7 +74,7 @@ def test_the_back_end_is_that_of_the_job(sketch, seen, expected):
 def test_what_can_not_be_run_is_said_and_not_replaced(sketch, words):
     job, made = posts(sketch)
     told = assemble(job, made, ())
-    assert isinstance(told, Tell)
+    assert isinstance(told, GroupsNotRun)
     assert words in told.reason
     assert told.error == ""
 
@@ -117,7 +117,7 @@ def test_the_store_is_dialled_as_the_job_would():
 
 def test_without_a_mesh_hosts_and_local():
     _, made = posts(healthy(3, 2, gpus=0))
-    found = courses((), made)
+    found = axis_groups((), made)
     assert [(one.axis, one.bytes, one.groups) for one in found] == [
         ("world", BUCKET, ((0, 1, 2, 3, 4, 5),)),
         ("hosts", BUCKET, ((0, 2, 4), (1, 3, 5))),
@@ -130,12 +130,12 @@ def test_without_a_mesh_hosts_and_local():
 )
 def test_hosts_that_make_no_axes(sketch):
     _, made = posts(sketch)
-    assert [one.axis for one in courses((), made)] == ["world"]
+    assert [one.axis for one in axis_groups((), made)] == ["world"]
 
 
 def test_a_mesh_as_it_was_asked_for():
     _, made = posts(healthy(1, 8, gpus=0))
-    found = courses(parse_mesh("dp=2,pp=2,tp=2:1MiB"), made)
+    found = axis_groups(parse_mesh("dp=2,pp=2,tp=2:1MiB"), made)
     assert [(one.axis, one.bytes) for one in found] == [
         ("world", FLAG),
         ("dp", BUCKET),
@@ -149,12 +149,12 @@ def test_a_mesh_as_it_was_asked_for():
 
 def test_an_axis_of_all_is_the_world():
     _, made = posts(healthy(1, 4, gpus=0))
-    assert [one.axis for one in courses(parse_mesh("dp=4,tp=1"), made)] == ["dp"]
+    assert [one.axis for one in axis_groups(parse_mesh("dp=4,tp=1"), made)] == ["dp"]
 
 
 def test_groups_of_a_mesh_without_those_who_are_missing():
     _, made = posts(healthy(1, 4, gpus=0).only((0, 1, 2)))
-    found = courses(parse_mesh("dp=2,tp=2"), made)
+    found = axis_groups(parse_mesh("dp=2,tp=2"), made)
     assert [one.groups for one in found] == [((0, 1, 2),), ((0, 2), (1,)), ((0, 1), (2,))]
 
 
@@ -180,7 +180,7 @@ def test_the_mesh_of_the_launcher_is_used_where_all_tell_the_same():
     job, made = posts(healthy(1, 4, gpus=0), mesh=told)
     assert [one.axis for one in assemble(job, made, ()).courses] == ["world", "dp", "tp"]
     assert [one.axis for one in assemble(job, made, parse_mesh("ep=4")).courses] == ["ep"]
-    made[3] = made[3]._replace(note=msgspec.msgpack.encode(Ready(backends=("gloo",))))
+    made[3] = made[3]._replace(note=msgspec.msgpack.encode(TorchCapabilities(backends=("gloo",))))
     assert [one.axis for one in assemble(job, made, ()).courses] == ["world"]
 
 
@@ -195,15 +195,15 @@ def test_the_words_of_nccl_are_those_that_tell():
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
         "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000"
     )
-    assert words_of(error) == "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000"
+    assert error_text(error) == "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000"
     gloo = RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv operation")
-    assert words_of(gloo) == "Timed out waiting 8000ms for recv operation"
+    assert error_text(gloo) == "Timed out waiting 8000ms for recv operation"
     advice = "This is typically caused by a remote worker crashing. Check the logs of the remote worker"
     closed = RuntimeError(f"[../gloo/transport/tcp/pair.cc:552] Connection closed by peer [10.0.0.2]:30127. {advice}")
-    assert words_of(closed) == "Connection closed by peer [10.0.0.2]:30127"
-    assert words_of(ValueError()) == "ValueError"
+    assert error_text(closed) == "Connection closed by peer [10.0.0.2]:30127"
+    assert error_text(ValueError()) == "ValueError"
     warned = "node1:77:80 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1000"
     lines = ("NCCL INFO Bootstrap", warned, "NCCL INFO init.cc:867 -> 5")
-    assert telling("the process ended with -6", lines).startswith("Duplicate GPU detected : rank 2")
-    assert telling(words_of(error), ()) == words_of(error)
-    assert len(telling("long " * 200, lines)) == MOST
+    assert informative_line("the process ended with -6", lines).startswith("Duplicate GPU detected : rank 2")
+    assert informative_line(error_text(error), ()) == error_text(error)
+    assert len(informative_line("long " * 200, lines)) == MOST

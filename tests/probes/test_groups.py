@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from doctor.api import Lack, TrainerFacts
-from doctor.facts import CollectiveFacts
-from doctor.probes import group_run, groups_stage
-from doctor.probes.group_pairs import FIRST_BYTES
-from doctor.reasoning.partners import TURNS
+from doctor.analysis.fabric.pairing import TURNS
+from doctor.api import MissingReason, TrainerFacts
+from doctor.core.facts import CollectiveFacts
+from doctor.probes.collectives import group_driver, stage
+from doctor.probes.collectives.pair_exchange import FIRST_BYTES
 from tests.probes.groups import JOIN, WRONG_SUM, Party, environ_of, facts, findings, on_one_host
 
 pytest.importorskip("torch")
@@ -30,8 +30,8 @@ def party():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(groups_stage, "PATIENCE", 1.5)
-    monkeypatch.setattr(groups_stage, "set_up_seconds", lambda backend: 3.0)
+    monkeypatch.setattr(stage, "PATIENCE", 1.5)
+    monkeypatch.setattr(stage, "set_up_seconds", lambda backend: 3.0)
 
 
 def asking_for(backend, ranks):
@@ -112,12 +112,12 @@ def test_a_mesh_of_another_job_is_an_error_of_all(party):
 def test_nccl_is_not_replaced_by_another_back_end(party):
     job, _ = party.survey(asking_for("nccl", 2))
     [missing] = {rank.missing(CollectiveFacts) for rank in job.ranks}
-    assert missing.lack is Lack.HIDDEN
+    assert missing.lack is MissingReason.HIDDEN
     assert missing.reason.startswith("the back end nccl can't be used here")
 
 
 def test_without_time_nobody_begins_another_step(party, monkeypatch):
-    monkeypatch.setattr(group_run, "STEP_PATIENCE", 1000.0)
+    monkeypatch.setattr(group_driver, "STEP_PATIENCE", 1000.0)
     job, _ = party.survey(on_one_host(2))
     assert [(found.error, found.results, found.timings) for found in facts(job)] == [(None, (), ())] * 2
     assert findings(job, "NET027") == []

@@ -13,32 +13,32 @@ import msgspec
 import pytest
 
 from doctor.api import ReachFacts
-from doctor.collectors.base import Surroundings
-from doctor.probes import Assignment, Master, Measured, Responder, Target, probe_light
-from doctor.probes.counters import read_interface_errors
-from doctor.probes.deadline import Deadline
-from doctor.probes.dialing import Cut, ask, dial
-from doctor.probes.knock import knock
-from doctor.probes.names import as_seen_by_store
-from doctor.probes.tcp_info import read_tcp_info
-from doctor.probes.wire import WELCOME_BYTES, greeting
-from doctor.probes.workers import start_side_by_side, wait_for
+from doctor.collectors.base import Machine
+from doctor.probes import Assignment, LightProbeResult, MasterTarget, ProbeTarget, Responder, probe_light
+from doctor.probes.reachability.dns_lookups import peer_name_of
+from doctor.probes.reachability.interface_errors import read_interface_errors
+from doctor.probes.reachability.master_port import try_master_port
+from doctor.probes.reachability.tcp_info import read_tcp_info
+from doctor.probes.responder.wire_format import WELCOME_BYTES, greeting
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp, send_and_receive
+from doctor.probes.runtime.thread_pool import start_side_by_side, wait_for
 from tests.lab.ports import free_port
 from tests.lab.speed import NEVER
 
 HERE = "127.0.0.1"
 
 
-def target(port: int, word: str = "word", address: str | None = HERE, peer: str = "peer") -> Target:
-    return Target(peer, address, port, word)
+def target(port: int, word: str = "word", address: str | None = HERE, peer: str = "peer") -> ProbeTarget:
+    return ProbeTarget(peer, address, port, word)
 
 
-def measured(*targets: Target, seconds: float = 8.0, **changes: object) -> Measured:
+def measured(*targets: ProbeTarget, seconds: float = 8.0, **changes: object) -> LightProbeResult:
     assignment = Assignment(0, "here", targets, reference="peer", burst=36000)
     return probe_light(msgspec.structs.replace(assignment, **changes), seconds=seconds)
 
 
-def outcome(found: Measured) -> str | None:
+def outcome(found: LightProbeResult) -> str | None:
     return next((attempt.outcome for attempt in found.reach.attempts), None)
 
 
@@ -70,7 +70,7 @@ def test_a_peer_that_is_well() -> None:
     assert found.paths.segments_sent > 10
     assert found.clock.offset == pytest.approx(-7, abs=0.05)
     assert 0 <= found.clock.uncertainty < 0.05
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Measured) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=LightProbeResult) == found
 
 
 def test_the_reference_names_itself() -> None:
@@ -116,7 +116,7 @@ def test_a_program_that_never_answers() -> None:
 
 def test_a_program_that_stops_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The greeting is answered, nothing else is: open, and no word on the rest."""
-    from doctor.probes.wire import welcome
+    from doctor.probes.responder.wire_format import welcome
 
     held: list[socket.socket] = []
 
@@ -151,7 +151,7 @@ def test_text_that_is_no_address() -> None:
 def test_the_master_is_held_while_probing() -> None:
     port = free_port()
     with closing(Responder()) as own:
-        task = Assignment(0, "here", master=Master(HERE, port, "here", held=True), hold_port=port)
+        task = Assignment(0, "here", master=MasterTarget(HERE, port, "here", held=True), hold_port=port)
         found = probe_light(task, own)
     [attempt] = found.reach.attempts
     assert (attempt.purpose, attempt.outcome, attempt.peer, attempt.port) == ("master", "open", "here", port)
@@ -159,25 +159,25 @@ def test_the_master_is_held_while_probing() -> None:
 
 def test_a_refusal_counts_only_where_somebody_is_to_listen() -> None:
     port = free_port()
-    assert knock(HERE, port, Deadline(5), patient=False)[0] is None
-    assert knock(HERE, port, Deadline(0.5), patient=True)[0] == "refused"
+    assert try_master_port(HERE, port, ProbeDeadline(5), patient=False)[0] is None
+    assert try_master_port(HERE, port, ProbeDeadline(0.5), patient=True)[0] == "refused"
     late = threading.Timer(0.5, lambda: servers.append(socket.create_server((HERE, port))))
     servers: list[socket.socket] = []
     late.start()
-    assert knock(HERE, port, Deadline(5), patient=True)[0] == "open"
+    assert try_master_port(HERE, port, ProbeDeadline(5), patient=True)[0] == "open"
     servers[0].close()
 
 
 def test_a_name_of_the_master_that_is_none() -> None:
-    task = Assignment(0, "here", master=Master("no-such-host.invalid", 29500, "node0", held=True))
+    task = Assignment(0, "here", master=MasterTarget("no-such-host.invalid", 29500, "node0", held=True))
     attempts = probe_light(task, seconds=4).reach.attempts
     assert {attempt.outcome for attempt in attempts} <= {"unresolved"}
 
 
 def test_what_the_kernel_knows_of_a_connection() -> None:
     with closing(Responder()) as peer:
-        connection = dial(HERE, peer.port, Deadline(5)).connection
-        ask(connection, greeting(peer.word), WELCOME_BYTES, Deadline(5))
+        connection = connect_tcp(HERE, peer.port, ProbeDeadline(5)).connection
+        send_and_receive(connection, greeting(peer.word), WELCOME_BYTES, ProbeDeadline(5))
         info = read_tcp_info(connection)
         connection.close()
     assert 0 < info.round_trip < 0.05
@@ -188,16 +188,16 @@ def test_what_the_kernel_knows_of_a_connection() -> None:
 
 def test_small_packets_on_request() -> None:
     with closing(Responder()) as peer:
-        connection = dial(HERE, peer.port, Deadline(5), segment=536).connection
+        connection = connect_tcp(HERE, peer.port, ProbeDeadline(5), segment=536).connection
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 536
         connection.close()
 
 
 def test_an_answer_that_is_cut_off() -> None:
     with serving(lambda connection: (connection.sendall(b"ab"), connection.close())) as port:
-        connection = dial(HERE, port, Deadline(5)).connection
-        with pytest.raises(Cut):
-            ask(connection, b"", 3, Deadline(5))
+        connection = connect_tcp(HERE, port, ProbeDeadline(5)).connection
+        with pytest.raises(ConnectionCut):
+            send_and_receive(connection, b"", 3, ProbeDeadline(5))
         connection.close()
 
 
@@ -211,10 +211,10 @@ def test_tasks_side_by_side_are_few_at_a_time_and_end_in_time() -> None:
         running.pop()
         done.append(1)
 
-    deadline = Deadline(5)
+    deadline = ProbeDeadline(5)
     wait_for(start_side_by_side([task] * 12, 4, deadline), deadline)
     assert (max(most), len(done)) == (4, 12)
-    short = Deadline(0.3)
+    short = ProbeDeadline(0.3)
     wait_for(start_side_by_side([lambda: time.sleep(NEVER)] * 3, 2, short), short)
 
 
@@ -225,12 +225,12 @@ def test_errors_of_the_interfaces_in_use_alone(tmp_path: Path) -> None:
     (tmp_path / "net" / "dev").write_text(
         head + "".join(row.format(*one) for one in [("eth0", 3, 4), ("  ib0", 1, 0), ("eth1", 50, 60)])
     )
-    surroundings = Surroundings(proc=tmp_path)
+    surroundings = Machine(proc=tmp_path)
     assert read_interface_errors(surroundings, ["eth0", "ib0"]) == 8
     assert read_interface_errors(surroundings, ["eth7"]) is None
-    assert read_interface_errors(Surroundings(proc=tmp_path / "none"), ["eth0"]) is None
+    assert read_interface_errors(Machine(proc=tmp_path / "none"), ["eth0"]) is None
 
 
 def test_how_the_store_sees_an_address() -> None:
-    assert as_seen_by_store("10.0.0.1") in ("::ffff:10.0.0.1", "10.0.0.1")
-    assert as_seen_by_store("fd00::1") == "fd00::1"
+    assert peer_name_of("10.0.0.1") in ("::ffff:10.0.0.1", "10.0.0.1")
+    assert peer_name_of("fd00::1") == "fd00::1"

@@ -13,14 +13,14 @@ PROGRAM = """
 import datetime
 import sys
 from torch.distributed import TCPStore
-from doctor.probes.deadline import Deadline
-from doctor.probes.knock import knock
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.reachability.master_port import try_master_port
 
 options = dict(timeout=datetime.timedelta(seconds=20), wait_for_workers=False, use_libuv=sys.argv[1] == "libuv")
 server = TCPStore("127.0.0.1", 0, 3, True, **options)
 first = TCPStore("127.0.0.1", server.port, 3, False, **options)
 for _ in range(100):
-    assert knock("127.0.0.1", server.port, Deadline(5), patient=True)[0] == "open"
+    assert try_master_port("127.0.0.1", server.port, ProbeDeadline(5), patient=True)[0] == "open"
 server.set("key", "value")
 second = TCPStore("127.0.0.1", server.port, 3, False, **options)
 print(first.get("key"), second.get("key"), second.add("count", 3), first.add("count", 4))

@@ -3,7 +3,7 @@ from math import prod
 
 import pytest
 
-from doctor.probes.mesh import LARGEST_MESSAGE, Axis, groups_along, parse_mesh, ranks_of
+from doctor.probes.collectives.mesh import LARGEST_MESSAGE, Axis, groups_along, parse_mesh, ranks_of
 
 MiB = 1 << 20
 

@@ -7,15 +7,16 @@ import socket
 import msgspec
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.gather.messages import Task, Unreadable
-from doctor.gather.survey import Survey
-from doctor.gather.wanted import Wanted, full_stages
-from doctor.probes import bench, dialing, storage
-from doctor.reasoning.knobs import Experiment, knob_of
+from doctor.analysis.ablation.setting_variants import ExperimentRow, variant_of
+from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
+from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.protocol import MalformedMessage, ProbeTask
+from doctor.collectors.base import Machine
+from doctor.probes.runtime import tcp_connect, torch_child
+from doctor.probes.storage import file_probe
 
 FOLDER = "/srv/checkpoints"
-AROUND = Surroundings(
+AROUND = Machine(
     environ={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PATH": "/usr/bin"},
     directories=(("checkpoint", FOLDER),),
 )
@@ -58,18 +59,18 @@ def heard(monkeypatch):
     """What the process was led to do: nothing of it may be."""
     done = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, end: done.append(("connect", end)))
-    monkeypatch.setattr(dialing, "dial", lambda *rest, **more: done.append(("dial", rest)))
-    monkeypatch.setattr(storage, "start_child", lambda command, **more: done.append(("start", command)))
-    monkeypatch.setattr(bench, "start_python", lambda module, **more: done.append(("start", more["env"])))
+    monkeypatch.setattr(tcp_connect, "connect_tcp", lambda *rest, **more: done.append(("dial", rest)))
+    monkeypatch.setattr(file_probe, "start_child", lambda command, **more: done.append(("start", command)))
+    monkeypatch.setattr(torch_child, "start_python", lambda module, **more: done.append(("start", more["env"])))
     return done
 
 
 def given(stage, order, *, why=True):
     """What a process with all stages does with an order of that stage, and what it says."""
     told = []
-    survey = Survey(0, tuple(full_stages(Wanted("full", why=why))), AROUND, speaks=True, tell=told.append)
+    survey = ProbeSchedule(0, tuple(full_stages(ProbeOptions("full", why=why))), AROUND, speaks=True, tell=told.append)
     try:
-        return survey.take_part(Task(1, stage, 1.0, msgspec.msgpack.encode(order))), told
+        return survey.take_part(ProbeTask(1, stage, 1.0, msgspec.msgpack.encode(order))), told
     finally:
         survey.close()
 
@@ -78,7 +79,7 @@ def refused(stage, order, heard):
     """Whether an order came to nothing, with a sentence or as unreadable."""
     try:
         found, told = given(stage, order)
-    except Unreadable:
+    except MalformedMessage:
         return heard == []
     return heard == [] and found.sections == {} and told[0].startswith(f"refused an order of the {stage} probe: ")
 
@@ -161,8 +162,12 @@ def test_a_stage_that_was_not_asked_for_is_not_run(heard):
 
 
 def test_an_experiment_means_the_same_everywhere():
-    rows = [Experiment("p2p-off"), Experiment("gloo-interface", "eth0"), Experiment("devices-backwards", devices=3)]
-    assert [(knob.name, knob.value) for knob in map(knob_of, rows)] == [
+    rows = [
+        ExperimentRow("p2p-off"),
+        ExperimentRow("gloo-interface", "eth0"),
+        ExperimentRow("devices-backwards", devices=3),
+    ]
+    assert [(knob.name, knob.value) for knob in map(variant_of, rows)] == [
         ("NCCL_P2P_DISABLE", "1"),
         ("GLOO_SOCKET_IFNAME", "eth0"),
         ("CUDA_VISIBLE_DEVICES", "2,1,0"),

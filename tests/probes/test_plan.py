@@ -10,14 +10,14 @@ from doctor.api import (
     HostFacts,
     Interface,
     InterfaceFacts,
+    JobBuilder,
     Listener,
     MasterFacts,
     NameLookup,
-    Sketch,
     healthy,
 )
 from doctor.probes import Agent, Assignment, Budget, budget_of, plan_light
-from doctor.probes.plan import ALL_PAIRS, partners, reference_of
+from doctor.probes.reachability.connection_plan import ALL_PAIRS, partners, reference_of
 
 SIZES = [*range(2, 140), 255, 256, 257, 1000, 1023, 1024, 4095, 4096]
 
@@ -26,7 +26,7 @@ def agents(count: int, per_host: int = 1) -> list[Agent]:
     return [Agent(host * per_host, host, 40000, f"word{host}") for host in range(count)]
 
 
-def plan(sketch: Sketch) -> tuple[Assignment, ...]:
+def plan(sketch: JobBuilder) -> tuple[Assignment, ...]:
     job = sketch.job()
     return plan_light(job, agents(len(job.hosts), len(job.ranks) // len(job.hosts)))
 
@@ -106,7 +106,7 @@ def test_assignments_keep_the_order_of_the_agents_and_leave_out_who_does_not_cou
     assert {target.word for one in found for target in one.targets} == {"a", "b", "c"}
 
 
-def dialled(sketch: Sketch) -> list[tuple[str | None, str | None, bool]]:
+def dialled(sketch: JobBuilder) -> list[tuple[str | None, str | None, bool]]:
     """What node1 is dialled at."""
     return [(one.address, one.library, one.measured) for one in plan(sketch)[0].targets if one.peer == "node1"]
 

@@ -11,9 +11,10 @@ from contextlib import closing, suppress
 
 import pytest
 
-from doctor.probes import Responder, serving
-from doctor.probes.conversation import Conversation, Unwelcome
-from doctor.probes.wire import (
+from doctor.probes import Responder
+from doctor.probes.responder import server
+from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol
+from doctor.probes.responder.wire_format import (
     GREETING_BYTES,
     LARGEST,
     LENGTH,
@@ -119,20 +120,20 @@ def test_garbage_does_no_harm(responder: Responder) -> None:
 
 
 def test_drops_who_says_nothing(responder: Responder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(server, "STRANGER_SECONDS", 0.3)
     with connected(responder) as connection:
         assert is_cut(connection)
     assert answers(responder)
 
 
 def test_drops_who_grows_silent_or_old(responder: Responder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
     with connected(responder) as connection:
         connection.sendall(greeting(responder.word))
         assert len(read(connection, WELCOME_BYTES)) == WELCOME_BYTES
         assert is_cut(connection)
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 60)
-    monkeypatch.setattr(serving, "LIFE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 60)
+    monkeypatch.setattr(server, "LIFE_SECONDS", 0.5)
     with connected(responder) as connection:
         connection.sendall(greeting(responder.word))
         assert len(read(connection, WELCOME_BYTES)) == WELCOME_BYTES
@@ -140,7 +141,7 @@ def test_drops_who_grows_silent_or_old(responder: Responder, monkeypatch: pytest
 
 
 def test_more_connections_than_are_taken_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
     with closing(Responder(lambda: 1000.5)) as responder:
         idle = [connected(responder) for _ in range(3)]
         late: list[bool] = []
@@ -196,11 +197,11 @@ def test_closing_gives_the_ports_back_at_once() -> None:
 
 def test_a_conversation_does_not_depend_on_how_the_bytes_come() -> None:
     said = greeting("w") + LENGTH.pack(0) + LENGTH.pack(1000) + bytes(1000) + LENGTH.pack(0) + LENGTH.pack(1) + b"x"
-    whole = Conversation("w", lambda: 2.0).receive(said)
+    whole = ResponderProtocol("w", lambda: 2.0).receive(said)
     assert len(whole) == WELCOME_BYTES + 4 * TIMES.size
     chance = random.Random(3)
     for _ in range(200):
-        talk, answer, rest = Conversation("w", lambda: 2.0), b"", said
+        talk, answer, rest = ResponderProtocol("w", lambda: 2.0), b"", said
         while rest:
             cut = chance.randint(1, chance.choice([1, 7, 400]))
             answer += talk.receive(rest[:cut])
@@ -211,14 +212,14 @@ def test_a_conversation_does_not_depend_on_how_the_bytes_come() -> None:
 def test_a_conversation_ends_only_in_one_way() -> None:
     chance = random.Random(5)
     for _ in range(500):
-        talk = Conversation("w", time.time)
-        with suppress(Unwelcome):
+        talk = ResponderProtocol("w", time.time)
+        with suppress(ProtocolViolation):
             if chance.random() < 0.7:
                 talk.receive(greeting("w"))
             for _ in range(20):
                 talk.receive(chance.randbytes(chance.randrange(1, 3000)))
-    talk = Conversation("w", time.time)
+    talk = ResponderProtocol("w", time.time)
     talk.receive(greeting("w"))
     many = LENGTH.pack(0) * (MOST_BYTES // LENGTH.size + 1)
-    with pytest.raises(Unwelcome):
+    with pytest.raises(ProtocolViolation):
         talk.receive(many)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from doctor.facts import Transfer
-from doctor.probes import starving
-from doctor.probes.starving import Waiting
-from doctor.reasoning.transfers import MOST_WAITED, ONE_STREAM, unhindered
+from doctor.analysis.fabric.transfer_matrix import MOST_WAITED, ONE_STREAM, unhindered
+from doctor.core.facts import Transfer
+from doctor.probes.runtime import cpu_starvation
+from doctor.probes.runtime.cpu_starvation import RunQueueDelay
 
 LAST = max(os.sched_getaffinity(0))
 SPINNERS = 6
@@ -20,12 +20,12 @@ SECONDS = 1.0
 
 CROWD = f"""
 import os, subprocess, sys, time
-from doctor.probes.starving import Waiting
+from doctor.probes.runtime.cpu_starvation import RunQueueDelay
 os.sched_setaffinity(0, {{{LAST}}})
 spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range({SPINNERS})]
 try:
     time.sleep(1)
-    waiting, end = Waiting(), time.monotonic() + {SECONDS}
+    waiting, end = RunQueueDelay(), time.monotonic() + {SECONDS}
     while time.monotonic() < end:
         pass
     print(waiting.share())
@@ -41,15 +41,15 @@ def test_one_of_seven_on_a_processor_waits_most_of_the_time() -> None:
 
 
 def test_who_sleeps_does_not_wait() -> None:
-    waiting = Waiting()
+    waiting = RunQueueDelay()
     time.sleep(0.3)
     assert waiting.share() < 0.5  # the rest is what the hypervisor of a busy machine takes
 
 
 def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     for name in ("OWN", "MACHINE"):
-        monkeypatch.setattr(starving, name, starving.OWN.parent / "nothing-of-that-name")
-    assert Waiting().share() == 0.0
+        monkeypatch.setattr(cpu_starvation, name, cpu_starvation.OWN.parent / "nothing-of-that-name")
+    assert RunQueueDelay().share() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from doctor.api import Directory, Severity, Status, StorageFacts, StorageSpeedFacts
-from doctor.cases import healthy
-from doctor.collectors.base import Surroundings
-from doctor.job import Member
-from doctor.probes import storage_stage
-from doctor.probes.stage import Bench
-from doctor.probes.storage import COMMAND
-from doctor.probes.storage_stage import StorageStage
+from doctor.collectors.base import Machine
+from doctor.core.job import Member
+from doctor.probes.base import ProbeContext
+from doctor.probes.storage import stage as stage_module
+from doctor.probes.storage.file_probe import COMMAND
+from doctor.probes.storage.stage import StorageStage
+from doctor.testing.cases import healthy
 from tests.lab import storage
 from tests.lab.hosts import LabHost, hosts
 from tests.lab.needs import CannotPlay
@@ -45,8 +45,8 @@ def folder(tmp_path: Path) -> Path:
 def played(lab: tuple[LabHost, ...], *folders: Directory) -> Staged:
     members = [_member(member, folders) for member in healthy(len(lab), 1, gpus=0).members]
     named = tuple((folder.role, folder.path) for folder in folders)
-    around = Surroundings(environ=os.environ, directories=named)
-    benches = {member.rank: Bench(member.rank, None, around) for member in members}
+    around = Machine(environ=os.environ, directories=named)
+    benches = {member.rank: ProbeContext(member.rank, None, around) for member in members}
     return staged(members, [StorageStage(_inside(host)) for host in lab], os.environ, benches)
 
 
@@ -108,7 +108,7 @@ def test_no_room_to_spare_is_left_alone(lab: tuple[LabHost, ...], folder: Path) 
 
 def test_a_slow_disk_of_one_host(lab: tuple[LabHost, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host has its own disk for dumps, one of which takes 1 MB a second."""
-    monkeypatch.setattr(storage_stage, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(stage_module, "MOST_BYTES", 2 << 20)
     dumps = Directory(str(folder), "flight-recorder", "TORCH_FR_DUMP_TEMP_FILE", True, True, free=1 << 40)
     with disk((lab[1],), folder, bandwidth=1_000_000):
         found = played(lab, dumps)
@@ -129,7 +129,7 @@ def test_a_disk_of_one_host(lab: tuple[LabHost, ...], folder: Path) -> None:
 def test_a_disk_that_all_hosts_share_and_that_is_slow(
     lab: tuple[LabHost, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_stage, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(stage_module, "MOST_BYTES", 2 << 20)
     with disk(lab, folder, bandwidth=4_000_000):
         found = played(lab, checkpoints(folder))
     [finding] = found.result("HOST004").findings
@@ -138,7 +138,7 @@ def test_a_disk_that_all_hosts_share_and_that_is_slow(
 
 
 def test_a_disk_that_does_not_answer(lab: tuple[LabHost, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_stage, "WRITE_SECONDS", 1.5)
+    monkeypatch.setattr(stage_module, "WRITE_SECONDS", 1.5)
     with disk((lab[0],), folder):
         with storage.silent(lab[0], folder):
             found = played(lab, checkpoints(folder))

@@ -11,29 +11,30 @@ from contextlib import contextmanager
 
 import pytest
 
+from doctor.analysis.fabric.localization.localizer import rounds
 from doctor.api import healthy
-from doctor.facts import Transfer
-from doctor.probes import Agent, Responder, transfers_plan
-from doctor.probes.deadline import Deadline
-from doctor.probes.dialing import Cut, dial
-from doctor.probes.guests import Guests
-from doctor.probes.plan import Station, stations_of
-from doctor.probes.stage import Post
-from doctor.probes.transfers import (
+from doctor.core.facts import Transfer
+from doctor.probes import Agent, Responder
+from doctor.probes.bandwidth import transfer_plan
+from doctor.probes.bandwidth.stage import TransfersStage
+from doctor.probes.bandwidth.transfer import (
     FIRST_SECONDS,
     WARM_BYTES,
     WARM_SECONDS,
-    Amount,
-    Arrival,
+    ReceiveSample,
+    TransferLimit,
     receive,
     report_of,
     send,
 )
-from doctor.probes.transfers_plan import budget_of_rounds, itineraries
-from doctor.probes.transfers_rounds import Traveller
-from doctor.probes.transfers_stage import TransfersStage
-from doctor.probes.transfers_wire import Report, Visit, transfer_greeting
-from doctor.reasoning.isolation import rounds
+from doctor.probes.bandwidth.transfer_plan import budget_of_rounds, transfer_schedules
+from doctor.probes.bandwidth.transfer_wire import TransferHandshake, TransferReport, transfer_greeting
+from doctor.probes.bandwidth.transfer_worker import TransferWorker
+from doctor.probes.base import ProbeParticipant
+from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
+from doctor.probes.responder.backlog import ConnectionBacklog
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp
 from tests.lab.speed import patience
 
 HERE = "127.0.0.1"
@@ -49,18 +50,18 @@ def joined() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield one, other
 
 
-def moved(amount: Amount, source: socket.socket, target: socket.socket) -> tuple[Report, Report]:
+def moved(amount: TransferLimit, source: socket.socket, target: socket.socket) -> tuple[TransferReport, TransferReport]:
     """What the sender was told, and what the receiver saw."""
     with ThreadPoolExecutor(1) as thread:
-        seen = thread.submit(receive, target, amount, Deadline(5))
-        told = send(source, amount, Deadline(5))
+        seen = thread.submit(receive, target, amount, ProbeDeadline(5))
+        told = send(source, amount, ProbeDeadline(5))
         source.close()
         return told, seen.result(patience(5))
 
 
 def test_both_ends_know_what_arrived() -> None:
     with joined() as (one, other):
-        told, seen = moved(Amount(24 * MIB, 5.0), one, other)
+        told, seen = moved(TransferLimit(24 * MIB, 5.0), one, other)
     assert told == seen._replace(waited=told.waited)
     assert 0 <= seen.waited <= told.waited <= patience(1)
     assert told.size == 24 * MIB
@@ -72,7 +73,7 @@ def test_both_ends_know_what_arrived() -> None:
 def test_time_ends_it_where_bytes_are_few() -> None:
     """A way that carries 1.25 MB/s, 10 Mb/s, as a receiver sees it."""
     with joined() as (one, other), ThreadPoolExecutor(1) as thread:
-        seen = thread.submit(receive, other, Amount(seconds=0.4), Deadline(5))
+        seen = thread.submit(receive, other, TransferLimit(seconds=0.4), ProbeDeadline(5))
         began = time.monotonic()
         while not seen.done() and time.monotonic() - began < 3:
             one.sendall(bytes(12_500))
@@ -86,9 +87,9 @@ def test_time_ends_it_where_bytes_are_few() -> None:
     assert 0.3e6 < report.bandwidth < 1.4e6
 
 
-def arriving(rate: float, seconds: float, burst: int = 0, step: float = 0.001) -> list[Arrival]:
+def arriving(rate: float, seconds: float, burst: int = 0, step: float = 0.001) -> list[ReceiveSample]:
     """``burst`` bytes at once, then ``rate`` bytes a second."""
-    return [Arrival(turn * step, int(burst + rate * turn * step)) for turn in range(int(seconds / step) + 1)]
+    return [ReceiveSample(turn * step, int(burst + rate * turn * step)) for turn in range(int(seconds / step) + 1)]
 
 
 def test_the_burst_of_a_token_bucket_does_not_count() -> None:
@@ -103,43 +104,43 @@ def test_a_stall_counts() -> None:
 
 def test_nothing_and_next_to_nothing() -> None:
     assert report_of([], 0.0).bandwidth == 0.0
-    assert report_of([Arrival(0.0, 1448)], 0.4) == Report(1448, 0, 0.4, 0.4)
-    short = report_of([Arrival(0.0, 1000), Arrival(0.01, WARM_BYTES + 1000)], 0.01)
+    assert report_of([ReceiveSample(0.0, 1448)], 0.4) == TransferReport(1448, 0, 0.4, 0.4)
+    short = report_of([ReceiveSample(0.0, 1000), ReceiveSample(0.01, WARM_BYTES + 1000)], 0.01)
     assert short.bandwidth == pytest.approx(WARM_BYTES / 0.01)
 
 
 def test_no_byte_comes() -> None:
     with joined() as (_, other):
-        report = receive(other, Amount(), Deadline(FIRST_SECONDS / 4))
+        report = receive(other, TransferLimit(), ProbeDeadline(FIRST_SECONDS / 4))
         assert (report.bandwidth, report.size) == (0.0, 0)
 
 
 def test_the_sender_waits_for_no_report_that_does_not_come() -> None:
     with joined() as (one, _), pytest.raises(TimeoutError):
-        send(one, Amount(MIB, 0.1), Deadline(0.3))
+        send(one, TransferLimit(MIB, 0.1), ProbeDeadline(0.3))
 
 
 def test_a_connection_that_ends_is_told_from_one_that_is_slow() -> None:
     with joined() as (one, other):
         other.close()
-        with pytest.raises(Cut):
-            send(one, Amount(), Deadline(5))
+        with pytest.raises(ConnectionCut):
+            send(one, TransferLimit(), ProbeDeadline(5))
     with joined() as (one, other):
         one.close()
-        with pytest.raises(Cut):
-            receive(other, Amount(), Deadline(5))
+        with pytest.raises(ConnectionCut):
+            receive(other, TransferLimit(), ProbeDeadline(5))
 
 
 def test_guests_wait_until_somebody_has_time() -> None:
-    guests = Guests()
+    guests = ConnectionBacklog()
     with joined() as (one, other):
-        threading.Timer(0.05, guests.bring, (Visit(1, 0, 2, True), other)).start()
-        assert guests.take(Visit(1, 0, 3, True), Deadline(0.01)) is None
-        assert guests.take(Visit(1, 0, 2, True), Deadline(5)) is other
-        guests.bring(Visit(1, 1, 2, True), other)
+        threading.Timer(0.05, guests.bring, (TransferHandshake(1, 0, 2, True), other)).start()
+        assert guests.take(TransferHandshake(1, 0, 3, True), ProbeDeadline(0.01)) is None
+        assert guests.take(TransferHandshake(1, 0, 2, True), ProbeDeadline(5)) is other
+        guests.bring(TransferHandshake(1, 1, 2, True), other)
         guests.close()
         assert is_reset(one)
-        assert guests.take(Visit(1, 1, 2, True), Deadline(5)) is None
+        assert guests.take(TransferHandshake(1, 1, 2, True), ProbeDeadline(5)) is None
 
 
 def is_reset(connection: socket.socket) -> bool:
@@ -158,20 +159,20 @@ def responders() -> Iterator[list[Responder]]:
         one.close()
 
 
-def stations(responders: list[Responder]) -> list[Station]:
+def stations(responders: list[Responder]) -> list[ProbeNode]:
     """Hosts of one address; the ports tell them apart."""
     job = healthy(len(responders), 1).job()
     agents = [Agent(rank, rank, one.port, one.word) for rank, one in enumerate(responders)]
-    found = stations_of(job, agents)
+    found = nodes_of(job, agents)
     return [one._replace(dials=tuple(dial._replace(address=HERE) for dial in one.dials[:1])) for one in found]
 
 
 def travelled(responders: list[Responder], *, only: tuple[int, ...] = (0, 1)) -> dict[int, tuple[Transfer, ...]]:
     """What those hosts found that set out."""
-    routes = itineraries(stations(responders), rounds(len(responders)))
+    routes = transfer_schedules(stations(responders), rounds(len(responders)))
     with ThreadPoolExecutor(len(only)) as threads:
         under_way = {
-            place: threads.submit(Traveller(routes[place], responders[place].guests, Deadline(10)).run)
+            place: threads.submit(TransferWorker(routes[place], responders[place].guests, ProbeDeadline(10)).run)
             for place in only
         }
         return {place: one.result(patience(15)) for place, one in under_way.items()}
@@ -191,7 +192,7 @@ def test_two_hosts_meet_and_measure_both_ways(responders: list[Responder]) -> No
 def test_a_partner_that_does_not_come_costs_one_round(
     responders: list[Responder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers_plan, "ROUND_SECONDS", 0.7)
+    monkeypatch.setattr(transfer_plan, "ROUND_SECONDS", 0.7)
     for place in (0, 1):
         (sample,) = travelled(responders, only=(place,))[place]
         assert (sample.outcome, sample.bandwidth) == ("late", None)
@@ -204,22 +205,22 @@ def test_a_partner_whose_port_is_closed(responders: list[Responder]) -> None:
 
 
 def test_who_does_not_know_the_word_is_sent_away(responders: list[Responder]) -> None:
-    connection = dial(HERE, responders[0].port, Deadline(5)).connection
+    connection = connect_tcp(HERE, responders[0].port, ProbeDeadline(5)).connection
     assert connection is not None
     with connection:
-        connection.sendall(transfer_greeting("guess") + Visit(1, 0, 1, True).encode())
+        connection.sendall(transfer_greeting("guess") + TransferHandshake(1, 0, 1, True).encode())
         assert is_reset(connection)
 
 
 def test_who_knows_the_word_waits(responders: list[Responder]) -> None:
     with socket.create_connection((HERE, responders[0].port)) as caller:
-        caller.sendall(transfer_greeting(responders[0].word) + Visit(7, 0, 1, True).encode())
-        assert responders[0].guests.take(Visit(7, 0, 1, True), Deadline(5)) is not None
+        caller.sendall(transfer_greeting(responders[0].word) + TransferHandshake(7, 0, 1, True).encode())
+        assert responders[0].guests.take(TransferHandshake(7, 0, 1, True), ProbeDeadline(5)) is not None
 
 
 def test_who_says_more_than_a_visit_is_sent_away(responders: list[Responder]) -> None:
     with socket.create_connection((HERE, responders[0].port)) as caller:
-        caller.sendall(transfer_greeting(responders[0].word) + 2 * Visit(7, 0, 1, True).encode())
+        caller.sendall(transfer_greeting(responders[0].word) + 2 * TransferHandshake(7, 0, 1, True).encode())
         assert is_reset(caller)
 
 
@@ -232,7 +233,7 @@ def test_what_it_costs_is_said() -> None:
 
 def test_one_host_plans_nothing() -> None:
     job = healthy(1, 4).job()
-    posts = [Post(str(rank.number), rank, 0, rank.number == 0, 4000, "word") for rank in job.ranks]
+    posts = [ProbeParticipant(str(rank.number), rank, 0, rank.number == 0, 4000, "word") for rank in job.ranks]
     assert TransfersStage().plan(job, posts) is None
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from doctor.api import Status
-from doctor.catalog import Catalog
-from doctor.examining import examine_job
-from doctor.probes import transfers_plan
-from doctor.probes.transfers import MOST_BYTES
-from doctor.probes.transfers_plan import ROUND_SECONDS
-from doctor.result import CheckResult
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.check_runner import examine_job
+from doctor.core.report_document import CheckResult
+from doctor.probes.bandwidth import transfer_plan
+from doctor.probes.bandwidth.transfer import MOST_BYTES
+from doctor.probes.bandwidth.transfer_plan import ROUND_SECONDS
 from tests.lab import network
 from tests.lab.hosts import LabHost
 from tests.lab.quality import heed_loss, lossy
@@ -28,7 +28,7 @@ MakeHosts = Callable[[int], tuple[LabHost, ...]]
 
 
 def judged(found: Transferred, check: str) -> CheckResult:
-    (result,) = examine_job(found.job, Catalog((CHECKS[check],)))
+    (result,) = examine_job(found.job, CheckRegistry((CHECKS[check],)))
     assert result.status is not Status.CRASH, result.reason
     return result
 
@@ -94,7 +94,7 @@ def test_a_host_that_loses_packets(lab_hosts: MakeHosts) -> None:
 @pytest.fixture
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that nobody waits long for."""
-    monkeypatch.setattr(transfers_plan, "ROUND_SECONDS", SHORT)
+    monkeypatch.setattr(transfer_plan, "ROUND_SECONDS", SHORT)
 
 
 @pytest.mark.usefixtures("short_rounds")

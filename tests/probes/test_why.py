@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.facts import Address, Interface, InterfaceFacts, Transfer, Trial
-from doctor.probes.transfers_messages import Itinerary, Meeting
-from doctor.probes.trials import MOST_ROUNDS, SpeedOrder, mends
-from doctor.probes.trials_paths import SIZES_AT_ONCE, burst_of, sizes_between, speed_trials
-from doctor.reasoning.ways import MOST_WAYS, Way, ways_between
+from doctor.analysis.ablation.alternative_paths import MOST_WAYS, AlternativePath, alternative_paths
+from doctor.core.facts import Address, Interface, InterfaceFacts, Transfer, Trial
+from doctor.probes.ablation.path_trials import SIZES_AT_ONCE, burst_of, sizes_between, speed_trials
+from doctor.probes.ablation.trials import MOST_ROUNDS, SpeedOrder, is_improvement
+from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
+from doctor.testing.cases import healthy
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ from doctor.reasoning.ways import MOST_WAYS, Way, ways_between
     ],
 )
 def test_a_cure_mends_twice_in_a_row(before, after, usual, cures):
-    assert mends(before, after, usual) is cures
+    assert is_improvement(before, after, usual) is cures
 
 
 def resent(sick: int, other: int, sent: int = 4000) -> list[Trial]:
     """What is told of a way that lost so many segments in each round, and of another one."""
-    meeting = Meeting(0, 1, "node1", "10.0.0.2", 1, "", calls=True)
-    itinerary = Itinerary(1, 0, "", (meeting,), first=0, round_seconds=1.0, bytes=1, seconds=1.0)
-    order = SpeedOrder(itinerary, (Way("other interface eth1", "", "10.1.0.2"),), 1 / 0.006, lossy=True)
+    meeting = TransferPairing(0, 1, "node1", "10.0.0.2", 1, "", calls=True)
+    itinerary = TransferSchedule(1, 0, "", (meeting,), first=0, round_seconds=1.0, bytes=1, seconds=1.0)
+    order = SpeedOrder(itinerary, (AlternativePath("other interface eth1", "", "10.1.0.2"),), 1 / 0.006, lossy=True)
     samples = [
         Transfer("node1", "done", 1e8, segments_sent=sent, segments_retransmitted=lost)
         for _ in range(MOST_ROUNDS)
@@ -112,7 +112,7 @@ def sketch(*more: Interface):
 
 def test_other_interfaces_of_a_common_subnet_are_tried_from_it():
     job = sketch(Interface("eth1", mtu=1500, addresses=(Address("inet", "10.1.0.HOST", 24),)))
-    [way] = ways_between(job.ranks[0], job.ranks[1], "10.0.0.2")
+    [way] = alternative_paths(job.ranks[0], job.ranks[1], "10.0.0.2")
     assert (way.source, way.address, way.mtu) == ("10.1.0.1", "10.1.0.2", 1500)
     assert way.setting == "export GLOO_SOCKET_IFNAME=eth1  # on all hosts"
     assert way.knob == "other interface eth1 (10.1.0.1 -> 10.1.0.2)"
@@ -120,9 +120,9 @@ def test_other_interfaces_of_a_common_subnet_are_tried_from_it():
 
 def test_the_other_family_of_the_same_interface():
     job = sketch(Interface("eth1", addresses=(Address("inet", "10.1.0.HOST", 24), Address("inet6", "fd00::HOST", 64))))
-    [way, _] = ways_between(job.ranks[0], job.ranks[1], "10.1.0.2")
+    [way, _] = alternative_paths(job.ranks[0], job.ranks[1], "10.1.0.2")
     assert way.address == "10.0.0.2"
-    ways = ways_between(job.ranks[0], job.ranks[1], "10.1.0.2")
+    ways = alternative_paths(job.ranks[0], job.ranks[1], "10.1.0.2")
     assert [one.knob for one in ways if ":" in one.address] == ["IPv6 on eth1 (fd00::1 -> fd00::2)"]
 
 
@@ -131,7 +131,7 @@ def test_bridges_that_lead_nowhere_and_link_local_addresses_are_not_tried():
         Interface("docker0", "container-bridge", addresses=(Address("inet", "172.17.0.1", 16),)),
         Interface("eth2", addresses=(Address("inet6", "fe80::HOST", 64),)),
     )
-    assert ways_between(job.ranks[0], job.ranks[1], "10.0.0.2") == ()
+    assert alternative_paths(job.ranks[0], job.ranks[1], "10.0.0.2") == ()
 
 
 def test_no_more_ways_than_the_limit():
@@ -139,4 +139,4 @@ def test_no_more_ways_than_the_limit():
         Interface(f"eth{number}", addresses=(Address("inet", f"10.{number}.0.HOST", 24),)) for number in range(1, 9)
     ]
     job = sketch(*more)
-    assert len(ways_between(job.ranks[0], job.ranks[1], "10.0.0.2")) == MOST_WAYS
+    assert len(alternative_paths(job.ranks[0], job.ranks[1], "10.0.0.2")) == MOST_WAYS

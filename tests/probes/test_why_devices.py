@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from doctor.analysis.ablation.experiments import trial_requests
 from doctor.api import DeviceSpeed, DeviceSpeedFacts, GpuFacts, TrialFacts, healthy
-from doctor.cases import Sketch
-from doctor.collectors.base import Surroundings
-from doctor.probes import trials_devices
-from doctor.probes.deadline import Deadline
-from doctor.probes.device_work import DeviceTask
-from doctor.probes.stage import Bench
-from doctor.probes.trials_devices import DeviceOrder, free_processors, times_of, try_device
-from doctor.probes.why_stage import WhyStage
-from doctor.reasoning.why import questions
+from doctor.collectors.base import Machine
+from doctor.probes.ablation import device_trials
+from doctor.probes.ablation.device_trials import DeviceOrder, free_processors, times_of, try_device
+from doctor.probes.ablation.stage import WhyStage
+from doctor.probes.base import ProbeContext
+from doctor.probes.devices.device_worker import DeviceTask
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.testing.cases import JobBuilder
 from tests.probes.staged import staged
 
 STAT = """cpu  100 0 100 4000 0 0 0 0 0 0
@@ -69,20 +69,20 @@ class FakeChild:
 
 @pytest.fixture
 def children(monkeypatch):
-    monkeypatch.setattr(trials_devices, "TorchChild", FakeChild)
-    monkeypatch.setattr(trials_devices, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(device_trials, "TorchChild", FakeChild)
+    monkeypatch.setattr(device_trials, "LOOK_SECONDS", 0.0)
 
 
 USUAL = 2 * 256**3 / 0.001
 
 
-def bench() -> Bench:
-    return Bench(0, None, Surroundings())
+def bench() -> ProbeContext:
+    return ProbeContext(0, None, Machine())
 
 
 def test_processors_near_the_gpu_and_another_device(children):
     order = DeviceOrder("product", USUAL, DeviceTask(0), 3, near=(4, 5, 6, 9), other=1, on_gpu=True)
-    near, other = try_device(order, bench(), Deadline(5))
+    near, other = try_device(order, bench(), ProbeDeadline(5))
     assert near.setting == "taskset -c 4-6,9 <command>  # for rank 3"
     assert near.restores
     assert other.restores
@@ -91,17 +91,17 @@ def test_processors_near_the_gpu_and_another_device(children):
 
 def test_what_is_as_fast_as_usual_by_now_is_mended_by_nothing(children):
     order = DeviceOrder("to_device", 5e10, DeviceTask(0), 3, near=(4,), on_gpu=True)
-    [trial] = try_device(order, bench(), Deadline(5))
+    [trial] = try_device(order, bench(), ProbeDeadline(5))
     assert (trial.knob, trial.restores, trial.unit) == ("nothing changed", False, "B/s")
 
 
 def test_nothing_to_change_is_told(children):
-    [trial] = try_device(DeviceOrder("product", USUAL, DeviceTask(0), 3, on_gpu=True), bench(), Deadline(5))
+    [trial] = try_device(DeviceOrder("product", USUAL, DeviceTask(0), 3, on_gpu=True), bench(), ProbeDeadline(5))
     assert (trial.knob, trial.restores) == ("not tried", False)
     assert trial.error
 
 
-def measured(odd: int, **changes: object) -> Sketch:
+def measured(odd: int, **changes: object) -> JobBuilder:
     sketch = healthy(1, 4)
     for rank in range(4):
         sample = DeviceSpeed(f"cuda:{rank}", "H100", "bfloat16", 8192, seconds=0.0015 * (1 + 0.01 * rank))
@@ -114,7 +114,7 @@ def measured(odd: int, **changes: object) -> Sketch:
 
 def test_a_slow_device_is_a_question_and_the_rank_tries(children):
     sketch = measured(2)
-    [question] = questions(sketch.job())
+    [question] = trial_requests(sketch.job())
     assert (question.subject, question.ranks, question.what) == ("device", (2,), "product")
     gpus = sketch.job().hosts[0].find(GpuFacts)
     assert len(gpus.gpus) == 4

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
+from doctor.analysis.ablation.experiments import TrialRequest, trial_requests
+from doctor.analysis.ablation.setting_variants import MOST_VARIANTS, variants_for
 from doctor.api import (
     Address,
     CollectiveFacts,
@@ -23,21 +25,19 @@ from doctor.api import (
     timed_on_mesh,
     usual_seconds,
 )
-from doctor.cases import Sketch
-from doctor.probes import trials_groups
-from doctor.probes.stage import Post
-from doctor.probes.trials import Tell
-from doctor.probes.trials_groups import Meet, Outcome, Prepare, group_plan, outcome_of
-from doctor.probes.why_stage import WhyStage
-from doctor.reasoning.knobs import MOST_KNOBS, knobs_for
-from doctor.reasoning.why import Question, questions
+from doctor.probes.ablation import group_trials
+from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial, RunTrial, group_plan, outcome_of
+from doctor.probes.ablation.stage import WhyStage
+from doctor.probes.ablation.trials import RecordTrials
+from doctor.probes.base import ProbeParticipant
+from doctor.testing.cases import JobBuilder
 from tests.lab.needs import ROOT, clean_environ
 from tests.probes.staged import staged
 
 BROKEN = CollectiveFacts(backend="gloo", error="Unable to find address for: nosuch0")
 
 
-def broken(sketch: Sketch) -> Sketch:
+def broken(sketch: JobBuilder) -> JobBuilder:
     return sketch.put(BROKEN)
 
 
@@ -51,8 +51,8 @@ def trials(job: Job) -> list:
 
 def test_the_interface_that_a_group_works_on(monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr(trials_groups, "SET_UP_SECONDS", 3.0)
-    monkeypatch.setattr(trials_groups, "PATIENCE", 2.0)
+    monkeypatch.setattr(group_trials, "SET_UP_SECONDS", 3.0)
+    monkeypatch.setattr(group_trials, "PATIENCE", 2.0)
     sketch = broken(healthy(1, 2, gpus=0).environ(GLOO_SOCKET_IFNAME="nosuch0").put(one_interface("lo")))
     environ = {**clean_environ(ROOT), "GLOO_SOCKET_IFNAME": "nosuch0"}
     found = staged(sketch.members, [WhyStage(), WhyStage()], environ)
@@ -79,19 +79,19 @@ def test_a_group_that_works_by_now_is_mended_by_nothing():
 
 def test_those_to_blame_try_first():
     job = healthy(2, 2).put(BROKEN, ranks=(0, 1, 3)).put(CollectiveFacts(backend="gloo", error="x"), ranks=(2,)).job()
-    [question] = questions(job)
+    [question] = trial_requests(job)
     assert question.subject == "collective"
     assert sorted(question.ranks) == [0, 1, 2, 3]
 
 
 def test_a_wrong_sum_is_a_question():
     wrong = CollectiveFacts(backend="nccl", results=(CollectiveResult("all_reduce", "nccl", 6.0, 5.0),))
-    [question] = questions(healthy(1, 4).put(wrong, ranks=(2,)).job())
+    [question] = trial_requests(healthy(1, 4).put(wrong, ranks=(2,)).job())
     assert (question.ranks[0], question.backend) == (2, "nccl")
 
 
 def test_a_group_that_could_not_be_tried_for_want_of_a_back_end_is_none():
-    assert questions(healthy(1, 2).put(CollectiveFacts(error="the mesh has 8 ranks, the job 2")).job()) == ()
+    assert trial_requests(healthy(1, 2).put(CollectiveFacts(error="the mesh has 8 ranks, the job 2")).job()) == ()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_the_outcome_is_that_of_the_size_that_was_asked_for():
     assert asked == pytest.approx({8: 8e5, 4096: 4096e5, 1 << 20: 1e5 * (1 << 20)})
 
 
-def names(sketch: Sketch, backend: str, *, is_small: bool = False) -> list[str]:
-    return [f"{knob.name}={knob.value}" for knob in knobs_for(sketch.job().ranks, backend, is_small=is_small)]
+def names(sketch: JobBuilder, backend: str, *, is_small: bool = False) -> list[str]:
+    return [f"{knob.name}={knob.value}" for knob in variants_for(sketch.job().ranks, backend, is_small=is_small)]
 
 
-def spare(sketch: Sketch, count: int) -> Sketch:
+def spare(sketch: JobBuilder, count: int) -> JobBuilder:
     """Hosts that have so many interfaces besides the one in use."""
 
     def more(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
@@ -167,39 +167,39 @@ Brings = Callable[[frozenset[int], Mapping[str, str]], float | None]
 
 def test_who_shows_what_is_usual_is_said_before():
     question, job = pair_of_a_rail()
-    posts = [Post(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
+    posts = [ProbeParticipant(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
     assert ": 2 ranks that are well once more with nothing changed, " in next(group_plan(question, job, posts)).words
     bare = next(group_plan(question._replace(controls=()), job, posts))
     assert ": 2 ranks once more with nothing changed, " in bare.words
 
 
-def played(question: Question, job: Job, brings: Brings) -> tuple[dict[int, tuple[Trial, ...]], list[set[int]]]:
+def played(question: TrialRequest, job: Job, brings: Brings) -> tuple[dict[int, tuple[Trial, ...]], list[set[int]]]:
     """The steps of the trials of a collective, without children: who is told what, and who joined in each step."""
-    posts = [Post(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
+    posts = [ProbeParticipant(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
     plan, joined, changes = group_plan(question, job, posts), [], {}
     orders = next(plan)
     while True:
         tasks = {
-            int(token): msgspec.msgpack.decode(order, type=Prepare | Meet | Tell)
+            int(token): msgspec.msgpack.decode(order, type=PrepareTrial | RunTrial | RecordTrials)
             for token, order in orders.by_token.items()
         }
-        told = {rank: task.trials for rank, task in tasks.items() if isinstance(task, Tell)}
+        told = {rank: task.trials for rank, task in tasks.items() if isinstance(task, RecordTrials)}
         if told:
             return told, joined
         note = b"29500"
         for task in tasks.values():
-            if isinstance(task, Prepare):
+            if isinstance(task, PrepareTrial):
                 changes = dict([task.experiment.setting]) if task.experiment else {}
-        if any(isinstance(task, Meet) for task in tasks.values()):
+        if any(isinstance(task, RunTrial) for task in tasks.values()):
             joined.append(set(tasks))
-            note = msgspec.msgpack.encode(Outcome(brings(frozenset(tasks), changes), ""))
+            note = msgspec.msgpack.encode(GroupTrialOutcome(brings(frozenset(tasks), changes), ""))
         orders = plan.send([post._replace(note=note) if int(post.token) in tasks else post for post in posts])
 
 
-def pair_of_a_rail() -> tuple[Question, Job]:
+def pair_of_a_rail() -> tuple[TrialRequest, Job]:
     sketch = spare(exchanged(lambda one, other: one // 4 != other // 4 and 5 in (one, other)), 1)
     job = sketch.job()
-    [question] = questions(job)
+    [question] = trial_requests(job)
     return question, job
 
 
@@ -231,13 +231,13 @@ def test_without_an_answer_of_the_controls_nothing_is_tried():
     assert len(joined) == 1
 
 
-def late_with_p2p_off(seconds: float) -> tuple[Question, Job]:
+def late_with_p2p_off(seconds: float) -> tuple[TrialRequest, Job]:
     slow = timed_on_mesh(
         lambda axis, group, size, turn: seconds if size <= 4096 else usual_seconds(axis, group, size, turn),
         backend="nccl",
     )
     job = slow.environ(NCCL_P2P_DISABLE="1").job()
-    [question] = questions(job)
+    [question] = trial_requests(job)
     return question, job
 
 
@@ -266,7 +266,7 @@ def test_knobs_of_nccl_only_where_they_can_apply():
     assert names(healthy(2, 1, rdma=1), "nccl") == ["NCCL_IB_DISABLE=1", "NCCL_ALGO=Ring", "NCCL_PROTO=Simple"]
     assert "NCCL_IB_DISABLE=1" not in names(healthy(2, 1), "nccl")
     assert "NCCL_P2P_DISABLE=1" not in names(healthy(1, 4).environ(NCCL_P2P_DISABLE="1"), "nccl")
-    assert len(names(healthy(2, 8, rdma=8), "nccl")) == MOST_KNOBS
+    assert len(names(healthy(2, 8, rdma=8), "nccl")) == MOST_VARIANTS
 
 
 def test_devices_in_another_order_only_where_nobody_chose_among_them():

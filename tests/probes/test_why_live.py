@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from doctor.analysis.ablation.experiments import trial_requests
+from doctor.analysis.fabric.transfer_matrix import bandwidths
 from doctor.collectors.runner import decode_outcome
-from doctor.facts import PathFacts, Trial, TrialFacts
-from doctor.job import Job, Member, build_job
-from doctor.probes.stage import Post
-from doctor.probes.why_stage import WhyStage
-from doctor.reasoning.transfers import bandwidths
-from doctor.reasoning.why import questions
+from doctor.core.facts import PathFacts, Trial, TrialFacts
+from doctor.core.job import Job, Member, build_job
+from doctor.probes.ablation.stage import WhyStage
+from doctor.probes.base import ProbeParticipant
 from tests.faults.live.network_scenes import add_interface
 from tests.lab import network
 from tests.lab.hosts import LabHost
@@ -31,7 +31,7 @@ def try_all(survey: Survey, job: Job) -> list[Trial]:
     """All steps of the stage."""
     stage, trials = WhyStage(), []
     posts = [
-        Post(str(rank.number), rank, rank.host.index, True, agent.port, agent.word)
+        ProbeParticipant(str(rank.number), rank, rank.host.index, True, agent.port, agent.word)
         for rank, agent in zip(job.ranks, survey.agents, strict=True)
     ]
     while (orders := stage.plan(job, posts)) is not None:
@@ -51,7 +51,7 @@ def transferred(survey: Survey) -> Job:
     """A job in which something looks slow: a crowded machine hides it now and then."""
     for _ in range(3):
         job = transfer(survey).job
-        if questions(job):
+        if trial_requests(job):
             return job
     raise AssertionError(bandwidths(job))
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from doctor.analysis.fabric.pairing import NO_PARTNER
 from doctor.api import (
     Address,
     CollectiveFacts,
@@ -21,11 +22,11 @@ from doctor.api import (
     Interface,
     InterfaceFacts,
     Job,
+    JobBuilder,
     PathFacts,
     PathSample,
     Reach,
     ReachFacts,
-    Sketch,
     StorageFacts,
     StorageReading,
     StorageSpeedFacts,
@@ -35,19 +36,18 @@ from doctor.api import (
     TransferFacts,
     healthy,
 )
-from doctor.gather.wanted import Wanted, full_stages
-from doctor.probes.amounts import in_bytes, in_seconds
-from doctor.probes.devices_stage import DevicesStage
-from doctor.probes.group_costs import RING_TIMES, most_sent
-from doctor.probes.group_messages import WORLD, Join, Ready, Share
-from doctor.probes.group_run import TURNS
-from doctor.probes.groups_stage import GroupsStage
-from doctor.probes.light_stage import LightStage
-from doctor.probes.stage import Orders, Post, Stage
-from doctor.probes.storage_stage import StorageStage
-from doctor.probes.transfers_stage import LATE_START, TransfersStage
-from doctor.probes.why_stage import WhyStage
-from doctor.reasoning.partners import NOBODY
+from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
+from doctor.probes.ablation.stage import WhyStage
+from doctor.probes.bandwidth.stage import LATE_START, TransfersStage
+from doctor.probes.base import ProbeParticipant, Stage, StageOrders
+from doctor.probes.collectives.group_cost import RING_TIMES, most_sent
+from doctor.probes.collectives.group_driver import TURNS
+from doctor.probes.collectives.group_steps import WORLD, AxisMembership, JoinGroup, TorchCapabilities
+from doctor.probes.collectives.stage import GroupsStage
+from doctor.probes.devices.stage import DevicesStage
+from doctor.probes.reachability.stage import LightStage
+from doctor.probes.runtime.cost_text import in_bytes, in_seconds
+from doctor.probes.storage.stage import StorageStage
 from tests.lab.needs import ROOT, clean_environ
 
 SECONDS = re.compile(r"(\d+) s\b")
@@ -55,7 +55,7 @@ BYTES = re.compile(r"at most \d+(\.\d)? (KB|MB|GB) |, \d+(\.\d)? (KB|MB|GB) in a
 AT_ONCE = re.compile(r"\d \w+ at once|\b(all|torch|hosts) at once|at the same time|one \w+ at a time|one process")
 
 
-def posts_of(job: Job, notes: Sequence[bytes] = ()) -> list[Post]:
+def posts_of(job: Job, notes: Sequence[bytes] = ()) -> list[ProbeParticipant]:
     """Of all ranks; the first of each host speaks."""
     spoken: set[int] = set()
     made = []
@@ -63,17 +63,17 @@ def posts_of(job: Job, notes: Sequence[bytes] = ()) -> list[Post]:
         speaks = rank.host.index not in spoken
         spoken.add(rank.host.index)
         note = notes[place] if notes else b""
-        made.append(Post(str(place), rank, rank.host.index, speaks, 4000 if speaks else None, "word", note))
+        made.append(ProbeParticipant(str(place), rank, rank.host.index, speaks, 4000 if speaks else None, "word", note))
     return made
 
 
-def planned(stage: Stage, job: Job, note: bytes = b"") -> Orders:
+def planned(stage: Stage, job: Job, note: bytes = b"") -> StageOrders:
     orders = stage.plan(job, posts_of(job, [note] * len(job.ranks)))
     assert orders is not None
     return orders
 
 
-def assert_speaks(orders: Orders, *, sends: bool, late: float = 0.0) -> None:
+def assert_speaks(orders: StageOrders, *, sends: bool, late: float = 0.0) -> None:
     """``late``: seconds beyond what is said."""
     seconds = SECONDS.findall(orders.words)
     assert seconds, orders.words
@@ -84,7 +84,7 @@ def assert_speaks(orders: Orders, *, sends: bool, late: float = 0.0) -> None:
 
 def test_all_stages_are_played_here():
     played = [LightStage, TransfersStage, StorageStage, DevicesStage, GroupsStage, WhyStage]
-    assert [type(stage) for stage in full_stages(Wanted("full", why=True))] == played
+    assert [type(stage) for stage in full_stages(ProbeOptions("full", why=True))] == played
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_bandwidth():
 FOLDER = "/runs"
 
 
-def with_folder(*more: Directory) -> Sketch:
+def with_folder(*more: Directory) -> JobBuilder:
     folder = Directory(FOLDER, "checkpoint", "settings", exists=True, writable=True, free=1 << 40)
     return healthy(4, 2, gpus=0).put(StorageFacts(directories=(folder, *more)))
 
 
-def written(sketch: Sketch, slow: int, unseen: int) -> Job:
+def written(sketch: JobBuilder, slow: int, unseen: int) -> Job:
     """Each host wrote and read what the next one wrote; ``slow`` is so, and the file of ``unseen`` is not seen."""
     for host in range(4):
         trial = StorageTrial(FOLDER, "checkpoint", 8 << 20, 30.0 if host == slow else 0.1, 0.1)
@@ -188,7 +188,7 @@ def test_storage_counts_the_files_of_all_directories():
     assert "8 files at once, at most 68 MB in all" in orders.words
 
 
-def speeds(sketch: Sketch, odd: int) -> Job:
+def speeds(sketch: JobBuilder, odd: int) -> Job:
     for rank in range(len(sketch.members)):
         seconds = 0.006 if rank == odd else 0.0015 * (1 + 0.01 * rank)
         one = DeviceSpeed(f"cuda:{rank}", "H100", "bfloat16", 8192, seconds=seconds)
@@ -217,7 +217,7 @@ def test_devices_that_are_processors_copy_nothing():
 
 
 def ready(**changes: object) -> bytes:
-    return msgspec.msgpack.encode(Ready(**{"backends": ("gloo",), **changes}))
+    return msgspec.msgpack.encode(TorchCapabilities(**{"backends": ("gloo",), **changes}))
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
@@ -250,7 +250,7 @@ def test_what_is_only_told_costs_nothing():
     assert told.words == ""
 
 
-def two_networks(hosts: int = 2) -> Sketch:
+def two_networks(hosts: int = 2) -> JobBuilder:
     sketch = healthy(hosts, 1)
     for host in range(hosts):
         eth1 = Interface("eth1", mtu=1500, addresses=(Address("inet", f"10.1.0.{host + 1}", 24),))
@@ -258,12 +258,12 @@ def two_networks(hosts: int = 2) -> Sketch:
     return sketch
 
 
-def losing(sketch: Sketch) -> Sketch:
+def losing(sketch: JobBuilder) -> JobBuilder:
     lost = PathFacts(samples=(PathSample("node1", "10.0.0.2", full_size_arrived=False),))
     return sketch.put(lost, hosts=("node0",))
 
 
-def closed(sketch: Sketch) -> Sketch:
+def closed(sketch: JobBuilder) -> JobBuilder:
     return sketch.put(ReachFacts(attempts=(Reach("node1", "10.0.0.2", 40000, "silent"),)), hosts=("node0",))
 
 
@@ -318,11 +318,11 @@ def test_why_a_collective_breaks():
 PROGRAM = """
 import json, sys
 import msgspec, torch, torch.distributed as dist
-from doctor.probes import group_pace, group_pairs
-from doctor.probes.group_messages import Join, Meet, Pace, Values
-from doctor.probes.group_session import Session
+from doctor.probes.collectives import collective_timing, group_pairs
+from doctor.probes.collectives.group_steps import JoinGroup, ExchangeMessages, TimeCollectives, VerifyCollectives
+from doctor.probes.collectives.process_group import ProcessGroupSession
 
-for module, names in ((group_pace, ("SECONDS", "SMALL_SECONDS")), (group_pairs, ("SECONDS", "ENOUGH_SECONDS"))):
+for module, names in ((collective_timing, ("SECONDS", "SMALL_SECONDS")), (group_pairs, ("SECONDS", "ENOUGH_SECONDS"))):
     for name in names:
         setattr(module, name, 1e9)
 times, turns, sent = int(sys.argv[1]), int(sys.argv[2]), 0
@@ -339,14 +339,14 @@ counted("all_reduce", lambda size, one: times * one.nbytes if size > 1 else 0)
 counted("all_gather", lambda size, received, one: (size - 1) * one.nbytes)
 counted("all_to_all_single", lambda size, received, every: (size - 1) * every.nbytes // size)
 counted("batch_isend_irecv", lambda size, every: sum(one.tensor.nbytes for one in every if one.op == dist.isend))
-order = msgspec.json.decode(sys.argv[3], type=Join)
-session = Session(order)
+order = msgspec.json.decode(sys.argv[3], type=JoinGroup)
+session = ProcessGroupSession(order)
 axes = {share.axis: share.members for share in order.shares}
-done = [session.set_up(), *(session.values(Values(axis)) for axis in axes)]
+done = [session.set_up(), *(session.values(VerifyCollectives(axis)) for axis in axes)]
 for turn in range(turns):
     shared = [axis for axis in axes if turn == 0 or len(axes[axis]) < order.count]
-    done += [session.pace(Pace(axis, turn)) for axis in shared]
-done.append(session.meet(Meet()))
+    done += [session.pace(TimeCollectives(axis, turn)) for axis in shared]
+done.append(session.meet(ExchangeMessages()))
 print(json.dumps([sent, [one.error or one.reason for one in done if one.error or one.reason]]), flush=True)
 """
 
@@ -354,12 +354,12 @@ NUMBERS = 4000
 """Bytes of the numbers that ranks agree on while they time, counted as many as there may be."""
 
 
-def joined(place: int, port: int) -> Join:
+def joined(place: int, port: int) -> JoinGroup:
     """Three ranks, the last of which is alone on one axis and rests in one round."""
     dp = (0, 1) if place < 2 else (2,)
-    shares = (Share(WORLD, (0, 1, 2), 4096), Share("dp", dp, 1 << 20))
-    partners = ((1, 2), (0, NOBODY), (NOBODY, 0))[place]
-    return Join(("127.0.0.1",), port, place, 3, "gloo", "cpu", shares, 60.0, 60.0, partners=partners)
+    shares = (AxisMembership(WORLD, (0, 1, 2), 4096), AxisMembership("dp", dp, 1 << 20))
+    partners = ((1, 2), (0, NO_PARTNER), (NO_PARTNER, 0))[place]
+    return JoinGroup(("127.0.0.1",), port, place, 3, "gloo", "cpu", shares, 60.0, 60.0, partners=partners)
 
 
 def test_what_a_rank_sends_is_counted_in_real_groups():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from doctor.cluster.gather.section_merge import merge_sections
 from doctor.collectors.runner import decode_outcome
-from doctor.facts import Missing, PathFacts, ReachFacts, Section, Transfer, TransferFacts
-from doctor.gather.adding import joined_sections
-from doctor.job import Job, Member, build_job
-from doctor.probes.stage import Orders, Post
-from doctor.probes.transfers_stage import TransfersStage
+from doctor.core.facts import Missing, PathFacts, ReachFacts, Section, Transfer, TransferFacts
+from doctor.core.job import Job, Member, build_job
+from doctor.probes.bandwidth.stage import TransfersStage
+from doctor.probes.base import ProbeParticipant, StageOrders
 from tests.probes.survey import Survey
 
 Sections = dict[str, "Section | Missing"]
@@ -53,7 +53,7 @@ def transfer(survey: Survey, *, without: Sequence[int] = (), light: bool = True)
     return found
 
 
-def _carry_out(survey: Survey, orders: Orders, measured: dict[int, Sections], without: Sequence[int]) -> float:
+def _carry_out(survey: Survey, orders: StageOrders, measured: dict[int, Sections], without: Sequence[int]) -> float:
     asked = [one for one in survey.stations if str(one.rank) in orders.by_token and one.rank not in without]
     for station in asked:
         station.say(order=orders.by_token[str(station.rank)].hex(), seconds=orders.seconds)
@@ -61,7 +61,7 @@ def _carry_out(survey: Survey, orders: Orders, measured: dict[int, Sections], wi
     for station in asked:
         answer = station.heard(orders.seconds + 5)
         sections = {key: decode_outcome(key, bytes.fromhex(one)) for key, one in answer["sections"].items()}
-        measured[station.rank] = dict(joined_sections(measured[station.rank], sections))
+        measured[station.rank] = dict(merge_sections(measured[station.rank], sections))
         took = max(took, answer["took"])
     return took
 
@@ -71,8 +71,8 @@ def _job(survey: Survey, measured: dict[int, Sections]) -> Job:
     return build_job(members, world_size=len(members))
 
 
-def _posts(survey: Survey, job: Job) -> list[Post]:
+def _posts(survey: Survey, job: Job) -> list[ProbeParticipant]:
     return [
-        Post(str(rank.number), rank, rank.host.index, True, agent.port, agent.word)
+        ProbeParticipant(str(rank.number), rank, rank.host.index, True, agent.port, agent.word)
         for rank, agent in zip(job.ranks, survey.agents, strict=True)
     ]

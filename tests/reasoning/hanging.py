@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from doctor.collectors.base import NotHere, NotVisible
-from doctor.facts import Failure, Lack, Missing, ProgressFacts
-from doctor.monitor.neighbours import look_at, started_at
-from doctor.monitor.progress import Progress
-from doctor.monitor.recorder import read_recorder
-from doctor.monitor.stack_files import HEAD, read_stack_file
-from doctor.monitor.stacks import frames_of_error, main_stack
-from doctor.monitor.tape import Batch, Entered
+from doctor.collectors.base import NotPresent, NotVisible
+from doctor.core.facts import Failure, Missing, MissingReason, ProgressFacts
+from doctor.monitor.telemetry.event_log import BatchMark, StageEntered
+from doctor.monitor.telemetry.flight_recorder import read_recorder
+from doctor.monitor.telemetry.local_processes import process_start_time, process_state
+from doctor.monitor.telemetry.progress import Progress
+from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
+from doctor.monitor.telemetry.stacks.stack_files import HEAD, read_stack_file
 
 STILL = 1.0
 PATIENCE = 30.0
@@ -43,12 +43,12 @@ class Ranks:
         self.world = world
         self.progress = Progress("lab", hang_after=STILL)
 
-    def mark(self, point: str, more: Batch | Entered | None = None) -> None:
+    def mark(self, point: str, more: BatchMark | StageEntered | None = None) -> None:
         self.progress.take([(time.monotonic(), point, more)])
 
     def batch(self, number: int, point: str = "step") -> None:
         if self.progress.stage != "train":
-            self.mark("epoch-start", Entered("train", 0))
+            self.mark("epoch-start", StageEntered("train", 0))
         self.mark(point, (number, 0, number))
 
 
@@ -315,7 +315,7 @@ def _live(scene: str, me: Ranks, meeting: str, record: Path) -> None:
     except Exception as error:
         if not record.exists():
             words = f"{type(error).__name__}: {error}"
-            me.progress.failure = Failure(type(error).__name__, words, time.time(), frames_of_error(error))
+            me.progress.failure = Failure(type(error).__name__, words, time.time(), frames_of_exception(error))
             me.progress.state = "failed"
             _write(me, record)
         os._exit(1)
@@ -339,22 +339,22 @@ def _watch(me: Ranks, record: Path) -> None:
 
 
 def _write(me: Ranks, record: Path) -> None:
-    stack = main_stack(me.progress.training_thread)
+    stack = thread_stack(me.progress.training_thread)
     progress = msgspec.structs.replace(me.progress.facts(), stack=stack, stack_from="interpreter")
     sections: dict[str, object] = {"progress": progress}
     try:
         sections["flight-recorder"] = read_recorder()
-    except NotHere as absence:
-        sections["flight-recorder"] = Missing(Lack.ABSENT, str(absence))
+    except NotPresent as absence:
+        sections["flight-recorder"] = Missing(MissingReason.ABSENT, str(absence))
     except NotVisible as barrier:
-        sections["flight-recorder"] = Missing(Lack.HIDDEN, barrier.reason, barrier.unhide)
+        sections["flight-recorder"] = Missing(MissingReason.HIDDEN, barrier.reason, barrier.unhide)
     draft = record.with_suffix(".draft")
     draft.write_bytes(msgspec.json.encode(sections))
     draft.replace(record)
 
 
 def _look_from_outside(record: Path, pid: int, started: float | None) -> None:
-    state, letter = look_at(pid, started)
+    state, letter = process_state(pid, started)
     stack = read_stack_file(record.with_suffix(".txt"))
     seen_by = "signal" if stack else ""
     progress = ProgressFacts(
@@ -381,7 +381,7 @@ def main() -> None:
     _warm_up()
     ranks = [(folder / f"{scene}-{rank}.json", pid) for scene in scenes for rank, pid in play(scene, folder).items()]
     try:
-        started = {pid: started_at(pid) for _, pid in ranks}
+        started = {pid: process_start_time(pid) for _, pid in ranks}
         settle([record for record, _ in ranks])
         for record, pid in ranks:
             if not record.exists():

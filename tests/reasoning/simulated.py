@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from doctor.facts import Collective, Frame, ProcessGroup, RecorderFacts
+from doctor.core.facts import Collective, Frame, ProcessGroup, RecorderFacts
 
 NOON = 1_760_000_000.0
 KINDS = ("stops", "gone", "device", "skips", "other-size", "other-call")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from doctor.facts import Evidence
-from doctor.job import build_job
-from doctor.postmortem.ras import read_ras
-from doctor.reasoning.answered import accused_by_ras
+from doctor.analysis.hang.ras_reports import suspects_by_ras
+from doctor.core.facts import LogEvidence
+from doctor.core.job import build_job
+from doctor.postmortem.ras.events import read_ras
 
 DATA = Path(__file__).parents[1] / "data" / "ras"
 STALLED = (DATA / "stalled.txt").read_text()
@@ -18,7 +18,7 @@ NO_ERROR = NOBODY_DEAD[: NOBODY_DEAD.index("#0-0")] + NOBODY_DEAD[NOBODY_DEAD.in
 
 def accused(*answers):
     events = read_ras("\n".join(answers), "ras.txt")
-    return list(accused_by_ras(build_job([], world_size=8, evidence=Evidence(events=tuple(events)))))
+    return list(suspects_by_ras(build_job([], world_size=8, evidence=LogEvidence(events=tuple(events)))))
 
 
 def test_nobody_in_a_healthy_job():

@@ -2,20 +2,20 @@
 
 import pytest
 
-from doctor.api import healthy, logged
-from doctor.reasoning.course import (
+from doctor.analysis.interface_choice import leads_nowhere, names_unknown
+from doctor.analysis.logs.event_timeline import (
     MOST_COUNTED,
-    count_told,
+    events_of_kinds,
     failed_before,
     has_worked,
-    heard,
     launch_setting,
     names_itself,
+    parse_count,
     set_up_after,
     set_up_before,
     spans_hosts,
 )
-from doctor.reasoning.network import leads_nowhere, names_unknown
+from doctor.api import healthy, logged
 from tests.lab.cases import each_case
 
 COMPLETE = "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE"
@@ -102,7 +102,7 @@ def test_a_line_that_is_known_by_two_names_is_heard_once():
     job = _job("epoch 1", "RuntimeError: Address already in use")
     kinds = ("torch.store.port_busy.old", "host.address_in_use")
     assert len(job.evidence.of(*kinds)) == 2
-    assert [event.line for event in heard(job, *kinds)] == [2]
+    assert [event.line for event in events_of_kinds(job, *kinds)] == [2]
 
 
 def test_settings_of_torchrun():
@@ -182,4 +182,4 @@ def test_names_of_web_sites_are_no_matter_of_ranks(line):
     ],
 )
 def test_counts_in_logs(text, count):
-    assert count_told(text) == count
+    assert parse_count(text) == count

@@ -3,28 +3,28 @@
 import pytest
 
 from doctor.api import (
-    Lack,
     Loader,
     LoaderEpoch,
     LoaderFacts,
+    MissingReason,
     TrainingFacts,
     advice,
-    alike_anywhere,
-    alike_in_place,
     batches_of,
+    divided_loaders,
     drawing,
     in_a_loop,
     limit_argument,
     loader_hook,
     newest_common_epoch,
     odd_by_count,
-    parted_readers,
-    readers_of,
+    peer_loaders,
     running,
     same_contents,
     same_data_set,
     same_order,
-    why_not_parted,
+    shared_draws,
+    shared_draws_by_position,
+    why_not_divided,
     with_loader,
 )
 
@@ -54,41 +54,41 @@ def test_batches_of_an_epoch(length, limit, batches):
 
 def test_readers_by_stage_and_index():
     job = with_loader(with_loader(running(1, 3), stage="validate", index=1), ranks=(2,), length=7).job()
-    train, validate = readers_of(job, ("train", "validate"))
+    train, validate = peer_loaders(job, ("train", "validate"))
     assert (train.stage, train.name, train.ranks) == ("train", "training loader", (0, 1, 2))
     assert (validate.name, validate.index) == ("validation loader 1", 1)
     assert [reader.loader.length for reader in train.members] == [100, 100, 7]
     assert train.at([2, 0]) == (0, 2)
-    assert readers_of(job, ("test",)) == ()
+    assert peer_loaders(job, ("test",)) == ()
 
 
 def test_readers_without_a_trainer():
-    job = running().drop(TrainingFacts, Lack.FAILED).job()
-    (readers,) = readers_of(job, ("train",))
+    job = running().drop(TrainingFacts, MissingReason.FAILED).job()
+    (readers,) = peer_loaders(job, ("train",))
     assert readers.seats == {}
-    assert parted_readers(job, ("train",)) == ()
+    assert divided_loaders(job, ("train",)) == ()
 
 
 def test_one_reader_for_ranks_of_one_replica():
     sketch = running(1, 4).alter(TrainingFacts, ranks=(2, 3), data_parallel_rank=1)
-    (readers,) = readers_of(sketch.alter(TrainingFacts, ranks=(0, 1), data_parallel_rank=0).job(), ("train",))
+    (readers,) = peer_loaders(sketch.alter(TrainingFacts, ranks=(0, 1), data_parallel_rank=0).job(), ("train",))
     assert {seat: reader.rank for seat, reader in readers.seats.items()} == {0: 0, 1: 2}
     assert readers.at([1]) == (2, 3)
 
 
 def test_each_group_of_a_loop_by_itself():
     job = in_a_loop(running(1, 5), (0, 2), (1, 3)).job()
-    (readers,) = readers_of(job, ("train",))
+    (readers,) = peer_loaders(job, ("train",))
     groups = [(group.ranks, group.is_one_job) for group in readers.by_group()]
     assert groups == [((4,), False), ((0, 2), True), ((1, 3), True)]
-    assert [(one.ranks, one.at([1])) for one in parted_readers(job, ("train",))] == [((0, 2), (2,)), ((1, 3), (3,))]
+    assert [(one.ranks, one.at([1])) for one in divided_loaders(job, ("train",))] == [((0, 2), (2,)), ((1, 3), (3,))]
 
 
 def test_ranks_that_part_the_data_between_all_of_them_do_one_job():
     sketch = running(1, 2).alter(TrainingFacts, framework="plain")
-    (readers,) = readers_of(sketch.job(), ("train",))
+    (readers,) = peer_loaders(sketch.job(), ("train",))
     assert readers.is_one_job
-    (readers,) = readers_of(sketch.alter(TrainingFacts, data_parallel_size=1).job(), ("train",))
+    (readers,) = peer_loaders(sketch.alter(TrainingFacts, data_parallel_size=1).job(), ("train",))
     assert not readers.is_one_job
 
 
@@ -101,7 +101,7 @@ def test_ranks_that_part_the_data_between_all_of_them_do_one_job():
     ],
 )
 def test_why_nothing_is_parted(sketch, words):
-    assert words in why_not_parted(sketch.job(), ("train",))
+    assert words in why_not_divided(sketch.job(), ("train",))
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_the_same_data_set():
 
 def test_draws_at_the_same_place_and_anywhere():
     epochs = {0: drawing(0, range(10)), 1: drawing(0, range(9, -1, -1)), 2: drawing(0, (*range(5), *range(90, 99)))}
-    assert alike_in_place(epochs) == {0: 0.5, 1: 0.0, 2: 0.5}
-    assert alike_anywhere(epochs) == {0: 1.0, 1: 1.0, 2: pytest.approx(5 / 14)}
-    assert alike_in_place({}) == {}
+    assert shared_draws_by_position(epochs) == {0: 0.5, 1: 0.0, 2: 0.5}
+    assert shared_draws(epochs) == {0: 1.0, 1: 1.0, 2: pytest.approx(5 / 14)}
+    assert shared_draws_by_position({}) == {}
     hashes = {0: LoaderEpoch(0, drawn="a"), 1: LoaderEpoch(0, drawn="a"), 2: LoaderEpoch(0, drawn="b")}
-    assert alike_in_place(hashes) == {0: 1.0, 1: 1.0, 2: 0.0}
+    assert shared_draws_by_position(hashes) == {0: 1.0, 1: 1.0, 2: 0.0}
 
 
 def test_the_newest_epoch_that_two_have_drawn():

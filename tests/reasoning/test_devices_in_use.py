@@ -2,10 +2,7 @@
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.cases_in_run import running
-from doctor.facts import EnvironmentFacts, TrainerFacts, TrainingFacts
-from doctor.reasoning.devices import (
+from doctor.analysis.visible_devices import (
     backend_asked,
     device_of,
     devices_of,
@@ -14,6 +11,9 @@ from doctor.reasoning.devices import (
     shares_by_host,
     uses_nccl,
 )
+from doctor.core.facts import EnvironmentFacts, TrainerFacts, TrainingFacts
+from doctor.testing.cases import healthy
+from doctor.testing.training_run import running
 
 
 def index_of(job, rank=0):

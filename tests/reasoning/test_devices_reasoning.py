@@ -6,27 +6,7 @@ import random
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.facts import (
-    EnvironmentFacts,
-    Gpu,
-    GpuFacts,
-    GpuProcess,
-    HostFacts,
-    KernelEvent,
-    KernelLogFacts,
-    LaunchFacts,
-    MigDevice,
-    Namespace,
-    ProcessFacts,
-    SlurmFacts,
-    SoftwareFacts,
-    TorchBuild,
-    TrainerFacts,
-    Variable,
-)
-from doctor.knowledge.xids import ACTIONS, xid
-from doctor.reasoning.devices import (
+from doctor.analysis.visible_devices import (
     backend_asked,
     bound_per_task,
     bus_key,
@@ -45,7 +25,27 @@ from doctor.reasoning.devices import (
     uses_nccl,
     visible_gpus,
 )
-from doctor.reasoning.xids import xids_of
+from doctor.analysis.xid_events import xids_of
+from doctor.core.facts import (
+    EnvironmentFacts,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    HostFacts,
+    KernelEvent,
+    KernelLogFacts,
+    LaunchFacts,
+    MigDevice,
+    Namespace,
+    ProcessFacts,
+    SlurmFacts,
+    SoftwareFacts,
+    TorchBuild,
+    TrainerFacts,
+    Variable,
+)
+from doctor.knowledge.xid_catalog import ACTIONS, xid
+from doctor.testing.cases import healthy
 from tests.lab.cases import each_case
 
 UUIDS = [

@@ -4,25 +4,25 @@ import sys
 
 import pytest
 
+from doctor.analysis.stats import baseline
 from doctor.api import (
-    Deviation,
-    Expectation,
+    BaselineDeviation,
+    BaselineDifference,
+    BaselineValue,
     GpuFacts,
     HostFacts,
-    Lack,
+    MissingReason,
     SoftwareFacts,
-    Unlike,
+    baseline_value,
+    baseline_values,
     describe,
-    expectation,
-    expectations,
     expected_value,
     healthy,
     split,
     split_groups,
     stands_alone,
 )
-from doctor.job import build_job
-from doctor.reasoning import expected
+from doctor.core.job import build_job
 
 
 def _python(software):
@@ -74,10 +74,10 @@ def test_what_is_not_there_is_a_value_on_both_sides():
         return software.version("deepspeed")
 
     job = healthy().expecting(healthy()).job()
-    assert expected_value(job, SoftwareFacts, version) == Expectation(None, "capture of node0")
+    assert expected_value(job, SoftwareFacts, version) == BaselineValue(None, "capture of node0")
 
 
-@pytest.mark.parametrize("lack", Lack)
+@pytest.mark.parametrize("lack", MissingReason)
 def test_a_section_that_the_capture_lacks_leaves_the_vote(lack):
     job = healthy().expecting(healthy(1, 1).drop(GpuFacts, lack)).job()
     assert expected_value(job, GpuFacts, lambda gpus: len(gpus.gpus)) is None
@@ -87,7 +87,7 @@ def test_a_value_that_the_ranks_of_the_capture_disagree_about_leaves_the_vote():
     sketch = _on((0, 1, 2), hosts=2).expecting(_on((1,), hosts=1))
     found = _split(sketch)
     assert (found.expected, found.odd) == (None, (3,))
-    told = expectations(
+    told = baseline_values(
         sketch.job(),
         lambda worked: ((name, getattr(one, name)) for one, _ in worked.each(SoftwareFacts) for name in _FIELDS),
     )
@@ -98,7 +98,7 @@ _FIELDS = ("python", "prefix", "implementation")
 
 
 def test_no_expectation():
-    assert expectation(healthy().job(), lambda worked: ["never asked"]) is None
+    assert baseline_value(healthy().job(), lambda worked: ["never asked"]) is None
     job = healthy().job()
     job.expected = build_job([])
     assert expected_value(job, SoftwareFacts, _python) is None
@@ -122,16 +122,16 @@ def test_the_words_say_where_it_is_from(hosts, captured, words):
 
 
 def test_ranks_that_are_grouped_already():
-    found = split_groups({9000: [0, 3], 1500: [1, 2, 4]}, expected=Expectation(9000, "capture of a"))
+    found = split_groups({9000: [0, 3], 1500: [1, 2, 4]}, expected=BaselineValue(9000, "capture of a"))
     assert (found.common.ranks, found.odd) == ((0, 3), (1, 2, 4))
-    assert found.unlike("MTU", str) == Unlike("MTU", "9000", "1500", "capture of a")
+    assert found.unlike("MTU", str) == BaselineDifference("MTU", "9000", "1500", "capture of a")
     assert split_groups({9000: [0, 3], 1500: [1, 2, 4]}).odd == (0, 3)
     assert split_groups({}).groups == ()
 
 
 def test_a_deviation_in_words_and_as_data():
-    rows = tuple(Unlike(f"part {number}", "1", "2", "capture of a") for number in range(6))
-    told = Deviation(rows, drifted=False)
+    rows = tuple(BaselineDifference(f"part {number}", "1", "2", "capture of a") for number in range(6))
+    told = BaselineDeviation(rows, drifted=False)
     assert told.summary == (
         "part 0, part 1, part 2, part 3 and 2 more: expected 1, 1, 1, 1 and 2 more (capture of a), "
         "found 2, 2, 2, 2 and 2 more"
@@ -149,7 +149,7 @@ def test_a_deviation_in_words_and_as_data():
     ("sketch", "known", "alone"),
     [
         (healthy(1, 1), [None], True),
-        (healthy(1, 1), [None, Expectation("x", "capture of a")], False),
+        (healthy(1, 1), [None, BaselineValue("x", "capture of a")], False),
         (healthy(1, 2), [None], False),
         (healthy(2, 1).only((0,)), [None], False),
         (healthy(2, 1).only((0,), absent=(1,)), [None], False),
@@ -174,7 +174,7 @@ def test_a_large_capture_of_one_image_costs_no_more_than_a_small_one():
 
         def trace(frame, event, _):
             nonlocal count
-            count += event == "call" and frame.f_code.co_filename in (__file__, expected.__file__)
+            count += event == "call" and frame.f_code.co_filename in (__file__, baseline.__file__)
 
         sys.setprofile(trace)
         try:

@@ -11,11 +11,11 @@ from msgspec import structs
 from doctor.api import (
     Collective,
     EpochEnd,
+    Fails,
     LoaderFacts,
     ProgressFacts,
     RecorderFacts,
     Severity,
-    Sick,
     Status,
     diagnose_stall,
     package_frame,
@@ -31,9 +31,9 @@ from doctor.api import (
     with_loader,
     without_recorders,
 )
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job, primary_of
-from doctor.facts import Lack
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job, primary_of
+from doctor.core.facts import MissingReason
 from tests.lab.cases import each_case
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
@@ -53,7 +53,7 @@ def told(sketch):
 
 
 def results_of(sketch, checks=CHECKS):
-    results = examine_job(sketch.job(), Catalog(tuple(checks)))
+    results = examine_job(sketch.job(), CheckRegistry(tuple(checks)))
     assert not [result.reason for result in results if result.status is Status.CRASH]
     return results
 
@@ -67,7 +67,7 @@ def test_no_two_checks_speak_of_one_stall(check, case):
         # Logs tell of symptoms too; what explains them is one finding.
         if finding.severity is not Severity.INFO and not (case.sketch.evidence and finding.explained_by)
     ]
-    if isinstance(case, Sick):
+    if isinstance(case, Fails):
         assert [name for name, _ in loud] == [check.id], loud
     else:
         assert len(loud) <= 1, loud
@@ -349,7 +349,7 @@ def test_backward_alone_is_no_proof_of_a_wait():
 
 def test_some_recorders_are_enough():
     sketch = with_late_ranks(stalled(1, 4), (2,), SLEEPS, point="step")
-    assert told(sketch.drop(RecorderFacts, Lack.HIDDEN, "off", ranks=(1, 2))) == ("elsewhere", (2,))
+    assert told(sketch.drop(RecorderFacts, MissingReason.HIDDEN, "off", ranks=(1, 2))) == ("elsewhere", (2,))
 
 
 def test_where_it_can_not_be_told_the_checks_say_so():

@@ -2,8 +2,16 @@
 
 import pytest
 
+from doctor.analysis.call_sites import (
+    condition_of,
+    is_in_backward,
+    local_work_of,
+    own_line,
+    site_key,
+    site_of,
+    waits_in,
+)
 from doctor.api import Collective, Frame, package_frame, user_frame
-from doctor.reasoning.calls import business_of, condition_of, is_in_backward, own_line, site_key, site_of, waits_in
 from tests.lab.cases import each_case
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -134,24 +142,24 @@ def test_backward_waits_or_works():
     ],
 )
 def test_what_a_rank_is_busy_with(stack, point, kind, line):
-    business = business_of(stack, point)
+    business = local_work_of(stack, point)
     assert business.kind == kind
     assert (business.frame.line if business.frame else None) == line
 
 
 @pytest.mark.parametrize("name", ["token_mixing", "checkpointed_forward", "load_balancing_loss", "saved_tensors"])
 def test_names_that_only_sound_like_it(name):
-    assert business_of((user_frame(58), user_frame(70, name)), "step") is None
+    assert local_work_of((user_frame(58), user_frame(70, name)), "step") is None
 
 
 def test_a_compiled_model_is_not_being_compiled():
     compiled = package_frame("torch/_dynamo/eval_frame.py", 1, "_fn")
-    assert business_of((user_frame(58), compiled, user_frame(70)), "forward") is None
+    assert local_work_of((user_frame(58), compiled, user_frame(70)), "forward") is None
 
 
 def test_a_line_of_the_step_is_no_business():
-    assert business_of((user_frame(58),), "step") is None
-    assert business_of((), "backward") is None
+    assert local_work_of((user_frame(58),), "step") is None
+    assert local_work_of((), "backward") is None
 
 
 def test_keys_are_of_the_place_and_not_of_what_is_kept_of_the_stack():

@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
-from doctor.facts import SECTIONS, Missing, RecorderFacts
-from doctor.finding import Status
-from doctor.job import Job, Member, build_job
-from doctor.result import ReportFinding
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.core.facts import SECTIONS, Missing, RecorderFacts
+from doctor.core.finding import Status
+from doctor.core.job import Job, Member, build_job
+from doctor.core.report_document import ReportFinding
 
 pytest.importorskip("torch")
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
-CHECKS = Catalog(tuple(check for check in builtin_checks() if check.id in IDS))
+CHECKS = CheckRegistry(tuple(check for check in builtin_checks() if check.id in IDS))
 SCENE = Path(__file__).with_name("hanging.py")
 
 EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from doctor.api import Collective, ProcessGroup, ProgressFacts, RecorderFacts, diagnose_stall
-from doctor.facts import Failure, Frame
-from doctor.job import Member, build_job
-from doctor.postmortem.recorder_files import read_dumps
+from doctor.core.facts import Failure, Frame
+from doctor.core.job import Member, build_job
+from doctor.postmortem.flight_recorder.dumps import read_dumps
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 NOON = 1_760_000_000.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from doctor.job import Member, build_job
-from doctor.reasoning.hang import diagnose_stall
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.core.job import Member, build_job
 from tests.reasoning.simulated import SimulatedJob
 
 SEEDS = range(15)

@@ -2,11 +2,11 @@
 
 import pytest
 
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.rank_state import JobState
+from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.api import Collective, ProcessGroup, ProgressFacts, RecorderFacts
-from doctor.job import Member, build_job
-from doctor.reasoning.hang import diagnose_stall
-from doctor.reasoning.standing import Scene
-from doctor.reasoning.waits import Meeting, missing_from, roots_of, strong_components, wait_graph
+from doctor.core.job import Member, build_job
 
 
 def job_of(recorders, world=None, **progress):
@@ -32,7 +32,7 @@ def transfer(operation, peer, group="p", number=1):
 
 
 def roots(job):
-    return [(root.ranks, root.is_cycle) for root in roots_of(Scene(job))]
+    return [(root.ranks, root.is_cycle) for root in roots_of(JobState(job))]
 
 
 ALL = (("0", (0, 1, 2, 3)),)
@@ -41,7 +41,7 @@ ALL = (("0", (0, 1, 2, 3)),)
 def test_whoever_has_not_entered_is_the_root():
     job = job_of([recorder(("0", 7), groups=ALL)] * 3 + [recorder(groups=ALL)])
     assert roots(job) == [((3,), False)]
-    assert missing_from(Scene(job), Meeting("0", 7)) == [3]
+    assert missing_from(JobState(job), CollectiveNode("0", 7)) == [3]
 
 
 def test_a_chain_leads_to_its_end():
@@ -117,7 +117,7 @@ def test_a_counter_that_counts_transfers_along_is_not_believed():
     mixed = RecorderFacts(
         groups=(ProcessGroup("p", "", (0, 1), enqueued=900),), collectives=(transfer("recv", 0, number=900),)
     )
-    assert missing_from(Scene(job_of([waiting, mixed])), Meeting("p", 7)) == [1]
+    assert missing_from(JobState(job_of([waiting, mixed])), CollectiveNode("p", 7)) == [1]
 
 
 def test_who_waits_for_a_moment_does_not_wait():
@@ -142,7 +142,7 @@ def test_the_graph_grows_with_the_ranks_and_not_with_their_pairs():
     world = 1024
     groups = (("0", tuple(range(world))),)
     job = job_of([recorder(("0", 7), groups=groups)] * (world // 2) + [recorder(groups=groups)] * (world // 2))
-    graph = wait_graph(Scene(job))
+    graph = wait_graph(JobState(job))
     assert sum(map(len, graph.values())) == world
     assert len(roots(job)) == world // 2
 

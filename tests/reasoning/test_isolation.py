@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from doctor.reasoning.isolation import Isolation, Reading, confirming, isolate, rounds
-from doctor.reasoning.isolation_noise import Noise
-from doctor.reasoning.isolation_rounds import rounds_to_confirm
+from doctor.analysis.fabric.localization.localizer import BandwidthReading, Localization, confirming, localize, rounds
+from doctor.analysis.fabric.localization.noise_model import NoiseModel
+from doctor.analysis.fabric.localization.pairing_rounds import rounds_to_confirm
 
 USUAL = 1e9
 
@@ -20,26 +20,26 @@ class Network:
     def __init__(self, count, share=lambda source, target: 1.0, *, noise=0.05, seed=0):
         self.count, self.share, self.noise = count, share, noise
         self.chance = random.Random(seed)
-        self.readings: list[Reading] = []
+        self.readings: list[BandwidthReading] = []
         self.played = 0
 
     def play(self, pairs, confirms=False):
         for pair in pairs:
             for source, target in (pair, pair[::-1]):
                 share = self.share(source, target) * math.exp(self.chance.gauss(0, self.noise))
-                self.readings.append(Reading(source, target, USUAL * share, self.played, confirms))
+                self.readings.append(BandwidthReading(source, target, USUAL * share, self.played, confirms))
         self.played += 1
 
-    def first(self) -> Isolation:
+    def first(self) -> Localization:
         for pairs in rounds(self.count):
             self.play(pairs)
-        return isolate(self.readings, self.count)
+        return localize(self.readings, self.count)
 
-    def final(self) -> Isolation:
+    def final(self) -> Localization:
         found = self.first()
         while planned := confirming(found, self.readings, self.count):
             self.play(planned[0], confirms=True)
-            found = isolate(self.readings, self.count)
+            found = localize(self.readings, self.count)
         return found
 
 
@@ -113,7 +113,7 @@ def test_a_rack_of_any_size(count, start, end):
 def test_a_known_group_that_is_no_run():
     network = Network(32, boundary({*range(0, 32, 2)}))
     network.first()
-    found = isolate(network.readings, 32, groups=(frozenset(range(0, 32, 2)), frozenset(range(1, 32, 2))))
+    found = localize(network.readings, 32, groups=(frozenset(range(0, 32, 2)), frozenset(range(1, 32, 2))))
     assert likely(found) == {("boundary", tuple(range(0, 32, 2)))}
 
 
@@ -186,7 +186,7 @@ def moments(*slow):
     chance = random.Random(4)
     met = [*enumerate(rounds(8)), *((7 + turn, ((turn, 6),)) for turn in range(4))]
     return [
-        Reading(source, target, USUAL * factor * math.exp(chance.gauss(0, 0.05)), turn, turn > 6)
+        BandwidthReading(source, target, USUAL * factor * math.exp(chance.gauss(0, 0.05)), turn, turn > 6)
         for turn, pairs in met
         for pair in pairs
         for source, target in (pair, pair[::-1])
@@ -201,7 +201,7 @@ def met_in(turn, host):
 
 def test_a_host_that_is_slow_in_less_than_half_of_its_rounds():
     slow = [met_in(1, 6), met_in(3, 6), met_in(4, 6), (8, (1, 6)), (10, (3, 6))]
-    [suspect] = isolate(moments(*slow), 8).suspects
+    [suspect] = localize(moments(*slow), 8).suspects
     assert (suspect.members, suspect.intermittent) == ((6,), True)
     assert suspect.confidence > 0.5
 
@@ -209,7 +209,7 @@ def test_a_host_that_is_slow_in_less_than_half_of_its_rounds():
 def test_as_many_slow_moments_as_others_have_are_chance():
     slow = [met_in(1, 6), met_in(3, 6), met_in(4, 6), (8, (1, 6)), (10, (3, 6))]
     others = [(turn, pair) for turn in range(7) for pair in rounds(8)[turn][turn % 2 :: 2] if 6 not in pair]
-    assert likely(isolate(moments(*slow, *others), 8)) == set()
+    assert likely(localize(moments(*slow, *others), 8)) == set()
 
 
 def test_two_hosts_cant_tell_who_it_is():
@@ -218,8 +218,8 @@ def test_two_hosts_cant_tell_who_it_is():
 
 
 def test_nothing_measured_nothing_said():
-    assert isolate((), 8) == Isolation(0.0, 0.0, ())
-    assert isolate([Reading(0, 1, 0.0, 0)], 2).suspects == ()
+    assert localize((), 8) == Localization(0.0, 0.0, ())
+    assert localize([BandwidthReading(0, 1, 0.0, 0)], 2).suspects == ()
 
 
 def test_the_order_of_readings_does_not_matter():
@@ -227,11 +227,11 @@ def test_the_order_of_readings_does_not_matter():
     found = network.first()
     mixed = list(network.readings)
     random.Random(1).shuffle(mixed)
-    again = isolate(mixed, 33)
+    again = localize(mixed, 33)
     assert likely(again) == likely(found)
     assert again.typical == pytest.approx(found.typical)
-    assert isolate(network.readings, 33) == found
-    assert hash(found) == hash(isolate(network.readings, 33))
+    assert localize(network.readings, 33) == found
+    assert hash(found) == hash(localize(network.readings, 33))
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_the_work_grows_with_the_readings(slow, monkeypatch):
     """Each reading is weighed a few dozen times at most, not once for every host."""
     network = Network(512, slow, noise=0.2)
     weighed = 0
-    weigh = Noise.log_density
+    weigh = NoiseModel.log_density
 
     def counted(noise, ahead, back):
         nonlocal weighed
         weighed += 1
         return weigh(noise, ahead, back)
 
-    monkeypatch.setattr(Noise, "log_density", counted)
+    monkeypatch.setattr(NoiseModel, "log_density", counted)
     assert len(network.first().suspects) >= 1
     assert weighed < 60 * len(network.readings)

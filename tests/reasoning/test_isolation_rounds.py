@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor.reasoning.isolation import rounds
-from doctor.reasoning.isolation_rounds import ALL_PAIRS_UP_TO, FEWEST_ROUNDS, rounds_to_confirm
+from doctor.analysis.fabric.localization.localizer import rounds
+from doctor.analysis.fabric.localization.pairing_rounds import ALL_PAIRS_UP_TO, FEWEST_ROUNDS, rounds_to_confirm
 
 
 @settings(deadline=None, max_examples=30)

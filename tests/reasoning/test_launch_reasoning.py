@@ -2,9 +2,7 @@
 
 import pytest
 
-from doctor.cases import healthy
-from doctor.facts import Claim, LaunchFacts, SlurmFacts, Variable
-from doctor.reasoning.launch import (
+from doctor.analysis.launch_origin import (
     absent_by_host,
     direct_launch,
     expand_hosts,
@@ -16,6 +14,8 @@ from doctor.reasoning.launch import (
     starts_tasks_unlaunched,
     whole_number,
 )
+from doctor.core.facts import Claim, LaunchFacts, SlurmFacts, Variable
+from doctor.testing.cases import healthy
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
 

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
+from doctor.analysis.stats import majority
 from doctor.api import (
     GpuFacts,
     HostFacts,
-    Lack,
+    MissingReason,
     SlurmFacts,
     SoftwareFacts,
     correlates,
@@ -15,7 +16,6 @@ from doctor.api import (
     healthy,
     split,
 )
-from doctor.reasoning import minority
 
 
 def _torch(software):
@@ -57,7 +57,7 @@ def test_of_many_ranks_it_is_said_how_many():
 
 def test_ranks_behind_what_was_split_and_values_of_several_parts():
     """Seats of the data, say, that two ranks share; a part that is not known is no word."""
-    found = minority.split_groups({(1000, None): [0], (1001, 7): [1]})
+    found = majority.split_groups({(1000, None): [0], (1001, 7): [1]})
     assert describe(found, lambda seats: tuple(2 * seat for seat in seats)) == "rank 0: 1000; rank 2: 1001 7"
 
 
@@ -68,7 +68,7 @@ def test_what_is_absent_is_a_value():
     assert describe(result) == "ranks 0, 2: 1; rank 1: none"
 
 
-@pytest.mark.parametrize("lack", [Lack.HIDDEN, Lack.FAILED, Lack.TIMEOUT])
+@pytest.mark.parametrize("lack", [MissingReason.HIDDEN, MissingReason.FAILED, MissingReason.TIMEOUT])
 def test_what_could_not_be_seen_is_no_value(lack):
     job = healthy(hosts=3, per_host=1).drop(GpuFacts, lack, hosts=("node1",)).job()
     result = split(job, GpuFacts, lambda gpus: len(gpus.gpus))
@@ -136,7 +136,7 @@ def test_work_does_not_grow_with_the_number_of_groups():
 
         def trace(frame, event, _):
             nonlocal count
-            count += event == "call" and frame.f_code.co_filename == minority.__file__
+            count += event == "call" and frame.f_code.co_filename == majority.__file__
 
         sys.setprofile(trace)
         try:

@@ -2,7 +2,21 @@
 
 import pytest
 
-from doctor.facts import (
+from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
+from doctor.analysis.interface_choice import (
+    data_goes_by_sockets,
+    export_line,
+    gid_index,
+    gloo_endpoints,
+    good_interfaces,
+    hosts_text,
+    nccl_endpoints,
+    nccl_rdma_ports,
+    release_of,
+    routed_ranges,
+    what_forces_sockets,
+)
+from doctor.core.facts import (
     Address,
     EnvironmentFacts,
     Gid,
@@ -19,20 +33,6 @@ from doctor.facts import (
     Setting,
     Variable,
 )
-from doctor.reasoning.network import (
-    data_goes_by_sockets,
-    export_line,
-    gid_index,
-    gloo_endpoints,
-    good_interfaces,
-    hosts_text,
-    nccl_endpoints,
-    nccl_rdma_ports,
-    release_of,
-    routed_ranges,
-    what_forces_sockets,
-)
-from doctor.reasoning.paths import MeasuredPath, slow_paths
 
 
 def _interface(name, *addresses, kind="ethernet", **more):

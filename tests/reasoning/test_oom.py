@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doctor.reasoning.oom import Shortage, cause_of, parse_oom
+from doctor.analysis.logs.oom_message import OomMessage, cause_of, parse_oom
 from tests.lab.cases import each_case
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -81,7 +81,7 @@ def test_a_message_that_is_broken_over_lines():
     ],
 )
 def test_a_message_without_numbers(text):
-    assert parse_oom(text) == Shortage()
+    assert parse_oom(text) == OomMessage()
     assert cause_of(parse_oom(text)) == "unknown"
 
 

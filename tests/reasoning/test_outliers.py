@@ -4,19 +4,19 @@ from statistics import median
 
 import pytest
 
-from doctor.reasoning.outliers import Others, outliers
+from doctor.analysis.stats.outliers import PeerValues, outliers
 
 
 @pytest.mark.parametrize("values", [[1, 5], [1, 5, 9], [3, 3, 3, 8], [2, 7, 1, 8, 2, 8], list(range(40))])
 def test_the_median_of_the_others_is_theirs(values):
-    peers = Others(values)
+    peers = PeerValues(values)
     for place, value in enumerate(values):
         assert peers.median(value) == median(values[:place] + values[place + 1 :])
 
 
 def test_nobody_is_compared_with_himself():
-    assert Others([4.0]).median(4.0) == 4.0
-    assert Others([4.0]).spread(4.0) == 0.0
+    assert PeerValues([4.0]).median(4.0) == 4.0
+    assert PeerValues([4.0]).spread(4.0) == 0.0
     assert outliers({3: 4.0}, share=0.1) == ()
 
 

@@ -2,10 +2,8 @@
 
 import pytest
 
-from doctor.cases_in_run import running
-from doctor.cases_of_loaders import in_a_loop
-from doctor.facts import ModelFacts, StepFacts, TrainingFacts, Window
-from doctor.reasoning.pace import (
+from doctor.analysis.stats.rank_roles import replicas_in, same_role, uses_lightning
+from doctor.analysis.stats.step_times import (
     common_windows,
     long_time,
     milliseconds,
@@ -15,7 +13,9 @@ from doctor.reasoning.pace import (
     typical_parts,
     typical_total,
 )
-from doctor.reasoning.roles import replicas_in, same_role, uses_lightning
+from doctor.core.facts import ModelFacts, StepFacts, TrainingFacts, Window
+from doctor.testing.loader_cases import in_a_loop
+from doctor.testing.training_run import running
 
 
 def windows(count, first=0, total=0.5, **parts):

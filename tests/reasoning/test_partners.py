@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doctor.reasoning.partners import NOBODY, TURNS, Seat, partners_of
+from doctor.analysis.fabric.pairing import NO_PARTNER, TURNS, RankSlot, partners_of
 
 
-def seats_of(*counts: int) -> list[Seat]:
+def seats_of(*counts: int) -> list[RankSlot]:
     """Hosts with so many ranks each."""
-    return [Seat(host, place) for host, count in enumerate(counts) for place in range(count)]
+    return [RankSlot(host, place) for host, count in enumerate(counts) for place in range(count)]
 
 
 def met(partners: tuple[int, ...]) -> set[int]:
-    return {one for one in partners if one != NOBODY}
+    return {one for one in partners if one != NO_PARTNER}
 
 
 @given(st.sets(st.tuples(st.integers(0, 9), st.integers(0, 7)), max_size=60))
 def test_two_of_a_round_meet_each_other_alone(sitting: set[tuple[int, int]]) -> None:
-    partners = partners_of([Seat(*one) for one in sorted(sitting)])
+    partners = partners_of([RankSlot(*one) for one in sorted(sitting)])
     assert len({len(own) for own in partners}) <= 1
     for number, own in enumerate(partners):
         for turn, partner in enumerate(own):
-            assert partner == NOBODY or (partner != number and partners[partner][turn] == number)
+            assert partner == NO_PARTNER or (partner != number and partners[partner][turn] == number)
 
 
 @pytest.mark.parametrize("per_host", [1, 2, 4])
@@ -40,7 +40,7 @@ def test_few_hosts_meet_on_each_rail_and_within(per_host: int) -> None:
 
 def test_each_pair_meets_again() -> None:
     own = partners_of(seats_of(2, 2))[0]
-    assert sorted(one for one in own if one != NOBODY) == sorted([1, 2] * TURNS)
+    assert sorted(one for one in own if one != NO_PARTNER) == sorted([1, 2] * TURNS)
 
 
 def test_a_host_with_another_number_of_ranks_keeps_to_itself() -> None:
@@ -50,12 +50,12 @@ def test_a_host_with_another_number_of_ranks_keeps_to_itself() -> None:
 
 
 def test_a_rank_that_does_not_take_part_leaves_its_place_free() -> None:
-    seats = [one for one in seats_of(3, 3, 3) if one != Seat(1, 0)]
+    seats = [one for one in seats_of(3, 3, 3) if one != RankSlot(1, 0)]
     partners = {seats[number]: {seats[one] for one in met(own)} for number, own in enumerate(partners_of(seats))}
-    assert partners[Seat(0, 2)] == {Seat(0, 0), Seat(0, 1), Seat(2, 2)}
-    assert partners[Seat(1, 2)] == {Seat(1, 1)}
+    assert partners[RankSlot(0, 2)] == {RankSlot(0, 0), RankSlot(0, 1), RankSlot(2, 2)}
+    assert partners[RankSlot(1, 2)] == {RankSlot(1, 1)}
 
 
-@pytest.mark.parametrize("seats", [[], [Seat(7, 0)]])
-def test_nobody_to_meet(seats: list[Seat]) -> None:
+@pytest.mark.parametrize("seats", [[], [RankSlot(7, 0)]])
+def test_nobody_to_meet(seats: list[RankSlot]) -> None:
     assert [met(own) for own in partners_of(seats)] == [set()] * len(seats)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from doctor.analysis.fabric.peak_bandwidth import interface_rates, pcie_rate
 from doctor.api import (
-    Bandwidths,
     CollectiveFacts,
     DeviceSpeed,
     DeviceSpeedFacts,
     GpuFacts,
+    HostBandwidths,
     HostFacts,
     InterfaceFacts,
-    Lack,
+    MissingReason,
     NcclFacts,
     NcclPlugin,
     RdmaFacts,
@@ -27,9 +28,8 @@ from doctor.api import (
     paths_below,
     transferred,
 )
-from doctor.catalog import Catalog, builtin_checks
-from doctor.examining import examine_job
-from doctor.reasoning.roofline import interface_rates, pcie_rate
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
 
 SHARE = 0.2
 INFINIBAND, ETHERNET = 50e9, 12.5e9
@@ -80,7 +80,7 @@ def test_one_way_alone_tells_nothing() -> None:
     job = transferred(2, usual=1e6).job()
     known = bandwidths(job)
     assert paths_below(job, known, SHARE) is not None
-    assert paths_below(job, Bandwidths(known.hosts, known.readings[:1], ()), SHARE) is None
+    assert paths_below(job, HostBandwidths(known.hosts, known.readings[:1], ()), SHARE) is None
 
 
 @pytest.mark.parametrize("speed", [None, 0, -1])
@@ -189,7 +189,7 @@ def test_a_port_without_a_rate(rate: float | None) -> None:
 def test_what_is_hidden_is_not_judged() -> None:
     slow = met(0.01)
     assert messages_below(slow.job(), SHARE) is not None
-    assert messages_below(slow.drop(RdmaFacts, Lack.HIDDEN).job(), SHARE) is None
+    assert messages_below(slow.drop(RdmaFacts, MissingReason.HIDDEN).job(), SHARE) is None
     assert messages_below(slow.drop(NcclFacts).job(), SHARE) is None
     without = slow.drop(RdmaFacts)
     assert messages_below(without.job(), SHARE) is not None
@@ -233,7 +233,7 @@ def test_messages_that_are_mostly_latency_tell_nothing(change: dict[str, float],
 
 def judged(sketch):
     check = next(check for check in builtin_checks() if check.id == "NET014")
-    (result,) = examine_job(sketch.job(), Catalog((check,)))
+    (result,) = examine_job(sketch.job(), CheckRegistry((check,)))
     return result
 
 

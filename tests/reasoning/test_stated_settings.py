@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from doctor.cases import healthy
-from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SoftwareFacts
-from doctor.reasoning.settings import group_alike, only_nccl, only_torch, stated_settings
+from doctor.analysis.effective_settings import effective_settings, group_by_value, only_nccl, only_torch
+from doctor.core.facts import EnvironmentFacts, NcclFacts, Setting, SoftwareFacts
+from doctor.testing.cases import healthy
 
 FILE = Setting("NCCL_DEBUG", "INFO", "system file", "/etc/nccl.conf", 4)
 
 
 def test_environment_and_files_together() -> None:
     job = healthy(2, 2).environ(ranks=(1, 2), NCCL_ALGO="Ring").alter(NcclFacts, ranks=(3,), settings=(FILE,)).job()
-    found = {stated.setting.name: stated for stated in stated_settings(job)}
+    found = {stated.setting.name: stated for stated in effective_settings(job)}
     assert found["NCCL_ALGO"].ranks == (1, 2)
     assert found["NCCL_ALGO"].origin == "environment"
     assert found["NCCL_DEBUG"].ranks == (3,)
     assert found["NCCL_DEBUG"].origin == "/etc/nccl.conf:4"
     assert found["OMP_NUM_THREADS"].ranks == (0, 1, 2, 3)
-    assert stated_settings(job) is stated_settings(job)
+    assert effective_settings(job) is effective_settings(job)
 
 
 def test_group_alike_orders_by_lowest_rank() -> None:
     job = healthy(2, 2).environ(ranks=(0, 3), CUDA_LAUNCH_BLOCKING="1").job()
-    groups = group_alike(job, EnvironmentFacts, lambda environment, _: environment.get("CUDA_LAUNCH_BLOCKING"))
+    groups = group_by_value(job, EnvironmentFacts, lambda environment, _: environment.get("CUDA_LAUNCH_BLOCKING"))
     assert [(group.value, group.ranks) for group in groups] == [("1", (0, 3)), (None, (1, 2))]
 
 

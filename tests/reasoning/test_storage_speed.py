@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from doctor.analysis.storage_speed import split_directories
 from doctor.api import StorageReading, StorageSpeedFacts, healthy
-from doctor.reasoning.storage_speed import directories_apart
 
 PATH = "/data/runs"
 
@@ -18,7 +18,7 @@ def blamed(hosts: int, looks: dict[tuple[int, int], str]) -> tuple[int, ...]:
             StorageReading(PATH, f"node{writer}", outcome) for (who, writer), outcome in looks.items() if who == reader
         )
         sketch = sketch.put(StorageSpeedFacts(readings=own), hosts=(f"node{reader}",))
-    return next((apart.places for apart in directories_apart(sketch.job())), ())
+    return next((apart.places for apart in split_directories(sketch.job())), ())
 
 
 def ring(hosts: int, group: list[int]) -> dict[tuple[int, int], str]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from doctor.reasoning.trend import change_of_level, reach, steady_rise, theil_sen, thinned
+from doctor.analysis.stats.trend import change_of_level, reach, steady_rise, theil_sen, thinned
 
 
 def noisy(height, count=40, noise=0.02, seed=7):

@@ -7,9 +7,9 @@ import msgspec
 
 from doctor.api import (
     MemorySample,
-    Moment,
     PathFacts,
     PathSample,
+    PointInTime,
     ProgressFacts,
     Reach,
     ReachFacts,
@@ -22,8 +22,8 @@ from doctor.api import (
     user_frame,
     with_late_ranks,
 )
-from doctor.cases import GIB
-from doctor.cases_in_run import NOON
+from doctor.testing.cases import GIB
+from doctor.testing.training_run import NOON
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> </script><!-- "
@@ -51,7 +51,7 @@ def moments(numbers):
     at, passed = NOON - IDLE - 20, []
     for batch in range(33, 41):
         for point, seconds in (("data", 0.2), ("step", 0.6), ("backward", 1.2), ("optimizer", 0.3)):
-            passed.append(Moment("train", point, batch, at))
+            passed.append(PointInTime("train", point, batch, at))
             at += seconds * (1 + 0.1 * numbers.random())
     return tuple(moment for moment in passed if moment.at < NOON - IDLE)
 

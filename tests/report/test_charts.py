@@ -6,7 +6,7 @@ import pytest
 
 from doctor.api import (
     Event,
-    Evidence,
+    LogEvidence,
     LogFile,
     MemorySample,
     PathFacts,
@@ -28,14 +28,14 @@ from doctor.api import (
     user_frame,
     with_failure,
 )
-from doctor.cases_in_run import NOON
-from doctor.report import charts_numbers
-from doctor.report.charts import timeline_of
-from doctor.report.charts_data import chart_data
-from doctor.report.charts_lanes import MOST_LANES, MOST_MESSAGES
-from doctor.report.charts_numbers import ALL_POINTS, memory_of, pairs_of
-from doctor.report.ranks import rank_rows, used_columns
+from doctor.report.html.charts import memory_and_pairs
+from doctor.report.html.charts.chart_data import chart_data
+from doctor.report.html.charts.lanes import MOST_LANES, MOST_MESSAGES
+from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pairs_of
+from doctor.report.html.charts.rank_timeline import timeline_of
+from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine
+from doctor.testing.training_run import NOON
 from tests.report.pages import IDLE, logged_job, stalled_job
 
 
@@ -49,7 +49,7 @@ def said(at, rank, *, line=1, kind="x.y", host=None, text="words"):
 
 def with_events(*events, hosts=1, per_host=2, files=()):
     job = healthy(hosts, per_host).job()
-    job.evidence = Evidence(events=events, files=files)
+    job.evidence = LogEvidence(events=events, files=files)
     return job
 
 
@@ -247,7 +247,7 @@ def test_without_probes_there_are_no_pairs():
 
 
 def test_of_many_hosts_as_many_are_drawn_as_fit(monkeypatch):
-    monkeypatch.setattr(charts_numbers, "MOST_HOSTS", 3)
+    monkeypatch.setattr(memory_and_pairs, "MOST_HOSTS", 3)
     sketch = healthy(5, 1)
     for host in range(5):
         paths = tuple(PathSample(f"node{peer}", round_trip=0.001) for peer in range(5) if peer != host)

@@ -3,31 +3,31 @@ import io
 import msgspec
 import pytest
 
-from doctor.catalog import load_catalog
-from doctor.estimate.answer import estimate_of
-from doctor.estimate.devices import Offer
-from doctor.estimate.judging import report_of
-from doctor.estimate.plan import Loading, Measured, Parts, Plan, Traced
-from doctor.report.estimate import draw_estimate
-from doctor.report.estimate_markdown import render_estimate_markdown
-from doctor.report.estimate_words import conclusion, github_notice, part_rows
-from doctor.report.machine import render_github, render_json, render_junit
+from doctor.core.check_registry import load_registry
+from doctor.core.settings import Settings
+from doctor.estimate.data_model import LoaderUse, MeasuredThroughput, MemoryBreakdown, TracedStep, TrainingPlan
+from doctor.estimate.device_budget import DeviceBudget
+from doctor.estimate.estimator import estimate_of
+from doctor.estimate.evaluation import report_of
+from doctor.report.estimate.markdown import render_estimate_markdown
+from doctor.report.estimate.terminal import draw_estimate
+from doctor.report.estimate.wording import conclusion, github_notice, part_rows
+from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.terminal import make_console
-from doctor.settings import Settings
 
 MIB, GIB = 1 << 20, 1 << 30
-OFFER = Offer(memory=80 * GIB, name="H100 80GB", capability="9.0")
+OFFER = DeviceBudget(memory=80 * GIB, name="H100 80GB", capability="9.0")
 
 
 def traced(plan):
     batch = plan.batch_size or 16
-    parts = Parts(
+    parts = MemoryBreakdown(
         parameters=4 * GIB,
         gradients=4 * GIB,
         optimizer=8 * GIB,
         activations=batch * (200 if plan.checkpointing else 700) * MIB,
     )
-    return Traced(
+    return TracedStep(
         plan=plan,
         parts=parts,
         moment="backward",
@@ -41,9 +41,11 @@ def traced(plan):
 
 
 def answered(plan=None, offer=OFFER, **changes):
-    estimate = estimate_of(traced, Loading(workers=2), plan or Plan(strategy="ddp", devices=8), offer, seconds=99)
+    estimate = estimate_of(
+        traced, LoaderUse(workers=2), plan or TrainingPlan(strategy="ddp", devices=8), offer, seconds=99
+    )
     estimate = msgspec.structs.replace(estimate, **changes)
-    return report_of(estimate, offer, load_catalog(guests=False), Settings(), started=0.0), estimate
+    return report_of(estimate, offer, load_registry(guests=False), Settings(), started=0.0), estimate
 
 
 def text_of(answer, width=100, **options):
@@ -60,7 +62,7 @@ def test_the_first_lines_are_the_answer():
 
 
 def test_what_does_not_fit_says_by_how_much_and_shows_the_finding():
-    text = text_of(answered(Plan(batch_size=128)))
+    text = text_of(answered(TrainingPlan(batch_size=128)))
     assert "It does not fit: a rank takes 104 GiB, 24.4 GiB more than the 80 GiB that there are." in text
     assert "✗ error   MEM005 predicted-peak-too-large" in text
     assert "activation checkpointing" in text
@@ -68,15 +70,19 @@ def test_what_does_not_fit_says_by_how_much_and_shows_the_finding():
 
 def test_a_batch_above_the_safe_one_is_called_tight():
     _, estimate = answered()
-    text = text_of(answered(Plan(strategy="ddp", devices=8, batch_size=estimate.largest_batch)))
+    text = text_of(answered(TrainingPlan(strategy="ddp", devices=8, batch_size=estimate.largest_batch)))
     assert "It fits, but tightly" in text
-    safe = Plan(strategy="ddp", devices=8, batch_size=estimate.safe_batch)
+    safe = TrainingPlan(strategy="ddp", devices=8, batch_size=estimate.safe_batch)
     assert "It fits: " in text_of(answered(safe))
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 100, 160])
 def test_no_line_is_wider_than_the_terminal(width):
-    plans = (Plan(strategy="ddp", devices=8), Plan(batch_size=128), Plan(ranks_per_device=2, strategy="ddp"))
+    plans = (
+        TrainingPlan(strategy="ddp", devices=8),
+        TrainingPlan(batch_size=128),
+        TrainingPlan(ranks_per_device=2, strategy="ddp"),
+    )
     for plan in plans:
         text = text_of(answered(plan, measured=MEASURED), width=width)
         assert max(map(len, text.splitlines())) <= width
@@ -97,7 +103,7 @@ def test_quiet_is_short_and_verbose_tells_of_every_check():
 
 
 def test_what_could_not_be_judged_is_said_with_the_way_to_see_it():
-    text = " ".join(text_of(answered(offer=Offer())).split())
+    text = " ".join(text_of(answered(offer=DeviceBudget())).split())
     assert "Not judged: GPU007, MEM005: nobody said how much memory a device has" in text
     assert "--device" in text
 
@@ -114,8 +120,8 @@ def test_names_can_not_steer_the_terminal():
 
 
 def way(name, ratio, spread, peak=GIB, ranks=1, error=""):
-    plan = Plan(ranks_per_device=ranks)
-    return Measured(
+    plan = TrainingPlan(ranks_per_device=ranks)
+    return MeasuredThroughput(
         name=name,
         plan=plan,
         ratio=ratio,
@@ -155,7 +161,7 @@ def test_the_twins_of_that_conclusion():
 
 
 def test_markdown_is_a_page_with_tables():
-    page = render_estimate_markdown(*answered(Plan(batch_size=128), measured=MEASURED))
+    page = render_estimate_markdown(*answered(TrainingPlan(batch_size=128), measured=MEASURED))
     assert page.startswith("# rankdoctor estimate: sick\n\n**It does not fit")
     assert "| at the peak | bytes | share |" in page
     assert "| activation checkpointing" in page
@@ -171,7 +177,7 @@ def test_programs_get_the_document():
     assert document["schema"] == 1
     assert document["estimate"]["peak_bytes"] == estimate.peak_bytes
     assert document["estimate"]["parts"]["parameters"] == 4 * GIB
-    sick, _ = answered(Plan(batch_size=128))
+    sick, _ = answered(TrainingPlan(batch_size=128))
     assert "MEM005" in render_junit(sick)
     assert "::error title=MEM005" in render_github(sick)
     assert github_notice(estimate).startswith(

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from doctor.api import Finding, HostFacts, Severity, SoftwareFacts, check, healthy, running
-from doctor.catalog import Catalog
-from doctor.report.html import render_html
-from doctor.result import Input
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.report_document import ReportInput
+from doctor.core.settings import IgnoreEntry, Settings
+from doctor.report.html.document import render_html
 from doctor.session import examine, judge
-from doctor.settings import IgnoreEntry, Settings
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 
 VOID = {"meta", "link", "input", "br", "img", "hr", "meter"}
@@ -56,7 +56,7 @@ def report_of(*findings, check_id="NET901"):
         yield from findings
 
     made = check(id=check_id, severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
-    return judge(healthy(2, 2).job(), Catalog([made]), Settings())
+    return judge(healthy(2, 2).job(), CheckRegistry([made]), Settings())
 
 
 def shown(text):
@@ -145,7 +145,7 @@ def test_a_report_alone_is_told_as_far_as_it_goes():
     "job", [logged_job(), healthy(2, 2).alter(HostFacts, hostname=HOSTILE).job()], ids=["log", "host"]
 )
 def test_nothing_that_was_read_is_rendered(job):
-    text = page_of(job, inputs=(Input(HOSTILE, "unknown", HOSTILE),))
+    text = page_of(job, inputs=(ReportInput(HOSTILE, "unknown", HOSTILE),))
     page = Page(text)
     assert page.open == []
     assert page.all("img") == []
@@ -179,7 +179,9 @@ def test_a_report_of_64_ranks_stays_below_2_mb():
 
 
 def test_inputs_are_listed_those_passed_over_first():
-    page = shown(page_of(running().job(), inputs=(Input("a.log", "log"), Input("core.1", "unknown", "it is no log"))))
+    page = shown(
+        page_of(running().job(), inputs=(ReportInput("a.log", "log"), ReportInput("core.1", "unknown", "it is no log")))
+    )
     assert "1 of 2 files read, 1 passed over." in page
     assert page.index("core.1") < page.index("a.log")
     assert "it is no log" in page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from doctor.report.html import render_html
+from doctor.report.html.document import render_html
 from doctor.session import examine
 from tests.report.browser import Watched, chromium
 from tests.report.pages import HOSTILE, logged_job, stalled_job

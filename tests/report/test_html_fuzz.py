@@ -8,11 +8,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from doctor.api import Finding, HostFacts, Severity, SoftwareFacts, Source, check, healthy  # noqa: E402
-from doctor.catalog import Catalog  # noqa: E402
-from doctor.report.html import render_html  # noqa: E402
+from doctor.core.check_registry import CheckRegistry  # noqa: E402
+from doctor.core.settings import Settings  # noqa: E402
+from doctor.report.html.document import render_html  # noqa: E402
 from doctor.report.markdown import render_markdown  # noqa: E402
 from doctor.session import judge  # noqa: E402
-from doctor.settings import Settings  # noqa: E402
 from tests.report.test_html import Page  # noqa: E402
 from tests.report.test_markdown import elements  # noqa: E402
 
@@ -53,7 +53,7 @@ def reported(text):
 
     made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
     job = healthy(1, 2).alter(HostFacts, hostname=f"n{text}").job()
-    return judge(job, Catalog([made]), Settings()), job
+    return judge(job, CheckRegistry([made]), Settings()), job
 
 
 PLAIN = [tag for tag, _ in Page(render_html(*reported("plain"))).elements]

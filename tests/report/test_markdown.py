@@ -8,12 +8,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 from doctor.api import Finding, Severity, SoftwareFacts, check, healthy
-from doctor.catalog import Catalog
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.report_document import ReportInput
+from doctor.core.settings import Settings
+from doctor.report.formatting import cell, line_of
 from doctor.report.markdown import MOST, render_markdown
-from doctor.report.words import cell, line_of
-from doctor.result import Input
 from doctor.session import examine, judge
-from doctor.settings import Settings
 from tests.lab.cases import each_case
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 
@@ -40,7 +40,7 @@ def report_of(*findings):
         yield from findings
 
     made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
-    return judge(healthy(2, 2).job(), Catalog([made]), Settings())
+    return judge(healthy(2, 2).job(), CheckRegistry([made]), Settings())
 
 
 def test_the_verdict_and_the_way_out_stand_before_the_fold():
@@ -70,7 +70,7 @@ def hostile_reports():
         HOSTILE, hosts=(HOSTILE,), evidence={"said": [HOSTILE], HOSTILE: HOSTILE}, effect=HOSTILE, fix=HOSTILE
     )
     job = logged_job()
-    inputs = (Input(HOSTILE, HOSTILE, HOSTILE),)
+    inputs = (ReportInput(HOSTILE, HOSTILE, HOSTILE),)
     for report in (report_of(nasty, nasty), examine(job)):
         yield render_markdown(msgspec.structs.replace(report, inputs=inputs), job)
 

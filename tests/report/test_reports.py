@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from doctor.api import Finding, HostFacts, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
-from doctor.catalog import Catalog
-from doctor.natural import byte_size
-from doctor.report.machine import render_github, render_json, render_junit
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.natural_order import byte_size
+from doctor.core.report_document import ReportInput
+from doctor.core.settings import IgnoreEntry, Settings
+from doctor.report.formatting import cell, evidence_lines, ranges, some
+from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
-from doctor.report.story import commands
+from doctor.report.narrative import commands
 from doctor.report.terminal import draw_report, make_console
-from doctor.report.words import cell, evidence_lines, ranges, some
-from doctor.result import Input
 from doctor.session import judge
-from doctor.settings import IgnoreEntry, Settings
 
 
 def finds(*findings, check_id="NET901", severity=Severity.ERROR):
@@ -51,7 +51,7 @@ BAD = Finding(
 
 
 def report_of(*checks, sketch=None, settings=None):
-    return judge((sketch or healthy(hosts=2, per_host=2)).job(), Catalog(checks), settings or Settings())
+    return judge((sketch or healthy(hosts=2, per_host=2)).job(), CheckRegistry(checks), settings or Settings())
 
 
 def text_of(report, width=100, **options):
@@ -75,7 +75,7 @@ def test_a_finding_says_where_what_and_the_way_out():
 def test_what_was_read_after_the_event_is_told_in_a_sentence_first():
     said = ["job.log:7: rank 2: NCCL WARN no socket interface found", "job.log:9: rank 3: " + "x" * 900 + " the end"]
     report = report_of(finds(Finding("eth9 is not there", ranks=(2, 3), evidence={"said": said}, fix="`unset X`")))
-    report = msgspec.structs.replace(report, inputs=(Input("job.log", "log"),))
+    report = msgspec.structs.replace(report, inputs=(ReportInput("job.log", "log"),))
     lines = text_of(report).splitlines()
     assert lines[2] == "Ranks 2-3 (node1): eth9 is not there."
     assert lines[3] == "NET901 sick-thing, confidence very high (1)"

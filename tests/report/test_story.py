@@ -2,13 +2,22 @@ import msgspec
 import pytest
 
 from doctor.api import Finding, Severity, SoftwareFacts, Source, check, healthy
-from doctor.catalog import Catalog
-from doctor.job import UNTOLD
-from doctor.report.story import Quote, commands, confidence, headline, lines_of_ranks, quotes, story_of, to_collect
-from doctor.report.words import place
-from doctor.result import Input
+from doctor.core.check_registry import CheckRegistry
+from doctor.core.job import UNKNOWN_HOST
+from doctor.core.report_document import ReportInput
+from doctor.core.settings import Settings
+from doctor.report.formatting import place
+from doctor.report.narrative import (
+    LogQuote,
+    commands,
+    confidence,
+    headline,
+    lines_of_ranks,
+    narrative_of,
+    quotes,
+    to_collect,
+)
 from doctor.session import examine, judge
-from doctor.settings import Settings
 from tests.report.pages import logged_job
 
 
@@ -21,7 +30,7 @@ def checked(check_id, *findings, severity=Severity.ERROR):
 
 
 def report_of(*checks, hosts=2):
-    return judge(healthy(hosts, 2).job(), Catalog(checks), Settings())
+    return judge(healthy(hosts, 2).job(), CheckRegistry(checks), Settings())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +53,7 @@ def test_the_sentence_names_rank_and_host(finding, sentence):
 
 
 def test_a_host_that_nobody_knows_is_not_named():
-    report = report_of(checked("NET901", Finding("eth9 is not there", ranks=(2,), hosts=(UNTOLD,))))
+    report = report_of(checked("NET901", Finding("eth9 is not there", ranks=(2,), hosts=(UNKNOWN_HOST,))))
     assert headline(report) == "Rank 2: eth9 is not there."
     assert place(report.results[0].findings[0], report) == "rank 2"
 
@@ -53,7 +62,7 @@ def test_without_a_cause_the_sentence_says_why():
     assert headline(report_of(checked("NET901"))) == "No problems found (1 of 1 check applied)."
     report = report_of(checked("NET901", Finding("x", severity=Severity.INFO)))
     assert headline(report) == "No problems found (1 of 1 check applied)."
-    left = msgspec.structs.replace(report, verdict="inconclusive", inputs=(Input("job.log", "log"),))
+    left = msgspec.structs.replace(report, verdict="inconclusive", inputs=(ReportInput("job.log", "log"),))
     assert headline(left).startswith("The cause can't be told: a failure is seen, nothing that was given tells")
     unclear = msgspec.structs.replace(report, verdict="inconclusive")
     assert headline(unclear) == "The cause can't be told: facts are missing that should be there."
@@ -67,7 +76,7 @@ def test_every_finding_has_one_part():
         checked("NET903", Finding("apart", severity=Severity.WARNING)),
         checked("NET904", Finding("remark", severity=Severity.INFO)),
     )
-    story = story_of(report)
+    story = narrative_of(report)
     assert story.primary.finding.summary == "cause"
     assert [one.id for one in story.followed] == ["NET902"]
     assert [one.finding.summary for one in story.others] == ["another cause", "apart"]
@@ -94,9 +103,9 @@ def test_lines_are_taken_apart():
     said = ["logs/job.log:12: rank 3: ValueError: a: b", "job.log:4: RuntimeError: x", "by hand"]
     report = report_of(checked("NET901", Finding("x", evidence={"said": said})))
     assert quotes(report.results[0].findings[0]) == [
-        Quote("logs/job.log:12", "rank 3", "ValueError: a: b"),
-        Quote("job.log:4", "", "RuntimeError: x"),
-        Quote("", "", "by hand"),
+        LogQuote("logs/job.log:12", "rank 3", "ValueError: a: b"),
+        LogQuote("job.log:4", "", "RuntimeError: x"),
+        LogQuote("", "", "by hand"),
     ]
 
 
@@ -109,7 +118,7 @@ def test_lines_of_a_rank_come_with_their_stack():
         hostile="",
     )
     lines = lines_of_ranks(job, (2,))
-    assert Quote("job.log:9", "rank 2", "KeyError: 'label'") in lines
+    assert LogQuote("job.log:9", "rank 2", "KeyError: 'label'") in lines
     assert lines[-1].text.strip() == "at /home/me/train.py:8 in step"
     assert lines_of_ranks(None, (2,)) == []
 

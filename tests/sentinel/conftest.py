@@ -2,18 +2,20 @@
 
 import pytest
 
-from doctor.sentinel import admission, alarms, duty, ending, hearing, lines
-from doctor.sentinel.hearing import Times
+from doctor.cluster.transport import failover
+from doctor.monitor.watchdog import abort, admission, incidents, watchdog_loop
+from doctor.monitor.watchdog.rounds import collection_round
+from doctor.monitor.watchdog.rounds.collection_round import RoundTimeouts
 from tests.lab.speed import slowness
 from tests.sentinel.ranks import Scene
 
 _SHORTER = {
-    duty: {"BEAT": 0.1},
-    lines: {"PATIENCE": slowness()},
-    alarms: {"TIMES": Times(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
+    watchdog_loop: {"BEAT": 0.1},
+    failover: {"PATIENCE": slowness()},
+    incidents: {"TIMES": RoundTimeouts(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
     admission: {"LEAD": 0.8 * slowness(), "ANSWER": 0.4 * slowness()},
-    ending: {"LET_OTHERS_HEAR": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
-    hearing: {"JUDGING": 2.0 * slowness()},
+    abort: {"LET_OTHERS_HEAR": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
+    collection_round: {"JUDGING": 2.0 * slowness()},
 }
 
 

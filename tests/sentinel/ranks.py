@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from doctor.facts import Failure, HostFacts, ProgressFacts, RecorderFacts
-from doctor.job import Job
-from doctor.monitor.progress import Stall
-from doctor.monitor.stacks import main_stack
-from doctor.sentinel.sentinel import Occasion, Ruling, Sections, Sentinel
+from doctor.core.facts import Failure, HostFacts, ProgressFacts, RecorderFacts
+from doctor.core.job import Job
+from doctor.monitor.telemetry.progress import Stall
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
+from doctor.monitor.watchdog.watchdog import Decision, Sections, Trigger, Watchdog
 from tests.lab.ports import free_port
 from tests.lab.speed import patience, slowness
 
@@ -78,7 +78,7 @@ class Patient:
         """The same with its stack."""
         facts = self.card()["progress"]
         assert isinstance(facts, ProgressFacts)
-        facts = msgspec.structs.replace(facts, stack=main_stack(self.trainer), stack_from="interpreter")
+        facts = msgspec.structs.replace(facts, stack=thread_stack(self.trainer), stack_from="interpreter")
         return {"progress": facts}
 
     def dumps(self) -> Mapping[str, bytes]:
@@ -100,7 +100,7 @@ class Rank:
         hang_after = options.pop("hang_after", HANG_AFTER)
         self.sick = options.pop("sick", True)
         self.patient = Patient(number, hang_after)
-        self.sentinel = Sentinel(number, world, self.patient, directory, self.judge, tell=self.tell, **options)
+        self.sentinel = Watchdog(number, world, self.patient, directory, self.judge, tell=self.tell, **options)
         self.directory = directory
 
     def write(self, **said: Any) -> None:
@@ -112,7 +112,7 @@ class Rank:
         """What goes to the console."""
         self.write(told=line)
 
-    def judge(self, job: Job, occasion: Occasion) -> Ruling:
+    def judge(self, job: Job, occasion: Trigger) -> Decision:
         """Write down what is to be judged."""
         members = {}
         for rank in job.ranks:
@@ -130,7 +130,7 @@ class Rank:
                 "failure": progress.failure.message if progress.failure else None,
             }
         self.write(judged=occasion, members=members, world=job.world_size)
-        return Ruling(occasion in ("stall", "failure") and self.sick, f"judged by {self.number}", ("RUN001",), (0,))
+        return Decision(occasion in ("stall", "failure") and self.sick, f"judged by {self.number}", ("RUN001",), (0,))
 
     def train(self, seconds: float) -> None:
         """Make progress for a while, longer on a slow machine."""

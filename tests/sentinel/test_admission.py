@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from doctor.gather.folder import Folder
-from doctor.gather.messages import encode
-from doctor.sentinel import admission
-from doctor.sentinel.admission import Admission, Leader, place_alone
-from doctor.sentinel.lines import Line, Lines
-from doctor.sentinel.messages import Lead, Roll
+from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.failover import FailoverStore, StoreConnection
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.monitor.watchdog import admission
+from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest, own_namespace
+from doctor.monitor.watchdog.protocol import LeaderClaim, MemberList
 from tests.lab.speed import patience, slowness
 
 WORLD = 3
@@ -23,7 +23,7 @@ class Newcomer(threading.Thread):
 
     def __init__(self, number, directory, bell="bell", after=0.0):
         super().__init__(daemon=True)
-        self.lines = Lines([Line(bell, lambda: Folder(directory, "runs"))])
+        self.lines = FailoverStore([StoreConnection(bell, lambda: FileStoreBackend(directory, "runs"))])
         self.number, self._after = number, after
         self.over = threading.Event()
         self.place = None
@@ -31,14 +31,14 @@ class Newcomer(threading.Thread):
 
     def run(self):
         time.sleep(self._after)
-        own = place_alone(self.number, "abc")
-        looks, leader = Admission(self.number, WORLD, own, time.monotonic()), None
+        own = own_namespace(self.number, "abc")
+        looks, leader = AdmissionRequest(self.number, WORLD, own, time.monotonic()), None
         until = time.monotonic() + LONGEST
         while not self.over.is_set() and time.monotonic() < until:
             self.lines.step(time.monotonic(), 0.0)
             if self.place is None:
                 self.place = looks.step(self.lines.usable(time.monotonic()), time.monotonic())
-                leader = Leader(self.place) if self.place and self.place.leads else None
+                leader = AdmissionLeader(self.place) if self.place and self.place.leads else None
             if leader is not None:
                 leader.step(self.lines.reading)
             time.sleep(0.02)
@@ -62,9 +62,9 @@ def test_rank_0_leads_and_draws_the_id(tmp_path):
 
 
 def test_what_an_earlier_run_left_is_passed_over(tmp_path):
-    folder = Folder(tmp_path, "runs")
-    folder.exchange("bell/lead", None, encode(Lead("0123abcd")))
-    folder.set("0123abcd/roll", encode(Roll("abc-old", b"12345678" * 3)))
+    folder = FileStoreBackend(tmp_path, "runs")
+    folder.exchange("bell/lead", None, encode(LeaderClaim("0123abcd")))
+    folder.set("0123abcd/roll", encode(MemberList("abc-old", b"12345678" * 3)))
     folder.append("bell/doorbell", b"no bell at all")
     places = settled(*(Newcomer(number, tmp_path) for number in range(WORLD)))
     assert len({place.name for place in places}) == 1
@@ -94,5 +94,5 @@ def test_of_many_who_would_lead_one_does(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nobody_is_admitted_without_a_line(tmp_path, rank):
-    looks = Admission(rank, WORLD, place_alone(rank, "abc"), 0.0)
+    looks = AdmissionRequest(rank, WORLD, own_namespace(rank, "abc"), 0.0)
     assert looks.step((), 1000.0) is None

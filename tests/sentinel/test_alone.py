@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from doctor.folders import OwnFolder
-from doctor.monitor.progress import Stall
-from doctor.sentinel import alarms, records, sentinel
-from doctor.sentinel.sentinel import Ruling, Sentinel
-from doctor.sentinel.stalls import Stalls
+from doctor.core.files.own_folder import OwnFolder
+from doctor.monitor.telemetry.progress import Stall
+from doctor.monitor.watchdog import incidents, run_records, watchdog
+from doctor.monitor.watchdog.stall_tracker import StallTracker
+from doctor.monitor.watchdog.watchdog import Decision, Watchdog
 from tests.lab.speed import NEVER, patience, slowness
 from tests.sentinel.ranks import Patient
 
@@ -25,11 +25,11 @@ class Run:
         self.patient = patient or Patient(0, hang_after=HANG_AFTER)
         self.judged, self.told = [], []
         self._sick = sick
-        self.sentinel = Sentinel(0, 1, self.patient, directory, judge or self._judge, tell=self.told.append, **options)
+        self.sentinel = Watchdog(0, 1, self.patient, directory, judge or self._judge, tell=self.told.append, **options)
 
     def _judge(self, job, occasion):
         self.judged.append((occasion, time.monotonic()))
-        return Ruling(occasion == "stall" and self._sick, "why", ranks=self.blames)
+        return Decision(occasion == "stall" and self._sick, "why", ranks=self.blames)
 
     def __enter__(self):
         self.sentinel.start()
@@ -93,7 +93,7 @@ def test_a_stall_that_ends_in_an_exception_does_not_go_on(tmp_path):
 
 def test_an_exception_of_a_lone_process_is_judged_at_once(tmp_path, monkeypatch):
     """Nobody else may raise in turn."""
-    monkeypatch.setattr(alarms, "TIMES", alarms.TIMES._replace(broken=NEVER, longest=NEVER))
+    monkeypatch.setattr(incidents, "TIMES", incidents.TIMES._replace(broken=NEVER, longest=NEVER))
     with Run(tmp_path) as run:
         run.patient.fails("no")
         assert run.sentinel.fail(NEVER) is not None
@@ -112,7 +112,7 @@ def test_a_stall_that_was_judged_healthy_is_judged_again_after_twice_the_time(tm
 
 
 def test_the_time_doubles_and_begins_anew():
-    stalls, limit = Stalls(), 10.0
+    stalls, limit = StallTracker(), 10.0
 
     def news_at(now, began):
         """Whether a stall since ``began`` is news; it is judged healthy then."""
@@ -148,7 +148,7 @@ def test_a_patient_that_raises(tmp_path, broken, monkeypatch):
     def breaks():
         raise RuntimeError(f"no {broken}")
 
-    monkeypatch.setattr(sentinel, "FAULTS", 2)
+    monkeypatch.setattr(watchdog, "FAULTS", 2)
     patient = Patient(0, hang_after=0.2)
     setattr(patient, broken, breaks)
     with Run(tmp_path, patient, round_seconds=0.2) as run:
@@ -177,10 +177,10 @@ def test_a_judge_that_takes_too_long_is_not_waited_for(tmp_path):
 
 
 def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "PATIENCE", 0.2)
+    monkeypatch.setattr(run_records, "PATIENCE", 0.2)
     monkeypatch.setattr(OwnFolder, "write", lambda folder, name, data: time.sleep(NEVER))
     with Run(tmp_path) as run:
-        assert run.sentinel.meet(patience(5)) == Ruling(words="why")
+        assert run.sentinel.meet(patience(5)) == Decision(words="why")
     assert run.told == [f"rank 0 can't keep its record in {tmp_path}: the file system does not answer"]
     assert [occasion for occasion, _ in run.judged] == ["before", "end"]
 

@@ -4,12 +4,12 @@ import argparse
 
 import pytest
 
-from doctor.capture import read_capture
-from doctor.facts import ProcessGroup, ProgressFacts, RecorderFacts
-from doctor.job import Member
-from doctor.monitor.recorder import load_dump, parse_recorder, read_recorder, take_dumps
-from doctor.sentinel.own import Own
-from doctor.sentinel.records import Records
+from doctor.core.capture import read_capture
+from doctor.core.facts import ProcessGroup, ProgressFacts, RecorderFacts
+from doctor.core.job import Member
+from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder, read_recorder, take_dumps
+from doctor.monitor.watchdog.local_state import LocalState
+from doctor.monitor.watchdog.run_records import RunRecords
 from tests.lab.speed import NEVER
 from tests.sentinel.ranks import LIMIT, Patient, warm_up
 
@@ -101,7 +101,7 @@ def test_dumps_that_can_not_be_written_are_done_without(scene):
 
 def test_dumps_of_an_earlier_run_go_where_its_records_are(tmp_path):
     def keep(rank, run, dump):
-        kept = Records(tmp_path, rank, 3, print)
+        kept = RunRecords(tmp_path, rank, 3, print)
         kept.write([Member(rank, {}, None)], run)
         return kept.write_dumps({"cpu": dump, "nccl": dump})
 
@@ -110,7 +110,7 @@ def test_dumps_of_an_earlier_run_go_where_its_records_are(tmp_path):
         str(folder / f"nccl/rank_{rank}") for rank in range(3)
     ]
     keep(0, "abc-2", b"new")
-    Records(tmp_path, 0, 3, print).move_others("abc-2")
+    RunRecords(tmp_path, 0, 3, print).move_others("abc-2")
     found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("**/rank_*")}
     assert found == {
         **{f"flight-recorder/{name}/rank_0": b"new" for name in ("cpu", "nccl")},
@@ -125,7 +125,7 @@ def test_what_was_read_with_stacks_stays_until_the_recorder_goes_on():
         recorder = RecorderFacts(groups=(ProcessGroup("0", enqueued=called),), **more)
         return {"progress": ProgressFacts(passed=4), "flight-recorder": recorder}
 
-    own = Own(0, None)
+    own = LocalState(0, None)
     own.stand(facts(7))
     own.keep_dump("/run/rank_0")
     assert own.dump == "/run/rank_0"

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from doctor.capture import merge_captures, read_capture
-from doctor.facts import ProgressFacts
-from doctor.inputs import read_inputs
+from doctor.core.capture import merge_captures, read_capture
+from doctor.core.facts import ProgressFacts
+from doctor.postmortem.inputs import read_inputs
 from tests.lab.speed import NEVER, slowness
 from tests.sentinel.ranks import LIMIT
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from doctor.collectors.base import Surroundings
-from doctor.collectors.identity import host_identity
-from doctor.gather.board import Board
-from doctor.gather.folder import Folder
-from doctor.gather.messages import encode
-from doctor.gather.signing import Secret
-from doctor.gather.store import Store, join_store
-from doctor.monitor.neighbours import started_at
-from doctor.sentinel.bystander import host_key
-from doctor.sentinel.messages import Hello, Lead, Resumed, Said, read
-from doctor.sentinel.terms import Ruling
-from doctor.sentinel.way import KEY, derived_run
+from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.signing import Secret
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
+from doctor.collectors.base import Machine
+from doctor.collectors.host.host_identity import host_identity
+from doctor.monitor.telemetry.local_processes import process_start_time
+from doctor.monitor.watchdog.decision import Decision
+from doctor.monitor.watchdog.local_peers.peer_observation import host_key
+from doctor.monitor.watchdog.protocol import DecisionMessage, LeaderClaim, PeerProcess, RankResumed, decode_or_none
+from doctor.monitor.watchdog.store_discovery import KEY, derived_run_id
 from tests.sentinel.ranks import LIMIT, fork
 
 SECRET = Secret(b"s" * 16, "test")
@@ -33,7 +33,7 @@ def carried(request, scene):
     def start(script, stranger, world=2, **options):
         if request.param == "folder":
             scene.start(script, world, store="none", **options)
-            port, bell = None, f"bell-{derived_run(None, 0, os.environ)}"
+            port, bell = None, f"bell-{derived_run_id(None, 0, os.environ)}"
         else:
             port, bell = scene._agent(), "bell-0"
             for number in range(world):
@@ -51,17 +51,17 @@ class Stranger:
     """It is on the board, and knows the place where the ranks meet."""
 
     def __init__(self, directory: Path, port, bell):
-        carrier = Folder(directory, KEY) if port is None else None
+        carrier = FileStoreBackend(directory, KEY) if port is None else None
         if carrier is None:
-            carrier = Store(join_store("127.0.0.1", port, 20.0), KEY, "hostile", outlives_its_keeper=True)
-        self.board = Board(carrier)
+            carrier = TCPStoreBackend(join_store("127.0.0.1", port, 20.0), KEY, "hostile", outlives_its_keeper=True)
+        self.board = KeyValueStore(carrier)
         self.bell = bell
         self.place = self.until(lambda: (lead := self.lead()) and lead.place)
 
     def lead(self):
         data = self.board.get(f"{self.bell}/lead")
         # Signatures keep nobody from reading: what is signed stands after the signature.
-        return next((lead for at in (0, 44) if (lead := read((data or b"")[at:], Lead))), None)
+        return next((lead for at in (0, 44) if (lead := decode_or_none((data or b"")[at:], LeaderClaim))), None)
 
     def until(self, holds):
         end = time.monotonic() + LIMIT
@@ -106,11 +106,11 @@ def test_no_other_process_gets_a_signal(scene, carried, bystander):
         rank.sentinel.stop(5)
 
     def stranger(one):
-        box = f"host-{host_key(host_identity(Surroundings()))}"
+        box = f"host-{host_key(host_identity(Machine()))}"
         for number in (9, 15, 1, 34, 64):
-            for started in (None, started_at(pid)):
+            for started in (None, process_start_time(pid)):
                 for thread in (pid, pid + 1):
-                    one.append(box, Hello(OTHER + number, pid, started, thread, number))
+                    one.append(box, PeerProcess(OTHER + number, pid, started, thread, number))
 
     carried(script, stranger)
     judged = scene.until_judged("stall")
@@ -130,7 +130,7 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, with_key):
         rank.sentinel.stop(5)
 
     def stranger(one):
-        said = encode(Said(0, "stall", Ruling(True, "end yourselves", ("RUN001",), (0, 1))))
+        said = encode(DecisionMessage(0, "stall", Decision(True, "end yourselves", ("RUN001",), (0, 1))))
         for _ in range(38):  # nearly as long as the ranks train
             for number in range(1, 5):
                 one.set(f"alarm-{number}/ruling", said)
@@ -152,10 +152,10 @@ def test_a_ruling_that_nobody_made_hides_nothing(scene, carried, with_key):
     def stranger(one):
         for _ in range(60):
             for number in range(1, 4):
-                one.set(f"alarm-{number}/ruling", encode(Said(0, "stall", Ruling())))
+                one.set(f"alarm-{number}/ruling", encode(DecisionMessage(0, "stall", Decision())))
                 one.set(f"alarm-{number}/turn-0", b"0")
                 for rank in (0, 1):
-                    one.append(f"alarm-{number}/goes-on", Resumed(rank, 1.0))
+                    one.append(f"alarm-{number}/goes-on", RankResumed(rank, 1.0))
             time.sleep(0.1)
 
     carried(stands_still, stranger, **({"secret": SECRET} if with_key else {}))

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from doctor.gather.folder import Folder
-from doctor.open_folder import MARK, OpenFolder
-from doctor.sentinel import lines as lined
-from doctor.sentinel.lines import Line, Lines
+from doctor.cluster.transport import failover as lined
+from doctor.cluster.transport.failover import FailoverStore, StoreConnection
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.core.files.open_folder import MARK, OpenFolder
 from tests.gather.boards import store_boards
 from tests.lab.speed import NEVER, patience
 
@@ -17,7 +17,7 @@ SOON = patience(10)
 """Seconds for what threads of a busy machine do late."""
 
 
-class Faulty(Folder):
+class Faulty(FileStoreBackend):
     """A folder whose server stands still, or refuses, as the test says."""
 
     def __init__(self, directory):
@@ -42,7 +42,11 @@ def faulty(tmp_path):
 def both(tmp_path, faulty, monkeypatch):
     monkeypatch.setattr(lined, "PATIENCE", 0.3)
     monkeypatch.setattr(lined, "AGAIN", 0.5)
-    return opened(Lines([Line("a", lambda: faulty), Line("b", lambda: Folder(tmp_path, "second"))]))
+    return opened(
+        FailoverStore(
+            [StoreConnection("a", lambda: faulty), StoreConnection("b", lambda: FileStoreBackend(tmp_path, "second"))]
+        )
+    )
 
 
 def beat(lines, seconds=0.0, pause=0.0):
@@ -119,7 +123,7 @@ def test_a_line_is_not_tried_for_ever(faulty, monkeypatch):
         opened.append(1)
         raise OSError("nobody listens")
 
-    lines = Lines([Line("a", opens)])
+    lines = FailoverStore([StoreConnection("a", opens)])
     until(lambda: len(beat(lines, 0.01) and opened) >= lined.TRIES)
     beat(lines, 0.3)
     assert len(opened) == lined.TRIES
@@ -128,8 +132,8 @@ def test_a_line_is_not_tried_for_ever(faulty, monkeypatch):
 def test_a_line_that_takes_long_to_open_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(lined, "CONNECTING", 1.0)
     opens = threading.Event()
-    slow = Line("a", lambda: (opens.wait(NEVER), Folder(tmp_path, "slow"))[1])
-    lines = beat(Lines([slow, Line("b", lambda: Folder(tmp_path, "second"))]), 0.1)
+    slow = StoreConnection("a", lambda: (opens.wait(NEVER), FileStoreBackend(tmp_path, "slow"))[1])
+    lines = beat(FailoverStore([slow, StoreConnection("b", lambda: FileStoreBackend(tmp_path, "second"))]), 0.1)
     assert lines.reading == ()
     until(lambda: beat(lines, 0.01).reading == lines.all[1:])
     opens.set()
@@ -138,8 +142,11 @@ def test_a_line_that_takes_long_to_open_is_not_waited_for(tmp_path, monkeypatch)
 
 
 def test_only_one_claims(tmp_path):
-    first, second = (lambda: Folder(tmp_path, "first")), (lambda: Folder(tmp_path, "second"))
-    both, other = opened(Lines([Line("a", first), Line("b", second)])), opened(Lines([Line("b", second)]))
+    first, second = (lambda: FileStoreBackend(tmp_path, "first")), (lambda: FileStoreBackend(tmp_path, "second"))
+    both, other = (
+        opened(FailoverStore([StoreConnection("a", first), StoreConnection("b", second)])),
+        opened(FailoverStore([StoreConnection("b", second)])),
+    )
     assert other.claim("turn", b"1")
     assert not both.claim("turn", b"2"), "on one of its lines another one was quicker"
     assert both.claim("turn-1", b"2")
@@ -148,7 +155,14 @@ def test_only_one_claims(tmp_path):
 
 def test_what_is_left_is_removed_or_emptied(tmp_path):
     store = store_boards("left")()
-    lines = opened(Lines([Line("bell", lambda: store.carrier), Line("bell", lambda: Folder(tmp_path, "third"))]))
+    lines = opened(
+        FailoverStore(
+            [
+                StoreConnection("bell", lambda: store.carrier),
+                StoreConnection("bell", lambda: FileStoreBackend(tmp_path, "third")),
+            ]
+        )
+    )
     lines.set("card/1", b"1")
     lines.append("box", b"1")
     lines.all[1].set("bell/lead", b"1")
@@ -159,7 +173,7 @@ def test_what_is_left_is_removed_or_emptied(tmp_path):
 
 
 def test_without_lines_all_is_one_s_own():
-    lines = beat(Lines(()))
+    lines = beat(FailoverStore(()))
     lines.set("word", b"1")
     lines.append("box", b"1")
     assert (lines.get("word"), lines.reader("box").fresh(), lines.several(["word"], ())) == (None, [], {})
@@ -169,7 +183,7 @@ def test_without_lines_all_is_one_s_own():
 @pytest.fixture
 def leaving(tmp_path):
     """The lines of a rank that leaves while the ruling on the end is set."""
-    lines = opened(Lines([Line("a", lambda: Folder(tmp_path, "runs"))]))
+    lines = opened(FailoverStore([StoreConnection("a", lambda: FileStoreBackend(tmp_path, "runs"))]))
     lines.set("end/ruling", b"ruling")
     return lines
 
@@ -204,7 +218,7 @@ def test_a_folder_is_removed_in_which_a_file_was_made_meanwhile(tmp_path, leavin
 
     def removed(folder, name):
         if name == "ruling" and late:
-            Folder(tmp_path, "runs").append("place/end/heard", late.pop())
+            FileStoreBackend(tmp_path, "runs").append("place/end/heard", late.pop())
         remove(folder, name)
 
     monkeypatch.setattr(OpenFolder, "remove", removed)

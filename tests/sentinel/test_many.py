@@ -6,11 +6,13 @@ import time
 
 import pytest
 
-from doctor.gather.store import Store
-from doctor.sentinel import admission, alarms, hearing, lines, meetings, sentinel, way
-from doctor.sentinel.hearing import Times
-from doctor.sentinel.sentinel import Ruling, Sentinel
-from doctor.sentinel.way import Address
+from doctor.cluster.transport import failover
+from doctor.cluster.transport.tcp_store import TCPStoreBackend
+from doctor.monitor.watchdog import admission, incidents, store_discovery, watchdog
+from doctor.monitor.watchdog.rounds import collection_round, requested_rounds
+from doctor.monitor.watchdog.rounds.collection_round import RoundTimeouts
+from doctor.monitor.watchdog.store_discovery import StoreAddress
+from doctor.monitor.watchdog.watchdog import Decision, Watchdog
 from tests.gather.boards import store_boards
 from tests.lab.speed import patience, slowness
 from tests.sentinel.ranks import Patient
@@ -37,14 +39,14 @@ class Ranks:
         self.judged, self.told = [], []
         self.patients = [Calm(number) for number in range(WORLD)]
         self.sentinels = [
-            Sentinel(number, WORLD, patient, directory, self._judge(number), tell=self.told.append, round_seconds=0.5)
+            Watchdog(number, WORLD, patient, directory, self._judge(number), tell=self.told.append, round_seconds=0.5)
             for number, patient in enumerate(self.patients)
         ]
 
     def _judge(self, number):
         def judge(job, occasion):
             self.judged.append((occasion, number, len(job.ranks), job.ungathered))
-            return Ruling(words="well")
+            return Decision(words="well")
 
         return judge
 
@@ -69,17 +71,21 @@ class Ranks:
 @pytest.fixture(params=["folder", "store"])
 def ranks(request, tmp_path, monkeypatch):
     """All share one interpreter, which takes its time; and a few connections to the store."""
-    monkeypatch.setattr(alarms, "TIMES", Times(grace=5.0 * slowness(), longest=10.0 * slowness()))
-    monkeypatch.setattr(lines, "PATIENCE", 5.0 * slowness())
-    monkeypatch.setattr(hearing, "JUDGING", LIMIT)  # a busy machine may keep rank 0 from its turn for long
+    monkeypatch.setattr(incidents, "TIMES", RoundTimeouts(grace=5.0 * slowness(), longest=10.0 * slowness()))
+    monkeypatch.setattr(failover, "PATIENCE", 5.0 * slowness())
+    monkeypatch.setattr(collection_round, "JUDGING", LIMIT)  # a busy machine may keep rank 0 from its turn for long
     monkeypatch.setattr(admission, "LEAD", LIMIT)
-    monkeypatch.setattr(meetings, "FAREWELL", LIMIT)
+    monkeypatch.setattr(requested_rounds, "FAREWELL", LIMIT)
     if request.param == "store":
         new_board = store_boards("many")
         clients = [new_board().carrier._store for _ in range(4)]
         taken = itertools.cycle(clients)
-        monkeypatch.setattr(sentinel, "find_store", lambda: Address("there", 1))
-        monkeypatch.setattr(way, "_connect", lambda address: Store(next(taken), "many", "", outlives_its_keeper=False))
+        monkeypatch.setattr(watchdog, "find_store", lambda: StoreAddress("there", 1))
+        monkeypatch.setattr(
+            store_discovery,
+            "_connect",
+            lambda address: TCPStoreBackend(next(taken), "many", "", outlives_its_keeper=False),
+        )
     opened = Ranks(tmp_path)
     yield opened
     opened.all(lambda one: one.stop(5))
@@ -87,7 +93,7 @@ def ranks(request, tmp_path, monkeypatch):
 
 def test_all_meet_are_judged_once_and_leave_together(ranks, tmp_path):
     ranks.all(lambda one: one.start())
-    assert ranks.all(lambda one: one.meet(LIMIT)) == [Ruling(words="well")] * WORLD
+    assert ranks.all(lambda one: one.meet(LIMIT)) == [Decision(words="well")] * WORLD
     assert ranks.on("before") == [(0, WORLD, 0)]
     assert len({one.run for one in ranks.sentinels}) == 1
 

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from doctor.monitor.neighbours import started_at
-from doctor.monitor.stack_files import read_stack_file
-from doctor.sentinel.on_demand import Signal, Stacks, stack_file
-from doctor.sentinel.signalling import Neighbour, ask, may_be_asked
+from doctor.monitor.telemetry.local_processes import process_start_time
+from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
+from doctor.monitor.watchdog.local_peers.stack_dump import StackDumper, StackSignal, stack_file
+from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, accepts_stack_signal, request_stacks
 from tests.gather.boards import without_rights
 from tests.lab.speed import patience
 from tests.sentinel.ranks import fork, wait_for
@@ -24,7 +24,7 @@ def child(work):
     reads, writes = os.pipe()
 
     def run():
-        stacks, ready = Stacks(), threading.Event()
+        stacks, ready = StackDumper(), threading.Event()
 
         def answers():
             stacks.listen()
@@ -38,11 +38,11 @@ def child(work):
 
     pid = fork(run)
     thread, number = os.read(reads, 64).split()
-    return pid, Signal(int(thread), int(number))
+    return pid, StackSignal(int(thread), int(number))
 
 
 def neighbour(pid, how, path):
-    return Neighbour(pid, started_at(pid), how, path)
+    return LocalPeer(pid, process_start_time(pid), how, path)
 
 
 def until(holds):
@@ -68,13 +68,13 @@ def test_a_process_whose_interpreter_is_blocked_answers(tmp_path):
     time.sleep(0.2)
     assert read_stack_file(path) == ()
     asked = neighbour(pid, how, path)
-    assert ask(asked)
+    assert request_stacks(asked)
     stack = until(lambda: read_stack_file(path))
     assert stack[0].function == "work"
     assert "holds_the_lock" not in [frame.function for frame in stack]
     os.kill(pid, signal.SIGKILL)
     wait_for(pid, time.monotonic() + patience(5))
-    assert not ask(asked)
+    assert not request_stacks(asked)
 
 
 def test_a_late_signal_ends_nobody(tmp_path):
@@ -90,7 +90,7 @@ def test_a_late_signal_ends_nobody(tmp_path):
 
     pid, how = child(work)
     until((tmp_path / "over").exists)
-    assert not ask(neighbour(pid, how, path.path)), "it has no file to answer in"
+    assert not request_stacks(neighbour(pid, how, path.path)), "it has no file to answer in"
     os.kill(pid, how.number)
     (tmp_path / "asked").touch()
     assert wait_for(pid, time.monotonic() + patience(30)) == 0
@@ -109,10 +109,10 @@ def test_only_the_rank_that_waits_for_this_signal_is_asked(tmp_path):
     link = tmp_path / "link" / "deep" / "stacks.txt"
     link.parent.mkdir(parents=True)
     link.symlink_to(path)
-    assert until(lambda: may_be_asked(whole))
+    assert until(lambda: accepts_stack_signal(whole))
     wrong = [
-        whole._replace(pid=os.getpid(), started=started_at()),
-        whole._replace(pid=1, started=started_at(1)),
+        whole._replace(pid=os.getpid(), started=process_start_time()),
+        whole._replace(pid=1, started=process_start_time(1)),
         whole._replace(started=None),
         whole._replace(started=whole.started + 1.0),
         *(whole._replace(how=how._replace(number=number)) for number in (0, *range(1, 34), 65, how.number - 1)),
@@ -124,9 +124,9 @@ def test_only_the_rank_that_waits_for_this_signal_is_asked(tmp_path):
         whole._replace(file=tmp_path / "nothing"),
     ]
     for one in wrong:
-        assert not ask(one), one
+        assert not request_stacks(one), one
     assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it lives"
-    assert ask(whole)
+    assert request_stacks(whole)
     os.kill(pid, signal.SIGKILL)
     wait_for(pid, time.monotonic() + patience(5))
 
@@ -138,9 +138,9 @@ def test_another_users_process_is_not_asked(tmp_path):
     pid, how = child(holds_the_lock(path))
     until(lambda: path.exists() and path.stat().st_size)
     one = neighbour(pid, how, path)
-    assert until(lambda: may_be_asked(one))
+    assert until(lambda: accepts_stack_signal(one))
     with without_rights():
-        assert not may_be_asked(one)
+        assert not accepts_stack_signal(one)
     os.kill(pid, signal.SIGKILL)
     wait_for(pid, time.monotonic() + patience(5))
 
@@ -149,7 +149,7 @@ EXIT = """
 import atexit, sys, threading
 from pathlib import Path
 from torch.distributed import TCPStore
-from doctor.sentinel import sentinel, way
+from doctor.monitor.watchdog import store_discovery, watchdog
 from tests.gather.boards import without_rights
 from tests.sentinel.ranks import Patient
 
@@ -160,8 +160,8 @@ def threads():
 
 atexit.register(threads)
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-sentinel.find_store = lambda: way.Address("127.0.0.1", store.port)
-one = sentinel.Sentinel(0, 2, Patient(0), Path(sys.argv[1]), print)
+watchdog.find_store = lambda: store_discovery.StoreAddress("127.0.0.1", store.port)
+one = watchdog.Watchdog(0, 2, Patient(0), Path(sys.argv[1]), print)
 one.start()
 one.meet(0.5)
 """

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from doctor.api import ProgressFacts
-from doctor.capture import read_capture
-from doctor.job import Member
-from doctor.sentinel.records import Records
+from doctor.core.capture import read_capture
+from doctor.core.job import Member
+from doctor.monitor.watchdog.run_records import RunRecords
 
 
 def member(rank, batch=1):
@@ -15,7 +15,7 @@ def member(rank, batch=1):
 
 
 def records(directory, rank=0, told=None):
-    return Records(directory, rank, 2, (told if told is not None else []).append)
+    return RunRecords(directory, rank, 2, (told if told is not None else []).append)
 
 
 def files(directory):

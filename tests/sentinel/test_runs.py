@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.capture import merge_captures
-from doctor.facts import ProgressFacts
-from doctor.gather.signing import Secret
-from doctor.inputs import read_inputs
-from doctor.sentinel.sentinel import Sentinel
+from doctor.cluster.transport.signing import Secret
+from doctor.core.capture import merge_captures
+from doctor.core.facts import ProgressFacts
+from doctor.monitor.watchdog.watchdog import Watchdog
+from doctor.postmortem.inputs import read_inputs
 from tests.lab.ports import free_port
 from tests.lab.speed import NEVER, slowness
 from tests.sentinel.ranks import LIMIT, Patient, Rank, open_group
@@ -232,7 +232,7 @@ def test_ranks_that_are_spawned(scene):
 def test_neither_torch_nor_a_group_is_needed(tmp_path):
     """A single process has no others: all is judged here."""
     judged = []
-    sentinel = Sentinel(0, 1, Patient(0), tmp_path, lambda job, occasion: judged.append((occasion, job)))
+    sentinel = Watchdog(0, 1, Patient(0), tmp_path, lambda job, occasion: judged.append((occasion, job)))
     sentinel.start()
     sentinel.meet(5)
     sentinel.stop(5)

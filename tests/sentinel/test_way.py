@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.sentinel.way import Address, derived_run, find_store, open_lines
+from doctor.monitor.watchdog.store_discovery import StoreAddress, derived_run_id, find_store, open_connections
 from tests.lab.ports import free_port
 from tests.lab.speed import NEVER, patience
 from tests.sentinel.ranks import fork, wait_for
@@ -42,7 +42,7 @@ def test_the_store_below_all_prefixes():
         store = dist.TCPStore("localhost", port, 1, is_master=True)
         return dist.PrefixStore("job", dist.PrefixStore("attempt_0", store))
 
-    in_a_child(opens(make, lambda store: Address("localhost", port)))
+    in_a_child(opens(make, lambda store: StoreAddress("localhost", port)))
 
 
 @pytest.mark.parametrize("kind", ["HashStore", "FileStore"])
@@ -58,7 +58,7 @@ def test_no_group_no_store():
 
 
 def test_torch_is_not_imported():
-    code = "import sys; import doctor.sentinel.sentinel as s; s.find_store(); sys.exit('torch' in sys.modules)"
+    code = "import sys; import doctor.monitor.watchdog.watchdog as s; s.find_store(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -69,7 +69,7 @@ def test_a_store_that_cannot_be_joined_leaves_the_folder(tmp_path, listens, monk
         silent.bind(("127.0.0.1", 0))
         if listens:
             silent.listen()
-        store, folder = open_lines(Address("127.0.0.1", silent.getsockname()[1]), tmp_path, 0, "abc")
+        store, folder = open_connections(StoreAddress("127.0.0.1", silent.getsockname()[1]), tmp_path, 0, "abc")
         began = time.monotonic()
         while (waited := time.monotonic() - began) < patience(10):
             store.step(time.monotonic())
@@ -85,18 +85,20 @@ def test_what_all_ranks_derive():
     """The same on all ranks, though Lightning starts the first one otherwise; another one in another run."""
     first = {"MASTER_PORT": "29500", "WORLD_SIZE": "2"}
     other = {**first, "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "0", "MASTER_ADDR": "here"}
-    run = derived_run(None, 0, first)
-    assert derived_run(None, 0, other) == run
+    run = derived_run_id(None, 0, first)
+    assert derived_run_id(None, 0, other) == run
     others = [
-        derived_run(None, 1, first),
-        derived_run(None, 0, {**first, "MASTER_PORT": "29501"}),
-        derived_run(None, 0, {**first, "SLURM_JOB_ID": "7"}),
-        derived_run(None, 0, {**first, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}),
-        derived_run(None, 0, {**first, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}),
-        derived_run(Address("there", 1), 0, first),
+        derived_run_id(None, 1, first),
+        derived_run_id(None, 0, {**first, "MASTER_PORT": "29501"}),
+        derived_run_id(None, 0, {**first, "SLURM_JOB_ID": "7"}),
+        derived_run_id(None, 0, {**first, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}),
+        derived_run_id(None, 0, {**first, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}),
+        derived_run_id(StoreAddress("there", 1), 0, first),
     ]
     assert len({run, *others}) == 7
-    assert derived_run(Address("a", 1), 0, first) == derived_run(Address("b", 1), 0, first), "a host has many names"
+    assert derived_run_id(StoreAddress("a", 1), 0, first) == derived_run_id(StoreAddress("b", 1), 0, first), (
+        "a host has many names"
+    )
 
 
 def test_a_store_that_has_ended_is_not_asked(capfd):
@@ -113,7 +115,7 @@ def test_a_store_that_has_ended_is_not_asked(capfd):
 
     server = fork(host)
     try:
-        line, _ = open_lines(Address("127.0.0.1", port), Path("/nowhere"), 0, "run")
+        line, _ = open_connections(StoreAddress("127.0.0.1", port), Path("/nowhere"), 0, "run")
         until = time.monotonic() + patience(30)
         while not line.is_alive and time.monotonic() < until:
             line._due = 0.0

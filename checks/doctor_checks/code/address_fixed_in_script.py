@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import Bad, Good, Hit, Script, Severity, rule, runs_alone
+from doctor.lint.api import FileFails, FilePasses, Script, Severity, Violation, rule, runs_alone
 
 _PORT = "MASTER_PORT"
 _ADDRESS = "MASTER_ADDR"
@@ -26,7 +26,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
     foreshadows=("ENV008", "NET007"),
     cases=lambda: (
-        Bad(
+        FileFails(
             "port and address of the tutorial, started by a launcher",
             """\
 import os
@@ -38,7 +38,7 @@ os.environ["MASTER_PORT"] = "12355"  # !
 dist.init_process_group("nccl")
 """,
         ),
-        Bad(
+        FileFails(
             "an interface that other hosts need not have",
             """\
 import os
@@ -50,7 +50,7 @@ os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
 dist.init_process_group("nccl")
 """,
         ),
-        Bad(
+        FileFails(
             "one host's address in the call",
             """\
 import torch.distributed as dist
@@ -58,7 +58,7 @@ import torch.distributed as dist
 dist.init_process_group("nccl", init_method="tcp://10.1.1.20:23456", rank=args.rank, world_size=4)  # !
 """,
         ),
-        Bad(
+        FileFails(
             "a port of one's own for spawned ranks",
             """\
 import os, torch
@@ -73,7 +73,7 @@ def worker(rank, world_size):
 mp.spawn(worker, args=(8,), nprocs=8)
 """,
         ),
-        Good(
+        FilePasses(
             "only where nothing is given",
             """\
 import os
@@ -89,7 +89,7 @@ if "LOCAL_RANK" not in os.environ:
 dist.init_process_group("nccl")
 """,
         ),
-        Good(
+        FilePasses(
             "a free port, an option, and interfaces left out",
             """\
 import os
@@ -102,7 +102,7 @@ os.environ["NCCL_SOCKET_IFNAME"] = "^lo,docker0"
 dist.init_process_group("nccl", init_method=args.dist_url)
 """,
         ),
-        Good(
+        FilePasses(
             "read, and kept from before",
             """\
 import os
@@ -113,7 +113,7 @@ os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
 dist.init_process_group("nccl", init_method="env://")
 """,
         ),
-        Good(
+        FilePasses(
             "the address of ranks that tell themselves which they are",
             """\
 import os
@@ -125,7 +125,7 @@ os.environ["MASTER_ADDR"] = "127.0.0.1"
 dist.init_process_group("gloo", rank=int(os.environ["RANK"]))
 """,
         ),
-        Good(
+        FilePasses(
             "one process that needs a group",
             """\
 import os
@@ -139,7 +139,7 @@ dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0
         ),
     ),
 )
-def address_fixed_in_script(script: Script) -> Iterator[Hit]:
+def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     """Ask whether ports, addresses and interfaces come from the job, not from the script.
 
     Why it hurts: two jobs on a host want one port (Address already in use), ranks of other hosts wait for an address
@@ -216,13 +216,13 @@ def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:
     return runs_alone(script, at)
 
 
-def _judge(write: _Write, given: bool, starts: bool) -> Hit | None:
+def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
     if write.name in _INTERFACES:
         return _of_interface(write)
     if write.name == _PORT and write.value.isdigit() and write.value != "0":
         return _of_port(write, given and not starts)
     if write.name == _ADDRESS and write.value and given and not starts:
-        return Hit(
+        return Violation(
             write.at,
             f'MASTER_ADDR="{write.value}" in the script replaces what the launcher gave the ranks'
             + (": ranks of other hosts wait for one of their own" if write.value in _HERE else ""),
@@ -230,11 +230,11 @@ def _judge(write: _Write, given: bool, starts: bool) -> Hit | None:
     return None
 
 
-def _of_port(write: _Write, given: bool) -> Hit:
+def _of_port(write: _Write, given: bool) -> Violation:
     if given:
         claim = "replaces what the launcher gave the ranks, and two jobs on a host want the same one"
-        return Hit(write.at, f"MASTER_PORT={write.value} in the script {claim}")
-    return Hit(
+        return Violation(write.at, f"MASTER_PORT={write.value} in the script {claim}")
+    return Violation(
         write.at,
         f"MASTER_PORT={write.value} in the script: a second job on this host, or a rank left from the last one, has it",
         fix='os.environ.setdefault("MASTER_PORT", str(port)), the port from a socket bound to port 0 before the ranks '
@@ -243,12 +243,12 @@ def _of_port(write: _Write, given: bool) -> Hit:
     )
 
 
-def _of_interface(write: _Write) -> Hit | None:
+def _of_interface(write: _Write) -> Violation | None:
     value = write.value.strip()
     if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
         return None
     what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
-    return Hit(
+    return Violation(
         write.at,
         f'{write.name}="{value}" in the script: a host whose {what} bears another name can\'t join',
         fix=f"set {write.name} in the environment of the cluster, or leave out what must not be used: "
@@ -257,7 +257,7 @@ def _of_interface(write: _Write) -> Hit | None:
     )
 
 
-def _of_method(script: Script, call: ast.Call) -> Iterator[Hit]:
+def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
     """``init_method="tcp://10.1.1.20:23456"``."""
     method = script.argument(call, "init_method", 1)
     text = script.value(method) if method is not None else None
@@ -267,7 +267,7 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Hit]:
     if runs_alone(script, call):
         return
     here = found["host"] in _HERE
-    yield Hit(
+    yield Violation(
         call,
         f'init_method="{text}" in the script: '
         + ("a second job on this host has the port" if here else "the job starts on the host of that address alone"),

@@ -6,38 +6,38 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
     Edit,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     SetArgument,
     Severity,
+    Violation,
     binds_device,
     collectives_of,
     is_nccl,
-    is_whole,
     joins,
+    location_of,
     on_current_device,
-    place_of,
     rule,
+    shows_whole_process,
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("devices by number, and a barrier without one", _NUMBERED, fixed=_NUMBERED_FIXED),
-        Bad("the wait at the end", _AT_END),
-        Bad("a wait for the download of rank 0", _DOWNLOAD),
-        Good("the barrier is told its device", _NUMBERED_FIXED),
-        Good("the process group knows the device", _NUMBERED_BOUND),
-        Good(
+        FileFails("devices by number, and a barrier without one", _NUMBERED, fixed=_NUMBERED_FIXED),
+        FileFails("the wait at the end", _AT_END),
+        FileFails("a wait for the download of rank 0", _DOWNLOAD),
+        FilePasses("the barrier is told its device", _NUMBERED_FIXED),
+        FilePasses("the process group knows the device", _NUMBERED_BOUND),
+        FilePasses(
             "set_device",
             _AT_END.replace("  # !", "").replace("    model =", "    torch.cuda.set_device(rank)\n    model ="),
         ),
-        Good("gloo", _AT_END.replace("nccl", "gloo").replace("  # !", "")),
-        Good("a file that does not start the job", _LIBRARY),
-        Good("a group of its own, on the CPU", _GROUP),
+        FilePasses("gloo", _AT_END.replace("nccl", "gloo").replace("  # !", "")),
+        FilePasses("a file that does not start the job", _LIBRARY),
+        FilePasses("a group of its own, on the CPU", _GROUP),
     )
 
 
@@ -49,7 +49,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("MEM001",),
     cases=_cases,
 )
-def barrier_without_device(script: Script) -> Iterator[Hit]:
+def barrier_without_device(script: Script) -> Iterator[Violation]:
     """Ask whether barriers over NCCL know the GPU of their rank.
 
     Why it hurts: a barrier of NCCL is an all_reduce of one number, on the current device where nothing else is told.
@@ -70,9 +70,9 @@ def barrier_without_device(script: Script) -> Iterator[Hit]:
         call = one.call
         if script.name(call.func) != "torch.distributed.barrier" or one.grouped or script.is_given(call, "device_ids"):
             continue
-        if not is_whole(script, started[0], call):
+        if not shows_whole_process(script, started[0], call):
             continue
-        yield Hit(
+        yield Violation(
             call,
             f"{script.text_of(call)} at line {call.lineno} runs on the current GPU, which no rank has set: that is GPU "
             "0 in every rank of a host",
@@ -87,7 +87,7 @@ def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
     for name in ("local_rank",):
         scope = script.scope_of(call, name)
         if scope is not None and len(scope.names[name]) == 1 and scope.node is script.function_of(call):
-            return (SetArgument(place_of(call), "device_ids", f"[{name}]"),)
+            return (SetArgument(location_of(call), "device_ids", f"[{name}]"),)
     return ()
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import CALLBACK, MODULE, Bad, Good, Hit, Script, Severity, calls_of, has_backward, rule
+from doctor.lint.api import (
+    CALLBACK,
+    MODULE,
+    FileFails,
+    FilePasses,
+    Script,
+    Severity,
+    Violation,
+    calls_of,
+    has_backward,
+    rule,
+)
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
 _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
@@ -18,7 +29,7 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
     mentions=("empty_cache",),
     foreshadows=("MEM006",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "at the end of each step",
             """\
 import gc, torch
@@ -32,7 +43,7 @@ for epoch in range(10):
         torch.cuda.empty_cache()  # !
 """,
         ),
-        Bad(
+        FileFails(
             "in a hook of each batch",
             """\
 import torch
@@ -48,7 +59,7 @@ class Tidy(L.Callback):
         torch.cuda.empty_cache()  # !
 """,
         ),
-        Bad(
+        FileFails(
             "in the function that is one step",
             """\
 from torch.cuda import empty_cache
@@ -65,7 +76,7 @@ while steps < limit:
         step(batch)
 """,
         ),
-        Good(
+        FilePasses(
             "once an epoch",
             """\
 import torch
@@ -77,7 +88,7 @@ for epoch in range(10):
     validate(model)
 """,
         ),
-        Good(
+        FilePasses(
             "now and then, and where memory ran out",
             """\
 import torch
@@ -92,7 +103,7 @@ for step, (x, y) in enumerate(loader):
         continue
 """,
         ),
-        Good(
+        FilePasses(
             "a loop that looks for a batch size",
             """\
 import torch
@@ -108,7 +119,7 @@ while True:
     size *= 2
 """,
         ),
-        Good(
+        FilePasses(
             "another hook, and a function that is run once",
             """\
 import torch
@@ -127,7 +138,7 @@ profile(first)
         ),
     ),
 )
-def cache_emptied_every_step(script: Script) -> Iterator[Hit]:
+def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
     """Ask whether the allocator may keep its memory from step to step.
 
     Why it hurts: each call waits for the GPU and gives blocks back that the next step asks of the driver anew: steps
@@ -136,7 +147,7 @@ def cache_emptied_every_step(script: Script) -> Iterator[Hit]:
     """
     for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
         if where := _step_around(script, call):
-            yield Hit(call, f"{script.text_of(call)} runs in every step: {where}")
+            yield Violation(call, f"{script.text_of(call)} runs in every step: {where}")
 
 
 def _step_around(script: Script, call: ast.Call) -> str:

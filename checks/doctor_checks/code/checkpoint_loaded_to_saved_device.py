@@ -10,20 +10,20 @@ from doctor.lint.api import (
     ACCELERATOR,
     TRAINER,
     UNKNOWN,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     SetArgument,
     Severity,
+    Violation,
     has_backward,
-    place_of,
-    pretends_to_have_ranks,
+    location_of,
     rank_condition,
     rule,
     run_by_all,
     runs_alone,
     several_ranks,
+    simulates_ranks,
     uses_gpus,
 )
 
@@ -48,7 +48,7 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
     mentions=("load(",),
     foreshadows=("MEM001",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "a snapshot of the elastic example",
             """\
 import os, torch
@@ -71,7 +71,7 @@ class Trainer:
 trainer = Trainer(Net(), "snapshot.pt")
 """,
         ),
-        Bad(
+        FileFails(
             "the weights straight into the model",
             """\
 import torch
@@ -90,7 +90,7 @@ model = Net().cuda()
 model.load_state_dict(torch.load("pretrained.pt", weights_only=True, map_location="cpu"))
 """,
         ),
-        Bad(
+        FileFails(
             "model and optimizer, mapped files are no other device",
             """\
 from torch import load
@@ -117,7 +117,7 @@ for batch in loader:
     accelerator.backward(model(batch))
 """,
         ),
-        Bad(
+        FileFails(
             "mapped to the first GPU",
             """\
 import torch
@@ -129,7 +129,7 @@ moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
 model = DistributedDataParallel(model)
 """,
         ),
-        Good(
+        FilePasses(
             "onto the CPU, by name and by place",
             """\
 import torch
@@ -141,7 +141,7 @@ optimizer.load_state_dict(torch.load("optimizer.pt", "cpu"))
 ema.load_state_dict(torch.load("ema.pt", lambda storage, place: storage))
 """,
         ),
-        Good(
+        FilePasses(
             "onto the GPU of the rank",
             """\
 import os, torch
@@ -153,7 +153,7 @@ state = torch.load(args.resume, map_location=f"cuda:{local_rank}")
 older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
 """,
         ),
-        Good(
+        FilePasses(
             "nothing shows several ranks",
             """\
 import torch
@@ -162,7 +162,7 @@ model = Net().cuda()
 model.load_state_dict(torch.load("model.pt"))
 """,
         ),
-        Good(
+        FilePasses(
             "the first rank alone, one process alone, and no checkpoint",
             """\
 import io, torch
@@ -184,7 +184,7 @@ torch.save(model.state_dict(), mine)
 model.load_state_dict(torch.load(mine))
 """,
         ),
-        Good(
+        FilePasses(
             "states that are numbers, and an app that trains nothing",
             """\
 import torch
@@ -200,7 +200,7 @@ def load_checkpoint(path):
     return torch.load(path)
 """,
         ),
-        Good(
+        FilePasses(
             "ranks on CPUs, other functions of that name, and arguments that can't be told",
             """\
 import json, torch, yaml
@@ -215,7 +215,7 @@ other = torch.load("model.pt", **options)
         ),
     ),
 )
-def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Hit]:
+def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     """Ask whether ranks load checkpoints onto the CPU or their own GPU.
 
     Why it hurts: torch.load puts each tensor back onto the device that it was saved from, mostly the first GPU: all
@@ -223,7 +223,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Hit]:
     Fix: torch.load(path, map_location="cpu"), and let load_state_dict copy it to the GPU of the rank.
     """
     shown = several_ranks(script)
-    if shown is None or not uses_gpus(script) or pretends_to_have_ranks(script) or _only_infers(script, shown):
+    if shown is None or not uses_gpus(script) or simulates_ranks(script) or _only_infers(script, shown):
         return
     everywhere = run_by_all(script)
     for call in script.calls("torch.load", "torch.jit.load"):
@@ -239,7 +239,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Hit]:
             if _is_checkpoint(script, call):
                 yield _unmapped(script, call, shown)
         elif fixed := _first_gpu(script, where):
-            yield Hit(
+            yield Violation(
                 call,
                 f"every rank loads {_source(script, call)} onto the first GPU: map_location is {fixed}",
                 fix='map_location="cpu", or the GPU of the rank: map_location=f"cuda:{local_rank}"',
@@ -255,14 +255,14 @@ def _only_infers(script: Script, shown: ast.Call) -> bool:
     )
 
 
-def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Hit:
+def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
     certain = script.name(call.func) == "torch.load" and _goes_into_state(script, call)
-    return Hit(
+    return Violation(
         call,
         f"every rank loads {_source(script, call)} onto the GPU that it was saved from: no map_location, and "
         f"line {shown.lineno} makes this a script of several ranks",
         confidence=0.9,
-        edits=(SetArgument(place_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
+        edits=(SetArgument(location_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
     )
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     LOADERS,
-    Bad,
+    FileFails,
+    FilePasses,
     FunctionNode,
-    Good,
-    Hit,
     Script,
     Severity,
+    Violation,
     rule,
     several_ranks,
 )
@@ -31,35 +31,37 @@ _REFILLS = frozenset(
     mentions=("collat",),
     foreshadows=("DATA002",),
     cases=lambda: (
-        Bad("without what could not be read", _script("batch = [item for item in batch if item is not None]  # !")),
-        Bad("filtered", _script("batch = list(filter(lambda item: item is not None, batch))  # !")),
-        Bad("by length", _script("kept = [x for x in batch if len(x['tokens']) <= 512]  # !\n    batch = kept")),
-        Bad("pictures of those that have one", _script("batch = [x[0] for x in batch if x is not None]  # !")),
-        Bad("a lambda", _LAMBDA),
-        Bad("a loop that goes on", _LOOP),
-        Good("all of them", _script("batch = [item['image'] for item in batch]")),
-        Good(
+        FileFails(
+            "without what could not be read", _script("batch = [item for item in batch if item is not None]  # !")
+        ),
+        FileFails("filtered", _script("batch = list(filter(lambda item: item is not None, batch))  # !")),
+        FileFails("by length", _script("kept = [x for x in batch if len(x['tokens']) <= 512]  # !\n    batch = kept")),
+        FileFails("pictures of those that have one", _script("batch = [x[0] for x in batch if x is not None]  # !")),
+        FileFails("a lambda", _LAMBDA),
+        FileFails("a loop that goes on", _LOOP),
+        FilePasses("all of them", _script("batch = [item['image'] for item in batch]")),
+        FilePasses(
             "filled up again",
             _script(
                 "good = [item for item in batch if item is not None]\n"
                 "    batch = good + random.choices(good, k=len(batch) - len(good))"
             ),
         ),
-        Good("some labels, of all samples", _script("labels = [x['label'] for x in batch if x['id'] in known]")),
-        Good(
+        FilePasses("some labels, of all samples", _script("labels = [x['label'] for x in batch if x['id'] in known]")),
+        FilePasses(
             "parts of a sample, not samples", _script("boxes = [[b for b in item if b is not None] for item in batch]")
         ),
-        Good(
+        FilePasses(
             "one process",
             _script("batch = [item for item in batch if item is not None]").replace("dist.init", "# dist.init"),
         ),
-        Good(
+        FilePasses(
             "not what collates",
             _script("pass").replace("pass", "pass\n\ndef clean(batch):\n    return [x for x in batch if x]\n"),
         ),
     ),
 )
-def collate_drops_samples(script: Script) -> Iterator[Hit]:
+def collate_drops_samples(script: Script) -> Iterator[Violation]:
     """Ask whether collate functions return a batch as large as the one that they were given.
 
     Why it hurts: the ranks' batches then differ in size. `all_gather` of them hangs or fails, DDP averages gradients as
@@ -76,7 +78,7 @@ def collate_drops_samples(script: Script) -> Iterator[Hit]:
         batch = _batch_of(function)
         if batch and not _refills(script, function):
             for node in _filters(script, function, batch):
-                yield Hit(
+                yield Violation(
                     node,
                     f"{name} leaves out samples of its batch: batches differ in size between the ranks "
                     f"({script.text_of(ranks.func)}, line {ranks.lineno})",

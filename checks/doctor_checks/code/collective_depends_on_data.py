@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     collectives_of,
     disagreement,
     gradients_reduced,
@@ -18,18 +18,18 @@ from doctor.lint.api import (
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a reduction where the loss is finite", _FINITE),
-        Bad("ranks with an empty mask have returned", _EMPTY),
-        Bad("the backward pass of DDP", _BACKWARD),
-        Bad("a barrier when the time is up", _CLOCK),
-        Bad("as long as the rank's own loss is large", _WHILE),
-        Good("the ranks agree first", _AGREED),
-        Good("both branches reduce", _BRANCHES),
-        Good("every so many steps", _STEPS),
-        Good("what is done with the result depends on data", _AFTER),
-        Good("a model of one process", _BACKWARD.replace("DDP(net)", "net").replace("  # !", "")),
+        FileFails("a reduction where the loss is finite", _FINITE),
+        FileFails("ranks with an empty mask have returned", _EMPTY),
+        FileFails("the backward pass of DDP", _BACKWARD),
+        FileFails("a barrier when the time is up", _CLOCK),
+        FileFails("as long as the rank's own loss is large", _WHILE),
+        FilePasses("the ranks agree first", _AGREED),
+        FilePasses("both branches reduce", _BRANCHES),
+        FilePasses("every so many steps", _STEPS),
+        FilePasses("what is done with the result depends on data", _AFTER),
+        FilePasses("a model of one process", _BACKWARD.replace("DDP(net)", "net").replace("  # !", "")),
     )
 
 
@@ -52,7 +52,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("RUN002", "RUN006"),
     cases=_cases,
 )
-def collective_depends_on_data(script: Script) -> Iterator[Hit]:
+def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a collective depends on what a rank alone knows: its data, or its clock.
 
     Why it hurts: one rank makes the call and another does not. They wait for each other until a time-out ends the job,
@@ -109,7 +109,7 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
     return word in words
 
 
-def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Hit:
+def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Violation:
     what = script.text_of(call.func, 40)
     what += " (it reduces the gradients of DDP)" if word == "backward" else ""
     whose = "its own data" if kind == "data" else "its own clock"
@@ -119,7 +119,7 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         how = "is not reached if"
     if isinstance(statement, ast.While):
         how = "runs as long as"
-    return Hit(
+    return Violation(
         call,
         f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), which each rank answers from "
         f"{whose}: ranks that differ wait for each other",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, Manifest, Severity, contradictions_in, lines, rule
+from doctor.lint.launch.api import FileFails, FilePasses, Manifest, Severity, Violation, contradictions_in, lines, rule
 
 _ACCELERATE = ("compute_environment: LOCAL_MACHINE", "num_machines: 1", "num_processes: 8")
 _LLAMA = (
@@ -17,28 +17,28 @@ _LLAMA = (
 _MICRO = '"train_micro_batch_size_per_gpu": "auto",'
 
 
-def _deepspeed(title: str, *body: str) -> Bad:
-    return Bad(title, lines("{", *body, "}"), name="ds_config.json")
+def _deepspeed(title: str, *body: str) -> FileFails:
+    return FileFails(title, lines("{", *body, "}"), name="ds_config.json")
 
 
-def _sound_deepspeed(title: str, *body: str) -> Good:
-    return Good(title, lines("{", *body, "}"), name="ds_config.json")
+def _sound_deepspeed(title: str, *body: str) -> FilePasses:
+    return FilePasses(title, lines("{", *body, "}"), name="ds_config.json")
 
 
-def _accelerate(title: str, *body: str) -> Bad:
-    return Bad(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
+def _accelerate(title: str, *body: str) -> FileFails:
+    return FileFails(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
 
 
-def _sound_accelerate(title: str, *body: str) -> Good:
-    return Good(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
+def _sound_accelerate(title: str, *body: str) -> FilePasses:
+    return FilePasses(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
 
 
-def _llama(title: str, *body: str) -> Bad:
-    return Bad(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
+def _llama(title: str, *body: str) -> FileFails:
+    return FileFails(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
 
 
-def _sound_llama(title: str, *body: str) -> Good:
-    return Good(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
+def _sound_llama(title: str, *body: str) -> FilePasses:
+    return FilePasses(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
 
 
 @rule(
@@ -139,7 +139,7 @@ def _sound_llama(title: str, *body: str) -> Good:
             "  fsdp_cpu_ram_efficient_loading: true",
             "  fsdp_sync_module_states: false  # !",
         ),
-        Bad(
+        FileFails(
             "one GPU of several",
             lines("distributed_type: MULTI_GPU", "num_machines: 1", "num_processes: 1", "gpu_ids: '3'  # !"),
             name="accelerate.yaml",
@@ -195,7 +195,7 @@ def _sound_llama(title: str, *body: str) -> Good:
         _sound_llama("pure bfloat16", "finetuning_type: full", "pure_bf16: true", "deepspeed: null"),
     ),
 )
-def configuration_contradicts_itself(file: Manifest) -> Iterator[Hit]:
+def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
     """Ask whether a configuration of DeepSpeed, Accelerate or LLaMA-Factory holds settings that exclude each other.
 
     Why it hurts: the program refuses them at its start, when the job has waited for its hosts; or passes one of them
@@ -204,7 +204,7 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Hit]:
     """
     for config in file.configs:
         for found in contradictions_in(config):
-            yield Hit(
+            yield Violation(
                 found.at.place,
                 found.claim,
                 fix=found.fix,

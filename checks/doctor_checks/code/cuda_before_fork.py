@@ -9,37 +9,37 @@ from doctor.lint.api import (
     LOADER,
     TRAINER,
     UNKNOWN,
-    Bad,
+    FileFails,
+    FilePasses,
     FunctionNode,
-    Good,
-    Hit,
     Script,
     Severity,
+    Violation,
     initialises_cuda,
     rule,
     runs_alone,
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a data set moves its samples to the GPU", _DATA_SET),
-        Bad("a collate function does", _COLLATE),
-        Bad("ranks are forked after the model was moved", _PROCESS),
-        Bad("Lightning forks its ranks", _LIGHTNING),
-        Good("the main process moves them", _MOVED),
-        Good(
+        FileFails("a data set moves its samples to the GPU", _DATA_SET),
+        FileFails("a collate function does", _COLLATE),
+        FileFails("ranks are forked after the model was moved", _PROCESS),
+        FileFails("Lightning forks its ranks", _LIGHTNING),
+        FilePasses("the main process moves them", _MOVED),
+        FilePasses(
             "workers that are spawned",
             _DATA_SET.replace("num_workers=4", 'num_workers=4, multiprocessing_context="spawn"').replace("  # !", ""),
         ),
-        Good("no workers", _DATA_SET.replace("num_workers=4", "num_workers=0").replace("  # !", "")),
-        Good(
+        FilePasses("no workers", _DATA_SET.replace("num_workers=4", "num_workers=0").replace("  # !", "")),
+        FilePasses(
             "the start method is spawn",
             _PROCESS.replace("\nif __name__", '\nmp.set_start_method("spawn")\nif __name__').replace("  # !", ""),
         ),
-        Good("the children use no CUDA", _CHILDREN),
-        Good("CUDA after the fork alone", _AFTER),
-        Good("Lightning starts its ranks anew", _LIGHTNING.replace("ddp_fork", "ddp").replace("  # !", "")),
+        FilePasses("the children use no CUDA", _CHILDREN),
+        FilePasses("CUDA after the fork alone", _AFTER),
+        FilePasses("Lightning starts its ranks anew", _LIGHTNING.replace("ddp_fork", "ddp").replace("  # !", "")),
     )
 
 
@@ -51,7 +51,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("HOST006",),
     cases=_cases,
 )
-def cuda_before_fork(script: Script) -> Iterator[Hit]:
+def cuda_before_fork(script: Script) -> Iterator[Violation]:
     """Ask whether CUDA is used in a process and in children that are forked from it.
 
     Why it hurts: a CUDA context does not survive a fork. The child ends with "Cannot re-initialize CUDA in forked
@@ -78,14 +78,14 @@ def _start_method(script: Script) -> object:
     return "fork"
 
 
-def _in_workers(script: Script, loader: ast.Call) -> Iterator[Hit]:
+def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
     workers = script.argument(loader, "num_workers", 5)
     if workers is None or script.value(workers) == 0 or script.is_given(loader, "multiprocessing_context"):
         return
     for function, what in _run_by_workers(script, loader):
         used = next((one for one in script.inside(function, ast.Call) if initialises_cuda(script, one)), None)
         if used is not None:
-            yield Hit(
+            yield Violation(
                 used,
                 f"`{script.text_of(used, 40)}` at line {used.lineno} runs in data workers ({what} of the DataLoader at "
                 f"line {loader.lineno}), which are forked: CUDA can't start there once the main process uses it",
@@ -108,7 +108,7 @@ def _run_by_workers(script: Script, loader: ast.Call) -> Iterator[tuple[Function
         yield function, "the collate function"
 
 
-def _in_children(script: Script, call: ast.Call) -> Iterator[Hit]:
+def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
     name = script.name(call.func)
     if name in tuple(f"{module}.Process" for module in _MODULES):
         target = script.argument(call, "target", 1)
@@ -122,7 +122,7 @@ def _in_children(script: Script, call: ast.Call) -> Iterator[Hit]:
     inner = _first_use(script, function) if function is not None else None
     before = _used_before(script, call)
     if function is not None and inner is not None and before is not None:
-        yield Hit(
+        yield Violation(
             call,
             f"{function.name} uses CUDA (line {inner.lineno}) in a process that is forked here, after "
             f"`{script.text_of(before, 40)}` at line {before.lineno} started CUDA in its parent",
@@ -149,7 +149,7 @@ def _used_before(script: Script, call: ast.AST) -> ast.Call | None:
     return None
 
 
-def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Hit]:
+def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Violation]:
     strategy = script.value(script.argument(trainer, "strategy"))
     if strategy is UNKNOWN or not str(strategy).startswith(("ddp_fork", "ddp_notebook")):
         return
@@ -157,7 +157,7 @@ def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Hit]:
         return
     before = _used_before(script, trainer)
     if before is not None:
-        yield Hit(
+        yield Violation(
             trainer,
             f"strategy {strategy} forks the ranks from a process in which `{script.text_of(before, 40)}` at line "
             f"{before.lineno} has started CUDA",

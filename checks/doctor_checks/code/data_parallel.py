@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     UNKNOWN,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     has_backward,
     rule,
     runs_alone,
@@ -28,7 +28,7 @@ _DP = "torch.nn.DataParallel"
     foreshadows=("MEM001",),
     mentions=("DataParallel",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "as many a script has it",
             """\
 import torch
@@ -44,7 +44,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "the devices named",
             """\
 from torch.nn import DataParallel
@@ -57,7 +57,7 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "inside of ranks",
             """\
 import torch
@@ -70,7 +70,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Good(
+        FilePasses(
             "DistributedDataParallel",
             """\
 import torch.nn as nn
@@ -80,7 +80,7 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "beside it, where there is one process",
             """\
 import torch
@@ -93,7 +93,7 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "for one process, in a script that another kind of ranks may run",
             """\
 import torch
@@ -108,7 +108,7 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "to read a checkpoint, with one device, or to ask for the type",
             """\
 import torch.nn as nn
@@ -121,7 +121,7 @@ with torch.no_grad():
         model(x)
 """,
         ),
-        Good(
+        FilePasses(
             "one device alone",
             """\
 import torch.nn as nn
@@ -135,7 +135,7 @@ for x, y in loader:
         ),
     ),
 )
-def data_parallel(script: Script) -> Iterator[Hit]:
+def data_parallel(script: Script) -> Iterator[Violation]:
     """Ask whether training on several GPUs uses a process for each.
 
     Why it hurts: DataParallel runs all GPUs from threads of one process and copies the model to each in every step: two
@@ -170,13 +170,13 @@ def _is_in_ranks(script: Script, call: ast.Call, shown: ast.Call) -> bool:
     return together and script.nearest(call, ast.If, ast.IfExp) is None
 
 
-def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Hit:
+def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
     if shown is not None:
-        return Hit(
+        return Violation(
             call,
             f"DataParallel inside of ranks (line {shown.lineno}): each rank drives all GPUs of its host, and no "
             "gradients are reduced",
             severity=Severity.ERROR,
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"
-    return Hit(call, f"DataParallel({model}) copies the model to every GPU in each step, from one process")
+    return Violation(call, f"DataParallel({model}) copies the model to every GPU in each step, from one process")

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     DDP,
     UNKNOWN,
-    Bad,
+    FileFails,
+    FilePasses,
     FunctionNode,
-    Good,
-    Hit,
     Script,
     Severity,
-    pretends_to_have_ranks,
+    Violation,
     rank_condition,
     rule,
     run_by_all,
     runs_alone,
     several_ranks,
+    simulates_ranks,
 )
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
@@ -38,7 +38,7 @@ _BY_NAME = ("torch.", "transformers.")
     mentions=("cuda", "device"),
     foreshadows=("GPU001", "MEM001"),
     cases=lambda: (
-        Bad(
+        FileFails(
             "a fixed device beside a process group",
             """\
 import torch
@@ -53,7 +53,7 @@ for images, labels in loader:
     loss.backward()
 """,
         ),
-        Bad(
+        FileFails(
             "the first GPU by number",
             """\
 import torch
@@ -72,7 +72,7 @@ def main():
 main()
 """,
         ),
-        Bad(
+        FileFails(
             "moved before the rank has its device",
             """\
 import os, torch
@@ -88,7 +88,7 @@ def main():
 main()
 """,
         ),
-        Bad(
+        FileFails(
             "a model that Transformers puts onto the first GPU",
             """\
 from accelerate import Accelerator
@@ -99,7 +99,7 @@ model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={"": 0})  # !
 model, optimizer = accelerator.prepare(model, optimizer)
 """,
         ),
-        Good(
+        FilePasses(
             "the device of the rank",
             """\
 import os, torch
@@ -114,7 +114,7 @@ for x, y in loader:
     criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "chosen anew where there are ranks",
             """\
 import torch
@@ -134,7 +134,7 @@ def main(args):
 main(parse())
 """,
         ),
-        Good(
+        FilePasses(
             "one process, or one model over several GPUs",
             """\
 import torch
@@ -145,7 +145,7 @@ for x, y in loader:
     criterion(model(x.to(device)), y.to(device)).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "layers of one model on two GPUs, and every rank sees its own GPU alone",
             """\
 import os, torch
@@ -156,7 +156,7 @@ dist.init_process_group("nccl")
 model = Net().to("cuda:0")
 """,
         ),
-        Good(
+        FilePasses(
             "a group of one rank",
             """\
 import torch
@@ -166,7 +166,7 @@ dist.init_process_group("nccl", rank=0, world_size=1)
 model = Net().to("cuda:0")
 """,
         ),
-        Good(
+        FilePasses(
             "a model of two halves",
             """\
 import torch
@@ -179,7 +179,7 @@ second = Half().to("cuda:1")
         ),
     ),
 )
-def device_fixed_in_ranks(script: Script) -> Iterator[Hit]:
+def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether ranks use the GPU that is theirs.
 
     Why it hurts: all ranks of a host land on one GPU: NCCL says "Duplicate GPU detected" or hangs, the GPU runs out of
@@ -188,7 +188,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Hit]:
     device = torch.device("cuda", local_rank).
     """
     shown = several_ranks(script)
-    if shown is None or pretends_to_have_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
+    if shown is None or simulates_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
         return
     yield from _early(script)
     everywhere = run_by_all(script)
@@ -196,7 +196,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Hit]:
         function = script.function_of(node)
         if function in everywhere and rank_condition(script, node) is None and not runs_alone(script, node):
             certain = bool(_OF_ONE_HOST.search(script.text))
-            yield Hit(
+            yield Violation(
                 node,
                 f"every rank uses the first GPU of its host: {words}; line {shown.lineno} makes this a script of "
                 "several ranks",
@@ -274,7 +274,7 @@ def _is_first_device(script: Script, call: ast.Call) -> bool:
     return isinstance(named, ast.Constant) and named.value == "cuda:0"
 
 
-def _early(script: Script) -> Iterator[Hit]:
+def _early(script: Script) -> Iterator[Violation]:
     """What goes to CUDA before ``set_device`` in the same block of statements."""
     for sets in script.calls("torch.cuda.set_device"):
         function = script.function_of(sets)
@@ -287,7 +287,7 @@ def _early(script: Script) -> Iterator[Hit]:
                 and _is_current_device(script, call)
                 and _is_same_block(script, call, sets, function)
             ):
-                yield Hit(
+                yield Violation(
                     call,
                     f"{script.text_of(call)} goes to the first GPU: the rank gets its own in line {sets.lineno}",
                     fix=f"{script.text_of(sets)} before it",

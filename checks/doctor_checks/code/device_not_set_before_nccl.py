@@ -6,39 +6,39 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
     Edit,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     InsertStatement,
     Script,
     Severity,
+    Violation,
     binds_device,
     is_nccl,
-    is_whole,
     joins,
+    location_of,
     on_current_device,
-    place_of,
     rule,
+    shows_whole_process,
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a script for torchrun", _TORCHRUN, fixed=_TORCHRUN_BOUND),
-        Bad("a function for mp.spawn", _SPAWNED),
-        Bad("the device is called cuda", _NAMED),
-        Bad("objects travel over the current device", _OBJECTS),
-        Good("set_device before", _TORCHRUN_BOUND),
-        Good(
+        FileFails("a script for torchrun", _TORCHRUN, fixed=_TORCHRUN_BOUND),
+        FileFails("a function for mp.spawn", _SPAWNED),
+        FileFails("the device is called cuda", _NAMED),
+        FileFails("objects travel over the current device", _OBJECTS),
+        FilePasses("set_device before", _TORCHRUN_BOUND),
+        FilePasses(
             "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
         ),
-        Good("devices told by number", _BY_NUMBER),
-        Good("where there is one process alone", _ALONE),
-        Good("gloo", _TORCHRUN.replace("nccl", "gloo").replace("  # !", "")),
-        Good("one process sees one GPU", _MASKED),
-        Good("a helper of the project sets it", _HELPER),
-        Good("a file of helpers, for scripts that set it", _LIBRARY),
+        FilePasses("devices told by number", _BY_NUMBER),
+        FilePasses("where there is one process alone", _ALONE),
+        FilePasses("gloo", _TORCHRUN.replace("nccl", "gloo").replace("  # !", "")),
+        FilePasses("one process sees one GPU", _MASKED),
+        FilePasses("a helper of the project sets it", _HELPER),
+        FilePasses("a file of helpers, for scripts that set it", _LIBRARY),
     )
 
 
@@ -50,7 +50,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("GPU001", "MEM001"),
     cases=_cases,
 )
-def device_not_set_before_nccl(script: Script) -> Iterator[Hit]:
+def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     """Ask whether each rank is tied to its GPU before it talks over NCCL.
 
     Why it hurts: the current device of every process is GPU 0. All ranks of a host put their tensors there: NCCL ends
@@ -61,9 +61,9 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Hit]:
     if not calls or binds_device(script):
         return
     used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
-    if used is None or not is_whole(script, calls[0], used):
+    if used is None or not shows_whole_process(script, calls[0], used):
         return
-    yield Hit(
+    yield Violation(
         calls[0],
         f"no rank sets its GPU before NCCL starts here, and `{script.text_of(used, 40)}` at line {used.lineno} works "
         "on the current one: that is GPU 0 in every rank of a host",
@@ -88,7 +88,7 @@ def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
     statement = script.statement_of(call)
     if script.function_of(before) is not script.function_of(call) or script.scope_of(call, "torch") is None:
         return ()
-    return (InsertStatement(place_of(statement), "torch.cuda.set_device(local_rank)", inside=False),)
+    return (InsertStatement(location_of(statement), "torch.cuda.set_device(local_rank)", inside=False),)
 
 
 _TORCHRUN = """\

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from doctor.lint.api import (
     WRAPPERS,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     collectives_of,
     initialises_cuda,
     joins,
@@ -20,18 +20,18 @@ from doctor.lint.api import (
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("the address, after the job was joined", _ADDRESS),
-        Bad("visible GPUs, after CUDA has started", _VISIBLE),
-        Bad("NCCL has its settings by then", _NCCL),
-        Bad("the allocator has them too", _ALLOCATOR),
-        Bad("joined in a function that was called before", _CALLED),
-        Good("before", _BEFORE),
-        Good("NCCL reads its own at the first collective", _LAZY),
-        Good("for children", _CHILDREN),
-        Good("in another branch", _BRANCHES),
-        Good("a variable that is read when it is used", _AT_USE),
+        FileFails("the address, after the job was joined", _ADDRESS),
+        FileFails("visible GPUs, after CUDA has started", _VISIBLE),
+        FileFails("NCCL has its settings by then", _NCCL),
+        FileFails("the allocator has them too", _ALLOCATOR),
+        FileFails("joined in a function that was called before", _CALLED),
+        FilePasses("before", _BEFORE),
+        FilePasses("NCCL reads its own at the first collective", _LAZY),
+        FilePasses("for children", _CHILDREN),
+        FilePasses("in another branch", _BRANCHES),
+        FilePasses("a variable that is read when it is used", _AT_USE),
     )
 
 
@@ -43,7 +43,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("NCCL003", "NCCL005", "ENV005"),
     cases=_cases,
 )
-def environment_written_late(script: Script) -> Iterator[Hit]:
+def environment_written_late(script: Script) -> Iterator[Violation]:
     """Ask whether variables of the environment are written before what reads them starts.
 
     Why it hurts: they are read once. What is written later has no effect, and nothing says so: the job goes on over the
@@ -55,7 +55,7 @@ def environment_written_late(script: Script) -> Iterator[Hit]:
         started = _started_before(script, at, reader) if reader is not None else None
         if reader is None or started is None or _is_for_later(script, at):
             continue
-        yield Hit(
+        yield Violation(
             at,
             f"{variable} is written at line {at.lineno}, after `{script.text_of(started, 40)}` at line "
             f"{started.lineno}: {reader.words}",
@@ -64,7 +64,7 @@ def environment_written_late(script: Script) -> Iterator[Hit]:
         )
 
 
-class _Reader(NamedTuple):
+class _VariableReader(NamedTuple):
     """What reads a variable: ``words`` on when it is too late, ``starts``: the calls from which on it is."""
 
     words: str
@@ -97,15 +97,15 @@ _READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCK
 _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
-def _reader(variable: str) -> _Reader | None:
+def _reader(variable: str) -> _VariableReader | None:
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
-        return _Reader("the process group has read it by then", _joining)
+        return _VariableReader("the process group has read it by then", _joining)
     if variable.startswith("NCCL_"):
-        return _Reader("NCCL reads it once, for its first communicator", _communicating)
+        return _VariableReader("NCCL reads it once, for its first communicator", _communicating)
     if variable in _READ_BY_CUDA:
-        return _Reader("CUDA reads it once, when it starts", _using_cuda)
+        return _VariableReader("CUDA reads it once, when it starts", _using_cuda)
     if variable in _READ_BY_ALLOCATOR:
-        return _Reader("the allocator reads it once, for the first tensor on a GPU", _using_cuda)
+        return _VariableReader("the allocator reads it once, for the first tensor on a GPU", _using_cuda)
     return None
 
 
@@ -126,7 +126,7 @@ def _named(script: Script, at: ast.stmt, key: ast.expr) -> Iterator[tuple[ast.st
         yield at, name
 
 
-def _started_before(script: Script, at: ast.stmt, reader: _Reader) -> ast.Call | None:
+def _started_before(script: Script, at: ast.stmt, reader: _VariableReader) -> ast.Call | None:
     """The first call above that reads, in the same function or the module, or in a function that is called above."""
     scope = script.function_of(at)
     starts = list(reader.starts(script))

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     RANK_WORDS,
     SAMPLER,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     SetArgument,
     Severity,
+    Violation,
     belongs_to_lightning,
     evaluates,
     is_test,
     loaders,
-    place_of,
+    location_of,
     rule,
     several_ranks,
     target_name,
@@ -33,38 +33,40 @@ from doctor.lint.api import (
     mentions=RANK_WORDS,
     foreshadows=("DATA007",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "the loader of the validation",
             _script("DataLoader(val_set, batch_size=64, shuffle=True)  # !"),
             _script("DataLoader(val_set, batch_size=64, shuffle=False)"),
         ),
-        Bad("by position", _script("DataLoader(val_set, 64, True)  # !")),
-        Bad(
+        FileFails("by position", _script("DataLoader(val_set, 64, True)  # !")),
+        FileFails(
             "in a data module of Lightning",
             _DATA_MODULE,
             _DATA_MODULE.replace("shuffle=True, num", "shuffle=False, num"),
         ),
-        Bad(
+        FileFails(
             "a sampler, which shuffles unless it is told not to",
             _script("DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set)  # !"),
             _script(
                 "DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set, shuffle=False)"
             ),
         ),
-        Good("in order", _script("DataLoader(val_set, batch_size=64)")),
-        Good("the training", _script("DataLoader(val_set)", "train_loader = DataLoader(train_set, shuffle=True)")),
-        Good(
+        FilePasses("in order", _script("DataLoader(val_set, batch_size=64)")),
+        FilePasses(
+            "the training", _script("DataLoader(val_set)", "train_loader = DataLoader(train_set, shuffle=True)")
+        ),
+        FilePasses(
             "a sampler that shuffles by intention",
             _script("DataLoader(val_set, sampler=sampler)", "val_sampler = DistributedSampler(val_set, shuffle=True)"),
         ),
-        Good("one rank", _script("DataLoader(val_set, shuffle=True)").replace("dist.init_process_group()", "")),
-        Good(
+        FilePasses("one rank", _script("DataLoader(val_set, shuffle=True)").replace("dist.init_process_group()", "")),
+        FilePasses(
             "a few pictures to look at",
             _script("DataLoader(val_set, shuffle=True)") + "pictures = next(iter(val_loader))\n",
         ),
     ),
 )
-def evaluation_shuffled(script: Script) -> Iterator[Hit]:
+def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     """Ask whether the evaluation goes through its data in order.
 
     Why it hurts: on several ranks the sampler repeats samples until all ranks have as many. In a shuffled evaluation
@@ -79,10 +81,10 @@ def evaluation_shuffled(script: Script) -> Iterator[Hit]:
         shuffled = script.argument(loader.call, "shuffle", 2)
         if loader.evaluates and script.value(shuffled) is True and loader.name not in looked_at:
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
-            yield Hit(
+            yield Violation(
                 loader.call,
                 f"{loader.title} shuffles the evaluation: {_effect(script, loader.call)}",
-                edits=(SetArgument(place_of(loader.call), "shuffle", "False"),) if named else (),
+                edits=(SetArgument(location_of(loader.call), "shuffle", "False"),) if named else (),
             )
     yield from _samplers(script)
 
@@ -93,18 +95,18 @@ def _effect(script: Script, call: ast.Call) -> str:
     return "the order of its results is another one on each rank"
 
 
-def _samplers(script: Script) -> Iterator[Hit]:
+def _samplers(script: Script) -> Iterator[Violation]:
     """Samplers of an evaluation that nobody told anything."""
     for call in script.calls(SAMPLER):
         name = target_name(script, call)
         data = script.argument(call, "dataset", 0)
         told = evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
         if told and not script.is_given(call, "shuffle", 3):
-            yield Hit(
+            yield Violation(
                 call,
                 f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation, as it does unless it is "
                 "told not to: its results come in another order than the data, and random samples fill the ranks up",
-                edits=(SetArgument(place_of(call), "shuffle", "False"),),
+                edits=(SetArgument(location_of(call), "shuffle", "False"),),
             )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     SAMPLER,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     evaluates,
     is_test,
     loaders,
@@ -33,35 +33,37 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
     mentions=("drop_last",),
     foreshadows=("DATA007",),
     cases=lambda: (
-        Bad("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
-        Bad("returned by a function, where the names of the data say nothing", _FUNCTION),
-        Bad(
+        FileFails("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
+        FileFails("returned by a function, where the names of the data say nothing", _FUNCTION),
+        FileFails(
             "its sampler",
             _script(
                 "DataLoader(test_set, 64)",
                 "test_sampler = DistributedSampler(test_set, shuffle=False, drop_last=True)  # !",
             ),
         ),
-        Bad("in a data module", _DATA_MODULE),
-        Good(
+        FileFails("in a data module", _DATA_MODULE),
+        FilePasses(
             "the training, where the tail can go",
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
-        Good("kept", _script("DataLoader(test_set, drop_last=False)")),
-        Good("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
-        Good(
+        FilePasses("kept", _script("DataLoader(test_set, drop_last=False)")),
+        FilePasses("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
+        FilePasses(
             "the samplers' rest by itself",
             _script("DataLoader(test_set, 64)", "test_sampler = DistributedSampler(test_set, drop_last=True)")
             + "rest = Subset(test_loader.dataset, range(64, 99))\n",
         ),
-        Good(
+        FilePasses(
             "one loader for both",
             _script("0", "def make(dataset, is_train):\n    return DataLoader(dataset, drop_last=is_train)"),
         ),
-        Good("one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")),
+        FilePasses(
+            "one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")
+        ),
     ),
 )
-def evaluation_tail_dropped(script: Script) -> Iterator[Hit]:
+def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     """Ask whether an evaluation on several ranks sees all of its samples.
 
     Why it hurts: `drop_last=True` leaves out up to a batch of samples, on each rank. The metric is that of another data
@@ -74,7 +76,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Hit]:
         if not loader.evaluates or _is_whole(script, loader.call):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
-            yield Hit(
+            yield Violation(
                 loader.call,
                 f"{loader.title} leaves out up to {_batch(script, loader.call)} on each rank (drop_last=True), and "
                 "what it measures depends on the number of ranks",
@@ -106,8 +108,8 @@ def _batch(script: Script, loader: ast.Call) -> str:
     return f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
 
 
-def _of_sampler(call: ast.Call, name: str) -> Hit:
-    return Hit(
+def _of_sampler(call: ast.Call, name: str) -> Violation:
+    return Violation(
         call,
         f"{name or 'DistributedSampler'} (line {call.lineno}) leaves out up to one sample for each other rank "
         "(drop_last=True), and what it measures depends on the number of ranks",

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     collectives_of,
     hooks,
     rule,
@@ -19,18 +19,18 @@ from doctor.lint.api import (
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("OnExceptionCheckpoint with DDP", _CHECKPOINT),
-        Bad("a list of callbacks that is made before", _LIST),
-        Bad("a callback of one's own", _HOOK),
-        Bad("a barrier in the handler of an error", _HANDLER),
-        Good("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1").replace("  # !", "")),
-        Good("the Trainer of several devices is another one", _ANOTHER),
-        Good("checkpoints by time", _CHECKPOINT.replace("OnException", "Model").replace("  # !", "")),
-        Good("a hook that only writes what its rank knows", _WRITES),
-        Good("all ranks are interrupted alike", _INTERRUPTED),
-        Good("the end of all ranks, and the process group is taken down", _FINALLY),
+        FileFails("OnExceptionCheckpoint with DDP", _CHECKPOINT),
+        FileFails("a list of callbacks that is made before", _LIST),
+        FileFails("a callback of one's own", _HOOK),
+        FileFails("a barrier in the handler of an error", _HANDLER),
+        FilePasses("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1").replace("  # !", "")),
+        FilePasses("the Trainer of several devices is another one", _ANOTHER),
+        FilePasses("checkpoints by time", _CHECKPOINT.replace("OnException", "Model").replace("  # !", "")),
+        FilePasses("a hook that only writes what its rank knows", _WRITES),
+        FilePasses("all ranks are interrupted alike", _INTERRUPTED),
+        FilePasses("the end of all ranks, and the process group is taken down", _FINALLY),
     )
 
 
@@ -42,7 +42,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("RUN006",),
     cases=_cases,
 )
-def exception_checkpoint_on_ranks(script: Script) -> Iterator[Hit]:
+def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether a rank that has failed does something in which it waits for the others.
 
     Why it hurts: the others are in the middle of their step and never come. The error is not shown before the wait
@@ -58,11 +58,11 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Hit]:
 _NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
 
 
-def _callbacks(script: Script) -> Iterator[Hit]:
+def _callbacks(script: Script) -> Iterator[Violation]:
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
         trainers = [one for one in _trainers(script, call) if trains_on_several(script, one)]
         if trainers:
-            yield Hit(
+            yield Violation(
                 call,
                 f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank "
                 "that fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
@@ -77,13 +77,13 @@ def _trainers(script: Script, callback: ast.Call) -> list[ast.Call]:
     return near or every
 
 
-def _hooks(script: Script) -> Iterator[Hit]:
+def _hooks(script: Script) -> Iterator[Violation]:
     for owner in script.all(ast.ClassDef):
         if not script.derives(owner, "lightning.pytorch.Callback") or not _knows_ranks(script, owner):
             continue
         for hook in hooks(owner, "on_exception"):
             for one in collectives_of(script).in_body(hook):
-                yield Hit(
+                yield Violation(
                     one.call,
                     f"on_exception calls {script.text_of(one.call.func, 40)} (line {one.call.lineno}), which all ranks "
                     "have to call: those that did not fail are elsewhere",
@@ -108,7 +108,7 @@ _ALIKE = frozenset({"KeyboardInterrupt", "SystemExit", "ImportError", "ModuleNot
 """What every rank meets at the same time, or where a library lacks something."""
 
 
-def _handlers(script: Script) -> Iterator[Hit]:
+def _handlers(script: Script) -> Iterator[Violation]:
     for one in collectives_of(script).all():
         handler = script.nearest(one.call, ast.ExceptHandler)
         if handler is None or one.word not in _WAITS or one.grouped or one.through:
@@ -121,7 +121,7 @@ def _handlers(script: Script) -> Iterator[Hit]:
         if _is_of_all(script, handler) or not _trains(script, tried):
             continue
         caught = f"except {script.text_of(handler.type)}" if handler.type is not None else "except"
-        yield Hit(
+        yield Violation(
             one.call,
             f"{script.text_of(one.call.func, 40)} at line {one.call.lineno} stands in `{caught}` (line "
             f"{handler.lineno}): a rank comes there on an error of its own, and waits for ranks that have none",

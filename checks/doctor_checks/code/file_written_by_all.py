@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     RANK_WORDS,
-    Bad,
+    FileFails,
+    FilePasses,
     FunctionNode,
-    Good,
-    Hit,
     Script,
     Severity,
+    Violation,
     calls_of,
     is_test,
     may_run_alone,
@@ -46,8 +46,8 @@ _OWN = re.compile(
     reads=Script,
     mentions=RANK_WORDS,
     cases=lambda: (
-        Bad("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
-        Bad(
+        FileFails("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
+        FileFails(
             "in a function",
             _script(
                 "save(model, epoch)",
@@ -56,73 +56,73 @@ _OWN = re.compile(
                 "    torch.save(model.state_dict(), path)  # !",
             ),
         ),
-        Bad(
+        FileFails(
             "results as JSON",
             _script("with open(OUT + '/results.json', 'w') as file:  # !\n        json.dump({'epoch': epoch}, file)"),
         ),
-        Bad(
+        FileFails(
             "the best one",
             _script("if loss < best:\n        torch.save({'model': model.state_dict()}, f'{OUT}/best.pth')  # !"),
         ),
-        Bad("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
-        Bad("in ranks that the script starts", _SPAWNED),
-        Bad("a path that the caller hands in", _HANDED),
-        Good(
+        FileFails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
+        FileFails("in ranks that the script starts", _SPAWNED),
+        FileFails("a path that the caller hands in", _HANDED),
+        FilePasses(
             "a path that the caller hands in, with the rank in it",
             _HANDED.replace("{name}/", "{name}/{dist.get_rank()}"),
         ),
-        Good("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
-        Good("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
-        Good(
+        FilePasses("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
+        FilePasses("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
+        FilePasses(
             "a folder for each rank",
             _script("torch.save(model, os.path.join(mine, 'last.pt'))", "mine = f'{OUT}/{dist.get_rank()}'"),
         ),
-        Good(
+        FilePasses(
             "in a function that rank 0 calls",
             _script("if rank == 0: save(model)", "def save(model):\n    torch.save(model, 'last.pt')"),
         ),
-        Good(
+        FilePasses(
             "in a function that nobody calls here",
             _script("pass", "def save(model):\n    torch.save(model, 'last.pt')"),
         ),
-        Good("in a method that the process of device 0 calls", _BY_DEVICE),
-        Good(
+        FilePasses("in a method that the process of device 0 calls", _BY_DEVICE),
+        FilePasses(
             "what rank 0 alone has",
             _script("if found is not None:\n        np.save('found.npy', found)", "found = None").replace(
                 "    predictions", "    if rank == 0:\n        found = loss\n    predictions"
             ),
         ),
-        Good(
+        FilePasses(
             "one of many, by turns", _script("for n in range(rank, 24, 8):\n        np.save(f'{n}.npy', predictions)")
         ),
-        Good("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
-        Good("a cache that rank 0 makes first, while the others wait", _CACHED),
-        Good("what is not there yet", _LEFT),
-        Good("a mode that is not for several ranks", _EVOLVED),
-        Good(
+        FilePasses("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
+        FilePasses("a cache that rank 0 makes first, while the others wait", _CACHED),
+        FilePasses("what is not there yet", _LEFT),
+        FilePasses("a mode that is not for several ranks", _EVOLVED),
+        FilePasses(
             "returned before by the others",
             _script(
                 "save(model)",
                 "def save(model):\n    if dist.get_rank() != 0:\n        return\n    torch.save(model, 'last.pt')",
             ),
         ),
-        Good(
+        FilePasses(
             "a checkpoint of all ranks together",
             _script("torch.distributed.checkpoint.save(state, checkpoint_id='last')"),
         ),
-        Good("read", _script("with open('settings.json') as file:\n        settings = json.load(file)")),
-        Good(
+        FilePasses("read", _script("with open('settings.json') as file:\n        settings = json.load(file)")),
+        FilePasses(
             "before the ranks are started",
             _SPAWNED.replace("def main", "np.save('a.npy', data)\n\ndef main").replace("torch.save", "print"),
         ),
-        Good(
+        FilePasses(
             "one process",
             _script("torch.save(model, 'last.pt')").replace("dist.init", "# dist.init").replace("DDP(", "("),
         ),
-        Good("saved by accelerate", _ACCELERATE),
+        FilePasses("saved by accelerate", _ACCELERATE),
     ),
 )
-def file_written_by_all(script: Script) -> Iterator[Hit]:
+def file_written_by_all(script: Script) -> Iterator[Violation]:
     """Ask whether every file that a job writes is written by one rank.
 
     Why it hurts: ranks on one file system write over one another. The file is torn or holds a mix, which shows when the
@@ -138,7 +138,7 @@ def file_written_by_all(script: Script) -> Iterator[Hit]:
         if _is_left_where_there(script, call):
             continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
-            yield Hit(
+            yield Violation(
                 call,
                 f"all ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
                 f"line {ranks.lineno})",

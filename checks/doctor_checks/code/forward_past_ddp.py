@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     ACCELERATOR,
     DDP,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     has_backward,
     is_for_evaluation,
     rank_condition,
@@ -29,7 +29,7 @@ _WITHOUT = ("no_grad", "inference_mode")
     mentions=("DistributedDataParallel", "unwrap_model"),
     foreshadows=("RUN007",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "the module inside",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -42,7 +42,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "the model that was wrapped under another name",
             """\
 from torch.nn.parallel import DistributedDataParallel
@@ -57,7 +57,7 @@ for epoch in range(epochs):
         optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "a method that is a forward pass, and an unwrapped name",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -75,7 +75,7 @@ def other(net):
         raw_model(batch).sum().backward()  # !
 """,
         ),
-        Bad(
+        FileFails(
             "unwrapped by Accelerate",
             """\
 from accelerate import Accelerator
@@ -88,7 +88,7 @@ for batch in loader:
     optimizer.step()
 """,
         ),
-        Good(
+        FilePasses(
             "through the wrapper",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -100,7 +100,7 @@ for x, y in loader:
     model.module.clip_weights()
 """,
         ),
-        Good(
+        FilePasses(
             "to evaluate, to save and to sample",
             """\
 import torch
@@ -123,7 +123,7 @@ def evaluate(model):
         model.module(x)
 """,
         ),
-        Good(
+        FilePasses(
             "the same name, and a model in either form",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -135,7 +135,7 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "a teacher, and a wrapper that is used elsewhere",
             """\
 import torch
@@ -151,7 +151,7 @@ for x, y in loader:
         ),
     ),
 )
-def forward_past_ddp(script: Script) -> Iterator[Hit]:
+def forward_past_ddp(script: Script) -> Iterator[Violation]:
     """Ask whether the forward pass of training goes through DistributedDataParallel.
 
     Why it hurts: DDP prepares its reduction in its own forward; without it each rank trains a model of its own, and
@@ -169,7 +169,7 @@ def forward_past_ddp(script: Script) -> Iterator[Hit]:
             continue
         block = _training(script, call)
         if block is not None and not _is_prepared(script, block, words):
-            yield Hit(
+            yield Violation(
                 call,
                 f"{script.text_of(call.func)}(...) goes past {words}: the gradients of this step are not reduced",
             )

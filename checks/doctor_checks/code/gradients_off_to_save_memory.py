@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import Bad, Good, Hit, Script, Severity, hooks, lightning_modules, loops, rule
+from doctor.lint.api import FileFails, FilePasses, Script, Severity, Violation, hooks, lightning_modules, loops, rule
 
 _OFF = ("torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad")
 _ON = ("enable_grad", "set_grad_enabled")
@@ -27,7 +27,7 @@ _HARMLESS = frozenset(
     mentions=("no_grad", "inference_mode"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "a backward pass where gradients are off",
             """\
 import torch
@@ -39,7 +39,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "an encoder that the optimizer is to train",
             """\
 import torch
@@ -54,7 +54,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "a part of a LightningModule",
             """\
 import torch
@@ -79,7 +79,7 @@ class Model(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 """,
         ),
-        Bad(
+        FileFails(
             "the whole step",
             """\
 import torch
@@ -91,7 +91,7 @@ class Model(L.LightningModule):
         return self.loss(batch)
 """,
         ),
-        Good(
+        FilePasses(
             "checkpointing",
             """\
 from torch.utils.checkpoint import checkpoint
@@ -102,7 +102,7 @@ for x, y in loader:
     criterion(head(features), y).backward()
 """,
         ),
-        Good(
+        FilePasses(
             "a backbone that is frozen",
             """\
 import torch
@@ -139,7 +139,7 @@ class Probe(L.LightningModule):
         return torch.optim.AdamW(self.head.parameters(), lr=1e-3)
 """,
         ),
-        Good(
+        FilePasses(
             "a teacher of its own, and a model that acts before it learns",
             """\
 import torch
@@ -153,7 +153,7 @@ for state in loader:
     loss.backward()
 """,
         ),
-        Good(
+        FilePasses(
             "a step that trains nothing",
             """\
 import torch
@@ -165,7 +165,7 @@ class Neighbours(L.LightningModule):
         self.features.append(self.model(batch))
 """,
         ),
-        Good(
+        FilePasses(
             "a step with gradients switched on again, and evaluation",
             """\
 import torch
@@ -184,7 +184,7 @@ with torch.no_grad():
         ),
     ),
 )
-def gradients_off_to_save_memory(script: Script) -> Iterator[Hit]:
+def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
     """Ask whether what is to be trained runs with gradients.
 
     Why it hurts: torch.no_grad saves memory because nothing below it learns; its parameters stay as they were, and DDP
@@ -219,14 +219,14 @@ def _called(script: Script, node: ast.expr) -> str:
     return script.name(node.func) if isinstance(node, ast.Call) else script.name(node)
 
 
-def _backward_without(script: Script) -> Iterator[Hit]:
+def _backward_without(script: Script) -> Iterator[Violation]:
     for call in script.method_calls("backward", "manual_backward"):
         where = _off(script, call)
         if not isinstance(where, ast.With) or not isinstance(call.func, ast.Attribute):
             continue
         made = call.func.value if not call.args else call.args[0]
         if isinstance(made, ast.Name) and _is_made_in(script, made, where):
-            yield Hit(
+            yield Violation(
                 call,
                 f"{made.id} is made without gradients (line {where.lineno}), and has none to pass back",
                 fix="the forward pass without torch.no_grad()",
@@ -240,21 +240,21 @@ def _is_made_in(script: Script, name: ast.Name, where: ast.With) -> bool:
     return bool(made) and all(isinstance(one.value, ast.Call) and _off(script, one) is where for one in made)
 
 
-def _steps_without(script: Script) -> Iterator[Hit]:
+def _steps_without(script: Script) -> Iterator[Violation]:
     for owner in lightning_modules(script):
         for step in hooks(owner, "training_step"):
             off = next((one for one in step.decorator_list if _called(script, one) in _OFF), None)
             gives = any(one.value is not None for one in script.inside(step, ast.Return))
             switched = any(True for _ in script.inside(step, ast.With))
             if off is not None and gives and not switched:
-                yield Hit(
+                yield Violation(
                     step,
                     f"{owner.name}.training_step runs under @{script.text_of(off)}: its loss has no gradients",
                     fix="training_step without the decorator",
                 )
 
 
-def _untrained(script: Script, loop: ast.For) -> Iterator[Hit]:
+def _untrained(script: Script, loop: ast.For) -> Iterator[Violation]:
     """Models that an optimizer is given, and that run in the loop without gradients alone."""
     for call in script.inside(loop, ast.Call):
         where = _off(script, call) if isinstance(call.func, ast.Name) else None
@@ -267,9 +267,9 @@ def _untrained(script: Script, loop: ast.For) -> Iterator[Hit]:
             yield _hit(call, name, where, made)
 
 
-def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Hit:
+def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Violation:
     off = getattr(where, "lineno", 0)
-    return Hit(
+    return Violation(
         call,
         f"{name} is given to the optimizer in line {made.lineno} and runs without gradients alone (line {off}): it is "
         "never trained",
@@ -316,7 +316,7 @@ def _is_freezing(script: Script, node: ast.AST) -> bool:
     )
 
 
-def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Hit]:
+def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Violation]:
     """``self.backbone`` of a LightningModule whose optimizer takes ``self.parameters()``."""
     optimizers = next(hooks(owner, "configure_optimizers"), None)
     if optimizers is None or _FREEZES.search(ast.unparse(owner)):

@@ -10,12 +10,12 @@ from doctor.lint.api import (
     ACCELERATOR,
     DDP,
     FABRIC,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Loop,
     Script,
     Severity,
+    Violation,
     is_test,
     loops,
     rule,
@@ -35,7 +35,7 @@ _STEPS = frozenset({"step"})
     foreshadows=("RUN013",),
     mentions=("DistributedDataParallel", "Accelerator", "Fabric"),
     cases=lambda: (
-        Bad(
+        FileFails(
             "every fourth step",
             _script(
                 "loss.backward()  # !\n"
@@ -44,7 +44,7 @@ _STEPS = frozenset({"step"})
                 "            optimizer.zero_grad()"
             ),
         ),
-        Bad(
+        FileFails(
             "with a gradient scaler",
             _script(
                 "scaler.scale(loss / accumulation).backward()  # !\n"
@@ -53,9 +53,9 @@ _STEPS = frozenset({"step"})
                 "            scaler.update()"
             ),
         ),
-        Bad("with accelerate", _ACCELERATE),
-        Bad("a loop over micro-batches", _MICRO),
-        Good(
+        FileFails("with accelerate", _ACCELERATE),
+        FileFails("a loop over micro-batches", _MICRO),
+        FilePasses(
             "not yet averaged",
             _script(
                 "last = (step + 1) % 4 == 0\n"
@@ -65,24 +65,24 @@ _STEPS = frozenset({"step"})
                 "            optimizer.step()"
             ),
         ),
-        Good(
+        FilePasses(
             "a step after each",
             _script("loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            print(loss)"),
         ),
-        Good(
+        FilePasses(
             "a schedule that goes on now and then",
             _script(
                 "loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            scheduler.step()"
             ),
         ),
-        Good(
+        FilePasses(
             "accelerate does it",
             _ACCELERATE.replace(
                 "accelerator.backward(loss)  # !",
                 "with accelerator.accumulate(model):\n        accelerator.backward(loss)",
             ),
         ),
-        Good(
+        FilePasses(
             "one process",
             _script("loss.backward()\n        if (step + 1) % 4 == 0:\n            optimizer.step()").replace(
                 "DDP(", "("
@@ -90,7 +90,7 @@ _STEPS = frozenset({"step"})
         ),
     ),
 )
-def gradients_reduced_each_micro_step(script: Script) -> Iterator[Hit]:
+def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     """Ask whether ranks talk in each of the steps whose gradients are accumulated.
 
     Why it hurts: DDP averages the gradients in every backward pass. Of four accumulated steps three averages are thrown
@@ -105,7 +105,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Hit]:
         backward = _backward(script, loop)
         step = _accumulated(script, loop) if backward is not None else None
         if backward is not None and step is not None:
-            yield Hit(
+            yield Violation(
                 backward,
                 f"gradients are averaged over the ranks in every backward pass, and used in {step} alone "
                 f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",

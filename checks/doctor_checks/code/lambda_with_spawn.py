@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import LOADER, UNKNOWN, Bad, Good, Hit, Script, Severity, rule
+from doctor.lint.api import LOADER, UNKNOWN, FileFails, FilePasses, Script, Severity, Violation, rule
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a lambda is spawned", _LAMBDA),
-        Bad("a function of a function is spawned", _LOCAL),
-        Bad("a collate function, where workers are spawned", _COLLATE),
-        Bad("an argument of the spawned function", _ARGUMENT),
-        Bad("a process of a context that spawns", _CONTEXT),
-        Good("functions of the module", _MODULE),
-        Good("workers that are forked", _FORKED),
-        Good("no workers", _NO_WORKERS),
-        Good("a call that makes the argument", _CALLED),
+        FileFails("a lambda is spawned", _LAMBDA),
+        FileFails("a function of a function is spawned", _LOCAL),
+        FileFails("a collate function, where workers are spawned", _COLLATE),
+        FileFails("an argument of the spawned function", _ARGUMENT),
+        FileFails("a process of a context that spawns", _CONTEXT),
+        FilePasses("functions of the module", _MODULE),
+        FilePasses("workers that are forked", _FORKED),
+        FilePasses("no workers", _NO_WORKERS),
+        FilePasses("a call that makes the argument", _CALLED),
     )
 
 
@@ -30,7 +30,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     mentions=("spawn", "forkserver"),
     cases=_cases,
 )
-def lambda_with_spawn(script: Script) -> Iterator[Hit]:
+def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     """Ask whether anything that can't be pickled goes to processes that are spawned.
 
     Why it hurts: a spawned process gets its function and arguments as a pickle, and a lambda or a function inside a
@@ -42,7 +42,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Hit]:
     for call in script.all(ast.Call):
         for what, sent in _sent(script, call, default):
             if words := _unpicklable(script, sent):
-                yield Hit(
+                yield Violation(
                     sent,
                     f"{words} at line {sent.lineno} goes to {what} (line {call.lineno}) by spawn, and can't be pickled",
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),

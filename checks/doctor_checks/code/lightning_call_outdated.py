@@ -11,12 +11,12 @@ from doctor.lint.api import (
     STRATEGIES_AS_ACCELERATORS,
     TRAINER,
     UNKNOWN,
-    Bad,
     Edit,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     hooks,
     is_older,
     lightning_hook,
@@ -43,7 +43,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     mentions=("lightning",),
     foreshadows=("VER006",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "written for 1.x",
             """\
 import pytorch_lightning as pl
@@ -72,7 +72,7 @@ trainer.fit(model)
 """,
             releases=_V2,
         ),
-        Bad(
+        FileFails(
             "a dictionary of arguments",
             """\
 import pytorch_lightning as pl
@@ -86,7 +86,7 @@ trainer = pl.Trainer(**trainer_params)
 """,
             releases=_V2,
         ),
-        Bad(
+        FileFails(
             "the strategy as accelerator",
             """\
 from pytorch_lightning import Trainer
@@ -101,7 +101,7 @@ trainer = Trainer(devices=8, strategy="ddp", max_epochs=3, accelerator="gpu")
 trainer.fit(model)
 """,
         ),
-        Bad(
+        FileFails(
             "hooks and methods",
             """\
 import lightning as L
@@ -120,7 +120,7 @@ trainer.tune(Model())  # !
 """,
             releases=_V2,
         ),
-        Bad(
+        FileFails(
             "newer than the release",
             """\
 import pytorch_lightning as pl
@@ -129,7 +129,7 @@ trainer = pl.Trainer(devices=2, barebones=True)  # !
 """,
             releases=_V1,
         ),
-        Bad(
+        FileFails(
             "values that are gone",
             """\
 import lightning as L
@@ -143,7 +143,7 @@ trainer = L.Trainer(
 """,
             releases=_V2,
         ),
-        Good(
+        FilePasses(
             "as Lightning 2 has it",
             """\
 import lightning as L
@@ -157,7 +157,7 @@ trainer.fit(model, ckpt_path="last")
 """,
             releases=_V2,
         ),
-        Good(
+        FilePasses(
             "1.x where 1.x is installed",
             """\
 import pytorch_lightning as pl
@@ -171,7 +171,7 @@ trainer = pl.Trainer(gpus=2, precision=16, strategy="ddp_sharded")
 """,
             releases=_V1,
         ),
-        Good(
+        FilePasses(
             "other Trainers, and strategies that others register",
             """\
 import lightning as L
@@ -184,7 +184,7 @@ trainer = L.Trainer(strategy="horizon", precision="32-true")
 """,
             releases=_V2,
         ),
-        Good(
+        FilePasses(
             "where both kinds of releases are served",
             """\
 import pytorch_lightning as pl
@@ -201,7 +201,7 @@ else:
 """,
             releases=_V2,
         ),
-        Good(
+        FilePasses(
             "an option of one's own of that name, where the release is not known",
             """\
 import lightning as L
@@ -216,7 +216,7 @@ trainer = L.Trainer(precision=16, barebones=False)
         ),
     ),
 )
-def lightning_call_outdated(script: Script) -> Iterator[Hit]:
+def lightning_call_outdated(script: Script) -> Iterator[Violation]:
     """Ask whether the Lightning that is installed or asked for takes what the script asks of it.
 
     Why it hurts: Trainer.__init__() got an unexpected keyword argument, on every rank; or a hook is never called.
@@ -242,14 +242,14 @@ class _Complaint(NamedTuple):
     severity: Severity = Severity.ERROR
 
 
-def _hit(complaints: list[_Complaint], release: str | None) -> Hit:
+def _hit(complaints: list[_Complaint], release: str | None) -> Violation:
     """One for all of a line: it speaks of the worst, and the fix of all."""
     severity = min((one.severity for one in complaints), key=list(Severity).index)
     worst = [one for one in complaints if one.severity is severity]
     certain = all(one.edits for one in complaints)
     if release is None and severity is Severity.ERROR:
         severity = Severity.WARNING
-    return Hit(
+    return Violation(
         worst[0].at,
         f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
         fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     WRAPPERS,
-    Bad,
-    Good,
-    Hit,
-    Loader,
+    FileFails,
+    FilePasses,
+    LoaderCall,
     Script,
     Severity,
+    Violation,
     data_of,
     depends_on_ranks,
     is_iterable,
     loaders,
     loops,
-    parts_loaders_by_itself,
+    mentions_ranks,
     rule,
     run_by_all,
-    speaks_of_ranks,
+    shards_loaders_itself,
 )
 
 _MADE_UP = re.compile(
@@ -48,31 +48,35 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
     ),
     foreshadows=("DATA003",),
     cases=lambda: (
-        Bad("plain DDP with a shuffling loader", _script("DataLoader(train_set, batch_size=64, shuffle=True)  # !")),
-        Bad("the validation has a sampler, the training none", _WITH_VALIDATION),
-        Bad("FSDP, in functions", _FSDP),
-        Bad("DeepSpeed, which was not given the data", _DEEPSPEED),
-        Good("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
-        Good("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
-        Good("one of the two branches is for one process", _BRANCHES),
-        Good(
+        FileFails(
+            "plain DDP with a shuffling loader", _script("DataLoader(train_set, batch_size=64, shuffle=True)  # !")
+        ),
+        FileFails("the validation has a sampler, the training none", _WITH_VALIDATION),
+        FileFails("FSDP, in functions", _FSDP),
+        FileFails("DeepSpeed, which was not given the data", _DEEPSPEED),
+        FilePasses("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
+        FilePasses("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
+        FilePasses("one of the two branches is for one process", _BRANCHES),
+        FilePasses(
             "validation that each rank does as a whole",
             _script("loader = 0\nval_loader = DataLoader(train_set, shuffle=True)"),
         ),
-        Good(
+        FilePasses(
             "each rank has its own files",
             _script("DataLoader(Images(f'part-{rank}', transform), batch_size=64, shuffle=True)"),
         ),
-        Good("prepared by accelerate", _ACCELERATE),
-        Good(
+        FilePasses("prepared by accelerate", _ACCELERATE),
+        FilePasses(
             "a subset by rank",
             _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
         ),
-        Good("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
-        Good("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
+        FilePasses("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
+        FilePasses(
+            "data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")
+        ),
     ),
 )
-def loader_not_distributed(script: Script) -> Iterator[Hit]:
+def loader_not_distributed(script: Script) -> Iterator[Violation]:
     """Ask whether the training loader of a plain loop shares the data between the ranks.
 
     Why it hurts: every rank reads everything, so an epoch takes as long as on one rank, and what is counted as an epoch
@@ -81,7 +85,7 @@ def loader_not_distributed(script: Script) -> Iterator[Hit]:
     `loader.sampler.set_epoch(epoch)` before each epoch.
     """
     wrapper = _wrapper(script)
-    if wrapper is None or parts_loaders_by_itself(script):
+    if wrapper is None or shards_loaders_itself(script):
         return
     if next(script.calls(*_SHARED_INPUT), None) is not None:
         return
@@ -97,7 +101,7 @@ def _wrapper(script: Script) -> ast.Call | None:
     return next(script.calls(*WRAPPERS), None) or next(engines, None)
 
 
-def _is_trained_on(script: Script, loader: Loader, trained: set[str]) -> bool:
+def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> bool:
     return (
         script.function_of(loader.call) in run_by_all(script)
         and loader.evaluates is not True
@@ -105,7 +109,7 @@ def _is_trained_on(script: Script, loader: Loader, trained: set[str]) -> bool:
     )
 
 
-def _gives_all(script: Script, loader: Loader) -> bool:
+def _gives_all(script: Script, loader: LoaderCall) -> bool:
     """No sampler, no stream, and nothing that says that this rank's data is another one's."""
     call = loader.call
     if script.is_open(call) or any(
@@ -115,13 +119,13 @@ def _gives_all(script: Script, loader: Loader) -> bool:
     if is_iterable(script, call) is not False or depends_on_ranks(script, call):
         return False
     words = data_of(script, call)
-    return not speaks_of_ranks(words) and not any(_MADE_UP.match(word) for word in words)
+    return not mentions_ranks(words) and not any(_MADE_UP.match(word) for word in words)
 
 
-def _hit(script: Script, loader: Loader, wrapper: ast.Call) -> Hit:
+def _hit(script: Script, loader: LoaderCall, wrapper: ast.Call) -> Violation:
     data = script.argument(loader.call, "dataset", 0)
     named = script.text_of(data, 40) if data is not None else "dataset"
-    return Hit(
+    return Violation(
         loader.call,
         f"{loader.title} has no distributed sampler: every rank trains on all of {named}, though "
         f"{script.text_of(wrapper.func)} (line {wrapper.lineno}) averages their gradients",

@@ -6,35 +6,37 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
     Edit,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     RankCondition,
     Script,
     SetArgument,
     Severity,
-    place_of,
+    Violation,
+    location_of,
     rank_condition,
     rule,
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad(
+        FileFails(
             "a validation loss on rank 0",
             _VALIDATION,
             fixed=_VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)"),
         ),
-        Bad("a callback", _CALLBACK),
-        Bad("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
-        Bad("a method that returns on the others", _RETURNS),
-        Good("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "").replace("  # !", "")),
-        Good("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
-        Good("the logger itself, from rank 0", _LOGGER),
-        Good("another log", _OTHER_LOG),
-        Good("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
+        FileFails("a callback", _CALLBACK),
+        FileFails("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
+        FileFails("a method that returns on the others", _RETURNS),
+        FilePasses(
+            "on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "").replace("  # !", "")
+        ),
+        FilePasses("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
+        FilePasses("the logger itself, from rank 0", _LOGGER),
+        FilePasses("another log", _OTHER_LOG),
+        FilePasses("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
     )
 
 
@@ -46,7 +48,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("RUN006",),
     cases=_cases,
 )
-def log_in_rank_condition(script: Script) -> Iterator[Hit]:
+def log_in_rank_condition(script: Script) -> Iterator[Violation]:
     """Ask whether self.log is called by all ranks.
 
     Why it hurts: the other ranks do not know the metric. A ModelCheckpoint or EarlyStopping that monitors it fails on
@@ -74,10 +76,10 @@ def _is_lightnings(script: Script, call: ast.Call) -> bool:
     )
 
 
-def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Hit:
+def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", call.lineno)
     what = script.text_of(call.args[0], 30) if call.args else "a metric"
-    return Hit(
+    return Violation(
         call,
         f"{script.text_of(call.func)} of {what} at line {call.lineno} runs only where `{condition.test}` holds (line "
         f"{line}): the others never hear of the metric",
@@ -94,7 +96,7 @@ def _edits(script: Script, call: ast.Call, condition: RankCondition) -> tuple[Ed
     """For rank 0, and where the file monitors nothing."""
     if condition.test not in _ZERO or "monitor" in script.text:
         return ()
-    return (SetArgument(place_of(call), "rank_zero_only", "True"),)
+    return (SetArgument(location_of(call), "rank_zero_only", "True"),)
 
 
 _VALIDATION = """\

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     ACCELERATOR,
     UNKNOWN,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     collectives_of,
     joins,
     main_first,
@@ -21,19 +21,19 @@ from doctor.lint.api import (
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("the main process tokenises first", _FIRST),
-        Bad("rank 0 downloads a model", _DOWNLOAD),
-        Bad("the arguments of Transformers", _ARGUMENTS),
-        Good(
+        FileFails("the main process tokenises first", _FIRST),
+        FileFails("rank 0 downloads a model", _DOWNLOAD),
+        FileFails("the arguments of Transformers", _ARGUMENTS),
+        FilePasses(
             "with a limit of its own",
             _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)').replace("  # !", ""),
         ),
-        Good("all ranks load what was prepared", _PREPARED),
-        Good("a known small data set", _SMALL),
-        Good("nobody waits", _NOBODY),
-        Good("the limit is given where the script is started", _PARSED),
+        FilePasses("all ranks load what was prepared", _PREPARED),
+        FilePasses("a known small data set", _SMALL),
+        FilePasses("nobody waits", _NOBODY),
+        FilePasses("the limit is given where the script is started", _PARSED),
     )
 
 
@@ -45,7 +45,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("RUN010",),
     cases=_cases,
 )
-def long_work_before_barrier(script: Script) -> Iterator[Hit]:
+def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     """Ask whether ranks wait, with the default time limit, for one that downloads or prepares data of any size.
 
     Why it hurts: the limit is 10 minutes with NCCL and 30 with gloo. A larger data set, or a slower disk or network,
@@ -63,7 +63,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Hit]:
         if found is not None and found[0] not in told:
             place, words = found
             told.add(place)
-            yield Hit(
+            yield Violation(
                 call,
                 f"{script.text_of(call.func, 40)} at line {call.lineno} may take long, and the other ranks wait for it "
                 f"{words}, with the default time limit of {script.text_of(started.func)} (line {started.lineno})",

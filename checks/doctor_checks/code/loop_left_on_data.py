@@ -7,40 +7,40 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     collectives_of,
     disagreement,
     gradients_reduced,
     hooks,
     lightning_modules,
-    passes_over,
     rank_condition,
     rule,
     several_ranks,
+    swallows_error,
     unwrapped,
 )
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a bad loss skips the step", _SKIPS),
-        Bad("an empty batch skips the step", _NO_BATCH),
-        Bad("a rank out of memory goes on with the next batch", _MEMORY),
-        Bad("whatever fails is passed over", _PASSED_OVER),
-        Bad("the time is up on one rank", _CLOCK),
-        Bad("no loss from training_step", _LIGHTNING),
-        Good("the ranks agree to skip", _AGREED),
-        Good("a loss of zero takes part", _ZERO),
-        Good("every rank stops at the same step", _STEPS),
-        Good("a loop without collectives", _PLAIN),
-        Good("the error goes on", _RAISED),
-        Good("nothing after the last collective is skipped", _AFTER),
+        FileFails("a bad loss skips the step", _SKIPS),
+        FileFails("an empty batch skips the step", _NO_BATCH),
+        FileFails("a rank out of memory goes on with the next batch", _MEMORY),
+        FileFails("whatever fails is passed over", _PASSED_OVER),
+        FileFails("the time is up on one rank", _CLOCK),
+        FileFails("no loss from training_step", _LIGHTNING),
+        FilePasses("the ranks agree to skip", _AGREED),
+        FilePasses("a loss of zero takes part", _ZERO),
+        FilePasses("every rank stops at the same step", _STEPS),
+        FilePasses("a loop without collectives", _PLAIN),
+        FilePasses("the error goes on", _RAISED),
+        FilePasses("nothing after the last collective is skipped", _AFTER),
     )
 
 
@@ -52,7 +52,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("DATA001", "RUN001"),
     cases=_cases,
 )
-def loop_left_on_data(script: Script) -> Iterator[Hit]:
+def loop_left_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a rank may skip a step, or end the loop, on account of its own data, clock or memory.
 
     Why it hurts: the others are in the backward pass of that step, where gradients are reduced, and wait for a rank
@@ -80,7 +80,7 @@ def _synchronising(script: Script) -> dict[ast.Call, str]:
 _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
 
 
-def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.Call, str]) -> Hit | None:
+def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.Call, str]) -> Violation | None:
     loop = next((one for one in script.around(statement) if isinstance(one, _LOOPS)), None)
     if rank_condition(script, statement) is not None:
         return None
@@ -140,21 +140,21 @@ def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:
     return any(one is branch for one in script.around(call))
 
 
-def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Hit]:
+def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Violation]:
     """A step of a loop whose error is caught, and the loop goes on."""
     loop = next((one for one in script.around(tried) if isinstance(one, (*_LOOPS, ast.FunctionDef))), None)
     if not isinstance(loop, _LOOPS):
         return
     missed = [call for part in tried.body for call in script.inside(part, ast.Call) if call in calls]
     for handler in tried.handlers if missed else ():
-        if passes_over(script, handler, loop):
+        if swallows_error(script, handler, loop):
             caught = (
                 f"`{'except ' + script.text_of(handler.type) if handler.type else 'except'}` (line {handler.lineno})"
             )
             yield _hit(script, handler, caught, "goes on with the next step", missed[0], "error")
 
 
-def _without_loss(script: Script) -> Iterator[Hit]:
+def _without_loss(script: Script) -> Iterator[Violation]:
     for owner in lightning_modules(script):
         for step in hooks(owner, "training_step"):
             for left in script.inside(step, ast.Return):
@@ -162,7 +162,7 @@ def _without_loss(script: Script) -> Iterator[Hit]:
                     continue
                 branch = next((one for one in script.around(left) if isinstance(one, ast.If)), None)
                 if branch is not None and left in branch.body and disagreement(script, branch.test):
-                    yield Hit(
+                    yield Violation(
                         left,
                         f"training_step returns no loss if {script.text_of(branch.test)} (line {branch.lineno}), which "
                         "each rank answers from its own data: the others wait in the backward pass of that step, and "
@@ -172,9 +172,9 @@ def _without_loss(script: Script) -> Iterator[Hit]:
                     )
 
 
-def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, why: str) -> Hit:
+def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, why: str) -> Violation:
     own = {"data": "its own data", "time": "its own clock", "error": "an error of its own"}[why]
-    return Hit(
+    return Violation(
         at,
         f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
         f"(line {missed.lineno})",

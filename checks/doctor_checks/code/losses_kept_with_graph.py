@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
+    FileFails,
+    FilePasses,
     FunctionNode,
-    Good,
-    Hit,
     ReplaceExpression,
     Script,
     Severity,
+    Violation,
     hooks,
     lightning_modules,
-    place_of,
+    location_of,
     rule,
 )
 
@@ -31,7 +31,7 @@ _KEEPS = ("append", "appendleft", "add", "insert")
     mentions=("backward", "training_step"),
     foreshadows=("MEM004",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "a running sum",
             """\
 for epoch in range(epochs):
@@ -56,7 +56,7 @@ for epoch in range(epochs):
     print(running_loss / len(loader))
 """,
         ),
-        Bad(
+        FileFails(
             "a list of all losses, and a history by name",
             """\
 losses = []
@@ -79,7 +79,7 @@ for batch in loader:
     history["train"].append(loss.detach())
 """,
         ),
-        Bad(
+        FileFails(
             "the epoch of a LightningModule",
             """\
 import lightning as L
@@ -108,7 +108,7 @@ class Model(L.LightningModule):
         return {"loss": loss}
 """,
         ),
-        Bad(
+        FileFails(
             "scaled, and summed by hand",
             """\
 total = 0
@@ -127,7 +127,7 @@ for x, y in loader:
     total = total + loss.detach()
 """,
         ),
-        Bad(
+        FileFails(
             "a step of a trainer of one's own",
             """\
 class Trainer:
@@ -148,7 +148,7 @@ class Trainer:
         self.losses.append(loss.detach())
 """,
         ),
-        Good(
+        FilePasses(
             "the number alone",
             """\
 total, losses = 0.0, []
@@ -161,7 +161,7 @@ for x, y in loader:
     losses.append(seen)
 """,
         ),
-        Good(
+        FilePasses(
             "a sum that is what the backward pass goes through",
             """\
 for batch in loader:
@@ -179,7 +179,7 @@ for task in tasks:
         meta += loss
 """,
         ),
-        Good(
+        FilePasses(
             "detached before it is kept, and without gradients",
             """\
 import torch
@@ -197,7 +197,7 @@ for x, y in val_loader:
     losses.append(loss)
 """,
         ),
-        Good(
+        FilePasses(
             "made anew in every step, and meters that keep numbers",
             """\
 for x, y in loader:
@@ -212,7 +212,7 @@ for x, y in loader:
         ),
     ),
 )
-def losses_kept_with_graph(script: Script) -> Iterator[Hit]:
+def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
     """Ask whether losses that are kept beyond their step are freed of their graph.
 
     Why it hurts: each kept loss holds the graph of its step and what that still refers to: memory grows step by step
@@ -276,7 +276,7 @@ def _returned(script: Script, step: ast.FunctionDef) -> frozenset[str]:
     return frozenset(found)
 
 
-def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> Iterator[Hit]:
+def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> Iterator[Violation]:
     for statement in script.inside(body, ast.stmt):
         found = _keeps(statement)
         if found is None or not isinstance(found[1], ast.Name) or found[1].id not in losses:
@@ -287,11 +287,13 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             continue
         if _outlives(script, keeper, body) and not _is_freed(script, kept, body) and not _goes_back(script, keeper):
             words = script.text_of(keeper, 40)
-            yield Hit(
+            yield Violation(
                 statement,
                 f"{words} keeps {kept.id} with its graph, from every step of line {line}",
                 fix=f"{kept.id}.detach() instead of {kept.id}",
-                edits=(ReplaceExpression(place_of(kept), f"{kept.id}.detach()"),) if "loss" in kept.id.lower() else (),
+                edits=(ReplaceExpression(location_of(kept), f"{kept.id}.detach()"),)
+                if "loss" in kept.id.lower()
+                else (),
             )
 
 

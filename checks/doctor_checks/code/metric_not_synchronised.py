@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     MODULE,
     TRAINER,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     SetArgument,
     Severity,
+    Violation,
     hooks,
     is_test,
     lightning_modules,
-    place_of,
+    location_of,
     rank_condition,
     rule,
     several_ranks,
@@ -43,12 +43,12 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     reads=Script,
     mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end"),
     cases=lambda: (
-        Bad(
+        FileFails(
             "the loss of validation",
             _model("self.log('val_loss', loss)  # !"),
             _model("self.log('val_loss', loss, sync_dist=True)  # !"),
         ),
-        Bad(
+        FileFails(
             "a dictionary, where the line above is synchronised",
             _model(
                 "self.log('val_loss', loss, sync_dist=True)\n"
@@ -59,38 +59,40 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
                 "        self.log_dict({'val_acc': acc, 'lr': self.lr}, sync_dist=True)  # !"
             ),
         ),
-        Bad(
+        FileFails(
             "a mean over the epoch, of this rank's outputs",
             _AT_THE_END,
             _AT_THE_END.replace("mean)", "mean, sync_dist=True)"),
         ),
-        Bad(
+        FileFails(
             "a count, for which the right reduction is the author's to choose",
             _model("self.log('num_correct', hits)  # !"),
         ),
-        Bad("what a metric object returned for a batch", _model("self.log('val_acc', self.accuracy(logits, y))  # !")),
-        Bad(
+        FileFails(
+            "what a metric object returned for a batch", _model("self.log('val_acc', self.accuracy(logits, y))  # !")
+        ),
+        FileFails(
             "the loss in what a model returned",
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss)  # !"),
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss, sync_dist=True)  # !"),
         ),
-        Good("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
-        Good("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
-        Good("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
-        Good("by step alone", _model("self.log('val_loss', loss, on_step=True, on_epoch=False)")),
-        Good("of one rank by intention", _model("self.log('val_loss', loss, rank_zero_only=True)")),
-        Good(
+        FilePasses("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
+        FilePasses("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
+        FilePasses("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
+        FilePasses("by step alone", _model("self.log('val_loss', loss, on_step=True, on_epoch=False)")),
+        FilePasses("of one rank by intention", _model("self.log('val_loss', loss, rank_zero_only=True)")),
+        FilePasses(
             "in training, where a mean over ranks is not worth its price",
             _model("pass", "self.log('train_loss', loss)"),
         ),
-        Good("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
-        Good(
+        FilePasses("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
+        FilePasses(
             "a loss that the ranks reduced",
             _model("loss = self.all_gather(loss).mean()\n        self.log('val_loss', loss)"),
         ),
     ),
 )
-def metric_not_synchronised(script: Script) -> Iterator[Hit]:
+def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     """Ask whether what an evaluation logs for the whole epoch is averaged over the ranks.
 
     Why it hurts: each rank has seen another part of the data, and what is printed and compared is the part of rank 0.
@@ -128,17 +130,17 @@ def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
     return told is None or script.value(told) is True
 
 
-def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Hit]:
+def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Violation]:
     for name, value in _logged(script, call):
         if _is_of_this_rank(script, value, hook):
             metric = _metric_of(script, value)
             certain = not (metric or _COUNTS.search(name.lower()) or _is_on_the_host(script, value))
-            yield Hit(
+            yield Violation(
                 call,
                 f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value is "
                 "that of rank 0's share of the data",
                 fix=f"`self.log({name!r}, {metric})`: the metric object, which gathers by itself" if metric else "",
-                edits=(SetArgument(place_of(call), "sync_dist", "True"),) if certain else (),
+                edits=(SetArgument(location_of(call), "sync_dist", "True"),) if certain else (),
             )
             return
 

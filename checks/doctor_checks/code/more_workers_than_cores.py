@@ -6,7 +6,19 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import FABRIC, LOADER, TRAINER, Bad, Good, Hit, Script, Severity, rule, runs_alone, several_ranks
+from doctor.lint.api import (
+    FABRIC,
+    LOADER,
+    TRAINER,
+    FileFails,
+    FilePasses,
+    Script,
+    Severity,
+    Violation,
+    rule,
+    runs_alone,
+    several_ranks,
+)
 
 _ALL_CORES = ("os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count", "psutil.cpu_count")
 _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
@@ -19,7 +31,7 @@ _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=("num_workers",),
     foreshadows=("DATA009",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "more than the machine has",
             """\
 from torch.utils.data import DataLoader
@@ -28,7 +40,7 @@ loader = DataLoader(data, batch_size=32, num_workers=64)  # !
 """,
             processors=16,
         ),
-        Bad(
+        FileFails(
             "times the ranks of the host",
             """\
 import lightning as L
@@ -41,7 +53,7 @@ trainer.fit(model, train_loader)
 """,
             processors=32,
         ),
-        Bad(
+        FileFails(
             "all cores for each rank",
             """\
 import os, torch
@@ -52,7 +64,7 @@ dist.init_process_group("nccl")
 loader = DataLoader(data, batch_size=64, sampler=sampler, num_workers=os.cpu_count())  # !
 """,
         ),
-        Bad(
+        FileFails(
             "an option whose default is too many",
             """\
 import argparse
@@ -65,7 +77,7 @@ loader = DataLoader(data, batch_size=64, num_workers=args.workers)  # !
 """,
             processors=8,
         ),
-        Good(
+        FilePasses(
             "as many as there are cores, on a machine of that size",
             """\
 import lightning as L
@@ -76,7 +88,7 @@ trainer = L.Trainer(devices=4, strategy="ddp")
 """,
             processors=32,
         ),
-        Good(
+        FilePasses(
             "the machine is not known",
             """\
 from torch.utils.data import DataLoader
@@ -84,7 +96,7 @@ from torch.utils.data import DataLoader
 loader = DataLoader(data, batch_size=32, num_workers=64)
 """,
         ),
-        Good(
+        FilePasses(
             "shared between the ranks, or one process that may have them all",
             """\
 import os
@@ -96,7 +108,7 @@ loader = DataLoader(data, 32, num_workers=os.cpu_count() // int(os.environ["LOCA
 """,
             processors=8,
         ),
-        Good(
+        FilePasses(
             "one process that may have them all",
             """\
 import os
@@ -109,7 +121,7 @@ other = make_loader(data, num_workers=64)
         ),
     ),
 )
-def more_workers_than_cores(script: Script) -> Iterator[Hit]:
+def more_workers_than_cores(script: Script) -> Iterator[Violation]:
     """Ask whether the workers of all ranks of a host fit onto its cores.
 
     Why it hurts: workers and the threads that feed the GPUs take turns on the cores: steps wait for data, and each
@@ -175,13 +187,13 @@ def _ranks_of_host(script: Script) -> int:
     return max(counts)
 
 
-def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -> Iterator[Hit]:
+def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -> Iterator[Violation]:
     """As many as the host has, for each of its ranks."""
     shown = several_ranks(script)
     if shown is None or runs_alone(script, call):
         return
     many = f"{ranks} ranks" if ranks > 1 else "each rank"
-    yield Hit(
+    yield Violation(
         call,
         f"{workers.of} gives {many} of a host a worker for every core of it; line {shown.lineno} makes this a script "
         "of several ranks",
@@ -190,10 +202,10 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     )
 
 
-def _too_many(script: Script, call: ast.Call, workers: _Workers, ranks: int, cores: int) -> Hit:
+def _too_many(script: Script, call: ast.Call, workers: _Workers, ranks: int, cores: int) -> Violation:
     total = (workers.number or 0) * ranks
     times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
-    return Hit(
+    return Violation(
         call,
         f"{workers.of}{times} on {cores} cores",
         fix=f"num_workers={max(1, cores // ranks - 1)}",

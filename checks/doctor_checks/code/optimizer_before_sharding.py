@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import FSDP, Bad, Good, Hit, Script, Severity, rule
+from doctor.lint.api import FSDP, FileFails, FilePasses, Script, Severity, Violation, rule
 
 
 @rule(
@@ -14,7 +14,7 @@ from doctor.lint.api import FSDP, Bad, Good, Hit, Script, Severity, rule
     reads=Script,
     mentions=("FullyShardedDataParallel", "FSDP", "fully_shard"),
     cases=lambda: (
-        Bad(
+        FileFails(
             "the wrapper last",
             """\
 import torch
@@ -28,7 +28,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        Bad(
+        FileFails(
             "FSDP2, layer by layer",
             """\
 from torch.distributed.fsdp import fully_shard
@@ -43,7 +43,7 @@ def main():
     train(model, optimizer)
 """,
         ),
-        Bad(
+        FileFails(
             "parameters that were taken before",
             """\
 import torch
@@ -57,7 +57,7 @@ class Runner:
         self.optimizer = torch.optim.SGD(decayed, lr=0.1)  # !
 """,
         ),
-        Good(
+        FilePasses(
             "wrapped first",
             """\
 import torch
@@ -67,7 +67,7 @@ model = FSDP(Net().cuda())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 """,
         ),
-        Good(
+        FilePasses(
             "another model, another branch, and made anew",
             """\
 import torch
@@ -86,7 +86,7 @@ if args.shard:
     optimizer = torch.optim.Adam(model.parameters())
 """,
         ),
-        Good(
+        FilePasses(
             "DistributedDataParallel keeps the parameters, and other functions",
             """\
 import torch
@@ -103,7 +103,7 @@ def shard(model):
         ),
     ),
 )
-def optimizer_before_sharding(script: Script) -> Iterator[Hit]:
+def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
     """Ask whether optimizers hold the parameters that FSDP left.
 
     Why it hurts: FSDP replaces the parameters by shards; an optimizer that was made before holds the old ones: it
@@ -118,7 +118,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Hit]:
             wrapped = next((call for call in wraps if _replaces(script, call, taken, made)), None)
             if wrapped is not None:
                 where = "" if taken.lineno == made.lineno else f" taken in line {taken.lineno}"
-                yield Hit(
+                yield Violation(
                     made,
                     f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken))}{where}, which "
                     f"{script.text_of(wrapped.func)} replaces in line {wrapped.lineno}",

@@ -6,40 +6,40 @@ import ast
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
-    Collective,
-    Good,
-    Hit,
+    CollectiveCall,
+    FileFails,
+    FilePasses,
     RankCondition,
     Script,
     Severity,
+    Violation,
     collectives_of,
     main_first,
     rank_condition,
     rule,
     trains_on_several,
-    unjoined,
+    unmatched_condition,
 )
 
 
-def _cases() -> tuple[Bad | Good, ...]:
+def _cases() -> tuple[FileFails | FilePasses, ...]:
     return (
-        Bad("a loss is reduced on rank 0 alone", _REDUCED),
-        Bad("evaluation in a function that gathers", _EVALUATED),
-        Bad("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
-        Bad("the others have returned", _RETURNED),
-        Bad("the state of a sharded model", _SHARDED),
-        Bad("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
-        Bad("two ranks, two collectives", _DIFFERENT),
-        Good("all reduce, one prints", _REDUCED_BY_ALL),
-        Good("both branches broadcast", _BRANCHES),
-        Good("the others wait, rank 0 works, rank 0 joins", _FIRST),
-        Good("the others come to their call below", _BELOW),
-        Good("ranks of two kinds", _KINDS),
-        Good("no job of several ranks: -1 is no rank", _NO_JOB),
-        Good("the ranks of a group reduce in it", _GROUP),
-        Good("one process alone tests, with a Trainer of one device", _ALONE),
-        Good("a condition on the rank in another function", _ELSEWHERE),
+        FileFails("a loss is reduced on rank 0 alone", _REDUCED),
+        FileFails("evaluation in a function that gathers", _EVALUATED),
+        FileFails("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
+        FileFails("the others have returned", _RETURNED),
+        FileFails("the state of a sharded model", _SHARDED),
+        FileFails("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
+        FileFails("two ranks, two collectives", _DIFFERENT),
+        FilePasses("all reduce, one prints", _REDUCED_BY_ALL),
+        FilePasses("both branches broadcast", _BRANCHES),
+        FilePasses("the others wait, rank 0 works, rank 0 joins", _FIRST),
+        FilePasses("the others come to their call below", _BELOW),
+        FilePasses("ranks of two kinds", _KINDS),
+        FilePasses("no job of several ranks: -1 is no rank", _NO_JOB),
+        FilePasses("the ranks of a group reduce in it", _GROUP),
+        FilePasses("one process alone tests, with a Trainer of one device", _ALONE),
+        FilePasses("a condition on the rank in another function", _ELSEWHERE),
     )
 
 
@@ -51,7 +51,7 @@ def _cases() -> tuple[Bad | Good, ...]:
     foreshadows=("RUN006",),
     cases=_cases,
 )
-def rank_condition_around_collective(script: Script) -> Iterator[Hit]:
+def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """Ask whether anything that synchronises ranks stands under a condition on the rank.
 
     Why it hurts: the ranks that come there wait for the others, which never come, or are already in their next
@@ -61,7 +61,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Hit]:
     for one in collectives_of(script).all():
         if one.word in _BY_SOME or _is_of_one_device(script, one.call):
             continue
-        condition = unjoined(script, one)
+        condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
         if condition is not None:
             yield _hit(script, one, condition)
@@ -85,7 +85,7 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
     )
 
 
-def _hit(script: Script, one: Collective, condition: RankCondition) -> Hit:
+def _hit(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", one.call.lineno)
     what = _words(script, one)
     at = f"{what} at line {one.call.lineno}"
@@ -93,7 +93,7 @@ def _hit(script: Script, one: Collective, condition: RankCondition) -> Hit:
         summary = f"{at} runs on one rank alone ({condition.test}, line {line}): the other ranks never join it"
     else:
         summary = f"{at} runs only if {_plain(condition.test)} (line {line}): the other ranks never join it"
-    return Hit(
+    return Violation(
         one.call,
         summary,
         fix=_fix(script, one),
@@ -102,8 +102,8 @@ def _hit(script: Script, one: Collective, condition: RankCondition) -> Hit:
     )
 
 
-def _waited_for(script: Script, one: Collective, first: ast.Call) -> Hit:
-    return Hit(
+def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violation:
+    return Violation(
         one.call,
         f"{_words(script, one)} at line {one.call.lineno} stands in `with {script.text_of(first)}` (line "
         f"{first.lineno}): the main process waits in it for the others, and they wait to be let into the block",
@@ -112,7 +112,7 @@ def _waited_for(script: Script, one: Collective, first: ast.Call) -> Hit:
     )
 
 
-def _words(script: Script, one: Collective) -> str:
+def _words(script: Script, one: CollectiveCall) -> str:
     """``dist.all_reduce``, or ``evaluate (it does all_gather)``."""
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
@@ -147,7 +147,7 @@ _FIXES = {
 _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 
-def _fix(script: Script, one: Collective) -> str:
+def _fix(script: Script, one: CollectiveCall) -> str:
     if one.through:
         return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use what it returns on rank 0."
     return _FIXES.get(one.word, "")

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from doctor.lint.api import (
     SAMPLER,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     InsertStatement,
     Loop,
     Script,
     Severity,
+    Violation,
     calls_of,
     depends_on_ranks,
     epoch_loops,
     evaluates,
+    location_of,
     loops,
-    parts_loaders_by_itself,
-    place_of,
     rule,
+    shards_loaders_itself,
     target_name,
 )
 
@@ -33,31 +33,35 @@ from doctor.lint.api import (
     mentions=("DistributedSampler",),
     foreshadows=("DATA006",),
     cases=lambda: (
-        Bad("one loop in the other", _PLAIN, _PLAIN.replace("range(10):", "range(10):\n    sampler.set_epoch(epoch)")),
-        Bad(
+        FileFails(
+            "one loop in the other", _PLAIN, _PLAIN.replace("range(10):", "range(10):\n    sampler.set_epoch(epoch)")
+        ),
+        FileFails(
             "the loop over batches is a function of its own",
             _FUNCTIONS,
             _FUNCTIONS.replace("epochs):", "epochs):\n        train_loader.sampler.set_epoch(epoch)"),
         ),
-        Bad("in methods, where other loaders come as well", _METHODS),
-        Bad("made in a branch, where no line fits all", _BRANCH),
-        Good("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
-        Good("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
-        Good("made for each epoch, of other data", _EACH),
-        Good("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
-        Good("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
-        Good("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
-        Good("the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")),
+        FileFails("in methods, where other loaders come as well", _METHODS),
+        FileFails("made in a branch, where no line fits all", _BRANCH),
+        FilePasses("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
+        FilePasses("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
+        FilePasses("made for each epoch, of other data", _EACH),
+        FilePasses("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
+        FilePasses("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
+        FilePasses("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
+        FilePasses(
+            "the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")
+        ),
     ),
 )
-def sampler_epoch_not_set(script: Script) -> Iterator[Hit]:
+def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     """Ask whether each epoch is shuffled anew where a script uses DistributedSampler by itself.
 
     Why it hurts: the sampler shuffles by its seed and the epoch; without `set_epoch` all epochs have the same order and
     the same share of the data on each rank, and the model generalises worse. Nothing fails.
     Fix: `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
     """
-    if parts_loaders_by_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
+    if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return
     trained = [loop for loop in loops(script) if loop.trains]
     for call in script.calls(SAMPLER):
@@ -72,13 +76,13 @@ def _shuffles(script: Script, sampler: ast.Call) -> bool:
     return told is None or script.value(told) is True
 
 
-def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Hit]:
+def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:
     for loop in trained:
         fed = _is_fed_by(script, loop, sampler)
         repeated = [one for one in epoch_loops(script, loop) if _counts(one)]
         if fed and repeated and not _is_made_in(script, sampler, repeated):
             name = target_name(script, sampler) or "DistributedSampler"
-            yield Hit(
+            yield Violation(
                 sampler,
                 f"{name} (line {sampler.lineno}) is never told the epoch: every epoch of the loop in line "
                 f"{repeated[0].lineno} trains in the same order",
@@ -160,7 +164,7 @@ def _edit(
     if any(isinstance(one, (ast.If, ast.IfExp)) for one in script.around(sampler)):
         return
     if loader.isidentifier() and script.scope_of(epochs, loader) is not None:
-        yield InsertStatement(place_of(epochs), _statement(script, sampler, epochs, loader))
+        yield InsertStatement(location_of(epochs), _statement(script, sampler, epochs, loader))
 
 
 _PLAIN = """

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     SAMPLER,
     WRAPPERS,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     is_test,
     rule,
     words_behind,
@@ -34,27 +34,27 @@ _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZ
     mentions=("DistributedSampler",),
     foreshadows=("DATA004",),
     cases=lambda: (
-        Bad("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
-        Bad("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
-        Bad("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
-        Bad("by position", _script("8, dist.get_rank()")),
-        Good("what torch tells it", _script("shuffle=True")),
-        Good("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
-        Good("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
-        Good(
+        FileFails("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
+        FileFails("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
+        FileFails("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
+        FileFails("by position", _script("8, dist.get_rank()")),
+        FilePasses("what torch tells it", _script("shuffle=True")),
+        FilePasses("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
+        FilePasses("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
+        FilePasses(
             "ranks of one node, which the script starts",
             _script("num_replicas=world_size, rank=local_rank").replace(
                 "dist.get_world_size()", "torch.cuda.device_count()"
             ),
         ),
-        Good("the number under which it joins the group", _JOINED),
-        Good(
+        FilePasses("the number under which it joins the group", _JOINED),
+        FilePasses(
             "no job of several ranks: a test of the sampler",
             _script("num_replicas=2, rank=1").replace("dist.init", "# dist.init"),
         ),
     ),
 )
-def sampler_world_fixed(script: Script) -> Iterator[Hit]:
+def sampler_world_fixed(script: Script) -> Iterator[Violation]:
     """Ask whether DistributedSampler parts the data for the ranks that there are.
 
     Why it hurts: with more ranks than it was told, some read the same and the indices of others do not exist; with
@@ -68,16 +68,16 @@ def sampler_world_fixed(script: Script) -> Iterator[Hit]:
             yield from _hits(script, call)
 
 
-def _hits(script: Script, call: ast.Call) -> Iterator[Hit]:
+def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     replicas, rank = script.argument(call, "num_replicas", 1), script.argument(call, "rank", 2)
     if _number(replicas) == 1:
         return
     if (number := _number(replicas)) is not None:
-        yield Hit(call, f"DistributedSampler parts the data in {number}, however many ranks the job has")
+        yield Violation(call, f"DistributedSampler parts the data in {number}, however many ranks the job has")
     elif (number := _number(rank)) is not None:
-        yield Hit(call, f"DistributedSampler takes part {number} of the data on every rank")
+        yield Violation(call, f"DistributedSampler takes part {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
-        yield Hit(
+        yield Violation(
             call,
             f"DistributedSampler takes the place on the node ({script.text_of(rank)}) for the rank among all "
             f"({script.text_of(replicas)}): on several nodes each node reads the same, and the rest is never read",

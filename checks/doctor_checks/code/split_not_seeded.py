@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     depends_on_ranks,
     is_rank,
     rank_condition,
@@ -48,48 +48,50 @@ _COPIED = ("spawn", "fork", "notebook")
     mentions=("random_split", "train_test_split", "Subset"),
     foreshadows=("DATA005",),
     cases=lambda: (
-        Bad("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
-        Bad(
+        FileFails("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
+        FileFails(
             "each rank with a seed of its own",
             _script("torch.manual_seed(42 + rank)\ntrain, val = random_split(data, [900, 100])  # !"),
         ),
-        Bad(
+        FileFails(
             "indices in another order on each rank",
             _script("order = torch.randperm(len(data)).tolist()  # !\ntrain = Subset(data, order[:900])"),
         ),
-        Bad(
+        FileFails(
             "shuffled in place",
             _script("order = list(range(len(data)))\nrandom.shuffle(order)  # !\ntrain = Subset(data, order[100:])"),
         ),
-        Bad("in a data module of Lightning", _DATA_MODULE),
-        Good(
+        FileFails("in a data module of Lightning", _DATA_MODULE),
+        FilePasses(
             "a generator with a seed",
             _script("train, val = random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))"),
         ),
-        Good("one seed on all ranks", _script("torch.manual_seed(42)\ntrain, val = random_split(data, [0.9, 0.1])")),
-        Good(
+        FilePasses(
+            "one seed on all ranks", _script("torch.manual_seed(42)\ntrain, val = random_split(data, [0.9, 0.1])")
+        ),
+        FilePasses(
             "seeded by a function of somebody else",
             _script("set_seed(args.seed)\ntrain, val = random_split(data, [0.9, 0.1])"),
         ),
-        Good(
+        FilePasses(
             "seeded by Lightning",
             _DATA_MODULE.replace("trainer =", "L.seed_everything(1)\ntrainer =").replace("# !", ""),
         ),
-        Good(
+        FilePasses(
             "the order of rank 0, sent to all",
             _script("order = torch.randperm(len(data))\ndist.broadcast(order, 0)\ntrain = Subset(data, order[:900])"),
         ),
-        Good("an order for another use", _script("noise = torch.randperm(10)")),
-        Good(
+        FilePasses("an order for another use", _script("noise = torch.randperm(10)")),
+        FilePasses(
             "one process",
             _script("train, val = random_split(data, [0.9, 0.1])")
             .replace("dist.init", "# dist.init")
             .replace("DistributedSampler(train)", "None"),
         ),
-        Good("before ranks are started, which get the same", _SPAWNED),
+        FilePasses("before ranks are started, which get the same", _SPAWNED),
     ),
 )
-def split_not_seeded(script: Script) -> Iterator[Hit]:
+def split_not_seeded(script: Script) -> Iterator[Violation]:
     """Ask whether all ranks split the data alike.
 
     Why it hurts: a process without a seed draws its own split. What one rank validates on, others train on, so the
@@ -196,12 +198,12 @@ def _copies(script: Script, ranks: ast.Call) -> bool:
     return isinstance(strategy, str) and any(word in strategy for word in _COPIED)
 
 
-def _hit(script: Script, call: ast.Call, own: ast.Call | None) -> Hit:
+def _hit(script: Script, call: ast.Call, own: ast.Call | None) -> Violation:
     drawn = script.text_of(call.func)
     why = (
         f"is drawn from a seed of this rank's own (line {own.lineno})" if own is not None else "is drawn without a seed"
     )
-    return Hit(call, f"{drawn} {why}: each rank has another split, and trains on what others validate on")
+    return Violation(call, f"{drawn} {why}: each rank has another split, and trains on what others validate on")
 
 
 def _script(body: str) -> str:

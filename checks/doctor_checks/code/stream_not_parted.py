@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from doctor.lint.api import (
     ACCELERATOR,
     LOADERS,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     Severity,
+    Violation,
     data_of,
     loaders,
-    parts_loaders_by_itself,
+    mentions_ranks,
     rule,
     several_ranks,
-    speaks_of_ranks,
+    shards_loaders_itself,
 )
 
 _STREAM = "torch.utils.data.IterableDataset"
@@ -53,29 +53,33 @@ _SPLITS = frozenset(
     mentions=("IterableDataset", "load_dataset"),
     foreshadows=("DATA008",),
     cases=lambda: (
-        Bad("workers that all read the file", _STREAM_CASE),
-        Bad(
+        FileFails("workers that all read the file", _STREAM_CASE),
+        FileFails(
             "ranks that all read the files",
             _STREAM_CASE.replace("num_workers=4", "num_workers=0") + "torch.distributed.init_process_group()\n",
         ),
-        Bad("the documents that were loaded, in order", _LIST),
-        Bad("a stream of Hugging Face in plain DDP", _HUB),
-        Good("parted by worker and rank", _PARTED),
-        Good("files of each rank's own", _OWN_FILES),
-        Good("one process", _STREAM_CASE.replace("num_workers=4", "num_workers=0")),
-        Good("drawn at random by each reader", _STREAM_CASE.replace("yield json.loads(line)", "yield random.random()")),
-        Good("around another stream, which may be parted", _AROUND),
-        Good("split by node", _HUB.replace("model = ", "data = split_dataset_by_node(data, rank, world)\nmodel = ")),
-        Good(
+        FileFails("the documents that were loaded, in order", _LIST),
+        FileFails("a stream of Hugging Face in plain DDP", _HUB),
+        FilePasses("parted by worker and rank", _PARTED),
+        FilePasses("files of each rank's own", _OWN_FILES),
+        FilePasses("one process", _STREAM_CASE.replace("num_workers=4", "num_workers=0")),
+        FilePasses(
+            "drawn at random by each reader", _STREAM_CASE.replace("yield json.loads(line)", "yield random.random()")
+        ),
+        FilePasses("around another stream, which may be parted", _AROUND),
+        FilePasses(
+            "split by node", _HUB.replace("model = ", "data = split_dataset_by_node(data, rank, world)\nmodel = ")
+        ),
+        FilePasses(
             "accelerate gives each rank its batches",
             _HUB.replace(
                 "import torch\n", "import torch\nimport accelerate\naccelerate.Accelerator().prepare(loader)\n"
             ),
         ),
-        Good("not in this file's loaders", _STREAM_CASE.partition("loader =")[0]),
+        FilePasses("not in this file's loaders", _STREAM_CASE.partition("loader =")[0]),
     ),
 )
-def stream_not_parted(script: Script) -> Iterator[Hit]:
+def stream_not_parted(script: Script) -> Iterator[Violation]:
     """Ask whether an IterableDataset gives each rank and each worker a part of its own.
 
     Why it hurts: torch hands a stream to every worker of every rank as it is. Each of them yields all samples, so an
@@ -90,16 +94,16 @@ def stream_not_parted(script: Script) -> Iterator[Hit]:
     for owner in script.all(ast.ClassDef):
         if script.derives(owner, _STREAM):
             yield from _hits(script, owner, ranks)
-    if ranks is not None and not parts_loaders_by_itself(script):
+    if ranks is not None and not shards_loaders_itself(script):
         yield from _from_the_hub(script, ranks)
 
 
-def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterator[Hit]:
+def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterator[Violation]:
     reads = next((one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__iter__"), None)
     loader = next((one for one in _fed_loaders(script, owner)), None)
     if reads is None or loader is None or not _reads_by_itself(script, owner, reads):
         return
-    if speaks_of_ranks(data_of(script, loader)):
+    if mentions_ranks(data_of(script, loader)):
         ranks = None
     workers = script.argument(loader, "num_workers", 5)
     several = workers is not None and script.value(workers) != 0
@@ -113,7 +117,9 @@ def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterat
         )
         if one
     )
-    yield Hit(reads, f"{owner.name} yields all of its samples in {readers}: every sample is trained on several times")
+    yield Violation(
+        reads, f"{owner.name} yields all of its samples in {readers}: every sample is trained on several times"
+    )
 
 
 def _number(script: Script, workers: ast.expr | None) -> str:
@@ -168,7 +174,7 @@ def _is_whole(source: ast.expr) -> bool:
     return isinstance(source, ast.Attribute) and bool(_FILES.search(source.attr))
 
 
-def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Hit]:
+def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
     """``load_dataset(…, streaming=True)``, which parts for workers and not for ranks."""
     words = {word for part in ast.walk(script.tree) for word in _words(part)}
     if not words.isdisjoint(_SPLITS) or "Trainer" in words:
@@ -178,7 +184,7 @@ def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Hit]:
     }
     for call in script.calls("datasets.load_dataset"):
         if script.value(script.argument(call, "streaming")) is True and any("load_dataset()" in name for name in fed):
-            yield Hit(
+            yield Violation(
                 call,
                 f"this stream is read as a whole by each rank ({script.text_of(ranks.func)}, line {ranks.lineno}): "
                 "every sample is trained on several times",

@@ -9,17 +9,17 @@ from doctor.lint.api import (
     DDP,
     FABRIC,
     TRAINER,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Script,
     SetArgument,
     Severity,
+    Violation,
     hooks,
     is_older,
     lightning_modules,
     lightning_release,
-    place_of,
+    location_of,
     rule,
     trains_on_several,
 )
@@ -40,7 +40,7 @@ _NOT_REENTRANT_SINCE = "5.0"
     mentions=("find_unused_parameters", "manual_backward"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        Bad(
+        FileFails(
             "with reentrant checkpointing",
             """\
 import torch.nn as nn
@@ -54,7 +54,7 @@ class Block(nn.Module):
 model = DDP(Net(), device_ids=[local_rank], find_unused_parameters=True)  # !
 """,
         ),
-        Bad(
+        FileFails(
             "as a strategy of Lightning",
             """\
 import lightning as L
@@ -67,7 +67,7 @@ class Model(L.LightningModule):
 trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")  # !
 """,
         ),
-        Bad(
+        FileFails(
             "as arguments of Transformers",
             """\
 from transformers import TrainingArguments
@@ -76,7 +76,7 @@ args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_par
 """,
             releases=(("transformers", "4.57.1"),),
         ),
-        Bad(
+        FileFails(
             "a graph that is said to be the same in every step",
             """\
 from torch.nn.parallel import DistributedDataParallel
@@ -84,7 +84,7 @@ from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model, find_unused_parameters=True, static_graph=True)  # !
 """,
         ),
-        Bad(
+        FileFails(
             "two optimizers, each with a backward pass of its own",
             """\
 import lightning as L
@@ -131,7 +131,7 @@ trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp_find_unused_para
 trainer.fit(GAN())
 """,
         ),
-        Good(
+        FilePasses(
             "with checkpointing that is not reentrant",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -143,7 +143,7 @@ def forward(block, x):
 model = DDP(Net(), find_unused_parameters=True)
 """,
         ),
-        Good(
+        FilePasses(
             "reentrant, and no search or a static graph",
             """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -156,7 +156,7 @@ model = DDP(Net(), find_unused_parameters=args.find_unused)
 other = DDP(Net(), find_unused_parameters=False)
 """,
         ),
-        Good(
+        FilePasses(
             "a search alone, where unused parameters can't be told",
             """\
 import lightning as L
@@ -167,7 +167,7 @@ trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")
 """,
             releases=(("transformers", "5.23.0"),),
         ),
-        Good(
+        FilePasses(
             "two optimizers on one device, with the search, and before Lightning 2",
             """\
 import lightning as L
@@ -184,7 +184,7 @@ trainer = L.Trainer(devices=2, strategy="ddp_find_unused_parameters_true")
         ),
     ),
 )
-def unused_parameters_contradict(script: Script) -> Iterator[Hit]:
+def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
     """Ask whether DDP's search for unused parameters fits the checkpointing, the graph and the optimizers.
 
     Why it hurts: with reentrant checkpointing DDP ends with "Expected to mark a variable ready only once"; where each
@@ -196,7 +196,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Hit]:
         if script.value(script.argument(call, "static_graph")) is True:
             yield _idle(call, word)
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
-            yield Hit(
+            yield Violation(
                 call,
                 f"{word} with reentrant checkpointing in line {reentrant.lineno}: each parameter is marked ready twice",
                 fix="checkpoint(..., use_reentrant=False), or without the search",
@@ -204,8 +204,8 @@ def unused_parameters_contradict(script: Script) -> Iterator[Hit]:
     yield from _parts(script)
 
 
-def _idle(call: ast.Call, word: str) -> Hit:
-    return Hit(
+def _idle(call: ast.Call, word: str) -> Violation:
+    return Violation(
         call,
         f"{word} beside static_graph=True, which finds unused parameters by itself",
         fix="leave find_unused_parameters out",
@@ -257,7 +257,7 @@ def _is_reentrant_in_transformers(script: Script, call: ast.Call) -> bool:
     return options is None and not script.is_open(call) and is_older(release, _NOT_REENTRANT_SINCE) is True
 
 
-def _parts(script: Script) -> Iterator[Hit]:
+def _parts(script: Script) -> Iterator[Violation]:
     """Lightning 2 no longer searches by itself: modules of several optimizers end in their first step."""
     step = next(
         (
@@ -275,12 +275,12 @@ def _parts(script: Script) -> Iterator[Hit]:
         strategy = script.argument(call, "strategy")
         name = script.value(strategy) if strategy is not None else "ddp"
         if name in _PLAIN and trains_on_several(script, call):
-            yield Hit(
+            yield Violation(
                 call,
                 f"strategy {name} does not look for unused parameters, and training_step in line {step.lineno} has a "
                 "backward pass for each optimizer, which reaches a part of them",
                 fix=f'strategy="{name}{_FINDS}"',
-                edits=(SetArgument(place_of(call), "strategy", f'"{name}{_FINDS}"'),)
+                edits=(SetArgument(location_of(call), "strategy", f'"{name}{_FINDS}"'),)
                 if not script.is_open(call)
                 else (),
             )

@@ -7,57 +7,57 @@ from collections.abc import Iterator
 from doctor.api import (
     EVALUATION,
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderEpoch,
     LoaderFacts,
-    Reader,
-    Readers,
+    MajoritySplit,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     TrainingFacts,
     Verdict,
-    Well,
     advice,
     check,
     correlates,
     describe,
+    divided_loaders,
+    event_groups,
+    finding_from_logs,
     loader_hook,
     logged,
-    parted_readers,
     ranks_in_words,
     running,
-    said,
     split_by,
-    told_finding,
-    why_not_parted,
+    why_not_divided,
     with_loader,
 )
 
 
-def _seeing(sketch: Sketch, rank: int, *sizes: int, samples: int = 3200) -> Sketch:
+def _seeing(sketch: JobBuilder, rank: int, *sizes: int, samples: int = 3200) -> JobBuilder:
     epochs = (LoaderEpoch(0, batches=100, samples=samples, sizes=sizes),)
     return with_loader(sketch, ranks=(rank,), batch_size=None, epochs=epochs)
 
 
-def _dynamic(samples: int) -> Sketch:
+def _dynamic(samples: int) -> JobBuilder:
     sketch = with_loader(running(1, 2), batch_sampler="ByLength", dynamic=True)
     return _seeing(_seeing(sketch, 0, 8, 16, 64), 1, 8, 32, 64, samples=samples)
 
 
 def _told(job: Job) -> Iterator[Finding]:
     """What ranks print of their batch sizes."""
-    for told in said(job, "data.batch_size", by=("words",)):
+    for told in event_groups(job, "data.batch_size", by=("words",)):
         sizes = {event.rank: event.value("n") for event in told.events if event.rank is not None}
         parted = split_by(sizes)
         words = told.value("words") or ""
         if parted.minorities and "eval" not in words:
             groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in parted.groups[:4])
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"ranks say that they use different batch sizes ({words}): {groups}",
                 ranks=parted.odd or tuple(sorted(sizes)),
@@ -75,33 +75,33 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(LoaderFacts,),
     told=_told,
     cases=lambda: (
-        Well("one batch size", running(hosts=2, per_host=2)),
-        Well("ranks that say the same", logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40")),
-        Well("training and evaluation", logged("[rank0]: train_batch_size=8", "[rank1]: eval_batch_size=64")),
-        Sick(
+        Passes("one batch size", running(hosts=2, per_host=2)),
+        Passes("ranks that say the same", logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40")),
+        Passes("training and evaluation", logged("[rank0]: train_batch_size=8", "[rank1]: eval_batch_size=64")),
+        Fails(
             "in a log, ranks that say different sizes",
             logged(*(f"[rank{rank}]: local batch size: {40 + (rank == 2)}" for rank in range(4))),
             ranks=(2,),
         ),
-        Well("a batch sampler of its own, about as much on each rank", _dynamic(3300)),
-        Well("a batch sampler of its own, more on one rank", _dynamic(6400), silent=False),
-        Well("workers that end with a smaller batch", _seeing(_seeing(running(), 0, 4, 32), 1, 9, 32)),
-        Well("another batch size in validation", with_loader(running(), stage="validate", batch_size=64)),
-        Well(
+        Passes("a batch sampler of its own, about as much on each rank", _dynamic(3300)),
+        Passes("a batch sampler of its own, more on one rank", _dynamic(6400), silent=False),
+        Passes("workers that end with a smaller batch", _seeing(_seeing(running(), 0, 4, 32), 1, 9, 32)),
+        Passes("another batch size in validation", with_loader(running(), stage="validate", batch_size=64)),
+        Passes(
             "validation that differs",
             with_loader(with_loader(running(), stage="validate"), ranks=(1,), stage="validate", batch_size=64),
             silent=False,
         ),
-        Well(
+        Passes(
             "ranks of one replica, of which only the first reads",
             with_loader(running(1, 4), ranks=(1, 3), batch_size=1)
             .alter(TrainingFacts, data_parallel_size=2)
             .alter(TrainingFacts, ranks=(0, 1), data_parallel_rank=0)
             .alter(TrainingFacts, ranks=(2, 3), data_parallel_rank=1),
         ),
-        Sick("one rank of four", with_loader(running(2, 2), ranks=(3,), batch_size=16), ranks=(3,)),
-        Sick("two ranks", with_loader(running(), ranks=(1,), batch_size=64), ranks=(0, 1)),
-        Sick(
+        Fails("one rank of four", with_loader(running(2, 2), ranks=(3,), batch_size=16), ranks=(3,)),
+        Fails("two ranks", with_loader(running(), ranks=(1,), batch_size=64), ranks=(0, 1)),
+        Fails(
             "seen, where the data set makes the batches",
             _seeing(_seeing(_seeing(running(1, 3), 0, 32), 1, 32), 2, 24),
             ranks=(2,),
@@ -115,16 +115,16 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
     batches weigh more; ranks with larger batches are slower, and the others wait.
     Fix: give the loaders of all ranks the same `batch_size`.
     """
-    loaders = parted_readers(job, (*TRAINING, *EVALUATION))
+    loaders = divided_loaders(job, (*TRAINING, *EVALUATION))
     if not loaders:
-        yield Skip(why_not_parted(job, (*TRAINING, *EVALUATION)))
+        yield Skip(why_not_divided(job, (*TRAINING, *EVALUATION)))
     for readers in loaders:
         found, is_certain = _sizes(readers, dynamic_ratio)
         if found.minorities:
             yield _finding(job, readers, found, Severity.WARNING if is_certain else Severity.INFO)
 
 
-def _sizes(readers: Readers, dynamic_ratio: float) -> tuple[Split, bool]:
+def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:
     """Data-parallel places by batch size: as configured, else as seen; and whether it says that they are at odds."""
     seats = readers.seats
     is_certain = readers.stage in TRAINING and not any(reader.loader.dynamic for reader in seats.values())
@@ -141,19 +141,19 @@ def _sizes(readers: Readers, dynamic_ratio: float) -> tuple[Split, bool]:
     return split_by({} if alike else {seat: round(mean, 1) for seat, mean in means.items()}), False
 
 
-def _whole(reader: Reader) -> int | None:
+def _whole(reader: RankLoader) -> int | None:
     """The size of a whole batch as seen: the largest one, where the others are remainders of workers."""
     sizes = [size for epoch in reader.loader.epochs for size in epoch.sizes]
     return max(sizes, default=None)
 
 
-def _mean(reader: Reader) -> float | None:
+def _mean(reader: RankLoader) -> float | None:
     told = [(epoch.samples, epoch.batches) for epoch in reader.loader.epochs if epoch.samples and epoch.batches]
     samples, batches = (sum(column) for column in zip(*told, strict=True)) if told else (0, 0)
     return samples / batches if batches else None
 
 
-def _finding(job: Job, readers: Readers, found: Split, severity: Severity) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit, severity: Severity) -> Finding:
     ranks = readers.at(seat for group in found.minorities for seat in group.ranks)
     sizes = ", ".join(str(group.value) for group in found.minorities[:4])
     common = found.common.value if found.common else None

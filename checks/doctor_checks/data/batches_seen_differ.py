@@ -8,45 +8,45 @@ from typing import NamedTuple
 from doctor.api import (
     EVALUATION,
     TRAINING,
+    EventGroup,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderEpoch,
     LoaderFacts,
+    Passes,
+    PeerLoaders,
     ProgressFacts,
-    Readers,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     check,
     correlates,
     describe,
+    event_groups,
     exceptions,
+    finding_from_logs,
     in_a_loop,
     limit_argument,
     loader_hook,
     logged,
     odd_by_count,
+    peer_loaders,
     ranks_in_words,
-    readers_of,
     running,
-    said,
     split_by,
-    told_finding,
     with_loader,
 )
 
 _CONSEQUENCES = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 
 
-class _Seen(NamedTuple):
+class _EpochBatches(NamedTuple):
     """Batches that ranks saw of an epoch. ``ended``: those whose loader had no more."""
 
     epoch: int
@@ -54,7 +54,7 @@ class _Seen(NamedTuple):
     ended: frozenset[int]
 
 
-def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", world: int = 3) -> Sketch:
+def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", world: int = 3) -> JobBuilder:
     """A job whose first epoch went over these ranks with so many batches, to the loader's end or not (yet)."""
     sketch = running(1, world)
     for rank in range(world):
@@ -70,22 +70,22 @@ def _then(more: int) -> Callable[[tuple[LoaderEpoch, ...]], tuple[LoaderEpoch, .
 
 def _told(job: Job) -> Iterator[Finding]:
     """What a run says of a rank that had no more batches."""
-    for told in said(job, "ddp.inputs_exhausted"):
-        yield told_finding(told, "a rank had no more batches while others had some", ranks=(), confidence=0.95)
-    for told in said(job, "data.uneven"):
-        yield told_finding(
+    for told in event_groups(job, "ddp.inputs_exhausted"):
+        yield finding_from_logs(told, "a rank had no more batches while others had some", ranks=(), confidence=0.95)
+    for told in event_groups(job, "data.uneven"):
+        yield finding_from_logs(
             told, "the program itself saw that ranks had different numbers of batches", ranks=(), confidence=0.85
         )
-    for told in said(job, "data.exhausted"):
+    for told in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in told.values("rank")}))
         if not 1 < job.world_size <= len(named):
-            yield told_finding(told, f"{ranks_in_words(named)} had no more batches", ranks=named, confidence=0.75)
+            yield finding_from_logs(told, f"{ranks_in_words(named)} had no more batches", ranks=named, confidence=0.75)
     if job.evidence is not None:
         stopped = tuple(event for event in exceptions(job.evidence) if event.value("type") == "StopIteration")
         ranks = {event.rank for event in stopped if event.rank is not None}
         if stopped and 0 < len(ranks) < job.world_size:
-            told = Said(stopped[0].kind, stopped)
-            yield told_finding(told, f"the loader of {ranks_in_words(told.ranks)} came to its end", confidence=0.7)
+            told = EventGroup(stopped[0].kind, stopped)
+            yield finding_from_logs(told, f"the loader of {ranks_in_words(told.ranks)} came to its end", confidence=0.7)
 
 
 @check(
@@ -96,61 +96,61 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(LoaderFacts,),
     told=_told,
     cases=lambda: (
-        Well("all loaders end after as many batches", running(hosts=2, per_host=2)),
-        Well("a log without an end", logged("[rank0]: batch 3", "[rank1]: batch 3")),
-        Well("all ranks end alike", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),
-        Sick(
+        Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
+        Passes("a log without an end", logged("[rank0]: batch 3", "[rank1]: batch 3")),
+        Passes("all ranks end alike", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),
+        Fails(
             "in a log, as torch says it",
             logged("RuntimeError: Detected at least one rank that has exhausted inputs. Throwing across all ranks."),
         ),
-        Sick(
+        Fails(
             "in a log, as a program says it that looks after each batch",
             logged(
                 "INFO Detected uneven workload distribution: Rank 3 successfully reached monitoredBarrier, but "
                 "received errors while waiting for send/recv from rank 0."
             ),
         ),
-        Sick(
+        Fails(
             "in a log, the iterator of one rank",
             logged("[rank0]: batch_size=8", "[rank1]: StopIteration", "[rank2]: batch_size=8"),
             ranks=(1,),
         ),
-        Well("one rank has not come to the end yet", _streams({1: (97, False)})),
-        Well("one rank is an epoch ahead", with_loader(_streams({}), ranks=(1,), epochs=_then(3))),
-        Well("a limit, which is not the loader's end", _streams({0: (100, False), 1: (100, False)})),
-        Well("uneven inputs are joined", _streams({1: (103, True)}).alter(TrainingFacts, joins=True)),
-        Well("uneven validation", _streams({1: (103, True)}, stage="validate"), silent=False),
-        Well(
+        Passes("one rank has not come to the end yet", _streams({1: (97, False)})),
+        Passes("one rank is an epoch ahead", with_loader(_streams({}), ranks=(1,), epochs=_then(3))),
+        Passes("a limit, which is not the loader's end", _streams({0: (100, False), 1: (100, False)})),
+        Passes("uneven inputs are joined", _streams({1: (103, True)}).alter(TrainingFacts, joins=True)),
+        Passes("uneven validation", _streams({1: (103, True)}, stage="validate"), silent=False),
+        Passes(
             "a loop of the user's own, whose ranks may train models of their own",
             in_a_loop(_streams({1: (103, True)})),
             silent=False,
         ),
-        Well(
+        Passes(
             "two groups of ranks, each as long as it is",
             in_a_loop(_streams(dict.fromkeys((2, 3), (90, True)), world=4), (0, 1), (2, 3)),
         ),
-        Well(
+        Passes(
             "most ranks may still end where the first one did",
             _streams({0: (97, True), 1: (98, False), 2: (97, False)}),
         ),
-        Sick(
+        Fails(
             "one ended, one went on, one stands between its batches",
             _streams({0: (97, False), 1: (97, True), 2: (98, False)}).alter(
                 ProgressFacts, ranks=(0, 2), state="stalled"
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "the last one may still end, and changes nothing",
             _streams({0: (97, True), 1: (97, True), 2: (98, False), 3: (97, False)}, world=4),
             ranks=(2,),
         ),
-        Sick("one stream of three ends early", _streams({1: (97, True)}), ranks=(1,)),
-        Sick("one stream of three is longer", _streams({2: (101, True)}), ranks=(2,)),
-        Sick("two ranks: the longer one waits in vain", _streams({1: (101, True)}, world=2), ranks=(1,)),
-        Sick("the longer one has begun a batch that nobody else has", _streams({1: (101, False)}), ranks=(1,)),
-        Sick("within one of two groups", in_a_loop(_streams({3: (103, True)}, world=4), (0, 1), (2, 3)), ranks=(3,)),
-        Sick(
+        Fails("one stream of three ends early", _streams({1: (97, True)}), ranks=(1,)),
+        Fails("one stream of three is longer", _streams({2: (101, True)}), ranks=(2,)),
+        Fails("two ranks: the longer one waits in vain", _streams({1: (101, True)}, world=2), ranks=(1,)),
+        Fails("the longer one has begun a batch that nobody else has", _streams({1: (101, False)}), ranks=(1,)),
+        Fails("within one of two groups", in_a_loop(_streams({3: (103, True)}, world=4), (0, 1), (2, 3)), ranks=(3,)),
+        Fails(
             "in a plain loop",
             _streams({0: (60, True)}).alter(TrainingFacts, framework="plain"),
             ranks=(0,),
@@ -164,7 +164,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     of the others' next epoch and average gradients of different steps from then on.
     Fix: end all ranks after as many batches as the shortest stream has.
     """
-    readers_known = [group for one in readers_of(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
+    readers_known = [group for one in peer_loaders(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
     if not any(reader.loader.epochs for readers in readers_known for reader in readers.members):
         yield Skip("no batch was seen yet")
     for readers in readers_known:
@@ -181,7 +181,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
             yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
 
 
-def _epochs(readers: Readers) -> Iterator[_Seen]:
+def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
     """The epochs that are kept, the oldest first."""
     batches: dict[int, dict[int, int]] = {}
     ended: dict[int, set[int]] = {}
@@ -191,10 +191,10 @@ def _epochs(readers: Readers) -> Iterator[_Seen]:
             if epoch.ended:
                 ended.setdefault(epoch.epoch, set()).add(reader.rank)
     for number in sorted(batches):
-        yield _Seen(number, batches[number], frozenset(ended.get(number, ())))
+        yield _EpochBatches(number, batches[number], frozenset(ended.get(number, ())))
 
 
-def _differs(seen: _Seen) -> bool:
+def _differs(seen: _EpochBatches) -> bool:
     """Whether a loader had no more where another gave more. Ranks that are behind may still come to the same."""
     if not seen.ended:
         return False
@@ -202,7 +202,7 @@ def _differs(seen: _Seen) -> bool:
     return any(batches > shortest for batches in seen.batches.values())
 
 
-def _blamed(job: Job, seen: _Seen, shortest: int) -> tuple[int, ...] | None:
+def _blamed(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None:
     """The minority. Ranks that have not come further than the shortest, and have not ended there, go on like the longer
     ones if all stand still; while the run runs and it is they who decide, they are waited for (``None``)."""
     known = {rank: count for rank, count in seen.batches.items() if rank in seen.ended or count > shortest}
@@ -221,7 +221,7 @@ def _stands_still(job: Job) -> bool:
     )
 
 
-def _finding(job: Job, readers: Readers, seen: _Seen, odd: tuple[int, ...]) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int, ...]) -> Finding:
     shortest = min(seen.batches[rank] for rank in seen.ended)
     is_error = readers.stage in TRAINING and readers.is_one_job
     counts = {rank: f"{count} {'in all' if rank in seen.ended else 'so far'}" for rank, count in seen.batches.items()}
@@ -255,7 +255,7 @@ def _listed(values: set[int]) -> str:
     return ", ".join(f"{value:,}" for value in sorted(values)[:4]) + (" and others" if len(values) > 4 else "")
 
 
-def _fix(job: Job, readers: Readers, shortest: int) -> str:
+def _fix(job: Job, readers: PeerLoaders, shortest: int) -> str:
     return advice(
         job,
         lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together; better, the data "

@@ -8,27 +8,27 @@ from typing import NamedTuple
 from doctor.api import (
     LEAST_DRAWN,
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderEpoch,
     LoaderFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Sampler,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     check,
     drawing,
     merge,
-    readers_of,
+    peer_loaders,
     running,
     same_order,
     with_loader,
@@ -42,12 +42,14 @@ _OTHERWISE = (12, 93, 5, 40, 30, 7, 54, 66, 19, 81)
 class _Repeat(NamedTuple):
     """Two epochs that were drawn in the same order."""
 
-    reader: Reader
+    reader: RankLoader
     first: LoaderEpoch
     second: LoaderEpoch
 
 
-def _drawn(*orders: Iterable[int], ranks: tuple[int, ...] | None = None, sketch: Sketch | None = None) -> Sketch:
+def _drawn(
+    *orders: Iterable[int], ranks: tuple[int, ...] | None = None, sketch: JobBuilder | None = None
+) -> JobBuilder:
     epochs = tuple(drawing(number, order) for number, order in enumerate(orders))
     return with_loader(sketch or running(), ranks=ranks, epochs=epochs)
 
@@ -60,19 +62,19 @@ def _drawn(*orders: Iterable[int], ranks: tuple[int, ...] | None = None, sketch:
     needs=(LoaderFacts,),
     peers=False,
     cases=lambda: (
-        Well("another order in each epoch", running(hosts=2, per_host=2)),
-        Well("orders that can be compared, and differ", _drawn(_SHUFFLED, _OTHERWISE)),
-        Well("the first epoch", _drawn(_SHUFFLED)),
-        Well("shuffle is off", with_sampler(_drawn(range(9), range(9)), shuffle=False)),
-        Well("in order, by a sampler of the user's own", with_sampler(_drawn(range(9), range(9)), shuffle=None)),
-        Well(
+        Passes("another order in each epoch", running(hosts=2, per_host=2)),
+        Passes("orders that can be compared, and differ", _drawn(_SHUFFLED, _OTHERWISE)),
+        Passes("the first epoch", _drawn(_SHUFFLED)),
+        Passes("shuffle is off", with_sampler(_drawn(range(9), range(9)), shuffle=False)),
+        Passes("in order, by a sampler of the user's own", with_sampler(_drawn(range(9), range(9)), shuffle=None)),
+        Passes(
             "by length, without a seed",
             with_loader(_drawn(_SHUFFLED, _SHUFFLED), sampler=Sampler("ByLength", True, 2, 0)),
         ),
-        Well("too few samples to tell", _drawn(_SHUFFLED[:3], _SHUFFLED[:3])),
-        Sick("set_epoch is missing", _drawn(_SHUFFLED, _SHUFFLED), ranks=(0, 1)),
-        Sick("on one rank", _drawn(_SHUFFLED, _SHUFFLED, ranks=(1,)), ranks=(1,)),
-        Sick(
+        Passes("too few samples to tell", _drawn(_SHUFFLED[:3], _SHUFFLED[:3])),
+        Fails("set_epoch is missing", _drawn(_SHUFFLED, _SHUFFLED), ranks=(0, 1)),
+        Fails("on one rank", _drawn(_SHUFFLED, _SHUFFLED, ranks=(1,)), ranks=(1,)),
+        Fails(
             "by hashes, in a plain loop",
             with_loader(
                 running().alter(TrainingFacts, framework="plain"),
@@ -80,12 +82,12 @@ def _drawn(*orders: Iterable[int], ranks: tuple[int, ...] | None = None, sketch:
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a sampler of the user's own with a seed",
             with_sampler(_drawn(_SHUFFLED, _SHUFFLED), name="Part", shuffle=None, seed=0, epoch=None),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a generator that is made anew with the same seed",
             with_loader(
                 _drawn(_SHUFFLED, _SHUFFLED, sketch=running(1, 1)),
@@ -102,7 +104,7 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
     for ever; models generalise worse, and nothing fails.
     Fix: `sampler.set_epoch(epoch)` before each epoch.
     """
-    loaders = [readers for readers in readers_of(job, TRAINING) if any(map(_may_shuffle, readers.members))]
+    loaders = [readers for readers in peer_loaders(job, TRAINING) if any(map(_may_shuffle, readers.members))]
     if not loaders:
         yield Skip("no map-style data set is shuffled")
     compared = False
@@ -122,17 +124,17 @@ def _not_compared(job: Job) -> Iterator[Verdict]:
     yield Skip("fewer than two epochs were drawn so far")
 
 
-def _may_shuffle(reader: Reader) -> bool:
+def _may_shuffle(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return reader.loader.kind == "map" and sampler is not None and sampler.shuffle is not False
 
 
-def _newest_two(reader: Reader) -> tuple[LoaderEpoch, LoaderEpoch] | None:
+def _newest_two(reader: RankLoader) -> tuple[LoaderEpoch, LoaderEpoch] | None:
     told = [one for one in reader.loader.epochs if one.drawn is not None or len(one.first) >= LEAST_DRAWN]
     return (told[-2], told[-1]) if len(told) > 1 and told[-2].epoch != told[-1].epoch else None
 
 
-def _repeats(reader: Reader) -> Iterator[_Repeat]:
+def _repeats(reader: RankLoader) -> Iterator[_Repeat]:
     pair = _newest_two(reader)
     if pair is not None and same_order(*pair) and _is_shuffled(reader.loader.sampler, pair[1]):
         yield _Repeat(reader, *pair)
@@ -146,7 +148,7 @@ def _is_shuffled(sampler: Sampler | None, epoch: LoaderEpoch) -> bool:
     return has_seed and list(epoch.first) != sorted(epoch.first)
 
 
-def _finding(job: Job, readers: Readers, repeat: _Repeat) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, repeat: _Repeat) -> Finding:
     sampler = repeat.reader.loader.sampler
     assert sampler is not None
     return Finding(

@@ -8,33 +8,33 @@ from typing import NamedTuple
 from doctor.api import (
     EVALUATION,
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderEpoch,
     LoaderFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     check,
     in_a_loop,
     loader_hook,
+    peer_loaders,
     ranks_in_words,
-    readers_of,
     running,
     with_loader,
 )
 
 
-class _Same(NamedTuple):
+class _IdenticalStreams(NamedTuple):
     """Places among the data-parallel ranks whose streams are the same, and by what that is known."""
 
     seats: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Same(NamedTuple):
 
 def _streams(
     streams: Mapping[int, str], *, workers: int = 0, stage: str = "train", sharded: bool | None = None
-) -> Sketch:
+) -> JobBuilder:
     """Ranks whose first batches hold these letters."""
     sketch = running(1, len(streams))
     for rank, letters in streams.items():
@@ -70,32 +70,32 @@ def _streams(
     needs=(LoaderFacts,),
     peers=False,
     cases=lambda: (
-        Well("each rank has its own part of the stream", _streams({0: "aceg", 1: "bdfh"})),
-        Well("map-style data", running(hosts=2, per_host=2)),
-        Well("data that never varies", _streams({0: "aaaa", 1: "aaaa"})),
-        Well("one batch, which tells too little", _streams({0: "a", 1: "a"})),
-        Well(
+        Passes("each rank has its own part of the stream", _streams({0: "aceg", 1: "bdfh"})),
+        Passes("map-style data", running(hosts=2, per_host=2)),
+        Passes("data that never varies", _streams({0: "aaaa", 1: "aaaa"})),
+        Passes("one batch, which tells too little", _streams({0: "a", 1: "a"})),
+        Passes(
             "ranks of one replica read the same",
             _streams({0: "abcd", 1: "abcd"}).alter(TrainingFacts, data_parallel_rank=0, data_parallel_size=1),
         ),
-        Well("two workers, each with its own part", _streams({0: "abcd", 1: "efgh"}, workers=2)),
-        Well("two workers over data that never varies", _streams({0: "aaaa", 1: "bbbb"}, workers=2)),
-        Well("one worker on each rank", _streams({0: "aabb", 1: "ccdd"}, workers=1)),
-        Well(
+        Passes("two workers, each with its own part", _streams({0: "abcd", 1: "efgh"}, workers=2)),
+        Passes("two workers over data that never varies", _streams({0: "aaaa", 1: "bbbb"}, workers=2)),
+        Passes("one worker on each rank", _streams({0: "aabb", 1: "ccdd"}, workers=1)),
+        Passes(
             "a validation that each rank does as a whole", _streams({0: "ab", 1: "ab"}, stage="validate"), silent=False
         ),
-        Well("not parted by the data set, and different all the same", _streams({0: "ab", 1: "cd"}, sharded=False)),
-        Well("parts of one model, which read the same", in_a_loop(_streams({0: "abcd", 1: "abcd"}), (0,), (1,))),
-        Sick("two ranks", _streams({0: "abcd", 1: "abcd"}), ranks=(0, 1)),
-        Sick("one rank is ahead", _streams({0: "ab", 1: "abcd"}), ranks=(0, 1)),
-        Sick("two of three ranks", _streams({0: "abcd", 1: "efgh", 2: "efgh"}), ranks=(1, 2)),
-        Sick("two workers of each rank", _streams({0: "aabb", 1: "ccdd"}, workers=2), ranks=(0, 1)),
-        Sick(
+        Passes("not parted by the data set, and different all the same", _streams({0: "ab", 1: "cd"}, sharded=False)),
+        Passes("parts of one model, which read the same", in_a_loop(_streams({0: "abcd", 1: "abcd"}), (0,), (1,))),
+        Fails("two ranks", _streams({0: "abcd", 1: "abcd"}), ranks=(0, 1)),
+        Fails("one rank is ahead", _streams({0: "ab", 1: "abcd"}), ranks=(0, 1)),
+        Fails("two of three ranks", _streams({0: "abcd", 1: "efgh", 2: "efgh"}), ranks=(1, 2)),
+        Fails("two workers of each rank", _streams({0: "aabb", 1: "ccdd"}, workers=2), ranks=(0, 1)),
+        Fails(
             "a stream of Hugging Face that nobody has split, before the first batch",
             with_loader(_streams({0: "", 1: ""}, sharded=False), fingerprint="f", epochs=()),
             ranks=(0, 1),
         ),
-        Sick("in a plain loop", _streams({0: "ab", 1: "ab"}).alter(TrainingFacts, framework="plain"), ranks=(0, 1)),
+        Fails("in a plain loop", _streams({0: "ab", 1: "ab"}).alter(TrainingFacts, framework="plain"), ranks=(0, 1)),
     ),
 )
 def iterable_unsharded(job: Job) -> Iterator[Verdict]:
@@ -106,7 +106,7 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
     Fix: part the stream in `__iter__`, by rank and by `get_worker_info()`.
     """
     loaders = [
-        readers for readers in readers_of(job, (*TRAINING, *EVALUATION)) if any(map(_streams_data, readers.members))
+        readers for readers in peer_loaders(job, (*TRAINING, *EVALUATION)) if any(map(_streams_data, readers.members))
     ]
     if not loaders:
         yield Skip("no iterable data set is in use")
@@ -118,7 +118,7 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
             yield _between_workers(job, readers, twice)
 
 
-def _across(job: Job, readers: Readers) -> Iterator[Verdict]:
+def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     seats = {seat: reader for seat, reader in readers.seats.items() if _streams_data(reader)}
     for same in _same(seats):
         yield _between_ranks(job, readers, same)
@@ -126,39 +126,42 @@ def _across(job: Job, readers: Readers) -> Iterator[Verdict]:
         yield Unknown("fewer than two batches were seen, or nothing in them that can be compared", unknown)
 
 
-def _streams_data(reader: Reader) -> bool:
+def _streams_data(reader: RankLoader) -> bool:
     return reader.loader.kind in ("iterable", "other")
 
 
-def _first(reader: Reader, number: int) -> LoaderEpoch | None:
+def _first(reader: RankLoader, number: int) -> LoaderEpoch | None:
     return next((epoch for epoch in reader.loader.epochs if epoch.epoch == number), None)
 
 
-def _tells(reader: Reader) -> bool:
+def _tells(reader: RankLoader) -> bool:
     return any(len(epoch.contents) > 1 for epoch in reader.loader.epochs)
 
 
-def _same(seats: Mapping[int, Reader]) -> Iterator[_Same]:
+def _same(seats: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
     """Places whose first batches are the same one by one, and not all alike; before there are any, places whose equal
     data sets say that nobody has parted them."""
     told = {seat: reader for seat, reader in seats.items() if _tells(reader)}
     if len(told) < 2:
         unparted = {seat: one for seat, one in seats.items() if one.loader.sharded is False and not one.loader.epochs}
-        yield from (_Same(group, None) for group in _grouped({seat: _data_set(one) for seat, one in unparted.items()}))
+        yield from (
+            _IdenticalStreams(group, None)
+            for group in _grouped({seat: _data_set(one) for seat, one in unparted.items()})
+        )
         return
     shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in told.values()))
     for number in sorted(shared, reverse=True)[:1]:
         epochs = {seat: epoch for seat, one in told.items() if (epoch := _first(one, number)) is not None}
         batches = min(len(epoch.contents) for epoch in epochs.values())
         keys = {seat: _varying(epoch.contents[:batches]) for seat, epoch in epochs.items()}
-        yield from (_Same(group, epochs[group[0]]) for group in _grouped(keys))
+        yield from (_IdenticalStreams(group, epochs[group[0]]) for group in _grouped(keys))
 
 
 def _varying(contents: tuple[str, ...]) -> Hashable:
     return contents if len(set(contents)) > 1 else None
 
 
-def _data_set(reader: Reader) -> Hashable:
+def _data_set(reader: RankLoader) -> Hashable:
     loader = reader.loader
     return (loader.dataset, loader.fingerprint) if loader.fingerprint is not None else None
 
@@ -172,7 +175,7 @@ def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _is_read_by_each_worker(reader: Reader) -> bool:
+def _is_read_by_each_worker(reader: RankLoader) -> bool:
     """Workers take turns: if all of them give the first batch of the same stream, and then all the second one, as many
     batches are the same as there are workers, and the one after is another."""
     workers = reader.loader.workers or 0
@@ -184,7 +187,7 @@ def _is_read_by_each_worker(reader: Reader) -> bool:
     )
 
 
-def _between_ranks(job: Job, readers: Readers, same: _Same) -> Finding:
+def _between_ranks(job: Job, readers: PeerLoaders, same: _IdenticalStreams) -> Finding:
     ranks, loader = readers.at(same.seats), readers.seats[same.seats[0]].loader
     seen = same.epoch is not None
     return Finding(
@@ -202,7 +205,7 @@ def _between_ranks(job: Job, readers: Readers, same: _Same) -> Finding:
     )
 
 
-def _between_workers(job: Job, readers: Readers, twice: list[Reader]) -> Finding:
+def _between_workers(job: Job, readers: PeerLoaders, twice: list[RankLoader]) -> Finding:
     ranks, loader = tuple(reader.rank for reader in twice), twice[0].loader
     return Finding(
         f"{loader.workers} workers each read the whole stream of {loader.dataset or loader.loader} ({readers.name})",
@@ -218,7 +221,7 @@ def _between_workers(job: Job, readers: Readers, twice: list[Reader]) -> Finding
     )
 
 
-def _fix(job: Job, readers: Readers) -> str:
+def _fix(job: Job, readers: PeerLoaders) -> str:
     own = (
         "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, or "
         "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`, or webdataset's `split_by_node`"

@@ -9,41 +9,41 @@ from doctor.api import (
     EVALUATION,
     TRAINING,
     Collective,
+    EventGroup,
+    Fails,
     Finding,
     Frame,
     Job,
+    JobBuilder,
     LoaderFacts,
+    MajoritySplit,
+    Passes,
+    PeerLoaders,
     ProgressFacts,
-    Reader,
-    Readers,
+    RankLoader,
     RecorderFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     batches_of,
     check,
     correlates,
     describe,
+    event_groups,
+    finding_from_logs,
     in_a_loop,
     limit_argument,
     loader_hook,
     logged,
     odd_by_count,
+    peer_loaders,
     ranks_in_words,
-    readers_of,
     running,
-    said,
     split_by,
-    told_finding,
     with_loader,
     with_sampler,
 )
@@ -60,7 +60,7 @@ class _Ends(NamedTuple):
     stage: str
     name: str
     batches: dict[int, int | None]
-    members: tuple[Reader, ...]
+    members: tuple[RankLoader, ...]
     is_one_job: bool
 
     @property
@@ -69,7 +69,7 @@ class _Ends(NamedTuple):
         return {rank: batches for rank, batches in self.batches.items() if batches is not None}
 
 
-def _of_validation(lengths: dict[int, int]) -> Sketch:
+def _of_validation(lengths: dict[int, int]) -> JobBuilder:
     sketch = with_loader(running(1, 3), stage="validate", length=10, epochs=())
     for rank, length in lengths.items():
         sketch = with_loader(sketch, ranks=(rank,), stage="validate", length=length)
@@ -81,7 +81,7 @@ def _stuck_in_validation(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     return (*old, Collective("0", 999, "all_gather", frames=(where,)))
 
 
-def _two_loaders(combined: str, second: Callable[[int], int]) -> Sketch:
+def _two_loaders(combined: str, second: Callable[[int], int]) -> JobBuilder:
     sketch = with_loader(running(1, 3), combined=combined)
     for rank in range(3):
         sketch = with_loader(sketch, ranks=(rank,), index=1, length=second(rank))
@@ -90,15 +90,15 @@ def _two_loaders(combined: str, second: Callable[[int], int]) -> Sketch:
 
 def _told(job: Job) -> Iterator[Finding]:
     """What ranks print of their loaders."""
-    for told in said(job, "data.zero_rank"):
+    for told in event_groups(job, "data.zero_rank"):
         claim = f"`{told.value('loader')}` has no batch on a rank, and the others have some"
-        yield told_finding(told, claim, confidence=0.9, explains=("DATA010",))
-    for told in said(job, "data.length", by=("words",)):
+        yield finding_from_logs(told, claim, confidence=0.9, explains=("DATA010",))
+    for told in event_groups(job, "data.length", by=("words",)):
         lengths = {event.rank: int(event.value("n") or 0) for event in told.events if event.rank is not None}
         parted = split_by(lengths)
         if parted.minorities:
             yield _told_lengths(told, lengths, parted)
-    for told in said(job, "data.length_of"):
+    for told in event_groups(job, "data.length_of"):
         # One process may tell of all. A rank of which several numbers are told counts what it has seen so far.
         numbers: dict[int, set[int]] = {}
         for event in told.events:
@@ -108,11 +108,11 @@ def _told(job: Job) -> Iterator[Finding]:
             yield _told_lengths(told, stated, split_by(stated))
 
 
-def _told_lengths(told: Said, lengths: dict[int, int], parted: Split) -> Finding:
+def _told_lengths(told: EventGroup, lengths: dict[int, int], parted: MajoritySplit) -> Finding:
     groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value:,}" for group in parted.groups[:4])
     words = told.value("words") or "batches"
     is_training = "val" not in words and "test" not in words
-    return told_finding(
+    return finding_from_logs(
         told,
         f"ranks say that they have different numbers of batches ({words}): {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
@@ -133,10 +133,10 @@ def _told_lengths(told: Said, lengths: dict[int, int], parted: Split) -> Finding
     needs=(LoaderFacts,),
     told=_told,
     cases=lambda: (
-        Well("as many batches on all ranks", running(hosts=2, per_host=2)),
-        Well("ranks that say the same", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))),
-        Well("a rank that says it of several epochs", logged("[rank0]: len(train_loader) = 9", "[rank0]: step 3")),
-        Sick(
+        Passes("as many batches on all ranks", running(hosts=2, per_host=2)),
+        Passes("ranks that say the same", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))),
+        Passes("a rank that says it of several epochs", logged("[rank0]: len(train_loader) = 9", "[rank0]: step 3")),
+        Fails(
             "in a log, ranks that say different lengths",
             logged(
                 "[rank0]: len(train_loader) = 1560",
@@ -145,17 +145,17 @@ def _told_lengths(told: Said, lengths: dict[int, int], parted: Split) -> Finding
             ),
             ranks=(2,),
         ),
-        Well("in a log, ranks of which is said the same", logged("rank 0: 1563 batches", "rank 1: 1563 batches")),
-        Well(
+        Passes("in a log, ranks of which is said the same", logged("rank 0: 1563 batches", "rank 1: 1563 batches")),
+        Passes(
             "in a log, counts that go on",
             logged(*(f"rank {rank}: {10 * count + rank} batches" for count in range(1, 4) for rank in range(2))),
         ),
-        Sick(
+        Fails(
             "in a log, ranks of which other numbers are said",
             logged("rank 0: 1563 batches", "rank 1: 1563 batches", "rank 2: 1560 batches"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "in a log, a rank without batches",
             logged(
                 "[rank1]: RuntimeError: `CombinedLoader` within local rank has zero length. Please make sure that it "
@@ -163,25 +163,25 @@ def _told_lengths(told: Said, lengths: dict[int, int], parted: Split) -> Finding
             ),
             ranks=(1,),
         ),
-        Well("a limit that all reach", with_loader(with_loader(running(), limit=90), ranks=(1,), length=103)),
-        Well(
+        Passes("a limit that all reach", with_loader(with_loader(running(), limit=90), ranks=(1,), length=103)),
+        Passes(
             "max_steps ends all ranks before the shortest is over",
             with_loader(running(), ranks=(1,), length=103).alter(TrainingFacts, max_steps=50, accumulate=2),
         ),
-        Well(
+        Passes(
             "uneven inputs are joined", with_loader(running(), ranks=(1,), length=103).alter(TrainingFacts, joins=True)
         ),
-        Well(
+        Passes(
             "a loop of the user's own, whose ranks may train models of their own",
             in_a_loop(with_loader(running(), ranks=(1,), length=103)),
             silent=False,
         ),
-        Well(
+        Passes(
             "two groups of ranks, each as long as it is",
             in_a_loop(with_loader(running(2, 2), ranks=(2, 3), length=103), (0, 1), (2, 3)),
         ),
-        Well("streams that do not say their length", with_loader(running(), kind="iterable", length=None)),
-        Well(
+        Passes("streams that do not say their length", with_loader(running(), kind="iterable", length=None)),
+        Passes(
             "Lightning's own sampler for predictions, off by one",
             with_sampler(
                 with_loader(with_loader(running(), stage="predict", length=7), ranks=(1,), stage="predict", length=6),
@@ -190,57 +190,57 @@ def _told_lengths(told: Said, lengths: dict[int, int], parted: Split) -> Finding
                 pads=False,
             ),
         ),
-        Well("validation without collectives in each batch", _of_validation({1: 12}), silent=False),
-        Well("the shorter of two loaders starts again", _two_loaders("max_size_cycle", lambda rank: 30 + rank)),
-        Well(
+        Passes("validation without collectives in each batch", _of_validation({1: 12}), silent=False),
+        Passes("the shorter of two loaders starts again", _two_loaders("max_size_cycle", lambda rank: 30 + rank)),
+        Passes(
             "a sanity check", with_loader(with_loader(running(), stage="sanity"), ranks=(1,), stage="sanity", length=1)
         ),
-        Sick(
+        Fails(
             "within one of two groups",
             in_a_loop(with_loader(running(2, 2), ranks=(3,), length=101), (0, 1), (2, 3)),
             ranks=(3,),
         ),
-        Sick("one rank of four has one batch more", with_loader(running(2, 2), ranks=(2,), length=101), ranks=(2,)),
-        Sick("one rank of four has one batch less", with_loader(running(2, 2), ranks=(3,), length=99), ranks=(3,)),
-        Sick("two ranks: the longer one waits in vain", with_loader(running(), ranks=(1,), length=101), ranks=(1,)),
-        Sick(
+        Fails("one rank of four has one batch more", with_loader(running(2, 2), ranks=(2,), length=101), ranks=(2,)),
+        Fails("one rank of four has one batch less", with_loader(running(2, 2), ranks=(3,), length=99), ranks=(3,)),
+        Fails("two ranks: the longer one waits in vain", with_loader(running(), ranks=(1,), length=101), ranks=(1,)),
+        Fails(
             "split evenly: the longer ones wait in vain",
             with_loader(running(2, 2), ranks=(0, 1), length=103),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a limit that only one rank reaches",
             with_loader(with_loader(running(1, 3), limit=102), ranks=(1,), length=200),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "max_steps comes too late",
             with_loader(running(), ranks=(1,), length=103).alter(TrainingFacts, max_steps=150),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "shards of different sizes, without a Trainer",
             with_loader(
                 running(1, 3).alter(TrainingFacts, framework="plain"), ranks=(0,), length=90, dataset_length=2880
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "the longest of two loaders differs", _two_loaders("max_size", lambda rank: 200 + (rank == 1)), ranks=(1,)
         ),
-        Sick(
+        Fails(
             "validation, where each batch gathers sharded parameters",
             _of_validation({1: 12}).alter(TrainingFacts, strategy="fsdp"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "validation that hangs in a batch that others do not have",
             _of_validation({1: 12}).alter(
                 ProgressFacts, ranks=(1,), stage="validate", batch=10, state="stalled", epoch=0
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "validation with a collective in its step",
             _of_validation({1: 12}).alter(RecorderFacts, ranks=(1,), collectives=_stuck_in_validation),
             ranks=(1,),
@@ -272,23 +272,23 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
 
 def _ends(job: Job) -> Iterator[_Ends]:
     """Loaders of training are drawn from together, those of an evaluation one after the other."""
-    training: dict[int | None, list[Readers]] = {}
-    for readers in readers_of(job, TRAINING):
+    training: dict[int | None, list[PeerLoaders]] = {}
+    for readers in peer_loaders(job, TRAINING):
         for group in readers.by_group():
             training.setdefault(group.members[0].group, []).append(group)
     for loaders in training.values():
         yield _end_of(loaders[0]) if len(loaders) == 1 else _combined(loaders)
-    for readers in readers_of(job, EVALUATION):
+    for readers in peer_loaders(job, EVALUATION):
         yield from map(_end_of, readers.by_group())
 
 
-def _end_of(readers: Readers) -> _Ends:
+def _end_of(readers: PeerLoaders) -> _Ends:
     batches = {reader.rank: batches_of(reader.loader) for reader in readers.members}
     return _Ends(readers.stage, readers.name, batches, readers.members, readers.is_one_job)
 
 
-def _combined(loaders: Sequence[Readers]) -> _Ends:
-    by_rank: dict[int, list[Reader]] = {}
+def _combined(loaders: Sequence[PeerLoaders]) -> _Ends:
+    by_rank: dict[int, list[RankLoader]] = {}
     for readers in loaders:
         for reader in readers.members:
             by_rank.setdefault(reader.rank, []).append(reader)
@@ -297,7 +297,7 @@ def _combined(loaders: Sequence[Readers]) -> _Ends:
     return _Ends(loaders[0].stage, "training loaders", batches, members, loaders[0].is_one_job)
 
 
-def _combine(modes: list[str | None], readers: list[Reader]) -> int | None:
+def _combine(modes: list[str | None], readers: list[RankLoader]) -> int | None:
     lengths = [batches_of(reader.loader) for reader in readers]
     known = [length for length in lengths if length is not None]
     if len(known) < len(lengths):
@@ -319,7 +319,7 @@ def _is_harmless(ends: _Ends) -> bool:
     return bool(told) and all((one.max_steps or 0) * one.accumulate <= min(known.values()) for one in told)
 
 
-def _is_unrepeated(reader: Reader) -> bool:
+def _is_unrepeated(reader: RankLoader) -> bool:
     """Lightning's sampler for predictions gives some ranks one sample more, as it should."""
     return reader.loader.sampler is not None and reader.loader.sampler.name.startswith("Unrepeated")
 
@@ -359,7 +359,7 @@ def _listed(values: list[int], most: int = 4) -> str:
     return ", ".join(words) + (f" and {len(values) - most} other numbers of" if len(values) > most else "")
 
 
-def _what_differs(members: Iterable[Reader]) -> dict[str, object]:
+def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:
     """What else is not the same on all ranks, and may be why."""
     evidence: dict[str, object] = {}
     for name in ("dataset_length", "batch_size", "limit", "drop_last", "batch_sampler"):
@@ -397,7 +397,7 @@ def _fix(job: Job, ends: _Ends, shortest: int) -> str:
     return f"{how}: {_even(ends.members)}."
 
 
-def _even(members: tuple[Reader, ...]) -> str:
+def _even(members: tuple[RankLoader, ...]) -> str:
     loaders = [reader.loader for reader in members]
     if len({loader.batch_size for loader in loaders}) > 1:
         return "the same batch size on all ranks"

@@ -6,33 +6,33 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from doctor.api import (
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Sampler,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Variable,
     Verdict,
-    Well,
     advice,
     check,
+    divided_loaders,
     drawing,
     in_a_loop,
     newest_common_epoch,
-    parted_readers,
     ranks_in_words,
     running,
     same_contents,
     same_order,
-    why_not_parted,
+    why_not_divided,
     with_loader,
 )
 
@@ -43,12 +43,12 @@ _SHUFFLED = Sampler("RandomSampler", shuffle=True)
 
 
 def _unparted(
-    sketch: Sketch, fingerprint: str | None = "f1", *, sampler: Sampler = _SHUFFLED, stage: str = "train"
-) -> Sketch:
+    sketch: JobBuilder, fingerprint: str | None = "f1", *, sampler: Sampler = _SHUFFLED, stage: str = "train"
+) -> JobBuilder:
     return with_loader(sketch, stage=stage, sampler=sampler, fingerprint=fingerprint, epochs=())
 
 
-def _opaque(contents: dict[int, str]) -> Sketch:
+def _opaque(contents: dict[int, str]) -> JobBuilder:
     """Ranks that all draw the first samples of a data set that can't be looked into, and get ``contents``."""
     sketch = _unparted(running(), None, sampler=Sampler("SequentialSampler", shuffle=False))
     for rank, content in contents.items():
@@ -57,7 +57,7 @@ def _opaque(contents: dict[int, str]) -> Sketch:
     return sketch
 
 
-def _in_groups(sketch: Sketch) -> Sketch:
+def _in_groups(sketch: JobBuilder) -> JobBuilder:
     """Two pairs of ranks, of which the second has shards."""
     return in_a_loop(with_loader(sketch, ranks=(3,), fingerprint="f2"), (0, 1), (2, 3))
 
@@ -69,48 +69,48 @@ def _in_groups(sketch: Sketch) -> Sketch:
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Well("a distributed sampler", running(hosts=2, per_host=2)),
-        Well("each rank has its own shard", with_loader(_unparted(running()), ranks=(1,), fingerprint="f2")),
-        Well("shards of different lengths", with_loader(_unparted(running()), ranks=(1,), dataset_length=7)),
-        Well(
+        Passes("a distributed sampler", running(hosts=2, per_host=2)),
+        Passes("each rank has its own shard", with_loader(_unparted(running()), ranks=(1,), fingerprint="f2")),
+        Passes("shards of different lengths", with_loader(_unparted(running()), ranks=(1,), dataset_length=7)),
+        Passes(
             "samples with replacement",
             _unparted(running(), sampler=Sampler("WeightedRandomSampler", shuffle=True, independent=True)),
         ),
-        Well("a sampler of the user's own", _unparted(running(), sampler=Sampler("ByLanguage"))),
-        Well(
+        Passes("a sampler of the user's own", _unparted(running(), sampler=Sampler("ByLanguage"))),
+        Passes(
             "one data-parallel rank",
             _unparted(running()).alter(TrainingFacts, data_parallel_size=1, data_parallel_rank=0),
         ),
-        Well("a loop of the user's own, whose ranks may train models of their own", in_a_loop(_unparted(running()))),
-        Well(
+        Passes("a loop of the user's own, whose ranks may train models of their own", in_a_loop(_unparted(running()))),
+        Passes(
             "parts of a model on each group of ranks, which read the same",
             in_a_loop(with_loader(_unparted(running(1, 2)), ranks=(1,)), (0,), (1,)),
         ),
-        Well("validation that each rank does as a whole", _unparted(running(), stage="validate")),
-        Well("a stream", with_loader(running(), kind="iterable", sampler=None, fingerprint="f1")),
-        Well("shards that can't be looked into, and hold different data", _opaque({0: "a", 1: "b"})),
-        Sick("the same data set, shuffled by each rank", _unparted(running(2, 2)), ranks=(0, 1, 2, 3)),
-        Sick(
+        Passes("validation that each rank does as a whole", _unparted(running(), stage="validate")),
+        Passes("a stream", with_loader(running(), kind="iterable", sampler=None, fingerprint="f1")),
+        Passes("shards that can't be looked into, and hold different data", _opaque({0: "a", 1: "b"})),
+        Fails("the same data set, shuffled by each rank", _unparted(running(2, 2)), ranks=(0, 1, 2, 3)),
+        Fails(
             "the Trainer was told not to",
             _unparted(running()).alter(
                 TrainingFacts, arguments=(Variable("use_distributed_sampler", "False"), Variable("max_epochs", "3"))
             ),
             ranks=(0, 1),
         ),
-        Sick("in one of two groups", _in_groups(_unparted(running(1, 4))), ranks=(0, 1)),
-        Sick(
+        Fails("in one of two groups", _in_groups(_unparted(running(1, 4))), ranks=(0, 1)),
+        Fails(
             "two of three ranks have the same files",
             with_loader(_unparted(running(1, 3)), ranks=(0,), fingerprint="f0"),
             ranks=(1, 2),
         ),
-        Sick(
+        Fails(
             "a plain loop, in order",
             _unparted(running(), sampler=Sampler("SequentialSampler", shuffle=False)).alter(
                 TrainingFacts, framework="plain"
             ),
             ranks=(0, 1),
         ),
-        Sick("a data set that can't be looked into gives the same", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
+        Fails("a data set that can't be looked into gives the same", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
     ),
 )
 def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
@@ -121,9 +121,9 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     compute the same gradient, and all but one compute it for nothing.
     Fix: `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
     """
-    loaders = parted_readers(job, TRAINING)
+    loaders = divided_loaders(job, TRAINING)
     if not loaders:
-        yield Skip(why_not_parted(job, TRAINING))
+        yield Skip(why_not_divided(job, TRAINING))
     for readers in loaders:
         whole = {seat: reader for seat, reader in readers.seats.items() if _reads_all(reader)}
         for group in _by_data_set(whole):
@@ -134,7 +134,7 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
                 yield Unknown("no distributed sampler, and whether the ranks' data sets differ can't be seen", ranks)
 
 
-def _reads_all(reader: Reader) -> bool:
+def _reads_all(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return (
         sampler is not None
@@ -145,33 +145,33 @@ def _reads_all(reader: Reader) -> bool:
     )
 
 
-def _by_data_set(seats: dict[int, Reader]) -> list[list[tuple[int, Reader]]]:
+def _by_data_set(seats: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
     """Two or more places each whose data sets look the same; what can't be looked into looks like its length."""
-    groups: dict[Hashable, list[tuple[int, Reader]]] = {}
+    groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
     for seat, reader in seats.items():
         loader = reader.loader
         groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append((seat, reader))
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _compared(group: Sequence[tuple[int, Reader]]) -> list[tuple[bool | None, float | None]]:
+def _compared(group: Sequence[tuple[int, RankLoader]]) -> list[tuple[bool | None, float | None]]:
     """Order and contents of each place against the first one's, where two of an epoch are known."""
     epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in group})
     known = list(epochs.values())
     return [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
 
 
-def _gives_the_same(group: Sequence[tuple[int, Reader]]) -> bool:
+def _gives_the_same(group: Sequence[tuple[int, RankLoader]]) -> bool:
     return any(order and contents == 1.0 for order, contents in _compared(group))
 
 
-def _gives_different(group: Sequence[tuple[int, Reader]]) -> bool:
+def _gives_different(group: Sequence[tuple[int, RankLoader]]) -> bool:
     """Whether the same numbers gave other samples on all ranks: shards of their own."""
     compared = _compared(group)
     return bool(compared) and all(order and contents == 0.0 for order, contents in compared)
 
 
-def _finding(job: Job, readers: Readers, seats: list[int]) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, seats: list[int]) -> Finding:
     ranks = readers.at(seats)
     loader = readers.seats[seats[0]].loader
     sampler = loader.sampler.name if loader.sampler else ""

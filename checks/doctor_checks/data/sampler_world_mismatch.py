@@ -7,34 +7,34 @@ from collections.abc import Iterator
 from doctor.api import (
     EVALUATION,
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Sampler,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     check,
     in_a_loop,
     loader_hook,
     merge,
-    readers_of,
+    peer_loaders,
     running,
     with_loader,
     with_sampler,
 )
 
 
-def _by_node(sketch: Sketch, fingerprints: tuple[str | None, ...]) -> Sketch:
+def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBuilder:
     """Two hosts of two ranks each, whose samplers part what is on each host between its ranks."""
     for rank in range(4):
         sketch = with_sampler(sketch, ranks=(rank,), replicas=2, rank=rank % 2)
@@ -42,7 +42,7 @@ def _by_node(sketch: Sketch, fingerprints: tuple[str | None, ...]) -> Sketch:
     return sketch
 
 
-def _of_replicas(sketch: Sketch) -> Sketch:
+def _of_replicas(sketch: JobBuilder) -> JobBuilder:
     """Four ranks, of which two each hold one replica of the model."""
     for rank in range(4):
         sketch = sketch.alter(TrainingFacts, ranks=(rank,), data_parallel_size=2, data_parallel_rank=rank // 2)
@@ -56,11 +56,11 @@ def _of_replicas(sketch: Sketch) -> Sketch:
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Well("one part for each rank", running(hosts=2, per_host=2)),
-        Well("no distributed sampler", with_loader(running(), sampler=Sampler("RandomSampler"))),
-        Well("each host has its own data, parted between its ranks", _by_node(running(2, 2), ("f0", "f1"))),
-        Well("each host may have its own data", _by_node(running(2, 2), (None, None))),
-        Well(
+        Passes("one part for each rank", running(hosts=2, per_host=2)),
+        Passes("no distributed sampler", with_loader(running(), sampler=Sampler("RandomSampler"))),
+        Passes("each host has its own data, parted between its ranks", _by_node(running(2, 2), ("f0", "f1"))),
+        Passes("each host may have its own data", _by_node(running(2, 2), (None, None))),
+        Passes(
             "ranks of one replica read the same part",
             with_sampler(
                 with_sampler(_of_replicas(running(1, 4)), ranks=(0, 1), replicas=2, rank=0),
@@ -69,19 +69,19 @@ def _of_replicas(sketch: Sketch) -> Sketch:
                 rank=1,
             ),
         ),
-        Well(
+        Passes(
             "parts of a model on each of two ranks, replicated twice",
             in_a_loop(
                 with_sampler(with_sampler(running(1, 4), replicas=2, rank=0), ranks=(2, 3), rank=1), (0, 2), (1, 3)
             ),
         ),
-        Sick("made for four ranks", with_sampler(running(), replicas=4), ranks=(0, 1)),
-        Sick("rank 0's part everywhere", with_sampler(running(1, 3), rank=0), ranks=(1, 2)),
-        Sick("made before the ranks were known", with_sampler(running(), replicas=1, rank=0), ranks=(0, 1)),
-        Sick("parted between the ranks of a host", _by_node(running(2, 2), ("f0", "f0")), ranks=(0, 1, 2, 3)),
-        Sick("parted between all ranks, of which two read as one", _of_replicas(running(1, 4)), ranks=(0, 1, 2, 3)),
-        Sick("one process alone, and half of the data", with_sampler(running(1, 1), replicas=2), ranks=(0,)),
-        Sick(
+        Fails("made for four ranks", with_sampler(running(), replicas=4), ranks=(0, 1)),
+        Fails("rank 0's part everywhere", with_sampler(running(1, 3), rank=0), ranks=(1, 2)),
+        Fails("made before the ranks were known", with_sampler(running(), replicas=1, rank=0), ranks=(0, 1)),
+        Fails("parted between the ranks of a host", _by_node(running(2, 2), ("f0", "f0")), ranks=(0, 1, 2, 3)),
+        Fails("parted between all ranks, of which two read as one", _of_replicas(running(1, 4)), ranks=(0, 1, 2, 3)),
+        Fails("one process alone, and half of the data", with_sampler(running(1, 1), replicas=2), ranks=(0,)),
+        Fails(
             "in validation, in a plain loop",
             with_sampler(running().alter(TrainingFacts, framework="plain"), stage="validate", replicas=3),
             ranks=(0, 1),
@@ -97,7 +97,7 @@ def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
     Fix: make the sampler after the process group, without `num_replicas` and `rank`, or with those of the data-parallel
     group.
     """
-    loaders = readers_of(job, (*TRAINING, *EVALUATION))
+    loaders = peer_loaders(job, (*TRAINING, *EVALUATION))
     parted = [readers for readers in loaders if any(_parts(reader) for reader in readers.members)]
     if not parted:
         yield Skip("no distributed sampler is in use")
@@ -110,25 +110,25 @@ def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
             yield Unknown("the samplers part by host; whether the hosts hold different data can't be seen", unclear)
 
 
-def _parts(reader: Reader) -> bool:
+def _parts(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return sampler is not None and sampler.distributed and sampler.replicas is not None
 
 
-def _is_off(reader: Reader) -> bool:
+def _is_off(reader: RankLoader) -> bool:
     sampler, training = reader.loader.sampler, reader.training
     if sampler is None or not _parts(reader) or reader.seat is None or training.data_parallel_size is None:
         return False
     return (sampler.replicas, sampler.rank) != (training.data_parallel_size, reader.seat)
 
 
-def _judge(job: Job, readers: Readers) -> Iterator[Finding]:
+def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
     for reader in readers.members:
         if _is_off(reader) and not _parts_its_own(readers, reader) and not _is_unclear(job, readers, reader):
             yield _finding(job, readers, reader)
 
 
-def _parts_its_own(readers: Readers, reader: Reader) -> bool:
+def _parts_its_own(readers: PeerLoaders, reader: RankLoader) -> bool:
     """Whether the ranks that hold this rank's data set, and not all do, share it between them."""
     if reader.loader.fingerprint is None:
         return False
@@ -138,7 +138,7 @@ def _parts_its_own(readers: Readers, reader: Reader) -> bool:
     return len(fellows) < len(seats) and sorted(shares, key=str) == [(len(fellows), n) for n in range(len(fellows))]
 
 
-def _is_unclear(job: Job, readers: Readers, reader: Reader) -> bool:
+def _is_unclear(job: Job, readers: PeerLoaders, reader: RankLoader) -> bool:
     """Whether the part is that of the rank on its host, and each host may hold data of its own."""
     sampler = reader.loader.sampler
     if sampler is None or reader.loader.fingerprint is not None or not _is_off(reader) or len(job.hosts) < 2:
@@ -148,7 +148,7 @@ def _is_unclear(job: Job, readers: Readers, reader: Reader) -> bool:
     return (sampler.replicas, sampler.rank) == (len(here), here.index(reader.rank))
 
 
-def _finding(job: Job, readers: Readers, reader: Reader) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, reader: RankLoader) -> Finding:
     sampler, size = reader.loader.sampler, reader.training.data_parallel_size
     assert sampler is not None
     wrong_size = sampler.replicas != size
@@ -175,7 +175,7 @@ def _finding(job: Job, readers: Readers, reader: Reader) -> Finding:
     )
 
 
-def _cause(reader: Reader) -> str | None:
+def _cause(reader: RankLoader) -> str | None:
     sampler, training = reader.loader.sampler, reader.training
     assert sampler is not None
     if sampler.replicas == 1:
@@ -187,7 +187,7 @@ def _cause(reader: Reader) -> str | None:
     return None
 
 
-def _fix(job: Job, readers: Readers, reader: Reader) -> str:
+def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:
     size = reader.training.data_parallel_size
     own = f"num_replicas={size}, rank={reader.seat if size == 1 else '<its place>'}"
     return advice(

@@ -6,35 +6,35 @@ from collections.abc import Iterator
 
 from doctor.api import (
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderFacts,
+    MajoritySplit,
     ModelFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Sampler,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     TrainingFacts,
     Verdict,
-    Well,
     advice,
-    alike_anywhere,
     check,
     correlates,
     describe,
+    divided_loaders,
     drawing,
     newest_common_epoch,
-    parted_readers,
     ranks_in_words,
     running,
     same_data_set,
+    shared_draws,
     split_by,
-    why_not_parted,
+    why_not_divided,
     with_loader,
     with_sampler,
 )
@@ -42,12 +42,12 @@ from doctor.api import (
 _RANDOM = ("RandomSampler", "SubsetRandomSampler", "SeedableRandomSampler")
 
 
-def _wrapped(sketch: Sketch) -> Sketch:
+def _wrapped(sketch: JobBuilder) -> JobBuilder:
     """Lightning's wrapper around a sampler that draws from the random state of each rank."""
     return with_sampler(sketch, name="DistributedSamplerWrapper", inner="SubsetRandomSampler")
 
 
-def _unlike_models(sketch: Sketch, *, broadcast: bool) -> Sketch:
+def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     sketch = sketch.alter(ModelFacts, broadcast=broadcast, initial="1f")
     return sketch.alter(ModelFacts, ranks=(1,), initial="2e")
 
@@ -59,16 +59,16 @@ def _unlike_models(sketch: Sketch, *, broadcast: bool) -> Sketch:
     when="R",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Well("one seed for all samplers", running(hosts=2, per_host=2)),
-        Well("another global seed on each rank", running().alter(TrainingFacts, ranks=(1,), seed=8)),
-        Well("shuffle is off", with_sampler(with_sampler(running(), shuffle=False), ranks=(1,), seed=8)),
-        Well(
+        Passes("one seed for all samplers", running(hosts=2, per_host=2)),
+        Passes("another global seed on each rank", running().alter(TrainingFacts, ranks=(1,), seed=8)),
+        Passes("shuffle is off", with_sampler(with_sampler(running(), shuffle=False), ranks=(1,), seed=8)),
+        Passes(
             "each rank shuffles its own data set",
             with_loader(
                 with_loader(with_sampler(running(), ranks=(1,), seed=8), fingerprint="f0"), ranks=(1,), fingerprint="f1"
             ),
         ),
-        Well(
+        Passes(
             "no distributed sampler, each rank by a generator of its own",
             with_loader(
                 with_loader(running(), sampler=Sampler("RandomSampler", shuffle=True, generator_seed=1)),
@@ -76,27 +76,27 @@ def _unlike_models(sketch: Sketch, *, broadcast: bool) -> Sketch:
                 sampler=Sampler("RandomSampler", shuffle=True, generator_seed=2),
             ),
         ),
-        Well("a wrapped sampler, and one global seed", _wrapped(running())),
-        Well("the wrapper makes the replicas alike", _unlike_models(running(), broadcast=True)),
-        Sick(
+        Passes("a wrapped sampler, and one global seed", _wrapped(running())),
+        Passes("the wrapper makes the replicas alike", _unlike_models(running(), broadcast=True)),
+        Fails(
             "one rank's sampler has another seed",
             with_sampler(running(1, 3), ranks=(2,), seed=7),
             ranks=(2,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "seed_everything(rank), which the Trainer's samplers take over",
             with_sampler(running(), ranks=(1,), seed=1).alter(TrainingFacts, ranks=(1,), seed=1),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a wrapped sampler that draws from another random state on each rank",
             _wrapped(running(1, 3)).alter(TrainingFacts, ranks=(1,), seed=8),
             ranks=(1,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a wrapped sampler without any seed, whose parts overlap",
             with_loader(
                 with_loader(_wrapped(running()).alter(TrainingFacts, seed=None), epochs=(drawing(0, range(0, 64, 2)),)),
@@ -106,14 +106,14 @@ def _unlike_models(sketch: Sketch, *, broadcast: bool) -> Sketch:
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a sampler of the user's own that has a seed, in a plain loop",
             with_sampler(with_sampler(running(1, 3), name="Bucketed", shuffle=None), ranks=(0,), seed=3).alter(
                 TrainingFacts, framework="plain"
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "replicas that begin with other parameters, and nobody makes them alike",
             _unlike_models(running(1, 3), broadcast=False),
             ranks=(1,),
@@ -128,9 +128,9 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
     others by none. Replicas that begin with other parameters stay apart, and gradients are averaged all the same.
     Fix: one seed for the samplers of all ranks.
     """
-    loaders = parted_readers(job, TRAINING)
+    loaders = divided_loaders(job, TRAINING)
     if not loaders:
-        yield Skip(why_not_parted(job, TRAINING))
+        yield Skip(why_not_divided(job, TRAINING))
     for readers in loaders:
         seats = {seat: reader for seat, reader in readers.seats.items() if _parts_in_disorder(reader)}
         if not _is_one_data_set(seats):
@@ -143,12 +143,12 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
     yield from _unlike_replicas(job)
 
 
-def _parts_in_disorder(reader: Reader) -> bool:
+def _parts_in_disorder(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return sampler is not None and sampler.distributed and sampler.shuffle is not False and not sampler.independent
 
 
-def _is_one_data_set(seats: dict[int, Reader]) -> bool:
+def _is_one_data_set(seats: dict[int, RankLoader]) -> bool:
     """Whether the ranks do not hold, as far as can be seen, data of their own."""
     loaders = [reader.loader for reader in seats.values()]
     return len(loaders) > 1 and all(same_data_set(loaders[0], other) is not False for other in loaders[1:])
@@ -158,7 +158,7 @@ def _draws_from_the_process(sampler: Sampler) -> bool:
     return sampler.inner in _RANDOM and sampler.generator_seed is None
 
 
-def _seed(reader: Reader) -> tuple[int | None, int | None]:
+def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
     """The seeds that decide the order: the sampler's own, and that of what it parts."""
     sampler = reader.loader.sampler
     assert sampler is not None
@@ -166,7 +166,7 @@ def _seed(reader: Reader) -> tuple[int | None, int | None]:
     return (sampler.seed, inner)
 
 
-def _draws_unseeded(seats: dict[int, Reader]) -> bool:
+def _draws_unseeded(seats: dict[int, RankLoader]) -> bool:
     """Whether the order comes from a random state of the process whose seed nobody told."""
     return any(
         reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
@@ -174,12 +174,12 @@ def _draws_unseeded(seats: dict[int, Reader]) -> bool:
     )
 
 
-def _overlapping(seats: dict[int, Reader], overlap: float) -> bool:
+def _overlapping(seats: dict[int, RankLoader], overlap: float) -> bool:
     epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in seats.items()})
-    return any(share >= overlap for share in alike_anywhere(epochs).values())
+    return any(share >= overlap for share in shared_draws(epochs).values())
 
 
-def _finding(job: Job, readers: Readers, found: Split) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     ranks = readers.at(seat for group in found.minorities for seat in group.ranks)
     sampler = readers.seats[found.minorities[0].ranks[0]].loader.sampler
     assert sampler is not None
@@ -201,7 +201,7 @@ def _finding(job: Job, readers: Readers, found: Split) -> Finding:
     )
 
 
-def _unseeded(job: Job, readers: Readers, seats: dict[int, Reader]) -> Finding:
+def _unseeded(job: Job, readers: PeerLoaders, seats: dict[int, RankLoader]) -> Finding:
     sampler = next(iter(seats.values())).loader.sampler
     assert sampler is not None
     return Finding(

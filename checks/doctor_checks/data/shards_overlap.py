@@ -7,32 +7,32 @@ from typing import NamedTuple
 
 from doctor.api import (
     TRAINING,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LoaderEpoch,
     LoaderFacts,
-    Reader,
-    Readers,
+    Passes,
+    PeerLoaders,
+    RankLoader,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
-    alike_in_place,
     check,
+    divided_loaders,
     drawing,
     in_a_loop,
     newest_common_epoch,
-    parted_readers,
     ranks_in_words,
     running,
     same_contents,
     same_data_set,
+    shared_draws_by_position,
     with_loader,
     with_sampler,
 )
@@ -42,11 +42,11 @@ class _Drawn(NamedTuple):
     """What was drawn at one place among the data-parallel ranks."""
 
     seat: int
-    reader: Reader
+    reader: RankLoader
     epoch: LoaderEpoch
 
 
-def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab", world: int = 3) -> Sketch:
+def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab", world: int = 3) -> JobBuilder:
     """Ranks that draw every third sample, from the place that ``parts`` gives in place of their own on."""
     sketch = running(1, world)
     for rank in range(world):
@@ -57,7 +57,7 @@ def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab"
     return sketch
 
 
-def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None) -> Sketch:
+def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None) -> JobBuilder:
     """Two ranks that both draw samples 0 to 63, of which the first batches hold ``contents``."""
     sketch = running(1, 2)
     for rank, batches in contents.items():
@@ -73,40 +73,42 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
     when="R",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Well("every rank has its own part", _of({})),
-        Well("nothing is known of the order", running(hosts=2, per_host=2)),
-        Well("each rank has its own data set, read in order", _shards({0: ("a-l", "b-m"), 1: ("c-n", "d-o")})),
-        Well(
+        Passes("every rank has its own part", _of({})),
+        Passes("nothing is known of the order", running(hosts=2, per_host=2)),
+        Passes("each rank has its own data set, read in order", _shards({0: ("a-l", "b-m"), 1: ("c-n", "d-o")})),
+        Passes(
             "shards that tell they differ",
             with_loader(_shards({0: (), 1: ()}, "f0"), ranks=(1,), fingerprint="f1"),
         ),
-        Well("nothing to tell shards of constant data by", _shards({0: ("a", "a"), 1: ("a", "a")})),
-        Well("the same samples on purpose, each augmented", with_sampler(_of({1: 0}), name="RASampler", repeats=True)),
-        Well("ranks of one replica", _of({1: 0}).alter(TrainingFacts, ranks=(1,), data_parallel_rank=0)),
-        Well("a loop of the user's own, whose ranks may be parts of one model", in_a_loop(_of({1: 0, 2: 0}))),
-        Well(
+        Passes("nothing to tell shards of constant data by", _shards({0: ("a", "a"), 1: ("a", "a")})),
+        Passes(
+            "the same samples on purpose, each augmented", with_sampler(_of({1: 0}), name="RASampler", repeats=True)
+        ),
+        Passes("ranks of one replica", _of({1: 0}).alter(TrainingFacts, ranks=(1,), data_parallel_rank=0)),
+        Passes("a loop of the user's own, whose ranks may be parts of one model", in_a_loop(_of({1: 0, 2: 0}))),
+        Passes(
             "two parts of a model, each replicated, which read the same",
             in_a_loop(_of({1: 0, 2: 1, 3: 1}, world=4), (0, 2), (1, 3)),
         ),
-        Well(
+        Passes(
             "the same in different epochs",
             with_loader(_of({}), ranks=(1,), epochs=lambda old: (drawing(0, range(0, 192, 3)), *old)),
         ),
-        Sick("two of three ranks read the same part", _of({2: 1}), ranks=(1, 2)),
-        Sick("within one of two groups", in_a_loop(_of({2: 0, 3: 0}, world=4), (0, 1), (2, 3)), ranks=(2, 3)),
-        Sick("all ranks read the same part", _of({1: 0, 2: 0}), ranks=(0, 1, 2)),
-        Sick("batches are not known, the data set is", _of({2: 1}, labels=""), ranks=(1, 2)),
-        Sick(
+        Fails("two of three ranks read the same part", _of({2: 1}), ranks=(1, 2)),
+        Fails("within one of two groups", in_a_loop(_of({2: 0, 3: 0}, world=4), (0, 1), (2, 3)), ranks=(2, 3)),
+        Fails("all ranks read the same part", _of({1: 0, 2: 0}), ranks=(0, 1, 2)),
+        Fails("batches are not known, the data set is", _of({2: 1}, labels=""), ranks=(1, 2)),
+        Fails(
             "random augmentation, and the same labels",
             _shards({0: ("a-l", "b-m"), 1: ("c-l", "d-m")}, "f"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "the data set can't be looked into, the batches are the same",
             _shards({0: ("a-l", "b-m"), 1: ("a-l", "b-m")}),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "most places, in a plain loop",
             with_loader(
                 _of({}).alter(TrainingFacts, framework="plain"),
@@ -124,7 +126,7 @@ def shards_overlap(job: Job, *, alike: float = 0.5) -> Iterator[Verdict]:
     count double and others are never seen.
     Fix: part the samples between the data-parallel ranks, each by its own rank.
     """
-    loaders = [readers for readers in parted_readers(job, TRAINING) if any(map(_can_tell, readers.members))]
+    loaders = [readers for readers in divided_loaders(job, TRAINING) if any(map(_can_tell, readers.members))]
     if not loaders:
         yield Skip("no map-style data set is parted between ranks")
     for readers in loaders:
@@ -143,12 +145,12 @@ def shards_overlap(job: Job, *, alike: float = 0.5) -> Iterator[Verdict]:
             )
 
 
-def _can_tell(reader: Reader) -> bool:
+def _can_tell(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return reader.loader.kind == "map" and sampler is not None and not sampler.repeats
 
 
-def _drawn(readers: Readers) -> list[_Drawn]:
+def _drawn(readers: PeerLoaders) -> list[_Drawn]:
     seats = {seat: reader for seat, reader in readers.seats.items() if _can_tell(reader)}
     epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in seats.items()})
     return [_Drawn(seat, seats[seat], epoch) for seat, epoch in sorted(epochs.items())]
@@ -166,7 +168,7 @@ def _unseen(job: Job) -> Iterator[Verdict]:
 def _pair_up(drawn: list[_Drawn], alike: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
     """Groups that read the same samples, and those of which this can't be told. Only who draws what another draws at
     the same place is looked at."""
-    shares = alike_in_place({one.seat: one.epoch for one in drawn})
+    shares = shared_draws_by_position({one.seat: one.epoch for one in drawn})
     suspects = [one for one in drawn if shares.get(one.seat, 0.0) >= alike]
     batches = min((len(one.epoch.contents) for one in suspects), default=0)
     groups: list[list[_Drawn]] = []
@@ -210,7 +212,7 @@ def _join(groups: list[list[_Drawn]], alone: list[_Drawn], alike: float, most: i
 def _read_the_same(one: _Drawn, other: _Drawn, alike: float) -> bool | None:
     """Whether equal draws are equal samples: by the data sets, and by what the batches hold. ``None``: it can't be told
     (data that never varies, or varies at random)."""
-    if alike_in_place({0: one.epoch, 1: other.epoch}).get(0, 0.0) < alike:
+    if shared_draws_by_position({0: one.epoch, 1: other.epoch}).get(0, 0.0) < alike:
         return False
     data_sets = same_data_set(one.reader.loader, other.reader.loader)
     contents = same_contents(one.epoch, other.epoch)
@@ -221,9 +223,9 @@ def _read_the_same(one: _Drawn, other: _Drawn, alike: float) -> bool | None:
     return True if contents is None or contents > 0.0 else None
 
 
-def _finding(job: Job, readers: Readers, group: list[_Drawn]) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
     ranks = readers.at(one.seat for one in group)
-    share = alike_in_place({one.seat: one.epoch for one in group})
+    share = shared_draws_by_position({one.seat: one.epoch for one in group})
     first = group[0]
     sampler = first.reader.loader.sampler
     assert sampler is not None

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Loader,
     LoaderFacts,
-    Readers,
+    Passes,
+    PeerLoaders,
     Sampler,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
     Verdict,
-    Well,
     advice,
     check,
     loader_hook,
-    readers_of,
+    peer_loaders,
     running,
     with_loader,
 )
 
 
-def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, limit: int | None = None) -> Sketch:
+def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, limit: int | None = None) -> JobBuilder:
     sketch = running(1, 4)
     for rank in range(4):
         sampler = Sampler("DistributedSampler", True, 4, rank, shuffle=False, drop_last=not pads, pads=pads)
@@ -45,15 +45,15 @@ def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, lim
     when="R",
     needs=(LoaderFacts,),
     cases=lambda: (
-        Well("as many samples on each rank", _evaluating(1000)),
-        Well("samples are left out in place of repeated", _evaluating(1001, pads=False)),
-        Well("the end is not reached", _evaluating(1001, limit=5)),
-        Well("training", running(hosts=2, per_host=2)),
-        Well(
+        Passes("as many samples on each rank", _evaluating(1000)),
+        Passes("samples are left out in place of repeated", _evaluating(1001, pads=False)),
+        Passes("the end is not reached", _evaluating(1001, limit=5)),
+        Passes("training", running(hosts=2, per_host=2)),
+        Passes(
             "accelerate takes the padding out again", _evaluating(1001).alter(TrainingFacts, framework="transformers")
         ),
-        Sick("1,001 samples for four ranks", _evaluating(1001)),
-        Sick("in a test, by hand", _evaluating(997, stage="test").alter(TrainingFacts, framework="plain")),
+        Fails("1,001 samples for four ranks", _evaluating(1001)),
+        Fails("in a test, by hand", _evaluating(997, stage="test").alter(TrainingFacts, framework="plain")),
     ),
 )
 def tail_duplicated(job: Job) -> Iterator[Verdict]:
@@ -63,7 +63,7 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
     and change a little with the number of ranks.
     Fix: evaluate on one device, or with a sampler that neither repeats nor drops.
     """
-    loaders = [readers for readers in readers_of(job, ("validate", "test")) if any(map(_parts, _loaders(readers)))]
+    loaders = [readers for readers in peer_loaders(job, ("validate", "test")) if any(map(_parts, _loaders(readers)))]
     if not loaders:
         yield Skip("no distributed sampler in a validation or test")
     for readers in loaders:
@@ -74,7 +74,7 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
             yield _finding(job, readers, padded)
 
 
-def _loaders(readers: Readers) -> Iterator[Loader]:
+def _loaders(readers: PeerLoaders) -> Iterator[Loader]:
     return (reader.loader for reader in readers.members)
 
 
@@ -92,7 +92,7 @@ def _repeated(loader: Loader) -> int:
     return -samples % sampler.replicas
 
 
-def _finding(job: Job, readers: Readers, loader: Loader) -> Finding:
+def _finding(job: Job, readers: PeerLoaders, loader: Loader) -> Finding:
     repeated, samples = _repeated(loader), loader.dataset_length or 0
     assert loader.sampler is not None
     return Finding(

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, Said, Severity, Sick, Verdict, Well, check, is_said, logged, said, told_finding
+from doctor.api import (
+    EventGroup,
+    Fails,
+    Finding,
+    Job,
+    Passes,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    is_logged,
+    logged,
+)
 
 _NAMED_ELSEWHERE = (
     "cuda.fork",
@@ -28,22 +41,22 @@ _CAUGHT = "{0}: Caught {0} in DataLoader worker process 3."
     severity=Severity.ERROR,
     when="M",
     cases=lambda: (
-        Well("workers that live", logged("[rank0]: Epoch 0 done with 4 workers")),
-        Well(
+        Passes("workers that live", logged("[rank0]: Epoch 0 done with 4 workers")),
+        Passes(
             "killed for want of memory, which is another finding",
             logged(
                 "[Fri Jan  2 03:04:05 2026] Out of memory: Killed process 4242 (python) total-vm:9kB, anon-rss:8kB",
                 _KILLED.format("Killed"),
             ),
         ),
-        Well(
+        Passes(
             "shared memory is full",
             logged(_KILLED.format("Bus error") + "It is possible that dataloader's workers are out of shared memory."),
         ),
-        Sick("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
-        Sick("an exception of its own", logged(_CAUGHT.format("KeyError"))),
-        Sick("it left", logged("RuntimeError: DataLoader worker (pid(s) 4242, 4243) exited unexpectedly")),
-        Sick("killed, and nothing tells by whom", logged(_KILLED.format("Killed")), severity=Severity.WARNING),
+        Fails("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
+        Fails("an exception of its own", logged(_CAUGHT.format("KeyError"))),
+        Fails("it left", logged("RuntimeError: DataLoader worker (pid(s) 4242, 4243) exited unexpectedly")),
+        Fails("killed, and nothing tells by whom", logged(_KILLED.format("Killed")), severity=Severity.WARNING),
     ),
 )
 def worker_died(job: Job) -> Iterator[Verdict]:
@@ -52,24 +65,24 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     Why it hurts: its rank ends with it, and all others wait for that rank until their collective runs out of time.
     Fix: run the data set alone with `num_workers=0` over the samples of that rank: the error shows where it is made.
     """
-    if is_said(job, *_NAMED_ELSEWHERE):
+    if is_logged(job, *_NAMED_ELSEWHERE):
         return
-    for told in said(job, "dl.killed", by=("sig",)):
+    for told in event_groups(job, "dl.killed", by=("sig",)):
         if told.value("sig") != "Bus error":
             yield _killed(told)
-    for told in said(job, "dl.worker_raised", by=("type",)):
+    for told in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (told.value("type") or "").rpartition(".")[2]
         if kind not in _OTHER_CAUSES:
             yield _raised(told, kind)
-    if not is_said(job, "dl.killed", "dl.worker_raised"):
-        for told in said(job, "dl.exited", "dl.exitcode"):
+    if not is_logged(job, "dl.killed", "dl.worker_raised"):
+        for told in event_groups(job, "dl.exited", "dl.exitcode"):
             yield _left(told)
 
 
-def _killed(told: Said) -> Finding:
+def _killed(told: EventGroup) -> Finding:
     signal = told.value("sig") or "a signal"
     by_somebody = signal in ("Killed", "Terminated")
-    return told_finding(
+    return finding_from_logs(
         told,
         f"a data worker was ended by a signal: {signal}",
         fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: then "
@@ -82,8 +95,8 @@ def _killed(told: Said) -> Finding:
     )
 
 
-def _raised(told: Said, kind: str) -> Finding:
-    return told_finding(
+def _raised(told: EventGroup, kind: str) -> Finding:
+    return finding_from_logs(
         told,
         f"a data worker raised {kind}",
         fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the sample "
@@ -92,9 +105,9 @@ def _raised(told: Said, kind: str) -> Finding:
     )
 
 
-def _left(told: Said) -> Finding:
+def _left(told: EventGroup) -> Finding:
     code = told.value("code")
-    return told_finding(
+    return finding_from_logs(
         told,
         "a data worker exited unexpectedly" + (f" with exit code {code}" if code else ""),
         confidence=0.5,

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     HostFacts,
     Job,
     Loader,
     LoaderFacts,
     LocalRanks,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
     Skip,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     advice,
     check,
     running,
@@ -45,33 +45,33 @@ class _Crew(NamedTuple):
     needs=(LoaderFacts, ProcessFacts),
     peers=True,
     cases=lambda: (
-        Well("fewer workers than CPUs", running(hosts=2, per_host=8)),
-        Well("as many workers as CPUs", with_loader(running(1, 8), workers=12)),
-        Well("no workers", with_loader(running(1, 8).alter(HostFacts, cpu_quota=1.0), workers=0)),
-        Well(
+        Passes("fewer workers than CPUs", running(hosts=2, per_host=8)),
+        Passes("as many workers as CPUs", with_loader(running(1, 8), workers=12)),
+        Passes("no workers", with_loader(running(1, 8).alter(HostFacts, cpu_quota=1.0), workers=0)),
+        Passes(
             "training and validation take turns",
             with_loader(with_loader(running(1, 8), workers=8), stage="validate", workers=8),
         ),
-        Well(
+        Passes(
             "each rank has cores of its own",
             with_loader(running(), workers=4)
             .alter(ProcessFacts, ranks=(0,), cpus_allowed=(0, 1, 2, 3))
             .alter(ProcessFacts, ranks=(1,), cpus_allowed=(4, 5, 6, 7)),
         ),
-        Well("the quota is enough", with_loader(running().alter(HostFacts, cpu_quota=8.0), workers=4)),
-        Sick("16 workers for each of 8 ranks", with_loader(running(1, 8), workers=16), ranks=tuple(range(8))),
-        Sick(
+        Passes("the quota is enough", with_loader(running().alter(HostFacts, cpu_quota=8.0), workers=4)),
+        Fails("16 workers for each of 8 ranks", with_loader(running(1, 8), workers=16), ranks=tuple(range(8))),
+        Fails(
             "a container with a quota on one host of two",
             with_loader(running(2, 4), workers=8).alter(HostFacts, hosts=("node1",), cpu_quota=16.0),
             ranks=(4, 5, 6, 7),
             hosts=("node1",),
         ),
-        Sick(
+        Fails(
             "one rank is pinned to two cores",
             with_loader(running(), workers=4).alter(ProcessFacts, ranks=(1,), cpus_allowed=(0, 1)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "two loaders at once, in a plain loop",
             with_loader(with_loader(running(1, 8), workers=8), index=1, workers=8).alter(
                 TrainingFacts, framework="plain"

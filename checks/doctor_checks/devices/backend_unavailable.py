@@ -6,30 +6,30 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     EnvironmentFacts,
+    EventGroup,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
-    Lack,
-    Said,
+    JobBuilder,
+    MissingReason,
+    Passes,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     TorchBuild,
     TrainerFacts,
     Unknown,
     Verdict,
-    Well,
     backend_asked,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     processor_asked,
-    said,
-    told_finding,
 )
 
 BUILT_IN = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl"})
@@ -37,21 +37,21 @@ BUILT_IN = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl"})
 is a plug-in's."""
 
 
-def _processor_build(sketch: Sketch, ranks: tuple[int, ...] | None = None) -> Sketch:
+def _processor_build(sketch: JobBuilder, ranks: tuple[int, ...] | None = None) -> JobBuilder:
     return sketch.alter(
         SoftwareFacts, ranks=ranks, torch=TorchBuild("2.8.0+cpu", backends=("gloo",)), nccl_libraries=()
     )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.backend_absent", by=("backend", "device")):
+    for told in event_groups(job, "gpu.backend_absent", by=("backend", "device")):
         summary, confidence = _words_told(told)
         only_warned = all("CUDA initialization:" in event.text for event in told.events)
         severity = Severity.INFO if only_warned else None  # as on any machine without a GPU
-        yield told_finding(told, summary, severity=severity, confidence=confidence, symptoms=not only_warned)
+        yield finding_from_logs(told, summary, severity=severity, confidence=confidence, symptoms=not only_warned)
 
 
-def _words_told(told: Said) -> tuple[str, float]:
+def _words_told(told: EventGroup) -> tuple[str, float]:
     """What lacks, and how surely it is this torch that lacks it: a build states it, hidden devices look the same to
     torch as absent ones."""
     if backend := told.value("backend"):
@@ -72,46 +72,48 @@ def _words_told(told: Said) -> tuple[str, float]:
     needs=(SoftwareFacts,),
     told=_told,
     cases=lambda: (
-        Well("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
-        Well("CPU build without GPU", healthy(per_host=2, gpus=0)),
-        Well(
+        Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
+        Passes("CPU build without GPU", healthy(per_host=2, gpus=0)),
+        Passes(
             "CPU asked for on a host with GPUs",
             _processor_build(healthy(per_host=2)).put(TrainerFacts(source="fabric run", accelerator="cpu")),
         ),
-        Well("CPU build, GPUs hidden", _processor_build(healthy(per_host=2)).environ(CUDA_VISIBLE_DEVICES="")),
-        Well("Gloo asked for", healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="gloo"))),
-        Well("a plug-in's backend", healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="smddp"))),
-        Well(
+        Passes("CPU build, GPUs hidden", _processor_build(healthy(per_host=2)).environ(CUDA_VISIBLE_DEVICES="")),
+        Passes("Gloo asked for", healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="gloo"))),
+        Passes("a plug-in's backend", healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="smddp"))),
+        Passes(
             "CPU build, and the driver does not answer",
-            _processor_build(healthy(per_host=2)).drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+            _processor_build(healthy(per_host=2)).drop(
+                GpuFacts, MissingReason.TIMEOUT, "reading gpus took longer than 10 s"
+            ),
         ),
-        Sick("CPU build on one rank", _processor_build(healthy(hosts=2, per_host=2), (3,)), ranks=(3,)),
-        Sick(
+        Fails("CPU build on one rank", _processor_build(healthy(hosts=2, per_host=2), (3,)), ranks=(3,)),
+        Fails(
             "NCCL asked for in a CPU build",
             healthy(per_host=2, gpus=0).put(TrainerFacts(source="fabric run", backend="nccl")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "MPI asked for, which wheels do not have",
             healthy(per_host=2).put(TrainerFacts(source="fabric run", backend="cpu:mpi,cuda:nccl")),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "Lightning finds GPUs that are not used",
             logged("GPU available: True (cuda), used: False", "TPU available: False, using: 0 TPU cores"),
         ),
-        Well(
+        Passes(
             "a machine without a GPU, by a log",
             logged("UserWarning: CUDA initialization: Found no NVIDIA driver on your system. (Triggered internally)"),
             silent=False,
         ),
-        Sick(
+        Fails(
             "a build without NCCL, by a log",
             logged("[rank1]: RuntimeError: Distributed package doesn't have NCCL built in"),
             ranks=(1,),
         ),
-        Sick("a build without CUDA, by a log", logged("AssertionError: Torch not compiled with CUDA enabled")),
-        Sick(
+        Fails("a build without CUDA, by a log", logged("AssertionError: Torch not compiled with CUDA enabled")),
+        Fails(
             "no GPU, by a log",
             logged("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
         ),
@@ -137,22 +139,22 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
             yield _finding(torch, alike, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
         elif without_cuda and _has_gpus(alike):
             yield _finding(torch, alike, f"torch {torch.version} is built without CUDA, and the host has GPUs")
-        elif without_cuda and missing and missing.lack is not Lack.ABSENT:
+        elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
             words = f"torch {torch.version} is built without CUDA, and whether there are GPUs can't be seen"
             yield Unknown(f"{words}: {missing.reason}", alike.ranks, missing.unhide)
 
 
-def _asked(alike: Alike) -> list[str]:
+def _asked(alike: IdenticalRanks) -> list[str]:
     """Names in ``nccl`` or ``cpu:gloo,cuda:nccl``."""
     return re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(alike) or "")
 
 
-def _has_gpus(alike: Alike) -> bool:
+def _has_gpus(alike: IdenticalRanks) -> bool:
     gpus = alike.find(GpuFacts)
     return gpus is not None and bool(gpus.gpus)
 
 
-def _finding(torch: TorchBuild, alike: Alike, summary: str) -> Finding:
+def _finding(torch: TorchBuild, alike: IdenticalRanks, summary: str) -> Finding:
     gpus = alike.find(GpuFacts)
     return Finding(
         summary,

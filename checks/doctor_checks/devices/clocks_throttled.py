@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from statistics import median
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     Job,
     LocalRanks,
+    Passes,
     Scope,
     Severity,
-    Share,
-    Sick,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     hidden_of_gpus,
@@ -44,35 +44,37 @@ CAP = "software-power-cap"
     when="PR",
     needs=(GpuFacts,),
     cases=lambda: (
-        Well("no reason active", healthy(hosts=2, per_host=2)),
-        Well("idle", healthy(per_host=2).gpu(0, clock_reasons=("gpu-idle",), clock=345)),
-        Well("application clocks set by the site", healthy(per_host=2).gpu(0, clock_reasons=("application-clocks",))),
-        Well(
+        Passes("no reason active", healthy(hosts=2, per_host=2)),
+        Passes("idle", healthy(per_host=2).gpu(0, clock_reasons=("gpu-idle",), clock=345)),
+        Passes("application clocks set by the site", healthy(per_host=2).gpu(0, clock_reasons=("application-clocks",))),
+        Passes(
             "all GPUs at their power limit, as in any large run",
             healthy(per_host=2)
             .gpu(0, clock_reasons=("software-power-cap",), clock=1500)
             .gpu(1, clock_reasons=("software-power-cap",), clock=1510),
         ),
-        Well("one at its power limit, and as fast as the others", healthy(per_host=8).gpu(3, clock_reasons=(CAP,))),
-        Sick(
+        Passes("one at its power limit, and as fast as the others", healthy(per_host=8).gpu(3, clock_reasons=(CAP,))),
+        Fails(
             "too hot",
             healthy(hosts=2, per_host=2).gpu(
                 1, hosts=("node0",), clock_reasons=("hardware-slowdown", "hardware-thermal"), clock=345, temperature=91
             ),
             ranks=(1,),
         ),
-        Sick("power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",)), ranks=(0,)),
-        Sick(
+        Fails("power brake", healthy(per_host=2).gpu(0, clock_reasons=("hardware-power-brake",)), ranks=(0,)),
+        Fails(
             "capped, and slower than the others",
             healthy(per_host=8).gpu(3, clock_reasons=(CAP,), clock=900, power_limit=350_000),
             ranks=(3,),
         ),
-        Well("a hot GPU that no rank of a run uses", running(1, 2, gpus=4).gpu(3, clock_reasons=("hardware-thermal",))),
-        Well(
+        Passes(
+            "a hot GPU that no rank of a run uses", running(1, 2, gpus=4).gpu(3, clock_reasons=("hardware-thermal",))
+        ),
+        Passes(
             "the driver and a run count in opposite order, and neither GPU is hot",
             running(1, 2).alter(TrainingFacts, ranks=(0,), device_id="0000:11:00.0"),
         ),
-        Sick(
+        Fails(
             "a hot GPU in a run, which its rank calls by another number",
             running(1, 2, gpus=3)
             .alter(TrainingFacts, ranks=(1,), device="cuda:1", device_id="0000:12:00.0")
@@ -117,7 +119,7 @@ def _slow_by_cap(gpus: list[Gpu], capped_share: float, clock_share: float) -> se
     return found
 
 
-def _finding(local: LocalRanks, share: Share, reasons: str) -> Finding:
+def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:
     gpu = share.gpu
     clock = f" at {gpu.clock} of {gpu.clock_max} MHz" if gpu.clock and gpu.clock_max else ""
     return Finding(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.api import (
-    Device,
     EnvironmentFacts,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
@@ -14,13 +14,13 @@ from doctor.api import (
     HostFacts,
     Job,
     LocalRanks,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
+    VisibleDevice,
     check,
     devices_of,
     healthy,
@@ -40,30 +40,30 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     scope=Scope.HOST,
     needs=(GpuFacts,),
     cases=lambda: (
-        Well("default mode", healthy(hosts=2, per_host=2)),
-        Well("exclusive, one rank a GPU", healthy(per_host=2).gpu(0, compute_mode="exclusive-process")),
-        Well("default mode, shared", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0")),
-        Well(
+        Passes("default mode", healthy(hosts=2, per_host=2)),
+        Passes("exclusive, one rank a GPU", healthy(per_host=2).gpu(0, compute_mode="exclusive-process")),
+        Passes("default mode, shared", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0")),
+        Passes(
             "exclusive and shared through MPS",
             healthy(per_host=2, gpus=1)
             .gpu(0, compute_mode="exclusive-process")
             .environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - the default of MPS
         ),
-        Well(
+        Passes(
             "exclusive, and a container hides who is on it",
             healthy(per_host=1)
             .alter(HostFacts, container="docker")
             .gpu(0, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30),)),
         ),
-        Sick(
+        Fails(
             "exclusive and shared by two ranks",
             healthy(hosts=2, per_host=2)
             .gpu(0, hosts=("node1",), compute_mode="exclusive-process")
             .environ(ranks=(2, 3), CUDA_VISIBLE_DEVICES="0"),
             ranks=(2, 3),
         ),
-        Sick("prohibited", healthy(per_host=2).gpu(1, compute_mode="prohibited"), ranks=(1,)),
-        Sick(
+        Fails("prohibited", healthy(per_host=2).gpu(1, compute_mode="prohibited"), ranks=(1,)),
+        Fails(
             "exclusive and taken by somebody else",
             healthy(per_host=2).gpu(
                 1, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30, "python"),)
@@ -103,7 +103,7 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
                 yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
 
 
-def _sharing(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> dict[str, int]:
+def _sharing(machine: LocalRanks, devices: Mapping[Rank, VisibleDevice | None]) -> dict[str, int]:
     """How many ranks will open each GPU, by UUID; MPS makes one client of them."""
     clients: dict[str, int] = {}
     for rank in machine.members:

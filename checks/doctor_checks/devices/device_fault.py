@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     line_of,
     logged,
     ranks_in_words,
-    said,
-    told_finding,
 )
 
 
@@ -26,7 +26,7 @@ from doctor.api import (
     severity=Severity.ERROR,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "advice that goes with every error of CUDA",
             logged(
                 "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
@@ -35,8 +35,8 @@ from doctor.api import (
                 "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
             ),
         ),
-        Well("an assertion of Python", logged("AssertionError: Assertion `len(batch) > 0` failed")),
-        Sick(
+        Passes("an assertion of Python", logged("AssertionError: Assertion `len(batch) > 0` failed")),
+        Fails(
             "an illegal access that the watchdog sees first",
             logged(
                 "[rank5]:[E1020 11:02:03.120 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 5] Process "
@@ -44,7 +44,7 @@ from doctor.api import (
             ),
             ranks=(5,),
         ),
-        Sick(
+        Fails(
             "an assertion that names its condition",
             logged(
                 "[rank2]: /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: "
@@ -53,15 +53,15 @@ from doctor.api import (
             ),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "an old torch", logged("RuntimeError: cuda runtime error (77) : an illegal memory access was encountered")
         ),
-        Sick(
+        Fails(
             "NCCL meets the fault of a kernel that ran before",
             logged("node7:41:77 [2] NCCL WARN Cuda failure 719 'unspecified launch failure'"),
         ),
-        Sick("an error that CUDA can't name", logged("RuntimeError: CUDA error: unknown error")),
-        Sick("a library's code", logged("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")),
+        Fails("an error that CUDA can't name", logged("RuntimeError: CUDA error: unknown error")),
+        Fails("a library's code", logged("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")),
     ),
 )
 def device_fault(job: Job) -> Iterator[Verdict]:
@@ -73,23 +73,23 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     failed assertion is most often an index out of range: compare labels and token ids with the number of classes and
     the size of the embedding.
     """
-    assertions = list(said(job, "gpu.assertion", by=("expression",)))
-    faults = list(said(job, "gpu.fault"))
+    assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
+    faults = list(event_groups(job, "gpu.fault"))
     for told in faults:
         yield _finding(told, assertions)
     if not faults:
         yield from (_asserted(told) for told in assertions)
     if not faults and not assertions:
-        yield from (_of_library(told) for told in said(job, "gpu.library_fault"))
-        yield from (_unknown(told) for told in said(job, "gpu.unknown_error"))
+        yield from (_of_library(told) for told in event_groups(job, "gpu.library_fault"))
+        yield from (_unknown(told) for told in event_groups(job, "gpu.unknown_error"))
 
 
-def _finding(told: Said, assertions: list[Said]) -> Finding:
+def _finding(told: EventGroup, assertions: list[EventGroup]) -> Finding:
     who = f" first on {ranks_in_words((told.first.rank,))}:" if told.first.rank is not None else ""
     condition = assertions[0].value("expression") if assertions else None
     fault = told.value("fault") or told.value("fault2")
     words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
-    return told_finding(
+    return finding_from_logs(
         told,
         f"a kernel failed,{who} {words}",
         evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
@@ -97,18 +97,18 @@ def _finding(told: Said, assertions: list[Said]) -> Finding:
     )
 
 
-def _asserted(told: Said) -> Finding:
-    return told_finding(
+def _asserted(told: EventGroup) -> Finding:
+    return finding_from_logs(
         told, f"a kernel failed: the assertion `{told.value('expression')}` does not hold", confidence=0.9
     )
 
 
-def _of_library(told: Said) -> Finding:
-    return told_finding(told, f"a library's kernel failed: {told.value('fault')}", confidence=0.5)
+def _of_library(told: EventGroup) -> Finding:
+    return finding_from_logs(told, f"a library's kernel failed: {told.value('fault')}", confidence=0.5)
 
 
-def _unknown(told: Said) -> Finding:
-    return told_finding(
+def _unknown(told: EventGroup) -> Finding:
+    return finding_from_logs(
         told,
         "CUDA failed with an unknown error: a kernel's fault, a lost GPU or a driver that is not set up",
         fix="Look at the kernel log first: `sudo dmesg -T | grep -iE 'xid|nvrm'`; then whether `nvidia-smi` and a line "

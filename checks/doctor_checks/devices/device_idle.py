@@ -7,22 +7,22 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.api import (
-    Device,
+    Fails,
     Finding,
     GpuFacts,
     Job,
-    Lack,
+    JobBuilder,
+    MissingReason,
+    Passes,
     Rank,
     RunMemoryFacts,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     StepFacts,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
+    VisibleDevice,
     Window,
     check,
     devices_of,
@@ -36,7 +36,7 @@ from doctor.api import (
 GIB = 1 << 30
 
 
-def _busy(*percent: int, allocated: int = 4, peak: int = 12) -> Sketch:
+def _busy(*percent: int, allocated: int = 4, peak: int = 12) -> JobBuilder:
     """A watched job of two ranks whose GPUs were busy for so many per cent at each look."""
     return running(1, 2).alter(
         RunMemoryFacts,
@@ -47,7 +47,7 @@ def _busy(*percent: int, allocated: int = 4, peak: int = 12) -> Sketch:
     )
 
 
-def _snapshot(percent: int, used: int) -> Sketch:
+def _snapshot(percent: int, used: int) -> JobBuilder:
     """The same, of which the driver was asked once, when ``used`` GiB were in use."""
     sketch = _busy()
     for index in range(2):
@@ -61,17 +61,17 @@ def _snapshot(percent: int, used: int) -> Sketch:
     when="R",
     needs=(RunMemoryFacts,),
     cases=lambda: (
-        Well("busy nearly all the time", _busy(97, 95, 99, 96)),
-        Well("a run on the CPU", running(1, 2, gpus=0)),
-        Well("not busy, and full", _busy(20, 30, 25, 22, allocated=40, peak=70)),
-        Well("not busy in one look of four", _busy(95, 5, 97, 96)),
-        Well("asked before training began", _snapshot(0, used=1)),
-        Well(
+        Passes("busy nearly all the time", _busy(97, 95, 99, 96)),
+        Passes("a run on the CPU", running(1, 2, gpus=0)),
+        Passes("not busy, and full", _busy(20, 30, 25, 22, allocated=40, peak=70)),
+        Passes("not busy in one look of four", _busy(95, 5, 97, 96)),
+        Passes("asked before training began", _snapshot(0, used=1)),
+        Passes(
             "waiting for data, which a larger batch does not help",
             _busy(20, 30, 25).put(StepFacts(windows=(Window(0, 20, 0.4, data=0.25),) * 4)),
         ),
-        Sick("hardly ever busy, and mostly empty", _busy(20, 30, 25, 22), ranks=(0, 1), severity=Severity.INFO),
-        Sick("seen once", _snapshot(12, used=14), ranks=(0, 1), severity=Severity.INFO),
+        Fails("hardly ever busy, and mostly empty", _busy(20, 30, 25, 22), ranks=(0, 1), severity=Severity.INFO),
+        Fails("seen once", _snapshot(12, used=14), ranks=(0, 1), severity=Severity.INFO),
     ),
 )
 def device_idle(
@@ -113,7 +113,7 @@ class _Idle(NamedTuple):
     times: int
 
 
-def _readings(memory: RunMemoryFacts, device: Device | None) -> tuple[int, ...] | None:
+def _readings(memory: RunMemoryFacts, device: VisibleDevice | None) -> tuple[int, ...] | None:
     """Per cents; empty where the driver was asked before training had taken its memory."""
     if memory.utilization:
         return memory.utilization
@@ -173,4 +173,4 @@ def _fix(job: Job, idle: _Idle) -> str:
 
 def _unhide(job: Job) -> str:
     missing = next((one for rank in job.ranks if (one := rank.missing(GpuFacts))), None)
-    return "nvidia-smi dmon -s u" if missing is None or missing.lack is Lack.ABSENT else missing.unhide
+    return "nvidia-smi dmon -s u" if missing is None or missing.lack is MissingReason.ABSENT else missing.unhide

@@ -6,34 +6,34 @@ from collections.abc import Iterator
 
 from doctor.api import (
     DriverFacts,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     HostFacts,
     Job,
     KernelEvent,
     KernelLogFacts,
-    Lack,
     LaunchFacts,
     LocalRanks,
+    MissingReason,
+    Passes,
     Scope,
     Severity,
-    Share,
-    Sick,
     SlurmFacts,
     Unknown,
     Verdict,
-    Well,
     bus_key,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     is_data_centre,
-    is_said,
+    is_logged,
     logged,
-    said,
+    logged_xids,
     shares_by_host,
-    told_finding,
-    told_xids,
     xids_of,
 )
 
@@ -45,33 +45,33 @@ BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.lost"):
+    for told in event_groups(job, "gpu.lost"):
         where = f" at {told.value('pci')}" if told.value("pci") else ""
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the GPU{where} was lost: the driver no longer reaches it",
             confidence=0.95,
             explains=_CONSEQUENCES,
         )
-    if is_said(job, "gpu.lost"):
+    if is_logged(job, "gpu.lost"):
         return
-    for told in said(job, "gpu.unreadable"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.unreadable"):
+        yield finding_from_logs(
             told,
             "nvidia-smi can't read a GPU (ERR!)",
             confidence=0.6,
             explains=_CONSEQUENCES,
         )
-    for told in said(job, "gpu.unavailable"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.unavailable"):
+        yield finding_from_logs(
             told,
             "a GPU takes no new work: another process has it for itself, or it has to be reset",
             fix="`nvidia-smi -q -d COMPUTE`: exclusive mode lets one process in (`sudo nvidia-smi -c DEFAULT`). Else "
             "look at `sudo dmesg -T | grep -iE 'xid|nvrm'` and reset the GPU.",
             confidence=0.45,
         )
-    for reported in told_xids(job, {"lost"}):
-        yield told_finding(
+    for reported in logged_xids(job, {"lost"}):
+        yield finding_from_logs(
             reported.told,
             reported.summary,
             evidence=reported.evidence,
@@ -92,44 +92,44 @@ _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
     needs=(GpuFacts,),
     told=_told,
     cases=lambda: (
-        Well("all GPUs answer", healthy(hosts=2, per_host=4)),
-        Well(
+        Passes("all GPUs answer", healthy(hosts=2, per_host=4)),
+        Passes(
             "a container that is given one GPU of eight",
             healthy(per_host=1)
             .alter(HostFacts, container="docker")
             .alter(DriverFacts, pci_gpus=tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x18))),
         ),
-        Well(
+        Passes(
             "a SLURM job that is given one GPU of two",
             healthy(per_host=1)
             .put(SlurmFacts(job_id="1"))
             .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
         ),
-        Well(
+        Passes(
             "a PBS job that is given one GPU of two",
             healthy(per_host=1)
             .launched(PBS_JOBID="17.head")
             .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
         ),
-        Well(
+        Passes(
             "a desktop card lent to a virtual machine",
             healthy(per_host=1)
             .gpu(0, name="NVIDIA GeForce RTX 3090")
             .alter(DriverFacts, pci_gpus=("0000:10:00.0", "0000:11:00.0")),
             silent=False,
         ),
-        Sick(
+        Fails(
             "fell off the bus",
             healthy(hosts=2, per_host=4).gpu(2, hosts=("node1",), lost=True, error="GPU is lost"),
             ranks=(6,),
         ),
-        Sick(
+        Fails(
             "on the PCI bus, and not in the driver's list",
             healthy(per_host=2).alter(DriverFacts, pci_gpus=lambda old: (*old, "00000000:99:00.0")),
             ranks=(0, 1),
         ),
-        Sick("the driver wants a reset first", healthy(per_host=2).gpu(1, recovery_action="gpu-reset"), ranks=(1,)),
-        Sick(
+        Fails("the driver wants a reset first", healthy(per_host=2).gpu(1, recovery_action="gpu-reset"), ranks=(1,)),
+        Fails(
             "a GPU that no rank uses, lost since the job began",
             healthy(per_host=2, gpus=3)
             .environ(CUDA_VISIBLE_DEVICES="0,1")
@@ -137,32 +137,32 @@ _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "Xid 79 since the job began",
             healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 79, "0000:11:00"),)),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "what is lost in a log is no GPU",
             logged("connection to node7 is lost, retrying", "gradient norm 1.2, loss is lost in the noise"),
         ),
-        Sick(
+        Fails(
             "nvidia-smi says so in a log",
             logged(
                 "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to "
                 "recover this GPU"
             ),
         ),
-        Sick(
+        Fails(
             "a GPU that takes no new work, by a log",
             logged("[rank0]: torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a table of nvidia-smi with errors in it",
             logged("| ERR!   ERR! ERR!    N/A / ERR! |    315MiB / 81559MiB |     ERR!      Default |"),
         ),
-        Sick(
+        Fails(
             "the driver says so in the kernel log",
             logged(
                 "[86400.5] NVRM: Xid (PCI:0000:b3:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the "
@@ -211,7 +211,7 @@ def _words(gpu: Gpu) -> str | None:
     return None
 
 
-def _finding(local: LocalRanks, share: Share, words: str) -> Finding:
+def _finding(local: LocalRanks, share: GpuSharers, words: str) -> Finding:
     gpu = share.gpu
     return Finding(
         f"GPU {gpu.index} of {local.name} {words}",
@@ -228,7 +228,7 @@ def _finding(local: LocalRanks, share: Share, words: str) -> Finding:
     )
 
 
-def _absent_from_driver(local: LocalRanks, found: tuple[Share, ...]) -> Iterator[Verdict]:
+def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:
     """GPUs of the PCI bus that NVML does not count. Containers and the device cgroups of batch systems hide GPUs from
     NVML and not from sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
@@ -249,6 +249,6 @@ def _absent_from_driver(local: LocalRanks, found: tuple[Share, ...]) -> Iterator
 def _may_be_restricted(local: LocalRanks) -> bool:
     host, launch = local.find(HostFacts), local.members[0].find(LaunchFacts) if local.members else None
     slurm = local.hosts[0].missing(SlurmFacts)
-    in_slurm = slurm is None or slurm.lack is not Lack.ABSENT
+    in_slurm = slurm is None or slurm.lack is not MissingReason.ABSENT
     in_batch = launch is not None and any(launch.get(name) for name in BATCH_JOBS)
     return host is None or host.container is not None or in_slurm or in_batch

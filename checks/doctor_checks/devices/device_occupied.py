@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     GpuProcess,
+    GpuSharers,
     HostFacts,
     Job,
     LocalRanks,
     MigDevice,
+    Passes,
     ProcessFacts,
     Scope,
     Severity,
-    Share,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     is_foreign,
@@ -43,42 +43,42 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
     scope=Scope.HOST,
     needs=(GpuFacts, ProcessFacts),
     cases=lambda: (
-        Well("nobody on the GPUs", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("nobody on the GPUs", healthy(hosts=2, per_host=2)),
+        Passes(
             "the job's own ranks on their GPUs",
             healthy(per_host=2)
             .gpu(0, processes=(GpuProcess(10_000, 4 * GIB, "python"),))
             .gpu(1, processes=(GpuProcess(10_001, 4 * GIB, "python"),)),
         ),
-        Well(
+        Passes(
             "a display server with little memory",
             healthy(per_host=1).gpu(0, processes=(GpuProcess(900, 300 * MIB, "Xorg", 0, "graphics"),)),
         ),
-        Well(
+        Passes(
             "another job on a GPU that this one does not use",
             healthy(per_host=2, gpus=4).gpu(3, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
         ),
-        Well(
+        Passes(
             "a container that can't tell whose processes they are",
             healthy(per_host=1).alter(HostFacts, container="docker").gpu(0, processes=(GpuProcess(4242, 70 * GIB),)),
         ),
-        Well(
+        Passes(
             "somebody on a MIG slice, perhaps another one",
             healthy(per_host=1)
             .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0), MigDevice("MIG-b", 1)))
             .gpu(0, processes=(GpuProcess(4242, 9 * GIB, "python", 1001),)),
         ),
-        Sick(
+        Fails(
             "another user's training on the second GPU",
             healthy(per_host=2).gpu(1, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a zombie of the last run, whose memory MIG hides",
             healthy(hosts=2, per_host=2).gpu(0, hosts=("node1",), processes=(GpuProcess(777, None, "python", 1000),)),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "a desktop program that fills the card",
             healthy(per_host=1).gpu(0, processes=(GpuProcess(4000, 40 * GIB, "blender", 1000, "graphics"),)),
             ranks=(0,),
@@ -125,7 +125,7 @@ def _holds(gpu: Gpu, process: GpuProcess, compute_share: float, graphics_share: 
     return process.memory >= share * (gpu.memory_total or process.memory)
 
 
-def _hidden(machine: LocalRanks, share: Share, unseen_share: float) -> Iterator[Verdict]:
+def _hidden(machine: LocalRanks, share: GpuSharers, unseen_share: float) -> Iterator[Verdict]:
     gpu = share.gpu
     if gpu.lost or (gpu.memory_used or 0) <= unseen_share * (gpu.memory_total or 0):
         return
@@ -135,7 +135,7 @@ def _hidden(machine: LocalRanks, share: Share, unseen_share: float) -> Iterator[
     yield Unknown(f"{reason}: {note.reason}" if note else reason, share.ranks, note.unhide if note else "")
 
 
-def _finding(machine: LocalRanks, share: Share, others: list[GpuProcess]) -> Finding:
+def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -> Finding:
     first = max(others, key=lambda process: process.memory or 0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return Finding(

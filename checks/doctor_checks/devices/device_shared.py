@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.api import (
-    Device,
     EnvironmentFacts,
     Event,
+    Fails,
     Finding,
     GpuFacts,
     Job,
     LocalRanks,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
     Skip,
     TrainerFacts,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
+    VisibleDevice,
     asks_to_share,
     check,
     devices_of,
+    event_groups,
+    finding_from_logs,
     has_own_gpus,
     healthy,
     logged,
@@ -32,18 +34,16 @@ from doctor.api import (
     parse_visible_devices,
     ranks_in_words,
     running,
-    said,
-    told_finding,
     uses_nccl,
     visible_gpus,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    pairs = [(event, _named_ranks(event)) for told in said(job, "nccl.dup_gpu") for event in told.events]
+    pairs = [(event, _named_ranks(event)) for told in event_groups(job, "nccl.dup_gpu") for event in told.events]
     ranks = tuple(sorted({rank for _, named in pairs for rank in named}))
-    for told in said(job, "nccl.dup_gpu"):
-        yield told_finding(
+    for told in event_groups(job, "nccl.dup_gpu"):
+        yield finding_from_logs(
             told,
             f"NCCL found {ranks_in_words(ranks)} on GPUs that others of them use, too",
             ranks=ranks,
@@ -51,9 +51,9 @@ def _told(job: Job) -> Iterator[Finding]:
             confidence=0.95,
             explains=("MEM001", "MEM011"),
         )
-    for told in said(job, "nccl.multi_rank_gpu"):
+    for told in event_groups(job, "nccl.multi_rank_gpu"):
         if not ranks:
-            yield told_finding(
+            yield finding_from_logs(
                 told, "NCCL found several ranks on one GPU", confidence=0.95, explains=("MEM001", "MEM011")
             )
 
@@ -82,67 +82,67 @@ def _bus_id(event: Event) -> str:
     peers=True,
     told=_told,
     cases=lambda: (
-        Well("a GPU for each rank", healthy(hosts=2, per_host=4)),
-        Well(
+        Passes("a GPU for each rank", healthy(hosts=2, per_host=4)),
+        Passes(
             "each rank sees a GPU of its own",
             healthy(per_host=2)
             .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
         ),
-        Well(
+        Passes(
             "SLURM gives each task a GPU behind a cgroup, and each calls it 0",
             healthy(per_host=2, gpus=1).environ(CUDA_VISIBLE_DEVICES="0").by_srun().launched(SLURM_GPUS_PER_TASK="1"),
         ),
-        Well(
+        Passes(
             "two models, whose order CUDA decides",
             healthy(per_host=2).gpu(1, name="NVIDIA T400"),
         ),
-        Well("CPU training on a machine with one GPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="")),
-        Sick(
+        Passes("CPU training on a machine with one GPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="")),
+        Fails(
             "all ranks see the same single GPU",
             healthy(hosts=2, per_host=2).environ(ranks=(0, 1), CUDA_VISIBLE_DEVICES="0"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "lists in opposite order lead to one GPU",
             healthy(per_host=2).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1,0"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "shared on purpose",
             healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1", NCCL_MULTI_RANK_GPU_ENABLE="1"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "shared through MPS",
             healthy(per_host=2, gpus=1).environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - its default
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "shared by ranks that talk by Gloo",
             healthy(per_host=2, gpus=1).put(TrainerFacts(source="fabric run", backend="gloo")),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well("a run in which each rank has its own", running(2, 2)),
-        Well(
+        Passes("a run in which each rank has its own", running(2, 2)),
+        Passes(
             "a run that gives local rank 1 the first GPU",
             running(1, 2)
             .alter(TrainingFacts, ranks=(0,), device="cuda:1", device_id="0000:11:00.0")
             .alter(TrainingFacts, ranks=(1,), device="cuda:0", device_id="0000:10:00.0"),
         ),
-        Well(
+        Passes(
             "SLURM's cgroups, and a run that names its devices",
             running(1, 2).environ(CUDA_VISIBLE_DEVICES="0").by_srun().launched(SLURM_GPUS_PER_TASK="1"),
         ),
-        Sick(
+        Fails(
             "a run that forgot its local rank",
             running(2, 2).alter(TrainingFacts, ranks=(3,), device="cuda:0", device_id="00000000:10:00.0"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the same by UUID, and Gloo",
             running(1, 2).alter(
                 TrainingFacts, device="cuda:1", device_id="00000000-0000-0000-0000-000000000001", backend="gloo"
@@ -150,7 +150,7 @@ def _bus_id(event: Event) -> str:
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "NCCL names the device of each rank",
             logged(
                 "node7:41:77 [0] NCCL INFO comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 7000 commId 0x9 - Init "
@@ -159,7 +159,7 @@ def _bus_id(event: Event) -> str:
                 "COMPLETE",
             ),
         ),
-        Sick(
+        Fails(
             "NCCL refuses it in a log",
             logged(
                 "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage",
@@ -169,7 +169,7 @@ def _bus_id(event: Event) -> str:
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "NCCL 2.30 refuses it without naming ranks",
             logged(
                 "node7:41:77 [0] init.cc:1057 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set "
@@ -217,9 +217,11 @@ def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
         yield Unknown(why, tuple(numbers), "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")
 
 
-def _together(machine: LocalRanks, devices: Mapping[Rank, Device | None]) -> Iterator[tuple[Device, list[Rank]]]:
+def _together(
+    machine: LocalRanks, devices: Mapping[Rank, VisibleDevice | None]
+) -> Iterator[tuple[VisibleDevice, list[Rank]]]:
     """Devices with more than one rank."""
-    by_device: dict[str, tuple[Device, list[Rank]]] = {}
+    by_device: dict[str, tuple[VisibleDevice, list[Rank]]] = {}
     for rank in machine.members:
         device = devices[rank]
         if device and device.uuid:
@@ -237,7 +239,7 @@ def _is_behind_cgroup(rank: Rank) -> bool:
     return has_own_gpus(rank) and (listed.is_by_index or not listed.is_set)
 
 
-def _finding(machine: LocalRanks, device: Device, ranks: list[Rank]) -> Finding:
+def _finding(machine: LocalRanks, device: VisibleDevice, ranks: list[Rank]) -> Finding:
     wanted = any(_asks_to_share(rank, device) for rank in ranks)
     numbers = tuple(rank.number for rank in ranks)
     severity = Severity.ERROR if any(map(uses_nccl, ranks)) and not wanted else Severity.WARNING
@@ -256,5 +258,5 @@ def _finding(machine: LocalRanks, device: Device, ranks: list[Rank]) -> Finding:
     )
 
 
-def _asks_to_share(rank: Rank, device: Device) -> bool:
+def _asks_to_share(rank: Rank, device: VisibleDevice) -> bool:
     return asks_to_share(rank) or any(process.kind == "mps" for process in device.gpu.processes or ())

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 from doctor.api import (
     DeviceSpeed,
     DeviceSpeedFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    JobBuilder,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SlowCopies,
     SlowDevice,
     Unknown,
     Verdict,
-    Well,
     check,
+    compare_devices,
     copies_below,
     exchanged,
     healthy,
-    judge_devices,
     neighbour_finding,
     slow_neighbours,
     with_trials,
@@ -63,7 +63,7 @@ def _cpu(rank: int, **changes: object) -> DeviceSpeed:
 
 def _measured(
     ranks: int, hosts: int, sample: Callable[..., DeviceSpeed], odd: int | None = None, **changes: object
-) -> Sketch:
+) -> JobBuilder:
     """A job whose ranks measured twice; ``changes`` are those of the rank ``odd``, both times."""
     sketch = healthy(hosts, ranks // hosts, gpus=0 if sample is _cpu else ranks // hosts)
     for rank in range(ranks):
@@ -73,7 +73,7 @@ def _measured(
     return sketch
 
 
-def _eight(odd: int | None = None, **changes: object) -> Sketch:
+def _eight(odd: int | None = None, **changes: object) -> JobBuilder:
     """Two hosts of four GPUs."""
     return _measured(8, 2, _gpu, odd, **changes)
 
@@ -82,22 +82,22 @@ _LINK = 63e9
 """What PCIe 5.0 x16 carries, bytes a second."""
 
 
-def _alone(share: float) -> Sketch:
+def _alone(share: float) -> JobBuilder:
     """Two ranks, of which the second copies at that ``share`` of what its link carries."""
     return _measured(2, 1, _gpu, 1, to_device=share * _LINK, to_host=share * _LINK)
 
 
-def _once_slow() -> Sketch:
+def _once_slow() -> JobBuilder:
     samples = (_gpu(5, seconds=0.01), _gpu(5, confirms=True))
     return _eight().put(DeviceSpeedFacts(samples=samples), ranks=(5,))
 
 
-def _two_models() -> Sketch:
+def _two_models() -> JobBuilder:
     older = (_gpu(0, name="NVIDIA A100-SXM4-80GB", seconds=0.0045),)
     return _eight().put(DeviceSpeedFacts(samples=older), ranks=range(4))
 
 
-def _over_nvlink(*slow: int, to: int | None = None, hosts: int = 4, share: float = 0.1) -> Sketch:
+def _over_nvlink(*slow: int, to: int | None = None, hosts: int = 4, share: float = 0.1) -> JobBuilder:
     """Hosts of four GPUs, which exchanged messages; ``slow`` ranks are so within their host, or only ``to`` one."""
 
     def is_slow(source: int, target: int) -> bool:
@@ -119,44 +119,44 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
     scope=Scope.RANK,
     needs=(DeviceSpeedFacts,),
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=2)),
-        Well("all GPUs alike", _eight()),
-        Well("one a tenth slower", _eight(5, seconds=0.00168)),
-        Well("slow once, and as fast as the others when measured again", _once_slow()),
-        Well("two ranks have nothing to be compared with", _measured(2, 1, _gpu, 1, seconds=0.01)),
-        Well("two ranks at 60 % of what their links carry", _alone(0.6)),
-        Sick("one of two ranks at a tenth of what its link carries", _alone(0.1), ranks=(1,), severity=Severity.INFO),
-        Sick(
+        Passes("nobody measured", healthy(hosts=2)),
+        Passes("all GPUs alike", _eight()),
+        Passes("one a tenth slower", _eight(5, seconds=0.00168)),
+        Passes("slow once, and as fast as the others when measured again", _once_slow()),
+        Passes("two ranks have nothing to be compared with", _measured(2, 1, _gpu, 1, seconds=0.01)),
+        Passes("two ranks at 60 % of what their links carry", _alone(0.6)),
+        Fails("one of two ranks at a tenth of what its link carries", _alone(0.1), ranks=(1,), severity=Severity.INFO),
+        Fails(
             "a lone GPU whose copies to the host are at a tenth",
             _measured(1, 1, _gpu, 0, to_host=0.1 * _LINK),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Well(
+        Passes(
             "a link that came up with four lanes carries no more", _alone(0.1).gpu(1, pcie_generation=3, pcie_width=4)
         ),
-        Well("a link whose width is not told", _alone(0.1).gpu(1, pcie_width=None)),
-        Well("a link whose generation is not told", _alone(0.1).gpu(1, pcie_generation=None)),
-        Well("a host whose GPUs nobody could ask", _alone(0.1).drop(GpuFacts)),
-        Well("another model is no peer", _two_models()),
-        Well("a device whose memory another job fills", _eight(5, error="OutOfMemoryError: CUDA out of memory.")),
-        Well("processors that all ranks share alike", _measured(8, 1, _cpu, processor_share=0.25)),
-        Sick("a GPU at half its clock", _eight(5, seconds=0.0034), ranks=(5,), hosts=("node1",)),
-        Sick("a PCIe link that came up with four lanes", _eight(5, to_device=13e9, to_host=13e9), ranks=(5,)),
-        Sick("slow in one direction", _eight(5, to_host=9e9), ranks=(5,)),
-        Sick(
+        Passes("a link whose width is not told", _alone(0.1).gpu(1, pcie_width=None)),
+        Passes("a link whose generation is not told", _alone(0.1).gpu(1, pcie_generation=None)),
+        Passes("a host whose GPUs nobody could ask", _alone(0.1).drop(GpuFacts)),
+        Passes("another model is no peer", _two_models()),
+        Passes("a device whose memory another job fills", _eight(5, error="OutOfMemoryError: CUDA out of memory.")),
+        Passes("processors that all ranks share alike", _measured(8, 1, _cpu, processor_share=0.25)),
+        Fails("a GPU at half its clock", _eight(5, seconds=0.0034), ranks=(5,), hosts=("node1",)),
+        Fails("a PCIe link that came up with four lanes", _eight(5, to_device=13e9, to_host=13e9), ranks=(5,)),
+        Fails("slow in one direction", _eight(5, to_host=9e9), ranks=(5,)),
+        Fails(
             "a GPU that can't compute",
             _eight(5, error="AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
             ranks=(5,),
             severity=Severity.ERROR,
         ),
-        Sick("a rank on a processor that others use", _measured(4, 4, _cpu, 2, **_BUSY), ranks=(2,), hosts=("node2",)),
-        Well("pairs that a bridge joins are faster than others", _over_nvlink()),
-        Well("a GPU with 80 % of the usual bandwidth", _over_nvlink(5, share=0.8)),
-        Well("of two hosts, which one is slow can't be told", _over_nvlink(5, hosts=2)),
-        Sick("a GPU whose links to the others of its host are slow", _over_nvlink(5), ranks=(5,), hosts=("node1",)),
-        Sick("a bridge between two GPUs that is down", _over_nvlink(8, to=9), ranks=(8, 9), hosts=("node2",)),
-        Sick("a processor that is slow by itself", _measured(4, 4, _cpu, 3, seconds=0.003), ranks=(3,)),
+        Fails("a rank on a processor that others use", _measured(4, 4, _cpu, 2, **_BUSY), ranks=(2,), hosts=("node2",)),
+        Passes("pairs that a bridge joins are faster than others", _over_nvlink()),
+        Passes("a GPU with 80 % of the usual bandwidth", _over_nvlink(5, share=0.8)),
+        Passes("of two hosts, which one is slow can't be told", _over_nvlink(5, hosts=2)),
+        Fails("a GPU whose links to the others of its host are slow", _over_nvlink(5), ranks=(5,), hosts=("node1",)),
+        Fails("a bridge between two GPUs that is down", _over_nvlink(8, to=9), ranks=(8, 9), hosts=("node2",)),
+        Fails("a processor that is slow by itself", _measured(4, 4, _cpu, 3, seconds=0.003), ranks=(3,)),
     ),
 )
 def device_slow(
@@ -181,7 +181,7 @@ def device_slow(
         yield with_trials(job, finding, "collective", otherwise=finding.fix, unit="B/s")
     for copies in copies_below(job, link_share):
         yield _slow_copies(job, copies)
-    judged = judge_devices(job, share=speed_share, deviations=deviations)
+    judged = compare_devices(job, share=speed_share, deviations=deviations)
     if not judged.compared and not broken:
         yield Skip("fewer than three ranks have a device of one kind")
         return

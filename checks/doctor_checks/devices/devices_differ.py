@@ -7,25 +7,25 @@ from typing import Any
 
 from doctor.api import (
     ALONE,
-    Deviation,
+    BaselineDeviation,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     Group,
     Job,
+    JobBuilder,
     LaunchFacts,
+    MajoritySplit,
     MigDevice,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     Verdict,
-    Well,
+    baseline_values,
     check,
     correlates,
-    expectations,
     healthy,
     mebibytes,
     shares_by_host,
@@ -39,7 +39,7 @@ Groups = dict[Hashable, list[int]]
 """Ranks by a value; a rank that may use several GPUs comes once for each."""
 
 
-def _smaller(sketch: Sketch, host: str) -> Sketch:
+def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     return sketch.gpu(0, hosts=(host,), name="NVIDIA A100-SXM4-40GB", memory_total=40 * GIB)
 
 
@@ -50,64 +50,64 @@ def _smaller(sketch: Sketch, host: str) -> Sketch:
     needs=(GpuFacts,),
     expects=True,
     cases=lambda: (
-        Well("one model and one driver", healthy(hosts=3, per_host=2)),
-        Well(
+        Passes("one model and one driver", healthy(hosts=3, per_host=2)),
+        Passes(
             "memory a little smaller under another setting",
             healthy(hosts=3, per_host=1).gpu(0, hosts=("node2",), memory_total=80 * GIB - (200 << 20)),
         ),
-        Well(
+        Passes(
             "a small card for the display, which no rank uses",
             healthy(per_host=2, gpus=3)
             .gpu(2, name="NVIDIA T400", memory_total=2 * GIB)
             .environ(CUDA_DEVICE_ORDER="PCI_BUS_ID"),
         ),
-        Well(
+        Passes(
             "two models in a workstation, one process",
             healthy(per_host=1, gpus=2).gpu(1, name="NVIDIA T400"),
             silent=False,
         ),
-        Well("one process, as in the capture", healthy(1, 1).expecting(healthy(2, 8))),
-        Well("a capture without GPUs", healthy(2, 2).expecting(healthy(1, 1, gpus=0))),
-        Well(
+        Passes("one process, as in the capture", healthy(1, 1).expecting(healthy(2, 8))),
+        Passes("a capture without GPUs", healthy(2, 2).expecting(healthy(1, 1, gpus=0))),
+        Passes(
             "one process in a workstation whose display has a small card",
             healthy(per_host=1, gpus=2).gpu(1, name="NVIDIA T400", memory_total=2 * GIB).expecting(healthy()),
             silent=False,
         ),
-        Sick(
+        Fails(
             "another driver on one host",
             healthy(hosts=3, per_host=2).alter(GpuFacts, hosts=("node1",), driver_version="550.54.15"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "one GPU of another model",
             healthy(per_host=8).gpu(7, name="NVIDIA A100-SXM4-80GB").environ(CUDA_DEVICE_ORDER="PCI_BUS_ID"),
             ranks=(7,),
         ),
-        Sick(
+        Fails(
             "half of the hosts with smaller cards",
             healthy(hosts=2, per_host=2)
             .gpu(0, hosts=("node1",), memory_total=40 * GIB)
             .gpu(1, hosts=("node1",), memory_total=40 * GIB),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "MIG switched on on one host",
             healthy(hosts=3, per_host=1).gpu(
                 0, hosts=("node2",), mig=True, mig_devices=(MigDevice("MIG-1", 0, 20 * GIB, "MIG 2g.20gb"),)
             ),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "most hosts with another driver than in the capture",
             healthy(3, 2).alter(GpuFacts, hosts=("node0", "node1"), driver_version="550.54.15").expecting(healthy()),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "half of the hosts with smaller cards, and a capture of those",
             _smaller(healthy(hosts=2, per_host=1), "node1").expecting(_smaller(healthy(1, 1), "node0")),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "one process on another model than in the capture",
             _smaller(healthy(1, 1), "node0").expecting(healthy()),
             ranks=(0,),
@@ -132,12 +132,12 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     yield from _unexpected(job, {trait: one for trait, one in parted.items() if one.expected})
 
 
-def _compare(job: Job, memory_share: float) -> dict[str, Split]:
+def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
     """The ranks by every trait, against the expectation where it tells one."""
     jobs = [job, job.expected] if job.expected else [job]
     sizes = {gpu.memory_total for one in jobs for gpu, _ in _used(one) if gpu.memory_total}
     steps = _memory_steps(sizes, memory_share)
-    expected = expectations(
+    expected = baseline_values(
         job, lambda worked: ((trait, value) for trait, groups in _group(worked, steps).items() for value in groups)
     )
     own = _group(job, steps)
@@ -200,7 +200,7 @@ def _layout(gpu: Gpu) -> str | None:
     return f"MIG on ({slices or 'no slices'})" if gpu.mig else "MIG off"
 
 
-def _judge(job: Job, trait: str, parted: Split) -> Iterator[Finding]:
+def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
     if parted.expected or not parted.minorities:
         return
     parts = [f"{value} on {len(ranks):,} rank{'s' if len(ranks) > 1 else ''}" for value, ranks in parted.groups]
@@ -215,7 +215,7 @@ def _judge(job: Job, trait: str, parted: Split) -> Iterator[Finding]:
     )
 
 
-def _unexpected(job: Job, parted: Mapping[str, Split]) -> Iterator[Finding]:
+def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Finding]:
     """One finding for ranks that differ in the same: another model has another memory, and its host another driver."""
     unlike: dict[tuple[int, ...], dict[str, Group[Any]]] = {}
     for trait, one in parted.items():
@@ -226,7 +226,7 @@ def _unexpected(job: Job, parted: Mapping[str, Split]) -> Iterator[Finding]:
                 unlike.setdefault(group.ranks, {})[trait] = group
     for ranks, groups in unlike.items():
         rows = tuple(parted[trait].unlike(trait, str, group) for trait, group in groups.items())
-        told = Deviation(rows, all(parted[trait].drifted for trait in groups))
+        told = BaselineDeviation(rows, all(parted[trait].drifted for trait in groups))
         yield Finding(
             told.summary,
             ranks=ranks,

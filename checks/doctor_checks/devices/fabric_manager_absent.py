@@ -7,42 +7,42 @@ from collections.abc import Iterator
 
 from doctor.api import (
     DriverFacts,
+    EventGroup,
     Fabric,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     Job,
     LocalRanks,
-    Said,
+    Passes,
     Scope,
     Service,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     merge,
-    said,
-    told_finding,
 )
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.fabric_unready"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.fabric_unready"):
+        yield finding_from_logs(
             told,
             "CUDA or the fabric manager says that the NVSwitch fabric is not ready",
             confidence=0.95,
             explains=_CONSEQUENCES,
         )
-    for told in said(job, "gpu.multicast_fails"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.multicast_fails"):
+        yield finding_from_logs(
             told,
             "NCCL can't set up multicast memory in the NVSwitches: mostly a fabric manager that was restarted while "
             "GPUs were in use, or is of another release",
@@ -57,7 +57,7 @@ def _told(job: Job) -> Iterator[Finding]:
 _CONSEQUENCES = ("GPU013", "GPU018", "GPU021", "GPU022", "GPU023")
 
 
-def _went_on(job: Job, told: Said) -> bool:
+def _went_on(job: Job, told: EventGroup) -> bool:
     """Whether the communicator came about without it, as in NCCL 2.27 and 2.28."""
     events = job.evidence.events if job.evidence else ()
     later = events[events.index(told.first) + 1 :] if told.first in events else ()
@@ -72,35 +72,35 @@ def _went_on(job: Job, told: Said) -> bool:
     needs=(GpuFacts, DriverFacts),
     told=_told,
     cases=lambda: (
-        Well("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
-        Well("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),
-        Well(
+        Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
+        Passes("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),
+        Passes(
             "no NVSwitch, fabric state that nobody will complete",
             healthy(per_host=1)
             .alter(DriverFacts, services=(Service("fabric-manager", False),))
             .gpu(0, fabric=Fabric("not-started"), nvlinks=()),
         ),
-        Well(
+        Passes(
             "a container with a completed fabric",
             healthy(per_host=8).alter(DriverFacts, services=(Service("fabric-manager", None),)),
         ),
-        Well(
+        Passes(
             "a rack whose switches are managed elsewhere",
             healthy(per_host=4).alter(DriverFacts, nvswitches=0, services=(Service("fabric-manager", False),)),
         ),
-        Sick(
+        Fails(
             "stopped on one host",
             healthy(hosts=2, per_host=8).alter(
                 DriverFacts, hosts=("node1",), services=(Service("fabric-manager", False, "570.124.06"),)
             ),
             ranks=tuple(range(8, 16)),
         ),
-        Sick(
+        Fails(
             "of an older release than the driver",
             healthy(per_host=8).alter(DriverFacts, services=(Service("fabric-manager", True, "550.54.15-1"),)),
             ranks=tuple(range(8)),
         ),
-        Sick(
+        Fails(
             "the fabric is not initialised, seen from a container",
             healthy(per_host=8)
             .alter(DriverFacts, services=(Service("fabric-manager", None),))
@@ -108,15 +108,15 @@ def _went_on(job: Job, told: Said) -> bool:
             .gpu(3, fabric=Fabric("completed", 999)),
             ranks=tuple(range(8)),
         ),
-        Well(
+        Passes(
             "a log of a machine without multicast",
             logged("node7:41:77 [0] NCCL INFO NVLS multicast support is not available on dev 0"),
         ),
-        Well(
+        Passes(
             "NCCL runs out of memory where it sets up multicast",
             logged("node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Cuda failure 2 'out of memory'"),
         ),
-        Sick(
+        Fails(
             "CUDA says so in a log",
             logged(
                 "[rank0]: UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: "
@@ -124,14 +124,14 @@ def _went_on(job: Job, told: Said) -> bool:
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "the fabric manager says so in a log",
             logged(
                 "fabric manager NVIDIA GPU driver interface version 550.54.15 don't match with driver version "
                 "550.90.07."
             ),
         ),
-        Sick(
+        Fails(
             "NCCL goes on without multicast, by a log",
             logged(
                 "node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory "
@@ -142,7 +142,7 @@ def _went_on(job: Job, told: Said) -> bool:
             ranks=(0,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "NCCL's multicast fails in a log",
             logged(
                 "node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory "

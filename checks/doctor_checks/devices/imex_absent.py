@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from doctor.api import (
     DriverFacts,
     Fabric,
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    JobBuilder,
     LocalRanks,
     NcclFacts,
+    Passes,
     Scope,
     Service,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
-    told_finding,
 )
 
 Domain = tuple[str, int | None]
@@ -33,8 +33,8 @@ Domain = tuple[str, int | None]
 
 
 def _rack(
-    cluster: str = "ab12", clique: int = 7, hosts: tuple[str, ...] | None = None, on: Sketch | None = None
-) -> Sketch:
+    cluster: str = "ab12", clique: int = 7, hosts: tuple[str, ...] | None = None, on: JobBuilder | None = None
+) -> JobBuilder:
     sketch = on or healthy(hosts=4, per_host=2).alter(
         DriverFacts, services=(Service("imex", True, "570.124.06"),), imex_channels=1
     )
@@ -44,8 +44,10 @@ def _rack(
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.imex"):
-        yield told_finding(told, "NVLink between hosts does not work: IMEX is not set up everywhere", confidence=0.9)
+    for told in event_groups(job, "gpu.imex"):
+        yield finding_from_logs(
+            told, "NVLink between hosts does not work: IMEX is not set up everywhere", confidence=0.9
+        )
 
 
 @check(
@@ -56,24 +58,24 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(GpuFacts, DriverFacts),
     told=_told,
     cases=lambda: (
-        Well("one rack with IMEX on every host", _rack()),
-        Well("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),
-        Well("two racks", _rack("cd34", hosts=("node2", "node3"), on=_rack())),
-        Well("switched off for NCCL", _rack().alter(DriverFacts, imex_channels=0).environ(NCCL_MNNVL_ENABLE="0")),
-        Sick(
+        Passes("one rack with IMEX on every host", _rack()),
+        Passes("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),
+        Passes("two racks", _rack("cd34", hosts=("node2", "node3"), on=_rack())),
+        Passes("switched off for NCCL", _rack().alter(DriverFacts, imex_channels=0).environ(NCCL_MNNVL_ENABLE="0")),
+        Fails(
             "the daemon is stopped on one host",
             _rack().alter(DriverFacts, hosts=("node2",), services=(Service("imex", False),)),
             ranks=(4, 5),
         ),
-        Sick(
+        Fails(
             "no channel in one container", _rack().alter(DriverFacts, hosts=("node1",), imex_channels=0), ranks=(2, 3)
         ),
-        Sick("one host in another clique", _rack(clique=8, hosts=("node3",), on=_rack()), ranks=(6, 7)),
-        Well(
+        Fails("one host in another clique", _rack(clique=8, hosts=("node3",), on=_rack()), ranks=(6, 7)),
+        Passes(
             "NCCL names its clique",
             logged("node7:41:77 [0] NCCL INFO MNNVL 1 cliqueId 0 cliqueSize 8 cliqueRank 0"),
         ),
-        Sick(
+        Fails(
             "NCCL says so in a log",
             logged(
                 "node7:41:77 [0] mnnvl.cc:70 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this "

@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     Job,
     KernelEvent,
     KernelLogFacts,
     LocalRanks,
-    Reported,
+    Passes,
     Scope,
     Severity,
-    Share,
-    Sick,
     Unknown,
     Verdict,
-    Well,
+    XidReport,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     hidden_of_gpus,
     logged,
-    said,
+    logged_xids,
     shares_by_host,
-    told_finding,
-    told_xids,
     xids_of,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.memory_error"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.memory_error"):
+        yield finding_from_logs(
             told, "the memory of a GPU failed: uncorrectable errors", confidence=0.95, explains=_CONSEQUENCES
         )
-    for reported in told_xids(job, {"memory"}):
-        yield told_finding(
+    for reported in logged_xids(job, {"memory"}):
+        yield finding_from_logs(
             reported.told,
             reported.summary,
             evidence=reported.evidence,
@@ -59,32 +59,32 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
     needs=(GpuFacts,),
     told=_told,
     cases=lambda: (
-        Well("no errors", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("no errors", healthy(hosts=2, per_host=2)),
+        Passes(
             "rows remapped long ago, within the limit",
             healthy(per_host=2).gpu(0, ecc_aggregate_uncorrected=3, remapped_uncorrectable=2, remapped_correctable=9),
         ),
-        Well("a card without ECC", healthy(per_host=1).gpu(0, ecc=None, ecc_volatile_uncorrected=None)),
-        Well(
+        Passes("a card without ECC", healthy(per_host=1).gpu(0, ecc=None, ecc_volatile_uncorrected=None)),
+        Passes(
             "a remap of last month that has taken effect",
             healthy(per_host=1).alter(KernelLogFacts, events=(KernelEvent("xid", 90.0, 63, "0000:10:00"),)),
             silent=False,
         ),
-        Sick(
+        Fails(
             "uncorrectable errors since the driver started",
             healthy(hosts=2, per_host=2).gpu(1, hosts=("node1",), ecc_volatile_uncorrected=2),
             ranks=(3,),
         ),
-        Sick("a row waits for its remap", healthy(per_host=2).gpu(0, remap_pending=True), ranks=(0,)),
-        Sick("no spare rows left", healthy(per_host=2).gpu(1, remap_failed=True), ranks=(1,)),
-        Sick("pages wait for retirement", healthy(per_host=2).gpu(0, retired_pages_pending=True), ranks=(0,)),
-        Sick(
+        Fails("a row waits for its remap", healthy(per_host=2).gpu(0, remap_pending=True), ranks=(0,)),
+        Fails("no spare rows left", healthy(per_host=2).gpu(1, remap_failed=True), ranks=(1,)),
+        Fails("pages wait for retirement", healthy(per_host=2).gpu(0, retired_pages_pending=True), ranks=(0,)),
+        Fails(
             "SRAM errors beyond the return limit",
             healthy(per_host=2).gpu(1, ecc_sram_uncorrected=42, ecc_sram_threshold_exceeded=True),
             ranks=(1,),
         ),
-        Sick("512 rows remapped", healthy(per_host=2).gpu(1, remapped_uncorrectable=512), ranks=(1,)),
-        Sick(
+        Fails("512 rows remapped", healthy(per_host=2).gpu(1, remapped_uncorrectable=512), ranks=(1,)),
+        Fails(
             "Xid 95 since the job began",
             healthy(per_host=2).alter(
                 KernelLogFacts,
@@ -92,7 +92,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "Xid 48 of an earlier job, and nothing reset since",
             healthy(per_host=2)
             .gpu(0, ecc_volatile_uncorrected=None)
@@ -100,20 +100,20 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
             ranks=(0,),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "counters of a health check, all zero",
             logged("GPU 0: 0 uncorrectable ECC errors", "ECC Errors: Volatile Uncorrectable : 0", "Xid errors: 0"),
         ),
-        Sick(
+        Fails(
             "CUDA says so in a log",
             logged("[rank3]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "NCCL says so in a log",
             logged("node7:41:77 [2] NCCL WARN Cuda failure 214 'uncorrectable ECC error encountered'"),
         ),
-        Sick(
+        Fails(
             "the driver says so in the kernel log",
             logged(
                 "[86400.5] NVRM: Xid (PCI:0000:0f:00): 94, pid=7194, name=python, Contained: SM (0x1). RST: No",
@@ -161,7 +161,7 @@ def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> list[str]:
     return [words for holds, words in named if holds]
 
 
-def _finding(local: LocalRanks, share: Share, faults: list[str]) -> Finding:
+def _finding(local: LocalRanks, share: GpuSharers, faults: list[str]) -> Finding:
     gpu = share.gpu
     return Finding(
         f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
@@ -184,7 +184,7 @@ def _finding(local: LocalRanks, share: Share, faults: list[str]) -> Finding:
     )
 
 
-def _from_log(local: LocalRanks, reported: Reported, sick: set[str]) -> Finding:
+def _from_log(local: LocalRanks, reported: XidReport, sick: set[str]) -> Finding:
     """An Xid from before this job is past where the counters are clean again: they start anew with a reset."""
     gpus = local.find(GpuFacts)
     uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True

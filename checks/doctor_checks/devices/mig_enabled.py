@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Device,
     EnvironmentFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
     MigDevice,
+    Passes,
     Rank,
     Severity,
-    Sick,
     Skip,
     Verdict,
-    Well,
+    VisibleDevice,
     check,
     devices_of,
     healthy,
@@ -33,13 +33,13 @@ SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb
     severity=Severity.WARNING,
     needs=(GpuFacts,),
     cases=lambda: (
-        Well("MIG off", healthy(hosts=2, per_host=2)),
-        Well("one process on a slice", healthy(per_host=1).gpu(0, mig=True, mig_devices=SLICES)),
-        Well(
+        Passes("MIG off", healthy(hosts=2, per_host=2)),
+        Passes("one process on a slice", healthy(per_host=1).gpu(0, mig=True, mig_devices=SLICES)),
+        Passes(
             "MIG on a GPU that no rank uses",
             healthy(per_host=2, gpus=3).gpu(2, mig=True, mig_devices=SLICES).environ(CUDA_VISIBLE_DEVICES="0,1"),
         ),
-        Sick(
+        Fails(
             "two slices of one GPU",
             healthy(per_host=2, gpus=1)
             .gpu(0, mig=True, mig_devices=SLICES)
@@ -47,7 +47,7 @@ SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="MIG-bbbb"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "MIG left on on one host",
             healthy(hosts=2, per_host=1).gpu(0, hosts=("node1",), mig=True, mig_devices=SLICES),
             ranks=(1,),
@@ -84,7 +84,7 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
             )
 
 
-def _is_sliced(rank: Rank, device: Device | None) -> bool:
+def _is_sliced(rank: Rank, device: VisibleDevice | None) -> bool:
     gpus = rank.find(GpuFacts)
     if device or gpus is None or on_processor(rank):
         return device is not None and device.slice is not None

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     Job,
+    JobBuilder,
     LocalRanks,
+    Passes,
     ProcessFacts,
     Rank,
     RdmaFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Verdict,
-    Well,
     check,
     devices_of,
     healthy,
@@ -28,7 +28,7 @@ LOW = tuple(range(48))
 HIGH = tuple(range(48, 96))
 
 
-def _two_sockets(rdma: int = 0) -> Sketch:
+def _two_sockets(rdma: int = 0) -> JobBuilder:
     return (
         healthy(hosts=2, per_host=2, rdma=rdma)
         .gpu(0, cpus=LOW, numa_node=0)
@@ -44,15 +44,15 @@ def _two_sockets(rdma: int = 0) -> Sketch:
     scope=Scope.HOST,
     needs=(GpuFacts, ProcessFacts),
     cases=lambda: (
-        Well("not pinned", healthy(per_host=2).gpu(0, cpus=LOW).gpu(1, cpus=HIGH)),
-        Well("pinned beside the GPU", _two_sockets()),
-        Well("the kernel does not tell", healthy(per_host=2)),
-        Sick(
+        Passes("not pinned", healthy(per_host=2).gpu(0, cpus=LOW).gpu(1, cpus=HIGH)),
+        Passes("pinned beside the GPU", _two_sockets()),
+        Passes("the kernel does not tell", healthy(per_host=2)),
+        Fails(
             "pinned to the other socket",
             _two_sockets().alter(ProcessFacts, ranks=(3,), cpus_allowed=tuple(range(8))),
             ranks=(3,),
         ),
-        Sick("pinned away from the only network device", _two_sockets(rdma=1), ranks=(1, 3)),
+        Fails("pinned away from the only network device", _two_sockets(rdma=1), ranks=(1, 3)),
     ),
 )
 def numa_remote(job: Job) -> Iterator[Verdict]:

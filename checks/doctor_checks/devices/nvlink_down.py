@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     Job,
+    JobBuilder,
     KernelEvent,
     KernelLogFacts,
     LocalRanks,
     MigDevice,
     NvLink,
-    Reported,
+    Passes,
     Scope,
     Severity,
-    Share,
-    Sick,
-    Sketch,
     Unknown,
     Verdict,
-    Well,
+    XidReport,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
+    logged_xids,
     shares_by_host,
-    told_finding,
-    told_xids,
     xids_of,
 )
 
@@ -38,7 +38,7 @@ def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0, remote: str =
     return tuple(NvLink(link, link not in down, remote, fatal, fatal) for link in range(count))
 
 
-def _bridged(pairs: int) -> Sketch:
+def _bridged(pairs: int) -> JobBuilder:
     """Four PCIe cards, as many pairs of them bridged."""
     sketch = healthy(per_host=4)
     for index in range(4):
@@ -48,18 +48,18 @@ def _bridged(pairs: int) -> Sketch:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.nvlink_error"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.nvlink_error"):
+        yield finding_from_logs(
             told, "an NVLink failed: errors that it can't repair", confidence=0.95, explains=_CONSEQUENCES
         )
-    for told in said(job, "gpu.switch_fatal", by=("pci", "sxid")):
-        yield told_finding(
+    for told in event_groups(job, "gpu.switch_fatal", by=("pci", "sxid")):
+        yield finding_from_logs(
             told,
             f"the NVSwitch at {told.value('pci')} reported the fatal SXid {told.value('sxid')}",
             explains=_CONSEQUENCES,
         )
-    for reported in told_xids(job, {"nvlink"}):
-        yield told_finding(
+    for reported in logged_xids(job, {"nvlink"}):
+        yield finding_from_logs(
             reported.told,
             reported.summary,
             evidence=reported.evidence,
@@ -80,43 +80,43 @@ _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
     needs=(GpuFacts,),
     told=_told,
     cases=lambda: (
-        Well("all links active", healthy(hosts=2, per_host=8)),
-        Well("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),
-        Well("two bridged pairs", _bridged(2)),
-        Well("one bridged pair beside two cards without a bridge", _bridged(1), silent=False),
-        Well(
+        Passes("all links active", healthy(hosts=2, per_host=8)),
+        Passes("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),
+        Passes("two bridged pairs", _bridged(2)),
+        Passes("one bridged pair beside two cards without a bridge", _bridged(1), silent=False),
+        Passes(
             "a GPU in slices, whose links rest",
             healthy(per_host=1, gpus=2).gpu(
                 0, mig=True, mig_devices=(MigDevice("MIG-a", 0),), nvlinks=_links(18, tuple(range(18)))
             ),
         ),
-        Well("replays, which are repaired", healthy(per_host=1).gpu(0, nvlinks=(NvLink(0, True, "gpu", 12, 0),))),
-        Well(
+        Passes("replays, which are repaired", healthy(per_host=1).gpu(0, nvlinks=(NvLink(0, True, "gpu", 12, 0),))),
+        Passes(
             "an NVLink Xid before the last reset",
             healthy(per_host=1).alter(KernelLogFacts, events=(KernelEvent("xid", 9.0, 74, "0000:99:00"),)),
             silent=False,
         ),
-        Sick(
+        Fails(
             "two links of one GPU down",
             healthy(hosts=2, per_host=4).gpu(1, hosts=("node1",), nvlinks=_links(18, (4, 5))),
             ranks=(5,),
         ),
-        Sick(
+        Fails(
             "no link on one GPU of four", healthy(per_host=4).gpu(3, nvlinks=_links(18, tuple(range(18)))), ranks=(3,)
         ),
-        Sick(
+        Fails(
             "every GPU has only some of its links",
             healthy(per_host=2).gpu(0, nvlinks=_links(6, (4, 5))).gpu(1, nvlinks=_links(6, (4, 5))),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "recovery errors",
             healthy(per_host=2).gpu(0, nvlinks=_links(18, fatal=2)),
             ranks=(0,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a fatal error of an NVSwitch before this job",
             healthy(hosts=2, per_host=8).alter(
                 KernelLogFacts,
@@ -129,24 +129,24 @@ _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
             ranks=tuple(range(8, 16)),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "Xid 74 since the job began",
             healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 74, "0000:11:00"),)),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "a log names links and errors that were repaired",
             logged(
                 "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
                 "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
             ),
         ),
-        Sick(
+        Fails(
             "CUDA says so in a log",
             logged("[rank5]: RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution"),
             ranks=(5,),
         ),
-        Sick(
+        Fails(
             "the driver and a switch say so in the kernel log",
             logged(
                 "kernel: NVRM: Xid (PCI:0000:66:00): 145, RLW_CTRL Nonfatal XC1 i0 Link 10",
@@ -179,7 +179,7 @@ def _active(gpu: Gpu) -> int:
     return sum(link.active for link in gpu.nvlinks or ())
 
 
-def _judge(local: LocalRanks, share: Share, most: int, peers: int) -> Iterator[Verdict]:
+def _judge(local: LocalRanks, share: GpuSharers, most: int, peers: int) -> Iterator[Verdict]:
     gpu, active = share.gpu, _active(share.gpu)
     facts = local.find(GpuFacts)
     note = facts.why_hidden("gpus.nvlinks") if facts else None
@@ -204,7 +204,7 @@ def _severity(gpu: Gpu, all_alike: bool) -> Severity:
     return Severity.INFO if "pcie" in gpu.name.lower() and not _active(gpu) else Severity.ERROR
 
 
-def _finding(local: LocalRanks, share: Share, words: str, severity: Severity, most: int) -> Finding:
+def _finding(local: LocalRanks, share: GpuSharers, words: str, severity: Severity, most: int) -> Finding:
     links = share.gpu.nvlinks or ()
     return Finding(
         f"GPU {share.gpu.index} of {local.name}: {words}",
@@ -241,7 +241,7 @@ def _from_switches(local: LocalRanks) -> Iterator[Finding]:
         )
 
 
-def _from_log(local: LocalRanks, reported: Reported) -> Finding:
+def _from_log(local: LocalRanks, reported: XidReport) -> Finding:
     severity = Severity.ERROR if reported.recent else Severity.WARNING
     healed = reported.recent is False and not any(
         0 < _active(gpu) < len(gpu.nvlinks or ()) for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus

@@ -6,48 +6,48 @@ from collections.abc import Iterator
 
 from doctor.api import (
     EnvironmentFacts,
+    EventGroup,
+    Fails,
     Finding,
     GpuFacts,
     Job,
     LaunchFacts,
     NcclFacts,
+    Passes,
     Rank,
-    Said,
     Severity,
-    Sick,
     SoftwareFacts,
     TrainerFacts,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     asks_to_share,
     check,
+    event_groups,
+    finding_from_logs,
     has_own_gpus,
     healthy,
     logged,
     on_processor,
     ordinal_of,
     running,
-    said,
-    told_finding,
     uses_nccl,
     visible_gpus,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gpu.ordinal"):
+    for told in event_groups(job, "gpu.ordinal"):
         has = told.value("has")
         seen = f": {len(has.split(',')) if has.strip() else 0} visible" if has is not None else ""
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"a process asked for a GPU beyond those that it sees{seen}",
             evidence=_named(told),
             confidence=0.75 if has is not None else 0.95,
         )
-    for told in said(job, "gpu.ordinal_stored"):
-        yield told_finding(
+    for told in event_groups(job, "gpu.ordinal_stored"):
+        yield finding_from_logs(
             told,
             "a checkpoint was saved from a GPU that this process does not see",
             evidence=_named(told),
@@ -56,7 +56,7 @@ def _told(job: Job) -> Iterator[Finding]:
         )
 
 
-def _named(told: Said) -> dict[str, object]:
+def _named(told: EventGroup) -> dict[str, object]:
     names = {
         "asked": "asked_for",
         "asked2": "asked_for",
@@ -77,63 +77,63 @@ def _named(told: Said) -> dict[str, object]:
     needs=(LaunchFacts, EnvironmentFacts, GpuFacts),
     told=_told,
     cases=lambda: (
-        Well("as many GPUs as ranks", healthy(hosts=2, per_host=4)),
-        Well(
+        Passes("as many GPUs as ranks", healthy(hosts=2, per_host=4)),
+        Passes(
             "a GPU of its own for each rank, used as device 0",
             healthy(per_host=2)
             .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
         ),
-        Well("ranks on the CPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="-1")),
-        Well(
+        Passes("ranks on the CPU", healthy(per_host=4, gpus=1).environ(CUDA_VISIBLE_DEVICES="-1")),
+        Passes(
             "two ranks that share the only GPU through MPS",
             healthy(per_host=2, gpus=1).environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - its default
         ),
-        Well(
+        Passes(
             "two ranks on the only GPU that talk by Gloo",
             healthy(per_host=2, gpus=1).put(TrainerFacts(source="LT_*", backend="gloo")),
         ),
-        Well("a left-over LOCAL_RANK in a lone process", healthy(per_host=1).alter(LaunchFacts, local_rank=3)),
-        Sick(
+        Passes("a left-over LOCAL_RANK in a lone process", healthy(per_host=1).alter(LaunchFacts, local_rank=3)),
+        Fails(
             "torchrun inside a SLURM task that was given one GPU",
             healthy(per_host=2, gpus=1).launched(SLURM_GPUS_PER_TASK="1").environ(CUDA_VISIBLE_DEVICES="0"),
             ranks=(1,),
         ),
-        Sick("more ranks than GPUs", healthy(per_host=4, gpus=2), ranks=(2, 3)),
-        Sick(
+        Fails("more ranks than GPUs", healthy(per_host=4, gpus=2), ranks=(2, 3)),
+        Fails(
             "one device left visible for all ranks",
             healthy(per_host=4).environ(CUDA_VISIBLE_DEVICES="0"),
             ranks=(1, 2, 3),
         ),
-        Sick(
+        Fails(
             "a shorter list on one host",
             healthy(hosts=2, per_host=4).environ(ranks=(4, 5, 6, 7), CUDA_VISIBLE_DEVICES="0,1,2"),
             ranks=(7,),
         ),
-        Sick(
+        Fails(
             "four ranks that share two GPUs on purpose",
             healthy(per_host=4, gpus=2).environ(NCCL_MULTI_RANK_GPU_ENABLE="1"),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
-        Well("a run whose ranks have their devices", running(2, 4)),
-        Well("a run on the CPU of a host with one GPU", running(1, 4, gpus=1).alter(TrainingFacts, device="cpu")),
-        Well(
+        Passes("a run whose ranks have their devices", running(2, 4)),
+        Passes("a run on the CPU of a host with one GPU", running(1, 4, gpus=1).alter(TrainingFacts, device="cpu")),
+        Passes(
             "a run that shares the devices out by itself",
             running(1, 4, gpus=2)
             .alter(TrainingFacts, ranks=(2,), device="cuda:0", device_id=None, backend="gloo")
             .alter(TrainingFacts, ranks=(3,), device="cuda:1", device_id=None, backend="gloo"),
         ),
-        Sick(
+        Fails(
             "a run that takes a device beyond the visible ones",
             running(1, 2).environ(CUDA_VISIBLE_DEVICES="0").alter(TrainingFacts, device_id=None),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "a library that counts devices",
             logged("[rank0]: 4 GPUs visible, using device ordinal 0", "GPU available: True (cuda), used: True"),
         ),
-        Sick(
+        Fails(
             "torch says so in a log",
             logged(
                 "[rank4]: torch.AcceleratorError: CUDA error: invalid device ordinal",
@@ -142,12 +142,12 @@ def _named(told: Said) -> dict[str, object]:
             ),
             ranks=(4, 5),
         ),
-        Sick(
+        Fails(
             "an old torch says so without a rank",
             logged("RuntimeError: cuda runtime error (10) : invalid device ordinal at torch/csrc/cuda/Module.cpp:32"),
         ),
-        Sick("DeepSpeed knows it before the start", logged("ValueError: No slot '4' specified on host 'localhost'")),
-        Sick(
+        Fails("DeepSpeed knows it before the start", logged("ValueError: No slot '4' specified on host 'localhost'")),
+        Fails(
             "a checkpoint of a larger machine",
             logged(
                 "[rank0]: RuntimeError: Attempting to deserialize object on CUDA device 3 but "

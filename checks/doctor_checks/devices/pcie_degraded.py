@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     Job,
     LocalRanks,
+    Passes,
     Scope,
     Severity,
-    Share,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     hidden_of_gpus,
@@ -31,27 +31,27 @@ from doctor.api import (
     scope=Scope.HOST,
     needs=(GpuFacts,),
     cases=lambda: (
-        Well("full generation and width", healthy(hosts=2, per_host=2)),
-        Well("an idle GPU lowers its generation", healthy(per_host=2).gpu(0, pcie_generation=1, utilization=0)),
-        Well(
+        Passes("full generation and width", healthy(hosts=2, per_host=2)),
+        Passes("an idle GPU lowers its generation", healthy(per_host=2).gpu(0, pcie_generation=1, utilization=0)),
+        Passes(
             "a desktop board that splits its lanes, idle",
             healthy(per_host=2).gpu(0, pcie_width=8).gpu(1, pcie_width=8),
             silent=False,
         ),
-        Well(
+        Passes(
             "desktop cards in slots of different width, idle",
             healthy(per_host=2)
             .gpu(0, name="NVIDIA GeForce RTX 4090")
             .gpu(1, name="NVIDIA GeForce RTX 4090", pcie_width=8),
             silent=False,
         ),
-        Sick(
+        Fails(
             "old generation under load",
             healthy(per_host=2).gpu(1, pcie_generation=1, utilization=97),
             ranks=(1,),
         ),
-        Sick("half the lanes under load", healthy(per_host=2).gpu(0, pcie_width=8, utilization=80), ranks=(0,)),
-        Sick(
+        Fails("half the lanes under load", healthy(per_host=2).gpu(0, pcie_width=8, utilization=80), ranks=(0,)),
+        Fails(
             "fewer lanes than its neighbours, even idle",
             healthy(hosts=2, per_host=4).gpu(2, hosts=("node1",), pcie_width=4, pcie_generation=1),
             ranks=(6,),
@@ -80,7 +80,7 @@ def _lacks(now: int | None, best: int | None) -> bool | None:
     return None if now is None or best is None else now < best
 
 
-def _judge(local: LocalRanks, share: Share, peers_are_wide: bool, loaded_percent: float) -> Iterator[Verdict]:
+def _judge(local: LocalRanks, share: GpuSharers, peers_are_wide: bool, loaded_percent: float) -> Iterator[Verdict]:
     """An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours that
     keep theirs in a server, make it a fault. Slots of desktop boards differ in width."""
     gpu = share.gpu

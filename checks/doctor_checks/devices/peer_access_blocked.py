@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
+    GpuSharers,
     HostFacts,
     Job,
     LocalRanks,
     MigDevice,
     NcclFacts,
+    Passes,
     PeerLink,
     Scope,
     Severity,
-    Share,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     is_data_centre,
-    is_said,
+    is_logged,
     logged,
-    said,
     shares_by_host,
-    told_finding,
 )
 
 NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
@@ -59,28 +59,28 @@ def _pair(path: str, status: str) -> tuple[PeerLink, ...]:
 
 def _told(job: Job) -> Iterator[Finding]:
     yield from _from_the_start(job)
-    for told in said(job, "gpu.peer_refused", by=("many",)):
+    for told in event_groups(job, "gpu.peer_refused", by=("many",)):
         if told.value("many"):
             summary = "GPUs can't reach each other: CUDA gives a GPU eight peers at most, over PCIe"
         else:
             summary = "GPUs can't reach each other: CUDA refuses peer access between them"
-        yield told_finding(told, summary, confidence=0.6 if told.value("many") else 0.9)
-    for told in said(job, "gpu.peer_transport_fails"):
-        yield told_finding(told, "NCCL can't map a peer's memory: peer access fails between GPUs", confidence=0.6)
-    for told in said(job, "gpu.peer_corrupt", by=("acs",)):
+        yield finding_from_logs(told, summary, confidence=0.6 if told.value("many") else 0.9)
+    for told in event_groups(job, "gpu.peer_transport_fails"):
+        yield finding_from_logs(told, "NCCL can't map a peer's memory: peer access fails between GPUs", confidence=0.6)
+    for told in event_groups(job, "gpu.peer_corrupt", by=("acs",)):
         if told.value("acs") is None:
-            yield told_finding(told, "what GPUs copy to each other arrives changed", confidence=0.8)
+            yield finding_from_logs(told, "what GPUs copy to each other arrives changed", confidence=0.8)
         else:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "PCI access control is on: what GPUs send each other takes the way through the IOMMU",
                 severity=Severity.WARNING,
                 confidence=0.6,
             )
-    for told in said(job, "gpu.io_page_fault"):
+    for told in event_groups(job, "gpu.io_page_fault"):
         by_driver = told.value("driver") is not None
-        of_a_job = is_said(job, "nccl.", "torch.")
-        yield told_finding(
+        of_a_job = is_logged(job, "nccl.", "torch.")
+        yield finding_from_logs(
             told,
             "the IOMMU stopped an access between devices",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
@@ -92,13 +92,13 @@ def _told(job: Job) -> Iterator[Finding]:
 def _from_the_start(job: Job) -> Iterator[Finding]:
     """Where GPUs of one host send each other directly, every rank has started the first collective, and none has ended
     it: what carries it never worked."""
-    sent = {event.value("transport") for told in said(job, "nccl.conn") for event in told.events}
-    sizes = {int(value) for told in said(job, "nccl.init") for value in told.values("nranks")}
-    for told in said(job, "torch.nccl.watchdog_timeout"):
+    sent = {event.value("transport") for told in event_groups(job, "nccl.conn") for event in told.events}
+    sizes = {int(value) for told in event_groups(job, "nccl.init") for value in told.values("nranks")}
+    for told in event_groups(job, "torch.nccl.watchdog_timeout"):
         first = {event.rank for event in told.events if event.value("seq") == "1"}
         everybody = sizes == {len(first)} and first == set(range(len(first)))
         if sent == {"P2P"} and everybody and first == set(told.ranks):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the first collective never ended, though every rank of the host had started it: GPUs reach each other "
                 "by peer access, and it does not work",
@@ -116,42 +116,42 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     needs=(GpuFacts,),
     told=_told,
     cases=lambda: (
-        Well("peer access over NVLink", healthy(hosts=2, per_host=4)),
-        Well(
+        Passes("peer access over NVLink", healthy(hosts=2, per_host=4)),
+        Passes(
             "desktop cards, for which the driver has none",
             healthy(per_host=2)
             .gpu(0, name="NVIDIA GeForce RTX 4090", nvlinks=())
             .gpu(1, name="NVIDIA GeForce RTX 4090", nvlinks=())
             .alter(GpuFacts, links=_pair("host-bridge", "chipset-not-supported")),
         ),
-        Well(
+        Passes(
             "cards on two sockets",
             healthy(per_host=2).alter(GpuFacts, links=_pair("system", "topology-not-supported")),
         ),
-        Well(
+        Passes(
             "a GPU in slices beside whole ones",
             healthy(per_host=1, gpus=2)
             .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0, 20 << 30),))
             .alter(GpuFacts, links=_pair("nvlink", "not-supported")),
         ),
-        Well("one rank, one GPU", healthy(per_host=1, gpus=1)),
-        Well(
+        Passes("one rank, one GPU", healthy(per_host=1, gpus=1)),
+        Passes(
             "access control in a virtual machine, which needs it",
             healthy(per_host=2)
             .alter(GpuFacts, links=_pair("single-switch", "ok"))
             .alter(HostFacts, pci_access_control=True, hypervisor="kvm"),
         ),
-        Sick(
+        Fails(
             "NVLink without peer access on one host",
             healthy(hosts=2, per_host=2).alter(GpuFacts, hosts=("node1",), links=_pair("nvlink", "not-supported")),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "switched off by a driver setting",
             healthy(per_host=2).alter(GpuFacts, links=_pair("system", "disabled-by-driver-setting")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "access control redirects traffic below a PCIe switch",
             healthy(per_host=2)
             .alter(GpuFacts, links=_pair("single-switch", "ok"))
@@ -159,7 +159,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "NCCL goes over shared memory, as on desktop cards",
             logged(
                 "node7:41:77 [0] NCCL INFO P2P is disabled between connected GPUs 1 and 0. You can repress this "
@@ -169,53 +169,53 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
                 "instablity or hang!",
             ),
         ),
-        Sick(
+        Fails(
             "CUDA refuses it in a log",
             logged("[rank2]: RuntimeError: CUDA error: peer access is not supported between these two devices"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "NCCL refuses it in a log",
             logged(
                 "node7:41:77 [0] graph/paths.cc:400 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. "
                 "This should not be the case given their connectivity, and is probably due to a hardware issue."
             ),
         ),
-        Well(
+        Passes(
             "a test of NCCL that passed, and ports without access control, by a log",
             logged(
                 "# Out of bounds values : 0 OK",
                 "ACSCtl: SrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-",
             ),
         ),
-        Sick("a test of NCCL with wrong values, by a log", logged("# Out of bounds values : 8 FAILED")),
-        Sick(
+        Fails("a test of NCCL with wrong values, by a log", logged("# Out of bounds values : 8 FAILED")),
+        Fails(
             "a copy that arrives changed, by a log", logged("Verification error @ element 0: val = nan, ref = 0.000000")
         ),
-        Well(
+        Passes(
             "a rank that is missing from the first collective, by a log",
             logged(*_STARTED, _WATCHDOG.format(rank=0, sequence=1)),
         ),
-        Well(
+        Passes(
             "a later collective that does not end, by a log",
             logged(*_STARTED, *(_WATCHDOG.format(rank=rank, sequence=42) for rank in (0, 1))),
         ),
-        Sick(
+        Fails(
             "the first collective of one host never ends, by a log",
             logged(*_STARTED, *(_WATCHDOG.format(rank=rank, sequence=1) for rank in (0, 1))),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "access control is on, by a log",
             logged("\t\tACSCtl: SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-"),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "some device's access is stopped, by a kernel log",
             logged("AMD-Vi: Event logged [IO_PAGE_FAULT device=06:00.0 domain=0x001e address=0xd1a00000 flags=0x0020]"),
             silent=False,
         ),
-        Sick(
+        Fails(
             "the IOMMU stops the GPU, by the kernel log",
             logged(
                 "kernel: nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0x10fc00000 "
@@ -240,7 +240,7 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
         yield from _judge(local, users)
 
 
-def _users(found: tuple[Share, ...]) -> Users:
+def _users(found: tuple[GpuSharers, ...]) -> Users:
     """GPUs that ranks use, by index; under MIG none has peer access, which another check judges."""
     used = (share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig)
     return {share.gpu.index: (share.gpu, share.ranks) for share in used}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     hidden_of_gpus,
@@ -29,13 +29,13 @@ from doctor.api import (
     scope=Scope.HOST,
     needs=(GpuFacts,),
     cases=lambda: (
-        Well("persistence on", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("persistence on", healthy(hosts=2, per_host=2)),
+        Passes(
             "a laptop",
             healthy(per_host=1).gpu(0, name="NVIDIA GeForce RTX 4060 Laptop GPU", persistence=False),
         ),
-        Well("a workstation", healthy(per_host=1).gpu(0, name="NVIDIA RTX A6000", persistence=False)),
-        Sick(
+        Passes("a workstation", healthy(per_host=1).gpu(0, name="NVIDIA RTX A6000", persistence=False)),
+        Fails(
             "off on a server",
             healthy(hosts=2, per_host=2).gpu(0, hosts=("node1",), persistence=False),
             ranks=(2,),

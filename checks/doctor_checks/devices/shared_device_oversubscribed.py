@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from doctor.api import (
-    Device,
     EstimateFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    JobBuilder,
     LocalRanks,
+    Passes,
     Rank,
     RunMemoryFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
+    VisibleDevice,
     check,
     devices_of,
     healthy,
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 def _in_run(
     peak: int, *, reserved: int, free: int, retries: int = 0, kept: int = 20, busy: tuple[int, ...] = ()
-) -> Sketch:
+) -> JobBuilder:
     """A watched job of two hosts; on node1 two ranks share a GPU of 80 GiB: each had ``peak`` GiB allocated at most,
     ``kept`` of them between steps, and holds ``reserved`` GiB, and ``free`` GiB are left. ``busy``: the GPU's
     utilization at the driver's looks."""
@@ -59,37 +59,37 @@ def _in_run(
     needs=(GpuFacts, EstimateFacts),
     instead=(RunMemoryFacts,),
     cases=lambda: (
-        Well("a GPU for each rank", healthy(per_host=2).put(EstimateFacts(device_peak=70 * GIB))),
-        Well(
+        Passes("a GPU for each rank", healthy(per_host=2).put(EstimateFacts(device_peak=70 * GIB))),
+        Passes(
             "two small ranks on one GPU",
             healthy(per_host=2, gpus=1).put(EstimateFacts(device_peak=20 * GIB)),
         ),
-        Sick(
+        Fails(
             "two ranks that fill a GPU each",
             healthy(per_host=2, gpus=1).put(EstimateFacts(device_peak=50 * GIB)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "on one of two hosts",
             healthy(hosts=2, per_host=2)
             .environ(ranks=(2, 3), CUDA_VISIBLE_DEVICES="1")
             .put(EstimateFacts(device_peak=41 * GIB)),
             ranks=(2, 3),
         ),
-        Well("a run with a GPU for each rank", running(2, 2)),
-        Well("a run on the CPU", running(1, 4, gpus=0)),
-        Well("two ranks of a run that fit", _in_run(30, reserved=36, free=7)),
-        Well("full caches, and small peaks", _in_run(20, reserved=39, free=1)),
-        Well("the same number on two hosts", running(2, 1).alter(RunMemoryFacts, peak_allocated=70 * GIB)),
-        Sick("peaks that do not fit together", _in_run(42, reserved=38, free=2), ranks=(2, 3)),
-        Sick("contexts take what is missing", _in_run(39, reserved=37, free=1), ranks=(2, 3)),
-        Sick("caches that are emptied for one another", _in_run(36, reserved=38, free=1, retries=20), ranks=(2, 3)),
-        Well(
+        Passes("a run with a GPU for each rank", running(2, 2)),
+        Passes("a run on the CPU", running(1, 4, gpus=0)),
+        Passes("two ranks of a run that fit", _in_run(30, reserved=36, free=7)),
+        Passes("full caches, and small peaks", _in_run(20, reserved=39, free=1)),
+        Passes("the same number on two hosts", running(2, 1).alter(RunMemoryFacts, peak_allocated=70 * GIB)),
+        Fails("peaks that do not fit together", _in_run(42, reserved=38, free=2), ranks=(2, 3)),
+        Fails("contexts take what is missing", _in_run(39, reserved=37, free=1), ranks=(2, 3)),
+        Fails("caches that are emptied for one another", _in_run(36, reserved=38, free=1, retries=20), ranks=(2, 3)),
+        Passes(
             "two ranks that fill the pauses of one another", _in_run(20, reserved=24, free=31, kept=4, busy=(70,) * 5)
         ),
-        Well("too few looks", _in_run(20, reserved=24, free=31, kept=4, busy=(99, 98))),
-        Well("a batch for both does not fit", _in_run(38, reserved=38, free=3, kept=2, busy=(99, 98, 99, 97))),
-        Sick(
+        Passes("too few looks", _in_run(20, reserved=24, free=31, kept=4, busy=(99, 98))),
+        Passes("a batch for both does not fit", _in_run(38, reserved=38, free=3, kept=2, busy=(99, 98, 99, 97))),
+        Fails(
             "two ranks that take turns on a GPU that is always busy",
             _in_run(20, reserved=24, free=31, kept=4, busy=(99, 98, 99, 20, 97)),
             ranks=(2, 3),
@@ -199,8 +199,10 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
     )
 
 
-def _together(members: tuple[Rank, ...], devices: Mapping[Rank, Device | None]) -> list[tuple[Device, list[Rank]]]:
-    by_device: dict[str, tuple[Device, list[Rank]]] = {}
+def _together(
+    members: tuple[Rank, ...], devices: Mapping[Rank, VisibleDevice | None]
+) -> list[tuple[VisibleDevice, list[Rank]]]:
+    by_device: dict[str, tuple[VisibleDevice, list[Rank]]] = {}
     for rank in members:
         device = devices[rank]
         if device and device.uuid:

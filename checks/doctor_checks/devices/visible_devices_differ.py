@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 from doctor.api import (
     EnvironmentFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
-    Lack,
     LocalRanks,
+    MissingReason,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     has_own_gpus,
     healthy,
     logged,
-    said,
-    told_finding,
     visible_gpus,
 )
 
@@ -33,7 +33,7 @@ View = tuple[str, ...]
 
 def _told(job: Job) -> Iterator[Finding]:
     """By what Lightning prints at its start, a line for each process of a host."""
-    for told in said(job, "pl.local_rank"):
+    for told in event_groups(job, "pl.local_rank"):
         views: dict[str, set[View]] = {}
         for event in told.events:
             listed = tuple(word.strip() for word in (event.value("dev") or "").split(",") if word.strip())
@@ -43,7 +43,7 @@ def _told(job: Job) -> Iterator[Finding]:
         one_host = all(len(seen) == 1 for seen in views.values())
         own = all(len(view) == 1 for view in lists)
         if one_host and not own and len(lists) > 1:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{len(lists)} different lists of visible devices on one host",
                 ranks=(),
@@ -63,13 +63,13 @@ def _told(job: Job) -> Iterator[Finding]:
     told=_told,
     peers=True,
     cases=lambda: (
-        Well("all ranks see all devices", healthy(hosts=2, per_host=4)),
-        Well("the same list on all ranks of a host", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1,0")),
-        Well(
+        Passes("all ranks see all devices", healthy(hosts=2, per_host=4)),
+        Passes("the same list on all ranks of a host", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1,0")),
+        Passes(
             "the same devices by index and by default",
             healthy(per_host=2).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,1"),
         ),
-        Well(
+        Passes(
             "bound by SLURM, which is judged elsewhere",
             healthy(per_host=2)
             .by_srun()
@@ -77,35 +77,35 @@ def _told(job: Job) -> Iterator[Finding]:
             .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
         ),
-        Well(
+        Passes(
             "no GPU, left-over lists",
             healthy(per_host=2, gpus=0).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
         ),
-        Sick(
+        Fails(
             "one device for each rank, addressed by local rank",
             healthy(per_host=2)
             .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
             .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "Lightning shows one list",
             logged("LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1]", "LOCAL_RANK: 1 - CUDA_VISIBLE_DEVICES: [0,1]"),
         ),
-        Well(
+        Passes(
             "Lightning shows a device of its own for each task",
             logged("LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0]", "LOCAL_RANK: 1 - CUDA_VISIBLE_DEVICES: [1]"),
         ),
-        Sick(
+        Fails(
             "Lightning shows a shorter list",
             logged("LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1]", "LOCAL_RANK: 1 - CUDA_VISIBLE_DEVICES: [1]"),
         ),
-        Sick(
+        Fails(
             "one rank with a shorter list",
             healthy(per_host=4).environ(ranks=(2,), CUDA_VISIBLE_DEVICES="0,1,3"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "one rank hides its devices",
             healthy(hosts=2, per_host=4).environ(ranks=(5,), CUDA_VISIBLE_DEVICES=""),
             ranks=(5,),
@@ -130,7 +130,7 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
 
 def _without_gpu(local: LocalRanks) -> bool:
     missing = local.hosts[0].missing(GpuFacts)
-    return missing is not None and missing.lack is Lack.ABSENT
+    return missing is not None and missing.lack is MissingReason.ABSENT
 
 
 def _judge_host(local: LocalRanks) -> Iterator[Verdict]:

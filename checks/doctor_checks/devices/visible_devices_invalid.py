@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from doctor.api import (
     EnvironmentFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
-    Lack,
+    MissingReason,
+    Passes,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     parse_visible_devices,
@@ -27,22 +27,24 @@ from doctor.api import (
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("not set", healthy(per_host=2)),
-        Well("a list of indices", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1, 0")),
-        Well("hides all by an empty value", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="")),
-        Well("hides all by -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="-1")),
-        Well("a SLURM task without GPUs", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="NoDevFiles")),
-        Well("indices on a machine without GPU", healthy(per_host=2, gpus=0).environ(CUDA_VISIBLE_DEVICES="0,1")),
-        Well("the beginning of a UUID", healthy(per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000")),
-        Sick(
+        Passes("not set", healthy(per_host=2)),
+        Passes("a list of indices", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1, 0")),
+        Passes("hides all by an empty value", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="")),
+        Passes("hides all by -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="-1")),
+        Passes("a SLURM task without GPUs", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="NoDevFiles")),
+        Passes("indices on a machine without GPU", healthy(per_host=2, gpus=0).environ(CUDA_VISIBLE_DEVICES="0,1")),
+        Passes("the beginning of a UUID", healthy(per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000")),
+        Fails(
             "a device twice, without a driver",
             healthy(per_host=2, gpus=0).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,0"),
             ranks=(1,),
         ),
-        Sick("cut short at -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,-1,1"), ranks=(0, 1)),
-        Sick("names a device that is not there", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,2"), ranks=(0, 1)),
-        Sick("blanks instead of commas", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0 1"), ranks=(0, 1)),
-        Sick(
+        Fails("cut short at -1", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,-1,1"), ranks=(0, 1)),
+        Fails(
+            "names a device that is not there", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0,2"), ranks=(0, 1)
+        ),
+        Fails("blanks instead of commas", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0 1"), ranks=(0, 1)),
+        Fails(
             "a UUID of another host",
             healthy(hosts=2, per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000-0000-0000-0000-000000000000"),
             ranks=(1,),
@@ -72,6 +74,6 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                 },
                 explains=("GPU002", "GPU004"),
             )
-        elif listed.entries and (missing := alike.missing(GpuFacts)) and missing.lack is not Lack.ABSENT:
+        elif listed.entries and (missing := alike.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
             yield Unknown(reason, alike.ranks, missing.unhide)

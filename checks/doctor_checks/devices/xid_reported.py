@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     GpuFacts,
     Job,
     KernelEvent,
     KernelLogFacts,
-    Lack,
     LocalRanks,
-    Reported,
+    LoggedXid,
+    MissingReason,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Skip,
-    ToldXid,
     Unknown,
     Verdict,
-    Well,
+    XidReport,
     check,
+    finding_from_logs,
     healthy,
     logged,
-    told_finding,
-    told_xids,
+    logged_xids,
     xids_of,
 )
 
@@ -40,9 +40,9 @@ def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for reported in told_xids(job, OWN):
+    for reported in logged_xids(job, OWN):
         severity = _told_severity(reported)
-        yield told_finding(
+        yield finding_from_logs(
             reported.told,
             reported.summary,
             evidence=reported.evidence,
@@ -54,7 +54,7 @@ def _told(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_severity(reported: ToldXid) -> Severity:
+def _told_severity(reported: LoggedXid) -> Severity:
     if reported.known.kind in ("application", "notice"):
         return Severity.INFO
     return Severity.ERROR if reported.is_listed else Severity.WARNING
@@ -67,14 +67,17 @@ def _told_severity(reported: ToldXid) -> Severity:
     when="PM",
     told=_told,
     cases=lambda: (
-        Well("no GPU and no kernel log", healthy(per_host=2, gpus=0).drop(KernelLogFacts, Lack.HIDDEN, "a container")),
-        Well("a quiet kernel log", healthy(hosts=2, per_host=2)),
-        Well("no GPU, other kernel events", healthy(gpus=0).alter(KernelLogFacts, events=(KernelEvent("oom", 5.0),))),
-        Well(
+        Passes(
+            "no GPU and no kernel log",
+            healthy(per_host=2, gpus=0).drop(KernelLogFacts, MissingReason.HIDDEN, "a container"),
+        ),
+        Passes("a quiet kernel log", healthy(hosts=2, per_host=2)),
+        Passes("no GPU, other kernel events", healthy(gpus=0).alter(KernelLogFacts, events=(KernelEvent("oom", 5.0),))),
+        Passes(
             "a memory Xid, which is judged with the memory",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(48, 863500.0),)),
         ),
-        Well(
+        Passes(
             "the driver takes its request for a reset back",
             healthy(per_host=2).alter(
                 KernelLogFacts,
@@ -85,42 +88,42 @@ def _told_severity(reported: ToldXid) -> Severity:
                 ),
             ),
         ),
-        Well(
+        Passes(
             "an illegal access of the last program",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(31, 863500.0),)),
             silent=False,
         ),
-        Sick(
+        Fails(
             "the GPU's system processor stopped answering in this job",
             healthy(hosts=2, per_host=2).alter(KernelLogFacts, hosts=("node1",), events=(_line(119, 863500.0),)),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "fallen off the bus, and the driver hangs",
             healthy(per_host=2)
-            .drop(GpuFacts, Lack.TIMEOUT, "the gpus collector did not end within 10 s")
+            .drop(GpuFacts, MissingReason.TIMEOUT, "the gpus collector did not end within 10 s")
             .alter(KernelLogFacts, events=(_line(79, 863500.0),)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a context-switch time-out before this job",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(109, 500.0), _line(109, 501.0))),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a program that was killed",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(45, 500.0, "0000:10:00"),)),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "a code that no table has",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(999, 863500.0, "0000:99:00"),)),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "a log names an Xid that follows a fault of the program",
             logged(
                 "[86400.5] NVRM: Xid (PCI:0000:0f:00): 31, pid=7194, name=python, Ch 00000008, intr 00000000. MMU "
@@ -129,8 +132,8 @@ def _told_severity(reported: ToldXid) -> Severity:
             ),
             silent=False,
         ),
-        Well("a transaction id", logged("replication: xid=731204, xid: 4711002")),
-        Sick(
+        Passes("a transaction id", logged("replication: xid=731204, xid: 4711002")),
+        Fails(
             "a log holds what the driver said",
             logged(
                 "Jan 02 03:04:05 node7 kernel: NVRM: Xid (PCI:0000:4f:00): 119, pid=7194, name=python, Timeout after "
@@ -160,16 +163,16 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
 
 def _has_gpus(local: LocalRanks) -> bool:
     missing = local.hosts[0].missing(GpuFacts)
-    return missing is None or missing.lack not in (Lack.ABSENT, Lack.UNMEASURED)
+    return missing is None or missing.lack not in (MissingReason.ABSENT, MissingReason.UNMEASURED)
 
 
 def _why_none(job: Job) -> str:
     """Nothing of a host that only logs tell of was read."""
     reasons = (host.missing(GpuFacts) for host in job.hosts)
-    return next((one.reason for one in reasons if one and one.lack is Lack.UNMEASURED), "no GPU")
+    return next((one.reason for one in reasons if one and one.lack is MissingReason.UNMEASURED), "no GPU")
 
 
-def _finding(local: LocalRanks, reported: Reported) -> Finding:
+def _finding(local: LocalRanks, reported: XidReport) -> Finding:
     return Finding(
         f"{reported.summary} ({local.name})",
         ranks=reported.ranks or local.ranks,
@@ -179,7 +182,7 @@ def _finding(local: LocalRanks, reported: Reported) -> Finding:
     )
 
 
-def _severity(reported: Reported) -> Severity:
+def _severity(reported: XidReport) -> Severity:
     if reported.known.kind in ("application", "notice") or not reported.ranks:
         return Severity.INFO
     return Severity.ERROR if reported.recent and reported.is_listed else Severity.WARNING

@@ -7,31 +7,31 @@ from collections.abc import Iterator
 
 from doctor.api import (
     BuildLock,
+    EventGroup,
+    Fails,
     Finding,
     Frame,
     Job,
+    JobBuilder,
     LocalRanks,
+    Passes,
     ProgressFacts,
     Rank,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     SoftwareFacts,
     StorageFacts,
     TorchBuild,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     is_older,
     logged,
     ranks_in_words,
     running,
-    said,
-    told_finding,
 )
 
 ADVISORY_SINCE = "2.14"
@@ -41,7 +41,7 @@ means nothing (torch/utils/cpp_extension.py, _jit_compile; before, torch/utils/f
 _BATON = "/home/ada/.cache/torch_extensions/py311_cu128/fused_adam/lock"
 
 
-def _locked(age: float, *, held: bool | None = False, blocking: bool = True) -> Sketch:
+def _locked(age: float, *, held: bool | None = False, blocking: bool = True) -> JobBuilder:
     lock = BuildLock(_BATON, "torch-extension", age, held=held, blocking=blocking)
     return healthy(hosts=2).put(StorageFacts(locks=(lock,)), hosts=("node1",))
 
@@ -58,7 +58,7 @@ BUILDS = (
 )
 
 
-def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> Sketch:
+def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> JobBuilder:
     """A watched job of two hosts that stands still; ``rank2=`` is the stack of rank 2, and all others train."""
     sketch = running(2, 2)
     for name, stack in stacks.items():
@@ -68,10 +68,10 @@ def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> Sketch:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "lock.waits"):
+    for told in event_groups(job, "lock.waits"):
         path = next((value for name in _PATHS if (value := told.value(name))), None)
         gave_up = any("could not be acquired" in event.text or event.value("stack") for event in told.events)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"a process waited for the lock {path}" if path else "a process waited for a lock of a build or a cache",
             evidence={"path": path} if path else None,
@@ -79,18 +79,18 @@ def _told(job: Job) -> Iterator[Finding]:
             symptoms=gave_up or _seconds(told) >= LONG,
             confidence=0.85 if gave_up else 0.6,
         )
-    ended = tuple(event for told in said(job, "python.exception", "python.fatal") for event in told.events)
+    ended = tuple(event for told in event_groups(job, "python.exception", "python.fatal") for event in told.events)
     waited = tuple(event for event in ended if any(map(_waits_for_lock, event.frames)))
     if waited:
-        yield told_finding(
-            Said(waited[0].kind, waited),
+        yield finding_from_logs(
+            EventGroup(waited[0].kind, waited),
             "a process ended while it waited for the lock of an extension's build",
             evidence={"frames": [f"{frame.file}:{frame.line} ({frame.function})" for frame in waited[0].frames[:3]]},
             confidence=0.85,
         )
 
 
-def _seconds(told: Said) -> float:
+def _seconds(told: EventGroup) -> float:
     """How long it was waited for, at most, as far as the messages say."""
     return max((float(value) for name in ("seconds", "seconds2") for value in told.values(name)), default=0.0)
 
@@ -113,36 +113,38 @@ def _waits_for_lock(frame: Frame) -> bool:
     needs=(StorageFacts,),
     told=_told,
     cases=lambda: (
-        Well("no lock", healthy(hosts=2)),
-        Well("a build is going on", _locked(7200.0, held=True)),
-        Well("a build began a minute ago, out of sight", _locked(60.0, held=None)),
-        Well("a lock of Hugging Face's hub, which ends with its holder", _locked(90_000.0, blocking=False)),
-        Well(
+        Passes("no lock", healthy(hosts=2)),
+        Passes("a build is going on", _locked(7200.0, held=True)),
+        Passes("a build began a minute ago, out of sight", _locked(60.0, held=None)),
+        Passes("a lock of Hugging Face's hub, which ends with its holder", _locked(90_000.0, blocking=False)),
+        Passes(
             "the holder is on the other host",
             _locked(7200.0).put(
                 StorageFacts(locks=(BuildLock(_BATON, "torch-extension", 7200.0, held=True, blocking=True),)),
                 hosts=("node0",),
             ),
         ),
-        Well("a torch that waits for no file", _locked(7200.0).alter(SoftwareFacts, torch=TorchBuild("2.14.0+cu130"))),
-        Sick("a build was killed two hours ago", _locked(7200.0), ranks=(2, 3)),
-        Sick("a lock of last week in a shared home", _locked(600_000.0, held=None), ranks=(2, 3)),
-        Well("ranks of a run wait while one of them builds", _in_run(rank2=BUILDS, rank3=WAITS)),
-        Well(
+        Passes(
+            "a torch that waits for no file", _locked(7200.0).alter(SoftwareFacts, torch=TorchBuild("2.14.0+cu130"))
+        ),
+        Fails("a build was killed two hours ago", _locked(7200.0), ranks=(2, 3)),
+        Fails("a lock of last week in a shared home", _locked(600_000.0, held=None), ranks=(2, 3)),
+        Passes("ranks of a run wait while one of them builds", _in_run(rank2=BUILDS, rank3=WAITS)),
+        Passes(
             "a run waits for a build that somebody else on the host is at",
             _in_run(BuildLock(_BATON, "torch-extension", 400.0, held=True, blocking=True), rank2=WAITS, rank3=WAITS),
         ),
-        Well("a run that stands still for another reason", _in_run(rank2=BUILDS[:1])),
-        Sick(
+        Passes("a run that stands still for another reason", _in_run(rank2=BUILDS[:1])),
+        Fails(
             "ranks of a run wait for a lock that nobody holds",
             _in_run(BuildLock(_BATON, "torch-extension", 400.0, held=False, blocking=True), rank2=WAITS, rank3=WAITS),
             ranks=(2, 3),
         ),
-        Sick("ranks of a run wait for a lock that can't be seen", _in_run(rank3=WAITS), ranks=(3,)),
-        Well(
+        Fails("ranks of a run wait for a lock that can't be seen", _in_run(rank3=WAITS), ranks=(3,)),
+        Passes(
             "locks that nobody waits for, by a log", logged("Acquiring lock", "Loading extension module fused_adam...")
         ),
-        Sick(
+        Fails(
             "a build that never came to its turn, by a log",
             logged(
                 "[rank1]: Traceback (most recent call last):",
@@ -152,17 +154,17 @@ def _waits_for_lock(frame: Frame) -> bool:
             ),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "a lock that others hold for a moment, by a log",
             logged("Still waiting to acquire lock on /home/me/.cache/huggingface/x.lock (elapsed: 10.1 seconds)"),
             silent=False,
         ),
-        Sick(
+        Fails(
             "a lock that is held for an hour, by a log",
             logged("Still waiting to acquire lock on /home/me/.cache/huggingface/x.lock (elapsed: 3600.1 seconds)"),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a lock of a cache, by a log",
             logged(
                 "filelock._error.Timeout: The file lock '/home/user/.cache/huggingface/x.lock' could not be acquired."

@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from doctor.api import (
     ClockFacts,
+    Fails,
     Finding,
     HostFacts,
     Job,
+    JobBuilder,
     LocalRanks,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
 )
@@ -28,7 +28,7 @@ SHOWN = 16
 """Hosts whose offset stands in the evidence."""
 
 
-def _clocks(*offsets: float, uncertainty: float = 0.0005) -> Sketch:
+def _clocks(*offsets: float, uncertainty: float = 0.0005) -> JobBuilder:
     sketch = healthy(hosts=len(offsets))
     for host, offset in enumerate(offsets):
         sketch = sketch.put(
@@ -37,7 +37,7 @@ def _clocks(*offsets: float, uncertainty: float = 0.0005) -> Sketch:
     return sketch
 
 
-def _chained(*clocks: float, uncertainty: float = 0.0005) -> Sketch:
+def _chained(*clocks: float, uncertainty: float = 0.0005) -> JobBuilder:
     """Every host's clock against that of the host before it; ``clocks``: what they show at the same moment."""
     sketch = healthy(hosts=len(clocks))
     for host, clock in enumerate(clocks):
@@ -54,18 +54,18 @@ def _chained(*clocks: float, uncertainty: float = 0.0005) -> Sketch:
     when="P",
     needs=(ClockFacts,),
     cases=lambda: (
-        Well("milliseconds apart", _clocks(0.0, 0.004, -0.003)),
-        Well("two seconds apart and not measured better", _clocks(0.0, 2.0, uncertainty=0.8)),
-        Sick("one of three is 37 seconds ahead", _clocks(0.0, 0.001, 37.0), ranks=(4, 5)),
-        Sick("the reference itself is behind", _clocks(0.0, 90.0, 90.002), ranks=(0, 1)),
-        Sick("two hosts differ and nothing tells which is right", _clocks(0.0, 5.0), ranks=(0, 1, 2, 3)),
-        Sick(
+        Passes("milliseconds apart", _clocks(0.0, 0.004, -0.003)),
+        Passes("two seconds apart and not measured better", _clocks(0.0, 2.0, uncertainty=0.8)),
+        Fails("one of three is 37 seconds ahead", _clocks(0.0, 0.001, 37.0), ranks=(4, 5)),
+        Fails("the reference itself is behind", _clocks(0.0, 90.0, 90.002), ranks=(0, 1)),
+        Fails("two hosts differ and nothing tells which is right", _clocks(0.0, 5.0), ranks=(0, 1, 2, 3)),
+        Fails(
             "compared step by step: the third is ahead of the second, which is not ahead of the first",
             _chained(0.0, 0.001, 37.0, 0.002),
             ranks=(4, 5),
         ),
-        Well("compared step by step, and alike", _chained(0.0, 0.004, -0.004, 0.003)),
-        Sick(
+        Passes("compared step by step, and alike", _chained(0.0, 0.004, -0.004, 0.003)),
+        Fails(
             "two hosts differ and one is not synchronised",
             _clocks(0.0, 5.0).alter(HostFacts, hosts=("node1",), clock_synchronised=False),
             ranks=(2, 3),

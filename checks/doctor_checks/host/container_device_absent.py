@@ -6,37 +6,37 @@ from collections.abc import Iterable, Iterator
 
 from doctor.api import (
     DriverFacts,
+    EventGroup,
+    Fails,
     Finding,
     GpuFacts,
     HostFacts,
     Job,
-    Lack,
+    JobBuilder,
     LocalRanks,
+    MissingReason,
     NcclFacts,
+    Passes,
     RdmaDevice,
     RdmaFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     on_processor,
-    said,
-    told_finding,
     what_forces_sockets,
 )
 
 _WSL = "5.15.167.4-microsoft-standard-WSL2"
 
 
-def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> Sketch:
+def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> JobBuilder:
     """Containers without the device files that begin with ``missing`` on the last host."""
     last = (f"node{hosts - 1}",)
     sketch = healthy(hosts=hosts, rdma=rdma).alter(HostFacts, container="docker")
@@ -58,16 +58,16 @@ def _no_verbs(old: Iterable[RdmaDevice], layer: str = "InfiniBand") -> tuple[Rdm
     )
 
 
-def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> Sketch:
+def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> JobBuilder:
     return _container("/dev/infiniband", hosts=hosts).alter(
         RdmaFacts, hosts=(f"node{hosts - 1}",), devices=lambda old: _no_verbs(old, layer)
     )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "device_file.absent"):
+    for told in event_groups(job, "device_file.absent"):
         files = tuple(f"/dev/{value}" for name in ("file", "file2", "file3") for value in told.values(name))
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{files[0]} is missing or may not be opened" if files else "the container may not use its GPUs",
             evidence={"files": files} if files else None,
@@ -77,7 +77,7 @@ def _told(job: Job) -> Iterator[Finding]:
         )
 
 
-def _may_go_on(told: Said, files: tuple[str, ...]) -> bool:
+def _may_go_on(told: EventGroup, files: tuple[str, ...]) -> bool:
     """Whether it may be a warning only: of a host without RDMA, or without a GPU."""
     is_rdma = bool(files) and all("infiniband" in file for file in files)
     return is_rdma or all(event.value("environment") for event in told.events)
@@ -91,39 +91,39 @@ def _may_go_on(told: Said, files: tuple[str, ...]) -> bool:
     needs=(HostFacts, DriverFacts),
     told=_told,
     cases=lambda: (
-        Well("a container with every file", _container()),
-        Well("no container", healthy(hosts=2, rdma=2)),
-        Well("RDMA devices are of no use on one host", _without_verbs(hosts=1)),
-        Well("RDMA is switched off", _without_verbs().environ(NCCL_IB_DISABLE="1")),
-        Well("the ranks use the CPU", _container("/dev/nvidia-uvm").environ(CUDA_VISIBLE_DEVICES="")),
-        Well(
+        Passes("a container with every file", _container()),
+        Passes("no container", healthy(hosts=2, rdma=2)),
+        Passes("RDMA devices are of no use on one host", _without_verbs(hosts=1)),
+        Passes("RDMA is switched off", _without_verbs().environ(NCCL_IB_DISABLE="1")),
+        Passes("the ranks use the CPU", _container("/dev/nvidia-uvm").environ(CUDA_VISIBLE_DEVICES="")),
+        Passes(
             "a container under WSL, whose GPUs come through /dev/dxg",
             _container("/dev/nvidia").alter(HostFacts, kernel=_WSL),
         ),
-        Well(
+        Passes(
             "the driver does not answer",
-            _container("/dev/nvidia-uvm").drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+            _container("/dev/nvidia-uvm").drop(GpuFacts, MissingReason.TIMEOUT, "reading gpus took longer than 10 s"),
         ),
-        Sick("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
-        Sick("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
-        Sick("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
-        Sick(
+        Fails("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
+        Fails("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
+        Fails("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
+        Fails(
             "cards that can do RoCE without their verbs files",
             _without_verbs("Ethernet"),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
-        Sick("RoCE that the settings ask for", _without_verbs("Ethernet").environ(NCCL_IB_HCA="mlx5"), ranks=(2, 3)),
-        Sick("MIG without its capability files", _container().gpu(0, hosts=("node1",), mig=True), ranks=(2, 3)),
-        Well(
+        Fails("RoCE that the settings ask for", _without_verbs("Ethernet").environ(NCCL_IB_HCA="mlx5"), ranks=(2, 3)),
+        Fails("MIG without its capability files", _container().gpu(0, hosts=("node1",), mig=True), ranks=(2, 3)),
+        Passes(
             "a log names device files",
             logged("mounting /dev/nvidia0", "using /dev/infiniband/uverbs0", "Device(s) found: /dev/nvidia-uvm"),
         ),
-        Sick(
+        Fails(
             "NVML says so in a log",
             logged("Failed to initialize NVML: Unknown Error"),
         ),
-        Sick(
+        Fails(
             "a program says so in a log",
             logged("[rank0]: could not open /dev/nvidia-uvm: No such file or directory"),
             ranks=(0,),
@@ -145,7 +145,7 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
     missing: dict[tuple[str, str, Severity], list[int]] = {}
     for local in contained:
         lack = local.hosts[0].missing(GpuFacts)
-        if lack and lack.lack is not Lack.ABSENT:
+        if lack and lack.lack is not MissingReason.ABSENT:
             yield Unknown(f"which GPUs the container has is not known: {lack.reason}", local.ranks, lack.unhide)
         for files, words, severity in _missing(job, local):
             missing.setdefault((files, words, severity), []).extend(local.ranks)

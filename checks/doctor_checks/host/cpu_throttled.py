@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     HostFacts,
     HostUseFacts,
     Job,
     LocalRanks,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     running,
@@ -38,57 +38,57 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
     when="PR",
     needs=(HostFacts,),
     cases=lambda: (
-        Well("no quota and the performance governor", healthy(hosts=2)),
-        Well(
+        Passes("no quota and the performance governor", healthy(hosts=2)),
+        Passes(
             "powersave under intel_pstate",
             healthy(hosts=2).alter(HostFacts, cpu_governor="powersave", cpu_driver="intel_pstate"),
         ),
-        Well(
+        Passes(
             "powersave under amd-pstate-epp",
             healthy(hosts=2).alter(HostFacts, cpu_governor="powersave", cpu_driver="amd-pstate-epp"),
         ),
-        Well("a virtual machine without a governor", healthy(hosts=2).alter(HostFacts, cpu_governor=None)),
-        Well(
+        Passes("a virtual machine without a governor", healthy(hosts=2).alter(HostFacts, cpu_governor=None)),
+        Passes(
             "a quota with room",
             healthy(hosts=2).alter(HostFacts, cpu_quota=16.0, cpu_periods=100_000, cpu_throttled_periods=900),
         ),
-        Well(
+        Passes(
             "throttled in most of the first few periods",
             healthy().alter(HostFacts, cpu_quota=16.0, cpu_periods=20, cpu_throttled_periods=15),
         ),
-        Sick(
+        Fails(
             "throttled in half of the periods",
             healthy(hosts=2).alter(
                 HostFacts, hosts=("node1",), cpu_quota=16.0, cpu_periods=10_000, cpu_throttled_periods=5_000
             ),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "a quota of 2 CPUs for 2 ranks of 4 threads",
             healthy(hosts=2).alter(HostFacts, hosts=("node1",), cpu_quota=2.0),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "powersave under acpi-cpufreq",
             healthy(hosts=2).alter(HostFacts, hosts=("node0",), cpu_governor="powersave", cpu_driver="acpi-cpufreq"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "powersave under intel_pstate in its passive mode",
             healthy().alter(HostFacts, cpu_governor="powersave", cpu_driver="intel_cpufreq"),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "throttled long ago, and not in the run",
             running(2, 2)
             .alter(HostFacts, cpu_quota=16.0, cpu_periods=10_000, cpu_throttled_periods=5_000)
             .put(HostUseFacts(seconds=300.0, cpu_periods=3000, cpu_throttled_periods=40)),
         ),
-        Well(
+        Passes(
             "the first seconds of a run",
             running(2, 2).put(HostUseFacts(seconds=20.0, cpu_periods=200, cpu_throttled_periods=120)),
         ),
-        Sick(
+        Fails(
             "throttled in a third of a run",
             running(2, 2)
             .alter(HostFacts, cpu_quota=16.0, cpu_periods=1_000_000, cpu_throttled_periods=900)

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     GpuFacts,
     GpuProcess,
     Job,
+    JobBuilder,
     Namespace,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainerFacts,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     on_processor,
-    said,
-    told_finding,
 )
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in include/linux/proc_ns.h: here a process has the number that the driver knows it by."""
 
 
-def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = True, gpus: int = 2) -> Sketch:
+def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = True, gpus: int = 2) -> JobBuilder:
     sketch = (
         healthy(per_host=1, gpus=gpus)
         .put(TrainerFacts(source="PL_TRAINER", strategy=strategy, accelerator="auto"))
@@ -47,9 +47,9 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "cuda.forked"):
+    for told in event_groups(job, "cuda.forked"):
         only_hints = all(event.value("weak") for event in told.events)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "CUDA can't start in a process"
             + (
@@ -70,31 +70,31 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts,),
     told=_told,
     cases=lambda: (
-        Well("nothing tells", healthy()),
-        Well("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),
-        Well("a notebook before its first use of CUDA", _notebook("ddp_notebook")),
-        Well("a script that forks ranks for the CPU", _notebook("ddp_fork", interactive=False, gpus=0)),
-        Well("subprocesses while CUDA is in use", _notebook("ddp", holds_gpu=True)),
-        Sick(
+        Passes("nothing tells", healthy()),
+        Passes("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),
+        Passes("a notebook before its first use of CUDA", _notebook("ddp_notebook")),
+        Passes("a script that forks ranks for the CPU", _notebook("ddp_fork", interactive=False, gpus=0)),
+        Passes("subprocesses while CUDA is in use", _notebook("ddp", holds_gpu=True)),
+        Fails(
             "one rank was forked from a process that used CUDA",
             healthy(per_host=4).alter(ProcessFacts, ranks=(2,), forked_after_cuda=True),
             ranks=(2,),
         ),
-        Sick("a notebook that holds GPU memory will fork", _notebook("ddp_notebook", holds_gpu=True), ranks=(0,)),
-        Sick(
+        Fails("a notebook that holds GPU memory will fork", _notebook("ddp_notebook", holds_gpu=True), ranks=(0,)),
+        Fails(
             "a script forks its ranks for GPUs",
             _notebook("ddp_fork_find_unused_parameters_true", interactive=False),
             ranks=(0,),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "a log speaks of forks",
             logged(
                 "Forking 8 data workers",
                 "huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
             ),
         ),
-        Sick(
+        Fails(
             "torch says so in a log",
             logged(
                 "[rank1]: RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
@@ -102,7 +102,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "Lightning says so in a notebook",
             logged("RuntimeError: Lightning can't create new processes if CUDA is already initialized."),
         ),

@@ -7,29 +7,29 @@ from typing import Any
 
 from doctor.api import (
     UNLIMITED,
+    Fails,
     Finding,
     GpuFacts,
     Job,
-    Lack,
+    JobBuilder,
     Limit,
+    MissingReason,
     NcclFacts,
+    Passes,
     ProcessFacts,
     Rank,
     RdmaFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
     data_goes_by_sockets,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
-    told_finding,
     uses_nccl,
 )
 
@@ -38,16 +38,16 @@ NEEDED = 1 << 30
 NCCL src/init.cc; a ring over 32 channels has 64 of them, 0.6 GB, and trees, all-to-all and queues come on top."""
 
 
-def _limited(soft: int, hard: int | None = None, **others: Any) -> Sketch:
+def _limited(soft: int, hard: int | None = None, **others: Any) -> JobBuilder:
     limit = Limit("locked_memory", soft, soft if hard is None else hard)
     return healthy(hosts=2, rdma=2).alter(ProcessFacts, ranks=(2, 3), limits=(limit,), **others)
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    limit = next((told.value("soft") for told in said(job, "limit.memlock_value")), None)
-    for told in said(job, "limit.memlock"):
+    limit = next((told.value("soft") for told in event_groups(job, "limit.memlock_value")), None)
+    for told in event_groups(job, "limit.memlock"):
         stated = limit or told.value("bytes")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "the network card could not lock the memory that it needs",
             evidence={"limit": stated} if stated else None,
@@ -65,47 +65,47 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts, NcclFacts, RdmaFacts),
     told=_told,
     cases=lambda: (
-        Well("unlimited", healthy(hosts=2, rdma=2)),
-        Well("64 KiB where there is no RDMA", healthy(hosts=2).alter(ProcessFacts, limits=_limits(65536))),
-        Well("64 KiB on one host", healthy(rdma=2).alter(ProcessFacts, limits=_limits(65536))),
-        Well("64 KiB and CAP_IPC_LOCK", _limited(65536, user_id=0, can_lock_memory=True)),
-        Well("64 KiB and RDMA switched off", _limited(65536).environ(NCCL_IB_DISABLE="1")),
-        Well("256 GiB", _limited(256 << 30)),
-        Sick("64 KiB on the second host", _limited(65536), ranks=(2, 3)),
-        Sick(
+        Passes("unlimited", healthy(hosts=2, rdma=2)),
+        Passes("64 KiB where there is no RDMA", healthy(hosts=2).alter(ProcessFacts, limits=_limits(65536))),
+        Passes("64 KiB on one host", healthy(rdma=2).alter(ProcessFacts, limits=_limits(65536))),
+        Passes("64 KiB and CAP_IPC_LOCK", _limited(65536, user_id=0, can_lock_memory=True)),
+        Passes("64 KiB and RDMA switched off", _limited(65536).environ(NCCL_IB_DISABLE="1")),
+        Passes("256 GiB", _limited(256 << 30)),
+        Fails("64 KiB on the second host", _limited(65536), ranks=(2, 3)),
+        Fails(
             "64 KiB, and a driver that does not answer",
-            _limited(65536).drop(GpuFacts, Lack.TIMEOUT, "reading gpus took longer than 10 s"),
+            _limited(65536).drop(GpuFacts, MissingReason.TIMEOUT, "reading gpus took longer than 10 s"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "8 MiB, the default of newer kernels, and unlimited hard limit", _limited(8 << 20, UNLIMITED), ranks=(2, 3)
         ),
-        Sick(
+        Fails(
             "root of a container without CAP_IPC_LOCK", _limited(65536, user_id=0, can_lock_memory=False), ranks=(2, 3)
         ),
-        Well(
+        Passes(
             "a log shows a low limit, and nothing that needs it",
             logged("max locked memory       (kbytes, -l) 64", "node7:41:77 [0] NCCL INFO NET/IB : No device found."),
         ),
-        Well(
+        Passes(
             "a memory region can't be had for another reason, by a log",
             logged("node7:41:77 [0] misc/ibvwrap.cc:180 NCCL WARN Call to ibv_reg_mr failed with error Bad address"),
         ),
-        Sick(
+        Fails(
             "NCCL says so in a log",
             logged(
                 "node7:41:77 [0] misc/ibvwrap.cc:180 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate "
                 "memory errno 12"
             ),
         ),
-        Sick(
+        Fails(
             "UCX says so in a log",
             logged(
                 "ib_md.c:293 UCX ERROR ibv_reg_mr(address=0x7f0a, length=4096, access=0xf) failed: Cannot allocate "
                 "memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)"
             ),
         ),
-        Sick(
+        Fails(
             "the verbs library warns in a log",
             logged(
                 "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes. This will severely limit memory registrations."
@@ -157,7 +157,7 @@ def _binding_limit(rank: Rank) -> Limit | None:
 
 def _talks_over_rdma(rank: Rank) -> bool:
     missing = rank.missing(GpuFacts)
-    return (missing is None or missing.lack is not Lack.ABSENT) and uses_nccl(rank)
+    return (missing is None or missing.lack is not MissingReason.ABSENT) and uses_nccl(rank)
 
 
 def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:

@@ -6,42 +6,42 @@ from collections.abc import Iterator
 
 from doctor.api import (
     UNLIMITED,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Limit,
+    Passes,
     ProcessFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
-    is_said,
+    is_logged,
     logged,
-    said,
-    told_finding,
 )
 
 
-def _limited(soft: int, hard: int) -> Sketch:
+def _limited(soft: int, hard: int) -> JobBuilder:
     return healthy(hosts=2).alter(ProcessFacts, ranks=(2, 3), limits=(Limit("open_files", soft, hard),))
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "limit.files"):
-        yield told_finding(
+    for told in event_groups(job, "limit.files"):
+        yield finding_from_logs(
             told,
             "a process had as many files open as it may",
             severity=Severity.ERROR,
             confidence=0.95,
             explains=("DATA012", "MEM010", "HOST009"),
         )
-    for told in said(job, "shm.unopened"):
-        if not is_said(job, "limit.files", "shm.full"):
-            yield told_finding(
+    for told in event_groups(job, "shm.unopened"):
+        if not is_logged(job, "limit.files", "shm.full"):
+            yield finding_from_logs(
                 told,
                 "a tensor in shared memory could not be opened, mostly because too many files are open",
                 severity=Severity.ERROR,
@@ -58,29 +58,29 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts,),
     told=_told,
     cases=lambda: (
-        Well("65,536 files", healthy(hosts=2)),
-        Well("1,024 files, the default of login shells", _limited(1024, 1048576)),
-        Well("no limit", _limited(UNLIMITED, UNLIMITED)),
-        Sick("ulimit -n 256 on one host", _limited(256, 1048576), ranks=(2, 3)),
-        Sick("hard limit low as well", _limited(512, 512), ranks=(2, 3)),
-        Well("a log speaks of open files", logged("INFO opened 1024 files", "[Errno 2] No such file or directory")),
-        Sick(
+        Passes("65,536 files", healthy(hosts=2)),
+        Passes("1,024 files, the default of login shells", _limited(1024, 1048576)),
+        Passes("no limit", _limited(UNLIMITED, UNLIMITED)),
+        Fails("ulimit -n 256 on one host", _limited(256, 1048576), ranks=(2, 3)),
+        Fails("hard limit low as well", _limited(512, 512), ranks=(2, 3)),
+        Passes("a log speaks of open files", logged("INFO opened 1024 files", "[Errno 2] No such file or directory")),
+        Fails(
             "Python says so in a log",
             logged("[rank2]: OSError: [Errno 24] Too many open files: '/data/train/0042.tar'"),
             ranks=(2,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a descriptor that got lost, by a log",
             logged("RuntimeError: received 0 items of ancdata"),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "the same in the words of an old torch",
             logged("RuntimeError: unable to open shared memory object </torch_30997_2076642173> in read-write mode"),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "shared memory that can't be opened, by a log",
             logged(
                 "RuntimeError: unable to open shared memory object </torch_29919_1396182366> in read-write mode: Too "

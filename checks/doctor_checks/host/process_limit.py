@@ -7,26 +7,26 @@ from typing import Any
 
 from doctor.api import (
     UNLIMITED,
+    Fails,
     Finding,
     HostFacts,
     Job,
+    JobBuilder,
     Limit,
     LocalRanks,
     Namespace,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
-    told_finding,
 )
 
 THREADS_OF_A_RANK = 32
@@ -37,12 +37,12 @@ INITIAL_USER_NAMESPACE = "user:[4026531837]"
 """PROC_USER_INIT_INO in include/linux/proc_ns.h: user 0 of this namespace is exempt from the limit (kernel/fork.c)."""
 
 
-def _limited(soft: int, **others: Any) -> Sketch:
+def _limited(soft: int, **others: Any) -> JobBuilder:
     limit = Limit("processes", soft, 500_000)
     return healthy(hosts=2, per_host=8).alter(ProcessFacts, ranks=range(8, 16), limits=(limit,), **others)
 
 
-def _pids(limit: int | None, used: int) -> Sketch:
+def _pids(limit: int | None, used: int) -> JobBuilder:
     return healthy(hosts=2, per_host=8).alter(HostFacts, hosts=("node1",), pids_limit=limit, pids_used=used)
 
 
@@ -50,8 +50,8 @@ _SECOND = tuple(range(8, 16))
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "limit.processes"):
-        yield told_finding(
+    for told in event_groups(job, "limit.processes"):
+        yield finding_from_logs(
             told,
             "a process could start no more threads or processes",
             confidence=0.9,
@@ -67,27 +67,27 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts,),
     told=_told,
     cases=lambda: (
-        Well("half a million", healthy(hosts=2, per_host=8)),
-        Well("ulimit -u 4096, as Red Hat sets it", _limited(4096)),
-        Well("root is exempt", _limited(64, user_id=0, namespaces=(Namespace("user", INITIAL_USER_NAMESPACE),))),
-        Well("a pids cgroup with room", _pids(32_768, 900)),
-        Well("no pids cgroup", _pids(None, 900)),
-        Sick("ulimit -u 128 for eight ranks", _limited(128), ranks=_SECOND),
-        Sick("a container of 1,024 pids of which 900 are taken", _pids(1024, 900), ranks=_SECOND),
-        Sick(
+        Passes("half a million", healthy(hosts=2, per_host=8)),
+        Passes("ulimit -u 4096, as Red Hat sets it", _limited(4096)),
+        Passes("root is exempt", _limited(64, user_id=0, namespaces=(Namespace("user", INITIAL_USER_NAMESPACE),))),
+        Passes("a pids cgroup with room", _pids(32_768, 900)),
+        Passes("no pids cgroup", _pids(None, 900)),
+        Fails("ulimit -u 128 for eight ranks", _limited(128), ranks=_SECOND),
+        Fails("a container of 1,024 pids of which 900 are taken", _pids(1024, 900), ranks=_SECOND),
+        Fails(
             "root of a user namespace is not exempt",
             _limited(128, user_id=0, namespaces=(Namespace("user", "user:[4026532999]"),)),
             ranks=_SECOND,
         ),
-        Well("a busy socket, by a log", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
-        Sick("Python says so in a log", logged("[rank3]: RuntimeError: can't start new thread"), ranks=(3,)),
-        Sick(
+        Passes("a busy socket, by a log", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
+        Fails("Python says so in a log", logged("[rank3]: RuntimeError: can't start new thread"), ranks=(3,)),
+        Fails(
             "OpenBLAS says so in a log",
             logged(
                 "OpenBLAS blas_thread_init: pthread_create failed for thread 23 of 64: Resource temporarily unavailable"
             ),
         ),
-        Sick("the shell says so in a log", logged("bash: fork: retry: Resource temporarily unavailable")),
+        Fails("the shell says so in a log", logged("bash: fork: retry: Resource temporarily unavailable")),
     ),
 )
 def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Mapping
 
 from doctor.api import (
     Directory,
+    Fails,
     Failure,
     Finding,
     Job,
+    JobBuilder,
     LocalRanks,
+    Passes,
     ProgressFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     StorageFacts,
     TrainerFacts,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     running,
@@ -71,20 +71,20 @@ def _folder(**changes: object) -> Directory:
     return Directory(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def _with(directory: Directory, hosts: int = 2) -> Sketch:
+def _with(directory: Directory, hosts: int = 2) -> JobBuilder:
     return healthy(hosts=hosts).put(StorageFacts(directories=(directory,)), hosts=(f"node{hosts - 1}",))
 
 
 _EXT4 = StorageFacts(directories=(_folder(filesystem="ext4", shared=False),))
 
 
-def _in_run(folder: Directory, strategy: str = "ddp") -> Sketch:
+def _in_run(folder: Directory, strategy: str = "ddp") -> JobBuilder:
     """A watched job of two hosts whose checkpoints go to ``folder``, as node1 sees it."""
     sketch = running(2, 2).alter(TrainingFacts, checkpoints=folder.path, strategy=strategy)
     return sketch.put(StorageFacts(directories=(folder,)), hosts=("node1",))
 
 
-def _failed(kind: str, message: str, point: str) -> Sketch:
+def _failed(kind: str, message: str, point: str) -> JobBuilder:
     failure = Failure(kind, message)
     return running(2, 2).alter(ProgressFacts, ranks=(0,), state="failed", point=point, failure=failure)
 
@@ -99,75 +99,77 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
     when="PR",
     needs=(StorageFacts,),
     cases=lambda: (
-        Well("a shared directory with room", _with(_folder())),
-        Well("no directory is named", healthy(hosts=2)),
-        Well("a local directory on one host", _with(_folder(shared=False, filesystem="ext4"), hosts=1)),
-        Well("dumps on each host's own disk", _with(_folder(**_DUMPS))),
-        Well("a full cache is another matter", _with(_folder(role="cache", free=0))),
-        Well("a file system that counts no inodes", _with(_folder(free_inodes=None, filesystem="btrfs"))),
-        Sick("the checkpoint directory is missing on one host", _with(_folder(exists=False)), ranks=(2, 3)),
-        Sick("the dump directory is missing", _with(_folder(**_DUMPS | {"exists": False})), ranks=(2, 3)),
-        Sick("not writable", _with(_folder(writable=False)), ranks=(2, 3)),
-        Sick("no bytes left", _with(_folder(free=0)), ranks=(2, 3)),
-        Sick("no inodes left", _with(_folder(free_inodes=0)), ranks=(2, 3)),
-        Sick("each host has its own", _with(_folder(shared=False, filesystem="xfs")), ranks=(2, 3)),
-        Sick("the mount does not answer", _with(_folder(exists=None, error="no answer within 2 s")), ranks=(2, 3)),
-        Sick(
+        Passes("a shared directory with room", _with(_folder())),
+        Passes("no directory is named", healthy(hosts=2)),
+        Passes("a local directory on one host", _with(_folder(shared=False, filesystem="ext4"), hosts=1)),
+        Passes("dumps on each host's own disk", _with(_folder(**_DUMPS))),
+        Passes("a full cache is another matter", _with(_folder(role="cache", free=0))),
+        Passes("a file system that counts no inodes", _with(_folder(free_inodes=None, filesystem="btrfs"))),
+        Fails("the checkpoint directory is missing on one host", _with(_folder(exists=False)), ranks=(2, 3)),
+        Fails("the dump directory is missing", _with(_folder(**_DUMPS | {"exists": False})), ranks=(2, 3)),
+        Fails("not writable", _with(_folder(writable=False)), ranks=(2, 3)),
+        Fails("no bytes left", _with(_folder(free=0)), ranks=(2, 3)),
+        Fails("no inodes left", _with(_folder(free_inodes=0)), ranks=(2, 3)),
+        Fails("each host has its own", _with(_folder(shared=False, filesystem="xfs")), ranks=(2, 3)),
+        Fails("the mount does not answer", _with(_folder(exists=None, error="no answer within 2 s")), ranks=(2, 3)),
+        Fails(
             "each host has its own, and rank 0 alone writes",
             _with(_folder(shared=False)).put(TrainerFacts(strategy="ddp")),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
-        Well("all hosts wrote, and read what the others did", storage_tried(_folder())),
-        Well("a disk that all share, which the kind of file system does not tell", storage_tried(_folder()).put(_EXT4)),
-        Well("a host that takes half a second longer", storage_tried(_folder(), odd=1, sync_seconds=0.6)),
-        Well("slow once, and not when it wrote again", storage_tried(_folder(), odd=1, before=6.0)),
-        Sick("a quota that is spent", storage_tried(_folder(), odd=2, error="Disk quota exceeded"), ranks=(4, 5)),
-        Sick(
+        Passes("all hosts wrote, and read what the others did", storage_tried(_folder())),
+        Passes(
+            "a disk that all share, which the kind of file system does not tell", storage_tried(_folder()).put(_EXT4)
+        ),
+        Passes("a host that takes half a second longer", storage_tried(_folder(), odd=1, sync_seconds=0.6)),
+        Passes("slow once, and not when it wrote again", storage_tried(_folder(), odd=1, before=6.0)),
+        Fails("a quota that is spent", storage_tried(_folder(), odd=2, error="Disk quota exceeded"), ranks=(4, 5)),
+        Fails(
             "writing ends with an error of the disk",
             storage_tried(_folder(), odd=2, error="Input/output error"),
             ranks=(4, 5),
         ),
-        Sick("writing does not end", storage_tried(_folder(), odd=2, error="no answer within 20 s"), ranks=(4, 5)),
-        Sick("reading does not end", storage_unread(_folder(), 4, reader=3), ranks=(6, 7)),
-        Sick("one host has a directory of its own", storage_apart(_folder(), 4, (2,)), ranks=(4, 5)),
-        Sick("every host has its own", storage_apart(_folder(), 3, (0, 1, 2)), ranks=(0, 1, 2, 3, 4, 5)),
-        Sick(
+        Fails("writing does not end", storage_tried(_folder(), odd=2, error="no answer within 20 s"), ranks=(4, 5)),
+        Fails("reading does not end", storage_unread(_folder(), 4, reader=3), ranks=(6, 7)),
+        Fails("one host has a directory of its own", storage_apart(_folder(), 4, (2,)), ranks=(4, 5)),
+        Fails("every host has its own", storage_apart(_folder(), 3, (0, 1, 2)), ranks=(0, 1, 2, 3, 4, 5)),
+        Fails(
             "one host is slow",
             storage_tried(_folder(), odd=1, sync_seconds=6.0),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a host that stands alone is slow",
             storage_tried(_folder(), 1, odd=0, sync_seconds=9.0),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well("the Trainer of a run makes the directory with its first checkpoint", _in_run(_folder(exists=False))),
-        Well(
+        Passes("the Trainer of a run makes the directory with its first checkpoint", _in_run(_folder(exists=False))),
+        Passes(
             "a Trainer's root directory, which it makes when it first writes there",
             _in_run(_folder(path="/data/new", source="trainer", exists=False)).alter(
                 TrainingFacts, checkpoints="/data/new/checkpoints"
             ),
         ),
-        Sick("a directory that the run can't make", _in_run(_folder(exists=False, writable=False)), ranks=(2, 3)),
-        Sick("a directory that the run makes on a full disk", _in_run(_folder(exists=False, free=0)), ranks=(2, 3)),
-        Sick(
+        Fails("a directory that the run can't make", _in_run(_folder(exists=False, writable=False)), ranks=(2, 3)),
+        Fails("a directory that the run makes on a full disk", _in_run(_folder(exists=False, free=0)), ranks=(2, 3)),
+        Fails(
             "a directory that the run can't make below a file",
             _in_run(_folder(exists=False, writable=None, error="not a directory")),
             ranks=(2, 3),
         ),
-        Well("a run that fails elsewhere", _failed("OSError", "[Errno 28] No space left on device", "step")),
-        Sick("the directory of a run is full", _in_run(_folder(free=0)), ranks=(2, 3)),
-        Sick("shards go to each host's own directory", _in_run(_folder(shared=False), strategy="fsdp"), ranks=(2, 3)),
-        Sick(
+        Passes("a run that fails elsewhere", _failed("OSError", "[Errno 28] No space left on device", "step")),
+        Fails("the directory of a run is full", _in_run(_folder(free=0)), ranks=(2, 3)),
+        Fails("shards go to each host's own directory", _in_run(_folder(shared=False), strategy="fsdp"), ranks=(2, 3)),
+        Fails(
             "rank 0 of a run writes to its own disk",
             _in_run(_folder(shared=False)),
             ranks=(2, 3),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a checkpoint that could not be written",
             _failed(
                 "RuntimeError",
@@ -177,21 +179,21 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a file in the place of the directory",
             _failed("FileExistsError", "[Errno 17] File exists: '/home/me/runs/checkpoints'", "checkpoint"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a file above it",
             _failed("NotADirectoryError", "[Errno 20] Not a directory: '/home/me/runs/checkpoints'", "checkpoint"),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "a hook of the user's that makes a directory twice",
             _failed("FileExistsError", "[Errno 17] File exists: 'plots'", "checkpoint"),
         ),
-        Sick(
+        Fails(
             "shards in a directory of each host",
             running(2, 2)
             .alter(TrainingFacts, strategy="fsdp")

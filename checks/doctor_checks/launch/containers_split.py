@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     HostFacts,
     Job,
     LocalRanks,
     Namespace,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     merge,
@@ -40,27 +40,27 @@ Spaces = tuple[object, ...]
     needs=(ProcessFacts,),
     peers=True,
     cases=lambda: (
-        Well("one set of namespaces a machine", healthy(hosts=2, per_host=8)),
-        Well("only the mount namespace differs", healthy().alter(ProcessFacts, ranks=(1,), namespaces=_own("mnt"))),
-        Sick(
+        Passes("one set of namespaces a machine", healthy(hosts=2, per_host=8)),
+        Passes("only the mount namespace differs", healthy().alter(ProcessFacts, ranks=(1,), namespaces=_own("mnt"))),
+        Fails(
             "one rank has a /dev/shm of its own",
             healthy(per_host=4).alter(ProcessFacts, ranks=(3,), shm_device=91),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "each rank of a machine in its own container",
             healthy(per_host=2)
             .alter(ProcessFacts, ranks=(0,), shm_device=91, namespaces=_own("ipc", "pid", "net"))
             .alter(ProcessFacts, ranks=(1,), shm_device=92, namespaces=_own("mnt")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "two pods on one machine",
             healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="boot-0"),
             ranks=(0, 1, 2, 3),
             hosts=("node0", "node1"),
         ),
-        Sick(
+        Fails(
             "a rank with a network namespace of its own",
             healthy(hosts=2, per_host=4).alter(ProcessFacts, ranks=(1,), namespaces=_own("net")),
             ranks=(1,),

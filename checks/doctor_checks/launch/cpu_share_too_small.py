@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     HostFacts,
     Job,
     LocalRanks,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     merge,
@@ -31,22 +31,22 @@ from doctor.api import (
     needs=(ProcessFacts,),
     peers=True,
     cases=lambda: (
-        Well("every rank may use all cores", healthy(hosts=2, per_host=8)),
-        Well(
+        Passes("every rank may use all cores", healthy(hosts=2, per_host=8)),
+        Passes(
             "each rank has its own four cores",
             healthy(per_host=2)
             .alter(ProcessFacts, ranks=(0,), cpus_allowed=(0, 1, 2, 3))
             .alter(ProcessFacts, ranks=(1,), cpus_allowed=(4, 5, 6, 7)),
         ),
-        Well("torchrun sets one thread a rank", healthy(per_host=8).alter(ProcessFacts, threads_per_process=1)),
-        Well("a quota that is enough", healthy().alter(HostFacts, cpu_quota=8.0)),
-        Sick(
+        Passes("torchrun sets one thread a rank", healthy(per_host=8).alter(ProcessFacts, threads_per_process=1)),
+        Passes("a quota that is enough", healthy().alter(HostFacts, cpu_quota=8.0)),
+        Fails(
             "mpirun pins all ranks to one core",
             healthy(per_host=4).alter(ProcessFacts, cpus_allowed=(0,), threads_per_process=None),
             ranks=(0, 1, 2, 3),
             hosts=("node0",),
         ),
-        Sick(
+        Fails(
             "two ranks are pinned to the cores of one",
             healthy(hosts=2, per_host=4)
             .alter(ProcessFacts, ranks=(0, 1), cpus_allowed=(0, 1, 2, 3))
@@ -55,7 +55,7 @@ from doctor.api import (
             ranks=(0, 1),
             hosts=("node0",),
         ),
-        Sick(
+        Fails(
             "SLURM gives each task one core and OMP_NUM_THREADS is 8",
             healthy(per_host=2)
             .alter(ProcessFacts, threads_per_process=8)
@@ -63,13 +63,13 @@ from doctor.api import (
             .alter(ProcessFacts, ranks=(1,), cpus_allowed=(1,)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "32 threads for each of 8 ranks on 96 CPUs",
             healthy(hosts=2, per_host=8).alter(ProcessFacts, ranks=range(8), threads_per_process=32),
             ranks=(0, 1, 2, 3, 4, 5, 6, 7),
             hosts=("node0",),
         ),
-        Sick(
+        Fails(
             "a container of 2 CPUs for 8 ranks",
             healthy(per_host=8).alter(HostFacts, cpu_quota=2.0),
             ranks=tuple(range(8)),

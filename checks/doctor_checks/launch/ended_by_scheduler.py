@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    events_before,
+    events_of_kinds,
     failed_before,
-    heard,
+    finding_from_logs,
     logged,
-    said_before,
-    told_finding,
 )
 
 REASONS = (
@@ -48,19 +48,19 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "srun ends the step after a task failed",
             logged(
                 "srun: error: node3: task 3: Exited with exit code 1",
                 "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***",
             ),
         ),
-        Well("a job that ended by itself", logged("`Trainer.fit` stopped: `max_epochs=10` reached.")),
-        Sick(
+        Passes("a job that ended by itself", logged("`Trainer.fit` stopped: `max_epochs=10` reached.")),
+        Fails(
             "the time limit",
             logged("slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"),
         ),
-        Sick(
+        Fails(
             "a host failed",
             logged(
                 "srun: error: Node failure on node5",
@@ -68,13 +68,13 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
                 "SLURMCTLD LOG FOR DETAILS ***",
             ),
         ),
-        Sick(
+        Fails(
             "somebody cancelled it",
             logged("slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 ***"),
         ),
-        Sick("LSF", logged("TERM_RUNLIMIT: job killed after reaching LSF run time limit.")),
-        Sick("PBS", logged("=>> PBS: job killed: walltime 86423 exceeded limit 86400")),
-        Sick(
+        Fails("LSF", logged("TERM_RUNLIMIT: job killed after reaching LSF run time limit.")),
+        Fails("PBS", logged("=>> PBS: job killed: walltime 86423 exceeded limit 86400")),
+        Fails(
             "the time limit of a job that stood still",
             logged(
                 "ValueError: step must be positive",
@@ -92,7 +92,11 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     (`#SBATCH --signal=SIGUSR1@300`), and `sacct -j JOB --format=JobID,State,ExitCode,Reason,NodeList` for what SLURM
     knows of the end.
     """
-    ends = [event for event in heard(job, "launch.ended", "slurm.state") if event.value("state") not in _OTHER_STATES]
+    ends = [
+        event
+        for event in events_of_kinds(job, "launch.ended", "slurm.state")
+        if event.value("state") not in _OTHER_STATES
+    ]
     if not ends:
         return
     named = [event for event in ends if _reason(event)] or ends
@@ -100,13 +104,13 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     earlier = failed_before(job, first) or _stalled(job, first)
     if earlier is not None and not _reason(first):
         return
-    yield _finding(Said(first.kind, tuple(named)), earlier)
+    yield _finding(EventGroup(first.kind, tuple(named)), earlier)
 
 
-def _finding(told: Said, earlier: Event | None) -> Finding:
+def _finding(told: EventGroup, earlier: Event | None) -> Finding:
     text, confidence = _reason(told.first) or ("the job was cancelled: by its owner, an operator or a script", 0.7)
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
-    return told_finding(
+    return finding_from_logs(
         told,
         text + after,
         ranks=(),
@@ -124,4 +128,4 @@ def _reason(event: Event) -> tuple[str, float] | None:
 
 def _stalled(job: Job, event: Event) -> Event | None:
     """A watchdog or a barrier that gave up before: what the scheduler ended was a job that stood still."""
-    return next((one for one in said_before(job, event) if one.kind in _STALLED), None)
+    return next((one for one in events_before(job, event) if one.kind in _STALLED), None)

@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     DirectLaunch,
     Event,
+    EventGroup,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     LaunchFacts,
     Package,
-    Said,
+    Passes,
     Severity,
-    Sick,
-    Sketch,
     SoftwareFacts,
     TrainerFacts,
     Verdict,
-    Well,
     check,
-    count_told,
     devices_asked,
     direct_launch,
+    event_groups,
+    events_of_kinds,
     failed_before,
+    finding_from_logs,
     has_value,
     healthy,
-    heard,
     is_left_alone,
     is_lightning_slurm,
-    is_said,
+    is_logged,
+    joined_ranks,
     launch_number,
     logged,
     merge,
+    parse_count,
     ranks_in_words,
-    ranks_that_came,
     release_of,
-    said,
     set_up_after,
     slurm_step,
     spans_hosts,
-    told_finding,
 )
 
 LAST_THAT_WAITS = (1, 2)
@@ -63,9 +63,9 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_incomplete(job: Job) -> Iterator[Finding]:
     """Torch looks for variables that its launcher would have set."""
-    for told in said(job, "torch.env_missing"):
+    for told in event_groups(job, "torch.env_missing"):
         missing = ", ".join(told.values("var"))
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{missing} is not set: the process was started without its launcher, or by one that sets other variables",
             evidence={"missing": list(told.values("var"))},
@@ -78,9 +78,9 @@ def _told_incomplete(job: Job) -> Iterator[Finding]:
 
 def _told_unequal(job: Job) -> Iterator[Finding]:
     """NCCL's first contact brings ranks of worlds of different sizes together."""
-    for told in said(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
+    for told in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
         sizes = [told.value("a"), told.value("b")]
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"ranks of a world of {sizes[0]} and of one of {sizes[1]} met",
             ranks=(),
@@ -93,13 +93,13 @@ def _told_unequal(job: Job) -> Iterator[Finding]:
 
 def _told_too_many(job: Job) -> Iterator[Finding]:
     """The store counts more processes than the world has: each of several launchers started a world of its own."""
-    if is_said(job, *_RESTARTS):
+    if is_logged(job, *_RESTARTS):
         return
-    for event in heard(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
-        came, size = count_told(event.value("got")) or 0, count_told(event.value("world"))
+    for event in events_of_kinds(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
+        came, size = parse_count(event.value("got")) or 0, parse_count(event.value("world"))
         if size is not None and came > size and not set_up_after(job, event):
-            yield told_finding(
-                Said(event.kind, (event,)),
+            yield finding_from_logs(
+                EventGroup(event.kind, (event,)),
                 f"{came} processes came to a world of {size}: it was started more than once",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
@@ -113,17 +113,17 @@ def _told_too_many(job: Job) -> Iterator[Finding]:
 
 def _told_twice(job: Job) -> Iterator[Finding]:
     """Several hosts that each take themselves for the first one: some ranks come more than once, the others never."""
-    if is_said(job, *_RESTARTS):
+    if is_logged(job, *_RESTARTS):
         return
-    for told in said(job, "pl.init_dist", by=("w",)):
-        if _twice(told) and not set_up_after(job, told.events[-1]) and not is_said(job, *_OF_SLURM):
-            ranks = tuple(sorted(ranks_that_came(told)))
-            yield told_finding(
+    for told in event_groups(job, "pl.init_dist", by=("w",)):
+        if _twice(told) and not set_up_after(job, told.events[-1]) and not is_logged(job, *_OF_SLURM):
+            ranks = tuple(sorted(joined_ranks(told)))
+            yield finding_from_logs(
                 told,
                 f"{ranks_in_words(ranks)} of {told.value('w')} came twice and the others never: every host numbers its "
                 "ranks from 0",
                 ranks=ranks,
-                evidence={"ranks_that_came": list(ranks), "world_size": count_told(told.value("w"))},
+                evidence={"ranks_that_came": list(ranks), "world_size": parse_count(told.value("w"))},
                 confidence=0.75,
                 fix="Export NODE_RANK=0, 1, ... on the hosts, with one MASTER_ADDR and MASTER_PORT, or start by one "
                 "launcher: torchrun on each host with --node-rank, or srun with one task for each GPU.",
@@ -131,10 +131,10 @@ def _told_twice(job: Job) -> Iterator[Finding]:
             )
 
 
-def _twice(told: Said) -> bool:
+def _twice(told: EventGroup) -> bool:
     """Whether a part of the ranks came, each of them more than once."""
-    times = ranks_that_came(told)
-    return 1 < len(times) < (count_told(told.value("w")) or 0) and min(times.values()) > 1
+    times = joined_ranks(told)
+    return 1 < len(times) < (parse_count(told.value("w")) or 0) and min(times.values()) > 1
 
 
 _RESTARTS = (
@@ -158,19 +158,21 @@ _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 def _told_alone(job: Job) -> Iterator[Finding]:
     """Lightning on one host prints a line for each rank that it starts. Where rank 0 alone does, and waits, it takes
     itself for a process that a launcher started."""
-    if is_said(job, *_OF_SLURM) or spans_hosts(job):
+    if is_logged(job, *_OF_SLURM) or spans_hosts(job):
         return
-    names = ", ".join(sorted({told.value("name") or "" for told in said(job, "launch.left_over", by=("name",))}))
-    for told in said(job, "pl.init_dist", "pl.ddp_start"):
-        size = count_told(told.value("w")) or 0
+    names = ", ".join(
+        sorted({told.value("name") or "" for told in event_groups(job, "launch.left_over", by=("name",))})
+    )
+    for told in event_groups(job, "pl.init_dist", "pl.ddp_start"):
+        size = parse_count(told.value("w")) or 0
         alone = set(told.values("rank")) <= {"0"} and (names or 1 < size <= MOST_DEVICES)
         if alone and not _goes_on(job, told.events[-1]):
             yield _alone(told, size, names)
 
 
-def _alone(told: Said, size: int, names: str) -> Finding:
+def _alone(told: EventGroup, size: int, names: str) -> Finding:
     why = f"{names} is set" if names else "as with a LOCAL_RANK or NODE_RANK that is left over"
-    return told_finding(
+    return finding_from_logs(
         told,
         f"rank 0 waits alone: Lightning takes it for one that a launcher started, {why}",
         ranks=(),
@@ -195,8 +197,8 @@ def _goes_on(job: Job, event: Event) -> bool:
     needs=(LaunchFacts,),
     told=_told,
     cases=lambda: (
-        Well("torchrun alone", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("torchrun alone", healthy(hosts=2, per_host=2)),
+        Passes(
             "a job that the scheduler ended and queued again",
             logged(
                 *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
@@ -204,7 +206,7 @@ def _goes_on(job: Job, event: Event) -> bool:
                 *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
             ),
         ),
-        Well(
+        Passes(
             "a job that SLURM queued again after a host failed",
             logged(
                 *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 1)),
@@ -213,32 +215,34 @@ def _goes_on(job: Job, event: Event) -> bool:
             ),
             silent=False,
         ),
-        Well("srun alone", healthy(hosts=2, per_host=2).by_srun()),
-        Well("torchrun once a node, under srun", _torchrun_under_srun(tasks_per_node="1(x2)", tasks="2")),
-        Well(
+        Passes("srun alone", healthy(hosts=2, per_host=2).by_srun()),
+        Passes("torchrun once a node, under srun", _torchrun_under_srun(tasks_per_node="1(x2)", tasks="2")),
+        Passes(
             "torchrun for each task, one process each, all in one world",
             healthy(hosts=1, per_host=2).launched(
                 SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_TASKS_PER_NODE="2", GROUP_WORLD_SIZE="2"
             ),
         ),
-        Well("a shell in a task from which ranks are started by hand", _lone_step().launched(RANK="1", WORLD_SIZE="2")),
-        Well(
+        Passes(
+            "a shell in a task from which ranks are started by hand", _lone_step().launched(RANK="1", WORLD_SIZE="2")
+        ),
+        Passes(
             "Lightning on several hosts without a launcher: NODE_RANK and the master are exported",
             healthy(hosts=1, per_host=1).launched(NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="29500"),
         ),
-        Well("NODE_RANK=0 is what Lightning assumes anyway", healthy(hosts=1, per_host=1).launched(NODE_RANK="0")),
-        Sick(
+        Passes("NODE_RANK=0 is what Lightning assumes anyway", healthy(hosts=1, per_host=1).launched(NODE_RANK="0")),
+        Fails(
             "RANK=0 is exported before srun",
             healthy(hosts=2, per_host=2).by_srun().launched(RANK="0", WORLD_SIZE="4"),
             ranks=(1, 2, 3),
         ),
-        Sick(
+        Fails(
             "torchrun started by each of two tasks a node",
             _torchrun_under_srun(tasks_per_node="2(x2)", tasks="4"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick("a LOCAL_RANK of an earlier run", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="0"), ranks=(0,)),
-        Sick(
+        Fails("a LOCAL_RANK of an earlier run", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="0"), ranks=(0,)),
+        Fails(
             "a LOCAL_RANK of an earlier run, and nothing installed that waits for a launcher",
             healthy(hosts=1, per_host=1)
             .launched(LOCAL_RANK="0")
@@ -246,61 +250,61 @@ def _goes_on(job: Job, event: Event) -> bool:
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick("a LOCAL_RANK that is set and empty", healthy(hosts=1, per_host=1).launched(LOCAL_RANK=""), ranks=(0,)),
-        Sick("a NODE_RANK of another job", healthy(hosts=1, per_host=1).launched(NODE_RANK="1"), ranks=(0,)),
-        Sick(
+        Fails("a LOCAL_RANK that is set and empty", healthy(hosts=1, per_host=1).launched(LOCAL_RANK=""), ranks=(0,)),
+        Fails("a NODE_RANK of another job", healthy(hosts=1, per_host=1).launched(NODE_RANK="1"), ranks=(0,)),
+        Fails(
             "Lightning 1.1 and any NODE_RANK",
             healthy(hosts=1, per_host=1)
             .launched(NODE_RANK="0")
             .alter(SoftwareFacts, packages=(Package("pytorch-lightning", "1.1.8"),)),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "every rank that Lightning starts says so",
             logged(
                 "initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2",
                 "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/2",
             ),
         ),
-        Well(
+        Passes(
             "the output of rank 0 alone, of a run that goes on",
             logged(
                 "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2",
                 "All distributed processes registered. Starting with 2 processes",
             ),
         ),
-        Well("a run of one process", logged("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/1")),
-        Sick(
+        Passes("a run of one process", logged("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/1")),
+        Fails(
             "python in place of torchrun",
             logged(
                 "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
                 "expected, but not set"
             ),
         ),
-        Sick(
+        Fails(
             "two jobs at one master",
             logged(
                 "node1:41:77 [0] bootstrap.cc:240 NCCL WARN Bootstrap Root : mismatch in info from procs, "
                 "nranks 8 vs 16"
             ),
         ),
-        Sick(
+        Fails(
             "srun starts two tasks, and each of them spawns a world of two",
             logged(
                 "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: "
                 "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)"
             ),
         ),
-        Sick(
+        Fails(
             "two hosts that both begin with rank 0",
             logged(*(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (1, 1, 0, 0))),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "rank 0 of two waits alone",
             logged("GPU available: True, used: True", "initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2"),
         ),
-        Sick(
+        Fails(
             "the environment shows which variable it is",
             logged('declare -x LOCAL_RANK="0"', "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/8"),
         ),
@@ -322,7 +326,7 @@ LAUNCH_READERS = ("lightning", "pytorch-lightning", "accelerate")
 asks for RANK as well and raises (accelerate/state.py)."""
 
 
-def _is_read(alike: Alike) -> bool:
+def _is_read(alike: IdenticalRanks) -> bool:
     """Whether a library that goes by these variables is installed, or may be."""
     software = alike.find(SoftwareFacts)
     return software is None or any(software.version(name) for name in LAUNCH_READERS)
@@ -370,7 +374,7 @@ def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
     return launch_number(launch, "WORLD_SIZE") in (None, direct.size)
 
 
-def _judge_torchrun(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_torchrun(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     step = slurm_step(launch) if has_value(launch, "TORCHELASTIC_RUN_ID") else None
     if step is None or (step.most_per_node or 1) < 2:
         return
@@ -394,7 +398,7 @@ def _judge_torchrun(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
     )
 
 
-def _judge_local_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_local_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """Lightning that sees LOCAL_RANK, even an empty one, starts no processes
     (LightningEnvironment.creates_processes_externally)."""
     value = launch.get("LOCAL_RANK")
@@ -410,7 +414,7 @@ def _judge_local_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
     )
 
 
-def _judge_node_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_node_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     name = next((name for name in ("NODE_RANK", "GROUP_RANK") if has_value(launch, name)), None)
     number = launch_number(launch, name) if name else None
     if name is None or number is None:
@@ -434,32 +438,32 @@ def _judge_node_rank(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
         )
 
 
-def _has_no_other_hosts(launch: LaunchFacts, alike: Alike, number: int) -> bool:
+def _has_no_other_hosts(launch: LaunchFacts, alike: IdenticalRanks, number: int) -> bool:
     """Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR."""
     asked = _hosts_asked(alike)
     return number >= asked if asked is not None else not has_value(launch, "MASTER_ADDR")
 
 
-def _hosts_asked(alike: Alike) -> int | None:
+def _hosts_asked(alike: IdenticalRanks) -> int | None:
     trainer = alike.find(TrainerFacts)
     return trainer.node_count if trainer else None
 
 
-def _lightning(alike: Alike) -> str | None:
+def _lightning(alike: IdenticalRanks) -> str | None:
     software = alike.find(SoftwareFacts)
     return (software.version("pytorch-lightning") or software.version("lightning")) if software else None
 
 
-def _waits_for_any(alike: Alike) -> bool:
+def _waits_for_any(alike: IdenticalRanks) -> bool:
     release = release_of(_lightning(alike))
     return release is not None and release[:2] < LAST_THAT_WAITS
 
 
-def _torchrun_under_srun(tasks_per_node: str, tasks: str) -> Sketch:
+def _torchrun_under_srun(tasks_per_node: str, tasks: str) -> JobBuilder:
     return healthy(hosts=2, per_host=2).launched(
         SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS=tasks, SLURM_NTASKS=tasks, SLURM_STEP_TASKS_PER_NODE=tasks_per_node
     )
 
 
-def _lone_step() -> Sketch:
+def _lone_step() -> JobBuilder:
     return healthy(hosts=1, per_host=1).by_srun()

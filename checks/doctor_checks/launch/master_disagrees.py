@@ -9,35 +9,35 @@ from typing import NamedTuple
 from doctor.api import (
     Address,
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Host,
     Interface,
     InterfaceFacts,
     Job,
     MasterFacts,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     is_loopback,
     logged,
     parse_address,
     ranks_in_words,
-    said,
     set_up_after,
-    told_finding,
 )
 
 MOST_FINDINGS = 8
 """Places with a finding of their own; more have one cause, such as localhost on every host."""
 
 
-class Place(NamedTuple):
+class MasterEndpoint(NamedTuple):
     """Where a rank looks for the master: a host of the job by its index, else addresses; and the port."""
 
     host: int | None
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     port: int | None
 
 
-class Look(NamedTuple):
+class ReportedMaster(NamedTuple):
     """What one rank was told, as it is shown."""
 
     told: str
@@ -66,14 +66,14 @@ def _told_by_commands(job: Job) -> Iterator[Finding]:
     nodes = {(one.file, one.line): one.value("node") for one in _given(job, "launch.node_given")}
     pairs = {(str(nodes[place]), str(master)) for place, master in masters.items() if place in nodes}
     if len(dict(pairs)) > 1 and len({master for _, master in pairs}) > 1:
-        (told,) = said(job, "launch.master_given")
+        (told,) = event_groups(job, "launch.master_given")
         yield _differing(told, {f"host {node}": master for node, master in sorted(pairs)}, 0.9)
 
 
 def _told_by_attempts(job: Job) -> Iterator[Finding]:
     """Ranks that wait for a master in vain, each for another one. Names and addresses may mean the same host, so that
     only addresses are compared."""
-    for told in said(job, "torch.store.connect_timeout"):
+    for told in event_groups(job, "torch.store.connect_timeout"):
         waiting = {_who(event): event.value("host") or "" for event in told.events if not set_up_after(job, event)}
         addresses = {who: host for who, host in waiting.items() if parse_address(host) is not None}
         if len(set(addresses.values())) > 1:
@@ -88,8 +88,8 @@ def _who(event: Event) -> str:
     return f"rank {event.rank}" if event.rank is not None else event.host or event.file
 
 
-def _differing(told: Said, masters: dict[str, str], confidence: float) -> Finding:
-    return told_finding(
+def _differing(told: EventGroup, masters: dict[str, str], confidence: float) -> Finding:
+    return finding_from_logs(
         told,
         f"hosts are told different masters: {', '.join(sorted(set(masters.values())))}",
         ranks=(),
@@ -112,70 +112,70 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     needs=(MasterFacts,),
     told=_told,
     cases=lambda: (
-        Well("one address for all", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("one address for all", healthy(hosts=2, per_host=2)),
+        Passes(
             "the master's own host resolves its name to loopback",
             healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0, 1), resolved=("127.0.1.1",)),
         ),
-        Well(
+        Passes(
             "the master's address is also that of a bridge elsewhere, so that it is nobody's for certain",
             healthy(hosts=3, per_host=1).alter(InterfaceFacts, hosts=("node2",), interfaces=_with_address_of_node0),
         ),
-        Well(
+        Passes(
             "one host knows the master by another name",
             healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(2, 3), address="node0.cluster"),
         ),
-        Sick(
+        Fails(
             "each host is told its own address",
             healthy(hosts=2, per_host=2).alter(
                 MasterFacts, ranks=(2, 3), address="10.0.0.2", resolved=("10.0.0.2",), is_local=True
             ),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "localhost on every host",
             healthy(hosts=3, per_host=1).alter(
                 MasterFacts, address="localhost", resolved=("::1", "127.0.0.1"), is_local=True
             ),
             ranks=(1, 2),
         ),
-        Sick(
+        Fails(
             "localhost on many hosts: one finding",
             healthy(hosts=12, per_host=1).alter(
                 MasterFacts, address="localhost", resolved=("127.0.0.1",), is_local=True
             ),
             ranks=tuple(range(1, 12)),
         ),
-        Sick(
+        Fails(
             "a stale /etc/hosts on one host",
             healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(4, 5), resolved=("192.168.7.9",)),
             ranks=(4, 5),
         ),
-        Sick(
+        Fails(
             "one rank has another port",
             healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0,), port=29501),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "commands of two hosts that name one master",
             logged(
                 "python -m torch.distributed.launch --nnodes=2 --node_rank=0 --master_addr=10.1.0.3 train.py",
                 "python -m torch.distributed.launch --nnodes=2 --node_rank=1 --master_addr=10.1.0.3 train.py",
             ),
         ),
-        Well(
+        Passes(
             "two jobs, one after the other",
             logged(
                 "torchrun --nnodes=2 --node-rank=0 --master-addr=10.1.0.3 train.py",
                 "torchrun --nnodes=2 --node-rank=0 --master-addr=10.1.0.7 train.py",
             ),
         ),
-        Well(
+        Passes(
             "ranks that wait for one master",
             logged(*(_waits(rank, "10.1.0.3") for rank in (1, 2))),
         ),
-        Sick("each waits for another master", logged(_waits(0, "10.1.0.3"), _waits(8, "10.1.0.4"))),
-        Sick(
+        Fails("each waits for another master", logged(_waits(0, "10.1.0.3"), _waits(8, "10.1.0.4"))),
+        Fails(
             "each host is told itself",
             logged(
                 "torchrun --nnodes=2 --node-rank=0 --master-addr=10.1.0.3 --master-port=29501 train.py",
@@ -192,10 +192,10 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     job of several hosts.
     """
     owners = _owners(job)
-    places: dict[Place, list[Look]] = {}
+    places: dict[MasterEndpoint, list[ReportedMaster]] = {}
     for master, alike in job.each(MasterFacts):
         for rank in alike.members if master.resolved else ():
-            look = Look(f"{master.address}:{master.port}", master.resolved[0], rank.number, rank.host)
+            look = ReportedMaster(f"{master.address}:{master.port}", master.resolved[0], rank.number, rank.host)
             places.setdefault(_place(master, rank.host, owners), []).append(look)
     right = _right(job, places)
     if right is not None:
@@ -235,16 +235,16 @@ def _owners(job: Job) -> Owners:
     return Owners({address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}, known)
 
 
-def _place(master: MasterFacts, host: Host, owners: Owners) -> Place:
+def _place(master: MasterFacts, host: Host, owners: Owners) -> MasterEndpoint:
     """A rank that finds the master on its own host looks there, whatever it resolves the name to."""
     if master.is_local or all(is_loopback(address) for address in master.resolved):
-        return Place(host.index, (), master.port)
+        return MasterEndpoint(host.index, (), master.port)
     owner = next((owners.of[address] for address in master.resolved if address in owners.of), None)
     addresses = tuple(sorted(master.resolved)) if owner is None else ()
-    return Place(owner, addresses, master.port)
+    return MasterEndpoint(owner, addresses, master.port)
 
 
-def _right(job: Job, places: dict[Place, list[Look]]) -> Place | None:
+def _right(job: Job, places: dict[MasterEndpoint, list[ReportedMaster]]) -> MasterEndpoint | None:
     """Where the master is: on the host of rank 0, which hosts the store; else where most look. ``None``: a tie. An
     expectation can't tell: every job has a master of its own."""
     home = next((rank.host.index for rank in job.ranks if rank.number == 0), None)
@@ -255,7 +255,7 @@ def _right(job: Job, places: dict[Place, list[Look]]) -> Place | None:
     return ordered[0][0] if ordered else None
 
 
-def _unite(places: dict[Place, list[Look]], right: Place) -> None:
+def _unite(places: dict[MasterEndpoint, list[ReportedMaster]], right: MasterEndpoint) -> None:
     """Ranks that dial an address which the master's host calls its own look there, though its interfaces do not tell:
     a second host has the address too, or address translation stands before it."""
     own = {look.address for look in places[right] if right.host is not None and not is_loopback(look.address)}
@@ -264,14 +264,14 @@ def _unite(places: dict[Place, list[Look]], right: Place) -> None:
             places[right] += places.pop(place)
 
 
-def _meet_somewhere(places: dict[Place, list[Look]]) -> bool:
+def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:
     """Whether a name with several addresses (round robin) leads all ranks to one they share."""
     if len({place.port for place in places}) > 1 or any(place.host is not None for place in places):
         return False
     return bool(set.intersection(*(set(place.addresses) for place in places)))
 
 
-def _report(looks: list[Look], right: list[Look] | None, where: str) -> Finding:
+def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, where: str) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
     elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
     verb = "looks" if len(ranks) == 1 else "look"
@@ -290,7 +290,7 @@ def _report(looks: list[Look], right: list[Look] | None, where: str) -> Finding:
     )
 
 
-def _fix(odd: Look, right: Look) -> str:
+def _fix(odd: ReportedMaster, right: ReportedMaster) -> str:
     name, _, port = right.told.rpartition(":")
     name, port = shlex.quote(name), shlex.quote(port)
     export = f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`"
@@ -303,7 +303,7 @@ def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
     return (*old, Interface("br-lab", "container-bridge", addresses=(Address("inet", "10.0.0.1", 24),)))
 
 
-def _shown(look: Look) -> str:
+def _shown(look: ReportedMaster) -> str:
     name, _, port = look.told.rpartition(":")
     place = f" ({look.address} of {look.host.name} itself)" if is_loopback(look.address) else f" ({look.address})"
     return f"{name}:{port}" + ("" if look.address == name else place)

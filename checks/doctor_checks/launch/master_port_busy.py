@@ -6,29 +6,29 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     Event,
+    EventGroup,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
     LaunchFacts,
     Listener,
     MasterFacts,
+    Passes,
     ProcessFacts,
     Rank,
-    Said,
     Scope,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    events_of_kinds,
+    finding_from_logs,
     healthy,
-    heard,
     logged,
     set_up_after,
-    told_finding,
 )
 
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
@@ -43,7 +43,7 @@ def _told_of_refusals(job: Job) -> Iterator[Finding]:
     """A torchrun that finds the port taken by another agent of its own job joins it, so what counts is how it ends."""
     for told in _refusals(job):
         port = next((port for event in told.events if (port := _port_of(event))), None)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"port {port} is in use: nothing else can listen there" if port else "the port to listen on is in use",
             ranks=(),
@@ -58,12 +58,12 @@ def _told_of_refusals(job: Job) -> Iterator[Finding]:
 
 def _told_of_strangers(job: Job) -> Iterator[Finding]:
     """Where the store should be, something answers that is none."""
-    events = [event for event in heard(job, "torch.store.stranger") if not set_up_after(job, event)]
+    events = [event for event in events_of_kinds(job, "torch.store.stranger") if not set_up_after(job, event)]
     if events:
-        told = Said(events[0].kind, tuple(events))
+        told = EventGroup(events[0].kind, tuple(events))
         where = f"{told.value('host')}:{told.value('port')}" if told.value("host") else "the master's port"
         speaks = _first_letters(told.value("got") or "0")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"what answers at {where} is no store of torch" + (f": it says {speaks!r}" if speaks else ""),
             evidence={"where": where, "expected": told.value("want"), "got": told.value("got")},
@@ -82,18 +82,20 @@ def _first_letters(text: str) -> str:
     return letters.decode("ascii") if letters.isascii() and letters.decode("ascii").isprintable() else ""
 
 
-def _refusals(job: Job) -> Iterator[Said]:
+def _refusals(job: Job) -> Iterator[EventGroup]:
     """One finding for all that is said of it; the lines that name the port first."""
-    events = [event for event in heard(job, *_KINDS) if _is_taken(job, event) and not set_up_after(job, event)]
+    events = [
+        event for event in events_of_kinds(job, *_KINDS) if _is_taken(job, event) and not set_up_after(job, event)
+    ]
     if events:
-        yield Said(events[0].kind, tuple(sorted(events, key=lambda event: _port_of(event) is None)))
+        yield EventGroup(events[0].kind, tuple(sorted(events, key=lambda event: _port_of(event) is None)))
 
 
 def _is_taken(job: Job, event: Event) -> bool:
     """Torch's summing up names no error; the lines about single addresses before it do."""
     if event.kind != "torch.store.listen_fail" or "in use" in event.text or "EADDRINUSE" in event.text:
         return True
-    numbers = {one.value("errno") or one.value("errno2") for one in heard(job, event.kind)} - {None}
+    numbers = {one.value("errno") or one.value("errno2") for one in events_of_kinds(job, event.kind)} - {None}
     return numbers <= {"98"}
 
 
@@ -125,35 +127,37 @@ def _port_of(event: Event) -> int | None:
     peers=False,
     told=_told,
     cases=lambda: (
-        Well("the port is free", healthy(hosts=2, per_host=2).by_srun()),
-        Well("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),
-        Well(
+        Passes("the port is free", healthy(hosts=2, per_host=2).by_srun()),
+        Passes("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),
+        Passes(
             "the launcher listens",
             healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500, 88, "pt_elastic", is_ancestor=True)),
         ),
-        Well(
+        Passes(
             "rank 0 itself listens: the run is on",
             healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500, 10_000, "python")),
         ),
-        Well("rank 1 alone sees its own rank 0", healthy().by_srun().alter(MasterFacts, listener=STRANGER).only((1,))),
-        Sick(
+        Passes(
+            "rank 1 alone sees its own rank 0", healthy().by_srun().alter(MasterFacts, listener=STRANGER).only((1,))
+        ),
+        Fails(
             "another training holds the default port",
             healthy(hosts=2, per_host=2).by_srun().alter(MasterFacts, ranks=(0, 1), listener=STRANGER),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a process that may not be seen listens",
             healthy().by_srun().alter(MasterFacts, listener=Listener("::", 29500)),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a shell with MASTER_ADDR and MASTER_PORT, before the start",
             healthy(hosts=1, per_host=1)
             .launched(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
             .put(MasterFacts(address="127.0.0.1", port=29500, is_local=True, listener=STRANGER)),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "torchrun finds the agent of its own job there, and joins it",
             logged(
                 "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29400 (errno: 98 - Address "
@@ -162,7 +166,7 @@ def _port_of(event: Event) -> int | None:
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
             ),
         ),
-        Sick(
+        Fails(
             "the store can't listen, IPv6 and IPv4",
             logged(
                 "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29711 (errno: 98 - Address "
@@ -172,14 +176,14 @@ def _port_of(event: Event) -> int | None:
                 "[E socket.cpp:462] [c10d] The server socket has failed to listen on any local network address.",
             ),
         ),
-        Sick(
+        Fails(
             "the words of libuv",
             logged(
                 "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
                 "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
             ),
         ),
-        Sick(
+        Fails(
             "a proxy answers in place of the store",
             logged(
                 "[W1122 05:32:12.9 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
@@ -187,8 +191,8 @@ def _port_of(event: Event) -> int | None:
                 "from server. Expected: 4825, Got: 1347703880"
             ),
         ),
-        Sick("torch before 1.10", logged("RuntimeError: Address already in use")),
-        Sick(
+        Fails("torch before 1.10", logged("RuntimeError: Address already in use")),
+        Fails(
             "accelerate looks before it starts",
             logged(
                 "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is "
@@ -222,7 +226,7 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
         yield Skip("MASTER_PORT belongs to another host or process than those that were asked")
 
 
-def _that_hosts(launch: LaunchFacts, alike: Alike) -> Rank | None:
+def _that_hosts(launch: LaunchFacts, alike: IdenticalRanks) -> Rank | None:
     """The process that will host the store: rank 0, or a lone process that has no rank yet."""
     if launch.rank not in (0, None):
         return None

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     HostFacts,
+    IdenticalRanks,
     Job,
     LaunchFacts,
+    Passes,
     ProcessFacts,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
     has_value,
     healthy,
@@ -33,26 +33,26 @@ CHOOSERS = ("torchrun", "lightning", "ray", "accelerate", "kubeflow", "sagemaker
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Well("the default port", healthy(hosts=2, per_host=2).by_srun()),
-        Well("torchrun chose an ephemeral port", healthy().launched(MASTER_PORT="45123")),
-        Well(
+        Passes("the default port", healthy(hosts=2, per_host=2).by_srun()),
+        Passes("torchrun chose an ephemeral port", healthy().launched(MASTER_PORT="45123")),
+        Passes(
             "root may bind port 80",
             healthy().by_srun().launched(MASTER_PORT="80").alter(ProcessFacts, user_id=0),
         ),
-        Well(
+        Passes(
             "the kernel lets everybody bind port 80",
             healthy().by_srun().launched(MASTER_PORT="80").alter(HostFacts, unprivileged_port_start=80),
         ),
-        Sick("an address where the port belongs", healthy().launched(MASTER_PORT="node0:29500"), ranks=(0, 1)),
-        Sick("port 0", healthy(hosts=2, per_host=2).launched(ranks=(2, 3), MASTER_PORT="0"), ranks=(2, 3)),
-        Sick("a digit too many", healthy().launched(MASTER_PORT="295000"), ranks=(0, 1)),
-        Sick(
+        Fails("an address where the port belongs", healthy().launched(MASTER_PORT="node0:29500"), ranks=(0, 1)),
+        Fails("port 0", healthy(hosts=2, per_host=2).launched(ranks=(2, 3), MASTER_PORT="0"), ranks=(2, 3)),
+        Fails("a digit too many", healthy().launched(MASTER_PORT="295000"), ranks=(0, 1)),
+        Fails(
             "a port that this user may not bind",
             healthy().by_srun().launched(MASTER_PORT="80"),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "a port that the kernel gives to outgoing connections",
             healthy().by_srun().launched(MASTER_PORT="40000"),
             ranks=(0, 1),
@@ -76,7 +76,7 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     yield from merge(findings)
 
 
-def _judge(launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
+def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
     text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
     if wrong := _wrong(text, port):
         yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": text})
@@ -93,7 +93,7 @@ def _wrong(text: str, port: int | None) -> str | None:
     return None if 0 < port < 65536 else f"MASTER_PORT={port} is no port: ports go from 1 to 65535"
 
 
-def _judge_low(port: int, launch: LaunchFacts, alike: Alike) -> Iterator[Verdict]:
+def _judge_low(port: int, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
     """Rank 0 binds the port; the others need no right."""
     if launch.rank not in (0, None) or port >= 1024:
         return
@@ -116,7 +116,7 @@ def _judge_low(port: int, launch: LaunchFacts, alike: Alike) -> Iterator[Verdict
         )
 
 
-def _judge_ephemeral(port: int, alike: Alike) -> Iterator[Finding]:
+def _judge_ephemeral(port: int, alike: IdenticalRanks) -> Iterator[Finding]:
     host = alike.find(HostFacts)
     if host and host.port_range and host.port_range[0] <= port <= host.port_range[1]:
         low, high = host.port_range

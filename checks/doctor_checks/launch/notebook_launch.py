@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LaunchFacts,
+    Passes,
     ProcessFacts,
     Severity,
-    Sick,
-    Sketch,
     TrainerFacts,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     inner_launcher,
     logged,
-    said,
     slurm_step,
-    told_finding,
 )
 
 STARTS_SCRIPTS = ("ddp", "fsdp", "deepspeed", "hpu_parallel", "model_parallel")
@@ -33,17 +33,17 @@ FORKS = ("notebook", "fork")
 
 
 def _heard(job: Job) -> Iterator[Finding]:
-    for told in said(job, "pl.notebook"):
+    for told in event_groups(job, "pl.notebook"):
         strategy = (told.value("strategy") or told.value("strategy2") or "").strip("'\"")
         named = f"strategy={strategy!r}" if strategy else "the strategy"
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{named} starts processes, which can't be done from a notebook or an interactive session",
             evidence={"strategy": strategy or None},
             confidence=0.95,
         )
-    for told in said(job, "accelerate.notebook", "python.spawn_main"):
-        yield told_finding(
+    for told in event_groups(job, "accelerate.notebook", "python.spawn_main"):
+        yield finding_from_logs(
             told,
             "processes are started from a notebook that can't hand them its functions",
             confidence=0.8,
@@ -59,16 +59,16 @@ def _heard(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts, TrainerFacts),
     told=_heard,
     cases=lambda: (
-        Well("ddp in a script", _told("ddp").alter(ProcessFacts, interactive=False)),
-        Well("ddp_notebook in a notebook", _told("ddp_notebook_find_unused_parameters_false")),
-        Well("Lightning chooses", _told("auto")),
-        Well("no strategy is stated", _told(None)),
-        Well("a prompt inside torchrun", healthy().put(_trainer("ddp")).alter(ProcessFacts, interactive=True)),
-        Sick("ddp in a notebook", _told("ddp"), ranks=(0,)),
-        Sick("DeepSpeed at a Python prompt", _told("deepspeed_stage_2"), ranks=(0,)),
-        Sick("spawn in a notebook", _told("ddp_spawn"), ranks=(0,)),
-        Well("a script by torchrun says nothing of notebooks", logged("GPU available: True (cuda), used: True")),
-        Sick(
+        Passes("ddp in a script", _told("ddp").alter(ProcessFacts, interactive=False)),
+        Passes("ddp_notebook in a notebook", _told("ddp_notebook_find_unused_parameters_false")),
+        Passes("Lightning chooses", _told("auto")),
+        Passes("no strategy is stated", _told(None)),
+        Passes("a prompt inside torchrun", healthy().put(_trainer("ddp")).alter(ProcessFacts, interactive=True)),
+        Fails("ddp in a notebook", _told("ddp"), ranks=(0,)),
+        Fails("DeepSpeed at a Python prompt", _told("deepspeed_stage_2"), ranks=(0,)),
+        Fails("spawn in a notebook", _told("ddp_spawn"), ranks=(0,)),
+        Passes("a script by torchrun says nothing of notebooks", logged("GPU available: True (cuda), used: True")),
+        Fails(
             "Lightning refuses",
             logged(
                 "lightning.fabric.utilities.exceptions.MisconfigurationException: "
@@ -78,14 +78,14 @@ def _heard(job: Job) -> Iterator[Finding]:
                 "strategy: `Trainer(strategy='ddp_notebook')`."
             ),
         ),
-        Sick(
+        Fails(
             "old Lightning",
             logged(
                 "MisconfigurationException: Selected distributed backend ddp is not compatible with an interactive "
                 "environment. Run your code as a script, or choose one of the compatible backends: dp, ddp_spawn"
             ),
         ),
-        Sick(
+        Fails(
             "accelerate",
             logged(
                 "ValueError: To launch a multi-GPU training from your notebook, the `Accelerator` should only be "
@@ -93,7 +93,7 @@ def _heard(job: Job) -> Iterator[Finding]:
                 "an `Accelerator`."
             ),
         ),
-        Sick(
+        Fails(
             "spawned from a cell",
             logged("AttributeError: Can't get attribute 'train' on <module '__main__' (built-in)>"),
         ),
@@ -127,5 +127,5 @@ def _trainer(strategy: str | None) -> TrainerFacts:
     return TrainerFacts(source="PL_TRAINER_*", strategy=strategy)
 
 
-def _told(strategy: str | None) -> Sketch:
+def _told(strategy: str | None) -> JobBuilder:
     return healthy(hosts=1, per_host=1).put(_trainer(strategy)).alter(ProcessFacts, interactive=True)

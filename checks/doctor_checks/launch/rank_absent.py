@@ -6,28 +6,28 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     SlurmFacts,
     Verdict,
-    Well,
     absent_by_host,
     check,
-    count_told,
+    event_groups,
+    events_of_kinds,
     failed_before,
+    finding_from_logs,
     healthy,
-    heard,
+    joined_ranks,
     logged,
+    parse_count,
     ranks_in_words,
-    ranks_that_came,
-    said,
     set_up_after,
     set_up_before,
-    told_finding,
 )
 
 MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
@@ -51,10 +51,10 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_by_count(job: Job) -> Iterator[Finding]:
     """The store counts the processes that connect to it."""
-    for told in said(job, "torch.store.clients", by=("got", "want")):
-        got, want = count_told(told.value("got")), count_told(told.value("want"))
+    for told in event_groups(job, "torch.store.clients", by=("got", "want")):
+        got, want = parse_count(told.value("got")), parse_count(told.value("want"))
         if got is not None and want is not None and got < want:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{got} of {want} processes joined the store of rank 0, and it waited in vain for the others",
                 ranks=(),
@@ -67,13 +67,13 @@ def _told_by_count(job: Job) -> Iterator[Finding]:
 def _told_by_barrier(job: Job) -> Iterator[Finding]:
     """The barrier at the end of init_process_group() counts the ranks that reached it; who waits says so itself."""
     for told in _barriers(job):
-        last, world = told.events[-1], count_told(told.value("world")) or 0
-        joined = max((count_told(value) or 0 for value in told.values("got")), default=0)
-        waiting = sorted(ranks_that_came(told))
+        last, world = told.events[-1], parse_count(told.value("world")) or 0
+        joined = max((parse_count(value) or 0 for value in told.values("got")), default=0)
+        waiting = sorted(joined_ranks(told))
         if joined >= world or set_up_after(job, last) or not _gave_up(told):
             continue
         missing = tuple(rank for rank in range(world) if rank not in waiting) if len(waiting) == joined else ()
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{joined} of {world} ranks reached init_process_group(); {_who(missing)} did not",
             ranks=missing,
@@ -82,16 +82,16 @@ def _told_by_barrier(job: Job) -> Iterator[Finding]:
         )
 
 
-def _barriers(job: Job) -> Iterator[Said]:
+def _barriers(job: Job) -> Iterator[EventGroup]:
     """What ranks said of one barrier."""
     groups: dict[str, list[Event]] = {}
-    for event in heard(job, "torch.store.barrier_wait", "torch.store.barrier_timeout"):
+    for event in events_of_kinds(job, "torch.store.barrier_wait", "torch.store.barrier_timeout"):
         groups.setdefault(event.value("key") or "", []).append(event)
     for events in groups.values():
-        yield Said(events[0].kind, tuple(events))
+        yield EventGroup(events[0].kind, tuple(events))
 
 
-def _gave_up(told: Said) -> bool:
+def _gave_up(told: EventGroup) -> bool:
     """Whether a rank gave up, or was still waiting in its last words."""
     return any(event.kind == "torch.store.barrier_timeout" for event in told.events) or len(told.events) > 1
 
@@ -102,11 +102,11 @@ def _who(missing: tuple[int, ...]) -> str:
 
 def _told_by_rendezvous(job: Job) -> Iterator[Finding]:
     """The store was reached, so those that are missing did not come to it."""
-    for told in said(job, "elastic.rdzv_timeout"):
+    for told in event_groups(job, "elastic.rdzv_timeout"):
         late = any("RendezvousTimeoutError" in event.text for event in told.events)
         closed = any("RendezvousClosedError" in event.text for event in told.events)
         if (late or closed) and not set_up_before(job, told.first):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the rendezvous timed out: fewer hosts came to it than the job needs"
                 if late
@@ -126,12 +126,12 @@ NEAR_THE_END = 20
 def _told_by_members(job: Job) -> Iterator[Finding]:
     """Lightning prints one line for each rank that starts to wait for the others. Those that never print one, in a log
     that ends there, never came."""
-    for told in said(job, "pl.init_dist", by=("w",)):
-        world = count_told(told.value("w")) or 0
-        came = set(ranks_that_came(told))
+    for told in event_groups(job, "pl.init_dist", by=("w",)):
+        world = parse_count(told.value("w")) or 0
+        came = set(joined_ranks(told))
         missing = tuple(rank for rank in range(world) if rank not in came)
         if missing and came and _ends_there(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{ranks_in_words(missing)} of {world} never came: Lightning waits for them, and the log ends there",
                 ranks=missing,
@@ -156,21 +156,21 @@ def _ends_there(job: Job, event: Event) -> bool:
     when="PM",
     told=_told,
     cases=lambda: (
-        Well("all came", healthy(hosts=2, per_host=2)),
-        Well("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),
-        Sick(
+        Passes("all came", healthy(hosts=2, per_host=2)),
+        Passes("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),
+        Fails(
             "one process of a host died before it could answer",
             healthy(hosts=2, per_host=2).only((0, 1, 2), absent=(3,)),
             ranks=(3,),
             hosts=("node1",),
         ),
-        Sick(
+        Fails(
             "a host of the allocation never started",
             healthy(hosts=4, per_host=2).by_srun().only((0, 1, 4, 5, 6, 7), absent=(2, 3)),
             ranks=(2, 3),
             hosts=("node1",),
         ),
-        Sick(
+        Fails(
             "the only host of the node list that nobody is on",
             healthy(hosts=3, per_host=2)
             .put(SlurmFacts(job_id="7", node_list="node[0-2]"))
@@ -178,34 +178,34 @@ def _ends_there(job: Job, event: Event) -> bool:
             ranks=(4, 5),
             hosts=("node2",),
         ),
-        Sick(
+        Fails(
             "a host of which nothing is known",
             healthy(hosts=2, per_host=2).only((0, 1), absent=(2, 3)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "a rank that was stopped on its way",
             healthy(hosts=3, per_host=1).only((0, 1), absent=(2,)).fell_silent(2, "node2", "joined"),
             ranks=(2,),
             hosts=("node2",),
         ),
-        Sick(
+        Fails(
             "a node of a cluster that its list still has",
             healthy(hosts=3, per_host=1).only((0, 1), absent=(2,)).fell_silent(2, "node2", "listed"),
             ranks=(2,),
             hosts=("node2",),
         ),
-        Sick(
+        Fails(
             "a rank that died while the network was measured",
             healthy(hosts=3, per_host=1).fell_silent(1, "node1", "answered"),
             ranks=(1,),
             hosts=("node1",),
         ),
-        Well(
+        Passes(
             "all members registered",
             logged(*(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in range(4))),
         ),
-        Well(
+        Passes(
             "the log of one host of two, and training goes on",
             logged(
                 "initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4",
@@ -214,7 +214,7 @@ def _ends_there(job: Job, event: Event) -> bool:
                 "All distributed processes registered. Starting with 4 processes",
             ),
         ),
-        Well(
+        Passes(
             "a rank waits, and then all are there",
             logged(
                 "Waiting in store based barrier to initialize process group for rank: 0, key: "
@@ -222,13 +222,13 @@ def _ends_there(job: Job, event: Event) -> bool:
                 "Rank 0: Completed store-based barrier for key:store_based_barrier_key:1 with 2 nodes.",
             ),
         ),
-        Sick(
+        Fails(
             "the store counts who joined",
             logged(
                 "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."
             ),
         ),
-        Sick(
+        Fails(
             "a barrier that one rank of four did not reach",
             logged(
                 *(
@@ -239,14 +239,14 @@ def _ends_there(job: Job, event: Event) -> bool:
             ),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "hosts that did not come to the rendezvous",
             logged(
                 "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
                 "ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler: RendezvousTimeoutError",
             ),
         ),
-        Sick(
+        Fails(
             "Lightning waits for two of four",
             logged(
                 "GPU available: True (cuda), used: True",

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
     LaunchFacts,
+    Passes,
     ProcessFacts,
     Rank,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
-    count_told,
     direct_launch,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
-    told_finding,
+    parse_count,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.bootstrap.dup_rank", by=("rank",)):
-        rank, size = count_told(told.value("rank")), told.value("nranks")
-        yield told_finding(
+    for told in event_groups(job, "nccl.bootstrap.dup_rank", by=("rank",)):
+        rank, size = parse_count(told.value("rank")), told.value("nranks")
+        yield finding_from_logs(
             told,
             f"two processes claim rank {rank} of {size}, says NCCL",
             ranks=() if rank is None else (rank,),
@@ -44,23 +44,23 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     told=_told,
     cases=lambda: (
-        Well("every rank once", healthy(hosts=2, per_host=2)),
-        Sick("two processes of a host are rank 2", healthy(hosts=2, per_host=2).renumbered(3, 2), ranks=(2,)),
-        Sick(
+        Passes("every rank once", healthy(hosts=2, per_host=2)),
+        Fails("two processes of a host are rank 2", healthy(hosts=2, per_host=2).renumbered(3, 2), ranks=(2,)),
+        Fails(
             "both hosts were started as node 0",
             healthy(hosts=2, per_host=2).renumbered(2, 0).renumbered(3, 1),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "RANK exported before srun, which numbers its tasks itself",
             healthy(hosts=1, per_host=2).by_srun().alter(LaunchFacts, ranks=(1,), rank=0),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "each rank checks in once",
             logged("node1:41:77 [1] NCCL INFO comm 0x55aa rank 1 nranks 2 cudaDev 1 busId 8000 - Init COMPLETE"),
         ),
-        Sick(
+        Fails(
             "NCCL says that a rank came twice",
             logged(
                 "node1:41:77 [0] bootstrap.cc:172 NCCL WARN Bootstrap Root : rank 3 of 8 ranks has already checked in",

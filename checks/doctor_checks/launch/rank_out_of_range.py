@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
     LaunchFacts,
+    Passes,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     healthy,
     launch_number,
@@ -25,14 +25,16 @@ from doctor.api import (
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Well("numbers of torchrun", healthy(hosts=2, per_host=2)),
-        Well("the last rank of the world", healthy().only((1,))),
-        Well("nothing is set", healthy(hosts=1, per_host=1)),
-        Well("LOCAL_RANK=-1, the old word for not distributed", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="-1")),
-        Sick("a rank counted from 1", healthy().launched(ranks=(1,), RANK="2"), ranks=(1,)),
-        Sick("RANK=-1", healthy().launched(ranks=(0,), RANK="-1"), ranks=(0,)),
-        Sick("WORLD_SIZE=0", healthy().launched(WORLD_SIZE="0"), ranks=(0, 1)),
-        Sick(
+        Passes("numbers of torchrun", healthy(hosts=2, per_host=2)),
+        Passes("the last rank of the world", healthy().only((1,))),
+        Passes("nothing is set", healthy(hosts=1, per_host=1)),
+        Passes(
+            "LOCAL_RANK=-1, the old word for not distributed", healthy(hosts=1, per_host=1).launched(LOCAL_RANK="-1")
+        ),
+        Fails("a rank counted from 1", healthy().launched(ranks=(1,), RANK="2"), ranks=(1,)),
+        Fails("RANK=-1", healthy().launched(ranks=(0,), RANK="-1"), ranks=(0,)),
+        Fails("WORLD_SIZE=0", healthy().launched(WORLD_SIZE="0"), ranks=(0, 1)),
+        Fails(
             "LOCAL_RANK is the global rank",
             healthy(hosts=2, per_host=2).launched(ranks=(3,), LOCAL_RANK="3"),
             ranks=(3,),
@@ -50,7 +52,7 @@ def rank_out_of_range(job: Job) -> Iterator[Verdict]:
 
 
 def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]:
-    outside: dict[int | None, list[tuple[int, Alike]]] = {}
+    outside: dict[int | None, list[tuple[int, IdenticalRanks]]] = {}
     for launch, alike in job.each(LaunchFacts):
         rank, size = launch_number(launch, name), launch_number(launch, size_name)
         if rank is not None and not _is_within(name, rank, size):

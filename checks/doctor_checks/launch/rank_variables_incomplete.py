@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from doctor.api import (
     LOCAL_RANK_NAMES,
-    Alike,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     LaunchFacts,
+    Passes,
     Severity,
-    Sick,
-    Sketch,
     Verdict,
-    Well,
     check,
     has_value,
     healthy,
@@ -44,25 +44,25 @@ BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Well("torchrun sets all of them", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("torchrun sets all of them", healthy(hosts=2, per_host=2)),
+        Passes(
             "MASTER_ADDR and MASTER_PORT alone, as batch scripts export them",
             _lone().launched(MASTER_ADDR="n1", MASTER_PORT="1"),
         ),
-        Well("a bad port is for another check", _rank().launched(MASTER_PORT="http")),
-        Well("Lightning gives its own processes no RANK", _rank().launched(without=("RANK",), NODE_RANK="0")),
-        Well("srun with MASTER_ADDR and MASTER_PORT exported", healthy(hosts=2, per_host=2).by_srun()),
-        Sick("WORLD_SIZE alone is left over in the shell", _lone().launched(WORLD_SIZE="8"), ranks=(0,)),
-        Sick("one rank lacks MASTER_PORT", healthy().launched(ranks=(1,), without=("MASTER_PORT",)), ranks=(1,)),
-        Sick("MASTER_ADDR is set and empty", healthy().launched(MASTER_ADDR=""), ranks=(0, 1)),
-        Sick("RANK is an unexpanded variable", healthy().launched(ranks=(1,), RANK="$SLURM_PROCID"), ranks=(1,)),
-        Sick(
+        Passes("a bad port is for another check", _rank().launched(MASTER_PORT="http")),
+        Passes("Lightning gives its own processes no RANK", _rank().launched(without=("RANK",), NODE_RANK="0")),
+        Passes("srun with MASTER_ADDR and MASTER_PORT exported", healthy(hosts=2, per_host=2).by_srun()),
+        Fails("WORLD_SIZE alone is left over in the shell", _lone().launched(WORLD_SIZE="8"), ranks=(0,)),
+        Fails("one rank lacks MASTER_PORT", healthy().launched(ranks=(1,), without=("MASTER_PORT",)), ranks=(1,)),
+        Fails("MASTER_ADDR is set and empty", healthy().launched(MASTER_ADDR=""), ranks=(0, 1)),
+        Fails("RANK is an unexpanded variable", healthy().launched(ranks=(1,), RANK="$SLURM_PROCID"), ranks=(1,)),
+        Fails(
             "srun with WORLD_SIZE exported, the script reads SLURM_PROCID",
             healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4"),
             ranks=(0, 1, 2, 3),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "several ranks a host and no LOCAL_RANK",
             healthy().launched(without=("LOCAL_RANK",)),
             ranks=(0, 1),
@@ -87,7 +87,7 @@ def _judge(job: Job) -> Iterator[Finding]:
         yield from _judge_missing(launch, alike)
 
 
-def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     wrong = {
         name: launch.get(name) for name in NUMBERS if has_value(launch, name) and launch_number(launch, name) is None
     }
@@ -103,7 +103,7 @@ def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
         )
 
 
-def _judge_missing(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_missing(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     missing = [name for name in NEEDED if not has_value(launch, name)]
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
         return
@@ -137,7 +137,7 @@ def _by_hand(launch: LaunchFacts, name: str) -> str:
     return f"{name}=${instead}" if instead else BY_HAND[name]
 
 
-def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], alike: Alike) -> Finding:
+def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], alike: IdenticalRanks) -> Finding:
     return Finding(
         f"{' and '.join(missing)} not set: env:// fails unless the script reads {' and '.join(instead)}",
         ranks=alike.ranks,
@@ -174,9 +174,9 @@ def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
     return several and has_value(launch, "RANK") and not any(has_value(launch, name) for name in LOCAL_RANK_NAMES)
 
 
-def _lone() -> Sketch:
+def _lone() -> JobBuilder:
     return healthy(hosts=1, per_host=1)
 
 
-def _rank() -> Sketch:
+def _rank() -> JobBuilder:
     return healthy().only((0,))

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
-    heard,
+    events_of_kinds,
+    finding_from_logs,
     launch_setting,
     logged,
     set_up_before,
-    told_finding,
 )
 
 _KINDS = ("elastic.rdzv_connect", "elastic.rdzv_timeout")
@@ -32,14 +32,14 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "the agent that hosts the store ended first",
             logged(
                 "[W dynamic_rendezvous.py:1072] The node 'node2_41_0' has failed to send a keep-alive heartbeat to the "
                 "rendezvous 'none' due to an error of type RendezvousConnectionError."
             ),
         ),
-        Well(
+        Passes(
             "the store broke after the ranks had met",
             logged(
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
@@ -48,7 +48,7 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
                 "failed. See inner exception for details.",
             ),
         ),
-        Sick(
+        Fails(
             "all hosts are clients of a store that nobody hosts",
             logged(
                 "  rdzv_backend     : c10d",
@@ -60,7 +60,7 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
                 "failed. See inner exception for details.",
             ),
         ),
-        Sick(
+        Fails(
             "the error file of torchrun",
             logged(
                 '    "message": "RendezvousConnectionError: The connection to the C10d store has failed. See inner '
@@ -78,11 +78,11 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
     Fix: `--rdzv-endpoint=<name or address of the first host, as it knows itself>:29400` on all hosts alike; on the
     first one `--rdzv-conf is_host=true` says that it is the host of the store.
     """
-    early = tuple(event for event in heard(job, *_KINDS) if _is_start(job, event))
+    early = tuple(event for event in events_of_kinds(job, *_KINDS) if _is_start(job, event))
     if early:
         endpoint = launch_setting(job, "rdzv_endpoint")
-        yield told_finding(
-            Said(early[0].kind, early),
+        yield finding_from_logs(
+            EventGroup(early[0].kind, early),
             f"no store answered at the rendezvous{f' {endpoint}' if endpoint else ''}: nobody hosts it, or the way "
             "to it is blocked",
             ranks=(),

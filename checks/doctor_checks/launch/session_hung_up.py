@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Job, Scope, Severity, Sick, Verdict, Well, check, logged, said, told_finding
+from doctor.api import Fails, Job, Passes, Scope, Severity, Verdict, check, event_groups, finding_from_logs, logged
 
 
 @check(
@@ -13,7 +13,7 @@ from doctor.api import Job, Scope, Severity, Sick, Verdict, Well, check, logged,
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "ended by SIGTERM",
             logged(
                 "W1218 20:27:21.4 140 torch/distributed/elastic/agent/server/api.py:739] Received "
@@ -22,8 +22,8 @@ from doctor.api import Job, Scope, Severity, Sick, Verdict, Well, check, logged,
                 "torch.distributed.elastic.multiprocessing.api.SignalException: Process 140 got signal: 15",
             ),
         ),
-        Well("started by nohup", logged("nohup: ignoring input and redirecting stderr to stdout")),
-        Sick(
+        Passes("started by nohup", logged("nohup: ignoring input and redirecting stderr to stdout")),
+        Fails(
             "torchrun of torch 1.9 to 2.2",
             logged(
                 "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
@@ -31,14 +31,14 @@ from doctor.api import Job, Scope, Severity, Sick, Verdict, Well, check, logged,
                 "torch.distributed.elastic.multiprocessing.api.SignalException: Process 800 got signal: 1",
             ),
         ),
-        Sick(
+        Fails(
             "torchrun of today",
             logged(
                 "W1218 20:27:21.4 140 torch/distributed/elastic/agent/server/api.py:739] Received Signals.SIGHUP death "
                 "signal, shutting down workers"
             ),
         ),
-        Sick("the shell says so", logged("run.sh: line 12:  4242 Hangup                  python train.py")),
+        Fails("the shell says so", logged("run.sh: line 12:  4242 Hangup                  python train.py")),
     ),
 )
 def session_hung_up(job: Job) -> Iterator[Verdict]:
@@ -50,9 +50,9 @@ def session_hung_up(job: Job) -> Iterator[Verdict]:
     resume from the last checkpoint. torchrun installs its own handler for SIGHUP, so that nohup alone may not be
     enough.
     """
-    told = tuple(said(job, "launch.hangup"))
+    told = tuple(event_groups(job, "launch.hangup"))
     if told:
-        yield told_finding(
+        yield finding_from_logs(
             told[0],
             "the launcher got SIGHUP: the terminal or ssh session that it ran in was closed",
             ranks=(),

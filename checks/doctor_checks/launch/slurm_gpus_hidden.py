@@ -6,37 +6,37 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    Alike,
     EnvironmentFacts,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     LaunchFacts,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SlurmFacts,
     TrainerFacts,
     Verdict,
-    Well,
     bound_per_task,
     check,
     devices_asked,
+    event_groups,
+    finding_from_logs,
     has_value,
     healthy,
     inner_launcher,
-    is_said,
+    is_logged,
     launch_number,
     logged,
     on_processor,
     parse_visible_devices,
     ranks_in_words,
-    said,
     slurm_step,
-    told_finding,
     visible_gpus,
 )
 
@@ -56,7 +56,7 @@ MAY_WORK = (
 )
 
 
-class Seat(NamedTuple):
+class LocalRankGpus(NamedTuple):
     """A rank's number on its host, whether LOCAL_RANK itself says so, and how many GPUs the rank sees."""
 
     number: int
@@ -64,7 +64,7 @@ class Seat(NamedTuple):
     visible: int | None
 
 
-class Fault(NamedTuple):
+class HiddenGpus(NamedTuple):
     """What ranks have in common of which one finding speaks. ``devices``: what Lightning is told to use."""
 
     severity: Severity
@@ -77,13 +77,15 @@ class Fault(NamedTuple):
 def _told(job: Job) -> Iterator[Finding]:
     """Lightning asks for devices by local rank and sees one alone. A batch script shows that SLURM hands them out; so
     does a request for many of which just one is there."""
-    for told in said(job, "pl.gpus_missing", by=("wanted",)):
-        seen = next((one.value("has") for one in said(job, "pl.gpus_missing", by=("has",)) if one.value("has")), None)
+    for told in event_groups(job, "pl.gpus_missing", by=("wanted",)):
+        seen = next(
+            (one.value("has") for one in event_groups(job, "pl.gpus_missing", by=("has",)) if one.value("has")), None
+        )
         asked, present = _numbers(told.value("wanted")), _numbers(seen)
-        slurm = is_said(job, "slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit", "slurm.cancel")
+        slurm = is_logged(job, "slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit", "slurm.cancel")
         if present != (0,) or len(asked) < 2 or not (slurm or len(asked) >= WHOLE_HOST):
             continue
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{len(asked)} GPUs are asked for and each task sees one: "
             + ("SLURM shows it no more" if slurm else "the scheduler or CUDA_VISIBLE_DEVICES hides the others"),
@@ -111,64 +113,66 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     peers=False,
     told=_told,
     cases=lambda: (
-        Well("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
-        Well("torchrun outside SLURM", healthy(hosts=2, per_host=4)),
-        Well(
+        Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
+        Passes("torchrun outside SLURM", healthy(hosts=2, per_host=4)),
+        Passes(
             "one task a node, bound to its GPUs",
             healthy(hosts=2, per_host=1).by_srun().launched(SLURM_GPUS_PER_TASK="1"),
         ),
-        Well("binding is switched off", _per_task().launched(SLURM_GPU_BIND="none", without=("SLURM_GPUS_PER_TASK",))),
-        Well(
+        Passes(
+            "binding is switched off", _per_task().launched(SLURM_GPU_BIND="none", without=("SLURM_GPUS_PER_TASK",))
+        ),
+        Passes(
             "one visible GPU each, used as device 0",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").launched(LOCAL_RANK="0"),
         ),
-        Well(
+        Passes(
             "one visible GPU each, and GPUs are not used",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(accelerator="cpu")),
         ),
-        Well("binding in name only: every task sees all GPUs", _per_task()),
-        Sick(
+        Passes("binding in name only: every task sees all GPUs", _per_task()),
+        Fails(
             "--gpus-per-task=1: the device depends on the script",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0"),
             ranks=(1, 2, 3),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "--gpus-per-task=1 and LOCAL_RANK set from SLURM_LOCALID",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").launched(ranks=(1,), LOCAL_RANK="1"),
             ranks=(1, 2, 3),
         ),
-        Sick(
+        Fails(
             "four tasks a node and two GPUs",
             healthy(per_host=4).by_srun().environ(CUDA_VISIBLE_DEVICES="0,1"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "Lightning is told four devices and sees one",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(source="LT_*", devices=4)),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "--gpus-per-task=2: ranks 0 and 1 of the node use GPUs of their own, the second of them the wrong one",
             healthy(per_host=2, gpus=4).by_srun().launched(SLURM_GPUS_PER_TASK="2").environ(CUDA_VISIBLE_DEVICES="0,1"),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "no driver to ask on this node",
             healthy().by_srun().launched(SLURM_GPUS_PER_TASK="1").drop(GpuFacts),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "a machine without GPUs",
             logged("MisconfigurationException: You requested gpu: [0]", " But your machine only has: []"),
         ),
-        Well(
+        Passes(
             "a workstation with one GPU",
             logged("MisconfigurationException: You requested gpu: [0, 1]", " But your machine only has: [0]"),
         ),
-        Sick(
+        Fails(
             "a host of eight, of which a task sees one",
             logged(
                 "MisconfigurationException: You requested gpu: [0, 1, 2, 3, 4, 5, 6, 7]",
@@ -176,7 +180,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
             ),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a batch script that binds GPUs to tasks",
             logged(
                 "#SBATCH --gpus-per-task=1",
@@ -197,7 +201,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     `--gpu-bind=none`.
     """
     inside = False
-    faults: dict[Fault, list[tuple[Seat, Alike]]] = {}
+    faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
     visible: dict[tuple[int, int], int | None] = {}
     for launch, alike in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
         if not has_value(launch, "SLURM_JOB_ID") and slurm_step(launch) is None:
@@ -215,7 +219,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
         yield Skip("not inside a SLURM job")
 
 
-def _fault(seat: Seat, launch: LaunchFacts, alike: Alike) -> Fault | None:
+def _fault(seat: LocalRankGpus, launch: LaunchFacts, alike: IdenticalRanks) -> HiddenGpus | None:
     """What is wrong with the place of a rank. A task that sees one GPU and has no LOCAL_RANK may well use device 0."""
     bound, asked, several = _bound(launch, alike), devices_asked(alike.members[0]), _shares_node(launch)
     if seat.visible == 0 or not (several or bound):
@@ -223,28 +227,28 @@ def _fault(seat: Seat, launch: LaunchFacts, alike: Alike) -> Fault | None:
     options = tuple((name, launch.get(name) or "") for name in OPTIONS if has_value(launch, name))
     tasks = launch.local_world_size or 1
     if bound and asked is not None and asked > (seat.visible or asked) and inner_launcher(launch) is None:
-        return Fault(Severity.ERROR, seat.visible, options, tasks, asked)
+        return HiddenGpus(Severity.ERROR, seat.visible, options, tasks, asked)
     if seat.visible is not None and seat.number >= seat.visible and (seat.is_stated or seat.visible > 1):
-        return Fault(Severity.ERROR, seat.visible, options, tasks)
+        return HiddenGpus(Severity.ERROR, seat.visible, options, tasks)
     if bound and several and seat.number > 0 and _sees_a_part(seat, launch):
-        return Fault(Severity.WARNING, seat.visible, options, tasks)
+        return HiddenGpus(Severity.WARNING, seat.visible, options, tasks)
     return None
 
 
-def _sees_a_part(seat: Seat, launch: LaunchFacts) -> bool:
+def _sees_a_part(seat: LocalRankGpus, launch: LaunchFacts) -> bool:
     """Whether a task sees fewer GPUs than the tasks of its node were given together; SLURM may bind in name only."""
     step, each = slurm_step(launch), launch_number(launch, "SLURM_GPUS_PER_TASK") or 1
     tasks = (step.most_per_node if step else None) or launch.local_world_size or 1
     return seat.visible is None or seat.visible < tasks * each
 
 
-def _seat(launch: LaunchFacts, visible: int | None) -> Seat:
+def _seat(launch: LaunchFacts, visible: int | None) -> LocalRankGpus:
     stated = launch_number(launch, "LOCAL_RANK")
     number = stated if stated is not None else launch_number(launch, "SLURM_LOCALID")
-    return Seat(number or 0, stated is not None, visible)
+    return LocalRankGpus(number or 0, stated is not None, visible)
 
 
-def _visible(alike: Alike) -> int | None:
+def _visible(alike: IdenticalRanks) -> int | None:
     """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
     environment, gpus = alike.find(EnvironmentFacts), alike.find(GpuFacts)
     if gpus is not None:
@@ -253,7 +257,7 @@ def _visible(alike: Alike) -> int | None:
     return len(listed.entries) if listed.is_set and not listed.fault else None
 
 
-def _bound(launch: LaunchFacts, alike: Alike) -> bool:
+def _bound(launch: LaunchFacts, alike: IdenticalRanks) -> bool:
     """Whether SLURM gives each task GPUs of its own; --tres-per-task does so too when it names GPUs."""
     rank: Rank = alike.members[0]
     if (launch.get("SLURM_GPU_BIND") or "").lower() == "none":
@@ -266,7 +270,7 @@ def _shares_node(launch: LaunchFacts) -> bool:
     return (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
 
 
-def _report(fault: Fault, seats: list[tuple[Seat, Alike]]) -> Finding:
+def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]) -> Finding:
     numbers = sorted({seat.number for seat, _ in seats})
     what = f"Lightning is told devices={fault.devices}" if fault.devices else _local_ranks(numbers)
     count = "some" if fault.visible is None else str(fault.visible)
@@ -287,6 +291,6 @@ def _local_ranks(numbers: list[int]) -> str:
     return ranks_in_words(tuple(numbers)).replace("rank", "local rank", 1)
 
 
-def _per_task() -> Sketch:
+def _per_task() -> JobBuilder:
     """Four tasks of a node, one GPU each; the driver shows four, as it does without a device cgroup."""
     return healthy(per_host=4).by_srun().launched(SLURM_GPUS_PER_TASK="1")

@@ -6,38 +6,38 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.api import (
-    Alike,
+    EventGroup,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     LaunchFacts,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SlurmFacts,
     TrainerFacts,
     Verdict,
-    Well,
     check,
-    count_told,
+    event_groups,
     failed_before,
+    finding_from_logs,
     has_value,
     healthy,
     inner_launcher,
     is_interactive_job,
     is_lightning_slurm,
-    is_said,
+    is_logged,
+    joined_ranks,
     launch_number,
     logged,
     merge,
-    ranks_that_came,
-    said,
+    parse_count,
     set_up_after,
     slurm_step,
     starts_tasks_unlaunched,
-    told_finding,
 )
 
 NUMBERS = (
@@ -74,7 +74,7 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_by_index(job: Job) -> Iterator[Finding]:
     """Lightning looks for the device of its local rank in the Trainer's list, which is shorter than SLURM's tasks."""
-    if job.evidence is None or not is_said(job, "slurm."):
+    if job.evidence is None or not is_logged(job, "slurm."):
         return
     events = tuple(
         event
@@ -83,7 +83,7 @@ def _told_by_index(job: Job) -> Iterator[Finding]:
     )
     if events:
         yield _refused(
-            Said(events[0].kind, events),
+            EventGroup(events[0].kind, events),
             "SLURM started more tasks on a host than the Trainer has devices there",
             {},
             "`#SBATCH --ntasks-per-node` has to be what Trainer(devices=...) says, and --gpus-per-node as well.",
@@ -92,7 +92,7 @@ def _told_by_index(job: Job) -> Iterator[Finding]:
 
 def _told_by_lightning(job: Job) -> Iterator[Finding]:
     """Lightning compares the Trainer's numbers with those of SLURM and refuses."""
-    for told in said(job, "pl.slurm_ntasks"):
+    for told in event_groups(job, "pl.slurm_ntasks"):
         yield _refused(
             told,
             f"--ntasks={told.value('n')} is set without --ntasks-per-node, which Lightning goes by",
@@ -100,7 +100,7 @@ def _told_by_lightning(job: Job) -> Iterator[Finding]:
             "In the batch script: `#SBATCH --nodes=<hosts>` and `#SBATCH --ntasks-per-node=<GPUs of a host>` in place "
             "of --ntasks; `Trainer(devices=<GPUs of a host>, num_nodes=<hosts>)`.",
         )
-    for told in said(job, "pl.slurm_devices", by=("d", "t")):
+    for told in event_groups(job, "pl.slurm_devices", by=("d", "t")):
         devices, tasks = told.value("d"), told.value("t")
         yield _refused(
             told,
@@ -113,7 +113,7 @@ def _told_by_lightning(job: Job) -> Iterator[Finding]:
 
 
 def _told_of_hosts(job: Job) -> Iterator[Finding]:
-    for told in said(job, "pl.slurm_nodes", by=("n", "s")):
+    for told in event_groups(job, "pl.slurm_nodes", by=("n", "s")):
         asked, given = told.value("n"), told.value("s")
         yield _refused(
             told,
@@ -123,22 +123,22 @@ def _told_of_hosts(job: Job) -> Iterator[Finding]:
         )
 
 
-def _refused(told: Said, summary: str, evidence: dict[str, str | None], fix: str) -> Finding:
-    return told_finding(told, summary, ranks=(), evidence=evidence, confidence=0.95, fix=fix)
+def _refused(told: EventGroup, summary: str, evidence: dict[str, str | None], fix: str) -> Finding:
+    return finding_from_logs(told, summary, ranks=(), evidence=evidence, confidence=0.95, fix=fix)
 
 
 def _told_by_slurm(job: Job) -> Iterator[Finding]:
     """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
-    for told in said(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
+    for told in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
         if not set_up_after(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"the tasks that are asked for can't be started: {_why(told)}",
                 ranks=(),
                 confidence=0.85,
             )
-    for told in said(job, "slurm.count_form", by=("value",)):
-        yield told_finding(
+    for told in event_groups(job, "slurm.count_form", by=("value",)):
+        yield finding_from_logs(
             told,
             f"SLURM_TASKS_PER_NODE={told.value('value')} is read as a number: SLURM writes 4(x2) for 4 tasks on "
             f"2 hosts each",
@@ -152,10 +152,10 @@ def _told_by_slurm(job: Job) -> Iterator[Finding]:
 
 def _told_of_too_few(job: Job) -> Iterator[Finding]:
     """Warnings about numbers that do not go together, after which a job may still run."""
-    for told in said(job, "pl.slurm_tasks_few", "slurm.tasks_ignored", by=("gpus", "asked", "tasks")):
+    for told in event_groups(job, "pl.slurm_tasks_few", "slurm.tasks_ignored", by=("gpus", "asked", "tasks")):
         gpus, asked, tasks = (told.value(name) for name in ("gpus", "asked", "tasks"))
         text = f"{gpus} GPUs are asked for" if gpus else f"srun ignores --ntasks-per-node={asked}"
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"{text}, and {tasks} tasks are started",
             ranks=(),
@@ -165,21 +165,21 @@ def _told_of_too_few(job: Job) -> Iterator[Finding]:
         )
 
 
-def _why(told: Said) -> str:
+def _why(told: EventGroup) -> str:
     return told.value("why") or told.value("why2") or "there are not enough slots"
 
 
 def _told_by_waiting(job: Job) -> Iterator[Finding]:
     """Lightning says that it goes by SLURM, and then one rank of several waits alone."""
-    for told in said(job, "pl.init_dist", by=("w",)):
-        size, last, times = count_told(told.value("w")) or 0, told.events[-1], ranks_that_came(told)
+    for told in event_groups(job, "pl.init_dist", by=("w",)):
+        size, last, times = parse_count(told.value("w")) or 0, told.events[-1], joined_ranks(told)
         came = len(times)
-        alone = is_said(job, "pl.slurm_requeue.harmless") and came == 1 < size
-        twice = is_said(job, "slurm.script") and 0 < came < size and min(times.values()) > 1
+        alone = is_logged(job, "pl.slurm_requeue.harmless") and came == 1 < size
+        twice = is_logged(job, "slurm.script") and 0 < came < size and min(times.values()) > 1
         if not alone and not twice:
             continue
         if not set_up_after(job, last) and not failed_before(job, last):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{came} of {size} ranks came: SLURM starts other tasks than the Trainer wants",
                 ranks=(),
@@ -198,7 +198,7 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
     peers=False,
     told=_told,
     cases=lambda: (
-        Sick(
+        Fails(
             "Lightning finds no device for a task",
             logged(
                 "[rank6]: Traceback (most recent call last):",
@@ -209,59 +209,59 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
                 "srun: error: node3: tasks 6-7: Exited with exit code 1",
             ),
         ),
-        Well("as many tasks as ranks", healthy(hosts=2, per_host=4).by_srun()),
-        Well("no SLURM", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("as many tasks as ranks", healthy(hosts=2, per_host=4).by_srun()),
+        Passes("no SLURM", healthy(hosts=2, per_host=2)),
+        Passes(
             "one task a node, torchrun inside",
             healthy(hosts=2, per_host=2).launched(
                 SLURM_STEP_ID="0", SLURM_NTASKS="2", SLURM_STEP_NUM_TASKS="2", SLURM_NTASKS_PER_NODE="1"
             ),
         ),
-        Well(
+        Passes(
             "a helper step of one task inherits the job's tasks per node",
             _task().launched(SLURM_NTASKS_PER_NODE="8", SLURM_JOB_NUM_NODES="4"),
         ),
-        Well(
+        Passes(
             "fewer tasks than tasks per node times nodes",
             healthy(hosts=2, per_host=3).by_srun().launched(SLURM_NTASKS_PER_NODE="4"),
         ),
-        Well(
+        Passes(
             "the shell of an interactive allocation, in a step of its own",
             _task().launched(SLURM_NTASKS="8", SLURM_JOB_NAME="interactive"),
         ),
-        Well("a batch script of one task", _batch().launched(SLURM_NTASKS="1", SLURM_NTASKS_PER_NODE="1")),
-        Well(
+        Passes("a batch script of one task", _batch().launched(SLURM_NTASKS="1", SLURM_NTASKS_PER_NODE="1")),
+        Passes(
             "a part of a heterogeneous job, whose task numbers go on from part to part",
             _task().launched(SLURM_PROCID="5", SLURM_NTASKS="4", SLURM_STEP_NUM_TASKS="4", SLURM_HET_SIZE="2"),
         ),
-        Sick("the step runs one of four tasks", _task().launched(SLURM_NTASKS="4"), ranks=(0,)),
-        Sick(
+        Fails("the step runs one of four tasks", _task().launched(SLURM_NTASKS="4"), ranks=(0,)),
+        Fails(
             "task 5 of 4",
             _task().launched(SLURM_PROCID="5", SLURM_NTASKS="4", SLURM_STEP_NUM_TASKS="4"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "eight devices asked for and four tasks a node",
             healthy(hosts=2, per_host=4).by_srun().put(TrainerFacts(source="PL_TRAINER_*", devices=8)),
             ranks=(0, 1, 2, 3, 4, 5, 6, 7),
         ),
-        Sick(
+        Fails(
             "four hosts asked for and two allocated",
             healthy(hosts=2, per_host=2).by_srun().put(TrainerFacts(source="PL_TRAINER_*", node_count=4)),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "four devices asked for in a step of one task",
             _task().launched(without=("SLURM_NTASKS_PER_NODE",)).put(TrainerFacts(source="LT_*", devices=4)),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "python in a batch script of eight tasks, without srun",
             _batch().launched(SLURM_NTASKS="8", SLURM_NTASKS_PER_NODE="8"),
             ranks=(0,),
         ),
-        Well("Lightning's hint on a login node", logged(_HINT, "Epoch 3: 100%|##########| 10/10")),
-        Well(
+        Passes("Lightning's hint on a login node", logged(_HINT, "Epoch 3: 100%|##########| 10/10")),
+        Passes(
             "a step that had to wait, and then ran",
             logged(
                 "srun: Job 4711 step creation temporarily disabled, retrying (Requested nodes are busy)",
@@ -269,32 +269,32 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
                 "All distributed processes registered. Starting with 8 processes",
             ),
         ),
-        Sick(
+        Fails(
             "--ntasks in the batch script",
             logged(
                 "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable is not supported. "
                 "HINT: Use `--ntasks-per-node=8` instead."
             ),
         ),
-        Sick(
+        Fails(
             "other devices than tasks",
             logged(
                 "ValueError: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM "
                 "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`."
             ),
         ),
-        Sick(
+        Fails(
             "other hosts than are allocated",
             logged(
                 "0: ValueError: You set `num_nodes=4` in Lightning, but the number of nodes configured in SLURM "
                 "`--nodes=2` does not match. HINT: Set `num_nodes=2`."
             ),
         ),
-        Sick(
+        Fails(
             "more tasks than the allocation has CPUs",
             logged("srun: error: Unable to create step for job 4711: More processors requested than permitted"),
         ),
-        Sick(
+        Fails(
             "one task of eight",
             logged(
                 "SLURM auto-requeueing enabled. Setting signal handlers.",
@@ -323,7 +323,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
         yield Skip("not inside a SLURM job")
 
 
-def _contradictions(job: Job, launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _contradictions(job: Job, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """What is wrong, the plainest first; the rest follows from it."""
     yield from _judge_words(launch, alike)
     yield from _judge_numbers(launch, alike)
@@ -333,7 +333,7 @@ def _contradictions(job: Job, launch: LaunchFacts, alike: Alike) -> Iterator[Fin
     yield from _judge_world(launch, alike)
 
 
-def _judge_words(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_words(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     names = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
     for name in names:
         if launch.get(name) is not None and launch_number(launch, name) is None:
@@ -345,7 +345,7 @@ def _judge_words(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
             )
 
 
-def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """In a heterogeneous job SLURM_PROCID counts over all parts and SLURM_NTASKS is that of one (srun(1))."""
     if has_value(launch, "SLURM_HET_SIZE"):
         return
@@ -361,7 +361,7 @@ def _judge_numbers(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
             )
 
 
-def _judge_step(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_step(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """A step gets its own size as SLURM_NTASKS from srun; where they differ, somebody kept or set the job's."""
     needed, started = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_STEP_NUM_TASKS")
     if needed is None or started is None or needed == started or is_interactive_job(launch):
@@ -380,7 +380,7 @@ def _judge_step(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
     )
 
 
-def _judge_trainer(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_trainer(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """Lightning compares both and raises (SLURMEnvironment.validate_settings)."""
     trainer = alike.find(TrainerFacts)
     if trainer is None or not is_lightning_slurm(launch):
@@ -401,7 +401,7 @@ def _judge_trainer(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
             )
 
 
-def _judge_world(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_world(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """Without --ntasks-per-node Lightning has nothing to compare; it starts with the tasks that are there."""
     trainer, step = alike.find(TrainerFacts), slurm_step(launch)
     if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
@@ -419,7 +419,7 @@ def _judge_world(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
     )
 
 
-def _judge_batch(job: Job, launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_batch(job: Job, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none."""
     slurm = alike.find(SlurmFacts)
     batch = has_value(launch, "SLURM_PROCID") or (slurm is not None and slurm.batch)
@@ -438,11 +438,11 @@ def _slurm_variables(launch: LaunchFacts) -> dict[str, object]:
     return {name: launch.get(name) for name in SHOWN if launch.get(name) is not None}
 
 
-def _task() -> Sketch:
+def _task() -> JobBuilder:
     return healthy(hosts=1, per_host=1).by_srun()
 
 
-def _batch() -> Sketch:
+def _batch() -> JobBuilder:
     return healthy(hosts=1, per_host=1).launched(
         SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0"
     )

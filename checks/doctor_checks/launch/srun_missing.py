@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     LaunchFacts,
+    Passes,
     Severity,
-    Sick,
-    Sketch,
     Verdict,
-    Well,
     check,
     has_value,
     healthy,
@@ -27,20 +27,20 @@ from doctor.api import (
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Well("srun started the ranks", healthy(hosts=2, per_host=2).by_srun()),
-        Well("torchrun in a batch script", healthy().launched(SLURM_NTASKS="2", SLURM_JOB_NAME="train")),
-        Well("an interactive allocation", _allocation().launched(SLURM_JOB_NAME="interactive")),
-        Well("salloc of an older SLURM names the job after the shell", _allocation().launched(SLURM_JOB_NAME="bash")),
-        Well("a batch script of one task", _allocation().launched(SLURM_NTASKS="1")),
-        Well("a batch script that requests no tasks", _allocation().launched(without=("SLURM_NTASKS",))),
-        Well("no SLURM", healthy(hosts=1, per_host=1)),
-        Sick("python in a batch script of four tasks", _allocation(), ranks=(0,)),
-        Sick(
+        Passes("srun started the ranks", healthy(hosts=2, per_host=2).by_srun()),
+        Passes("torchrun in a batch script", healthy().launched(SLURM_NTASKS="2", SLURM_JOB_NAME="train")),
+        Passes("an interactive allocation", _allocation().launched(SLURM_JOB_NAME="interactive")),
+        Passes("salloc of an older SLURM names the job after the shell", _allocation().launched(SLURM_JOB_NAME="bash")),
+        Passes("a batch script of one task", _allocation().launched(SLURM_NTASKS="1")),
+        Passes("a batch script that requests no tasks", _allocation().launched(without=("SLURM_NTASKS",))),
+        Passes("no SLURM", healthy(hosts=1, per_host=1)),
+        Fails("python in a batch script of four tasks", _allocation(), ranks=(0,)),
+        Fails(
             "RANK and the master are exported, and nobody starts the other ranks",
             _allocation().launched(RANK="0", WORLD_SIZE="4", MASTER_ADDR="node0", MASTER_PORT="29500"),
             ranks=(0,),
         ),
-        Sick("the shell of salloc in a named job", _allocation().launched(without=("SLURM_PROCID",)), ranks=(0,)),
+        Fails("the shell of salloc in a named job", _allocation().launched(without=("SLURM_PROCID",)), ranks=(0,)),
     ),
 )
 def srun_missing(job: Job) -> Iterator[Verdict]:
@@ -70,7 +70,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
         )
 
 
-def _allocation() -> Sketch:
+def _allocation() -> JobBuilder:
     """What sbatch --ntasks=4 gives a batch script."""
     return healthy(hosts=1, per_host=1).launched(
         SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_LOCALID="0"

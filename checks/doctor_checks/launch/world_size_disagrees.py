@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     Group,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     LaunchFacts,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Verdict,
-    Well,
     check,
     correlates,
     describe,
@@ -32,7 +32,7 @@ MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
 
 
-def _counted_by_each_host(hosts: int) -> Sketch:
+def _counted_by_each_host(hosts: int) -> JobBuilder:
     sketch = healthy(hosts=hosts, per_host=1)
     for rank in range(hosts):
         sketch = sketch.alter(LaunchFacts, ranks=(rank,), world_size=hosts + rank)
@@ -46,33 +46,33 @@ def _counted_by_each_host(hosts: int) -> Sketch:
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Well("all say the same", healthy(hosts=2, per_host=2)),
-        Well("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),
-        Well(
+        Passes("all say the same", healthy(hosts=2, per_host=2)),
+        Passes("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),
+        Passes(
             "one task a node that starts its ranks itself, WORLD_SIZE exported for them",
             healthy(hosts=2, per_host=1).by_srun().launched(WORLD_SIZE="16"),
         ),
-        Sick(
+        Fails(
             "one host was told another number of nodes",
             healthy(hosts=3, per_host=2).alter(LaunchFacts, ranks=(4, 5), world_size=8),
             ranks=(4, 5),
         ),
-        Sick(
+        Fails(
             "two hosts, each of which believes that it is alone",
             healthy(hosts=2, per_host=2).alter(LaunchFacts, ranks=(2, 3), world_size=2),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "each of many hosts has a number of its own: one finding",
             _counted_by_each_host(12),
             ranks=tuple(range(12)),
         ),
-        Sick(
+        Fails(
             "srun starts four tasks and the script exports WORLD_SIZE=8",
             healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="8", RANK="0"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "mpirun starts two and WORLD_SIZE=4 is left over",
             healthy().launched(
                 without=("TORCHELASTIC_RUN_ID",), OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", WORLD_SIZE="4"
@@ -129,7 +129,7 @@ def _scattered(groups: Sequence[Group[int]], words: str) -> Finding:
     )
 
 
-def _judge_launcher(launch: LaunchFacts, alike: Alike) -> Iterator[Finding]:
+def _judge_launcher(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     direct, stated = direct_launch(launch), launch_number(launch, "WORLD_SIZE")
     if direct is None or direct.size is None or stated is None or stated == direct.size:
         return

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from doctor.api import (
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
+    Passes,
     Severity,
-    Sick,
     SoftwareFacts,
     TorchBuild,
     Verdict,
-    Well,
     allocator_complaints,
     allocator_options,
     check,
-    group_alike,
+    group_by_value,
     healthy,
     within,
 )
@@ -37,10 +37,10 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("nothing set", healthy()),
-        Well("sound options", healthy().environ(PYTORCH_CUDA_ALLOC_CONF=_SOUND)),
-        Well("empty", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="")),
-        Well(
+        Passes("nothing set", healthy()),
+        Passes("sound options", healthy().environ(PYTORCH_CUDA_ALLOC_CONF=_SOUND)),
+        Passes("empty", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="")),
+        Passes(
             "both names alike",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
@@ -48,40 +48,40 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
                 PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,", PYTORCH_ALLOC_CONF="expandable_segments: True"
             ),
         ),
-        Well("the other backend alone", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")),
-        Sick(
+        Passes("the other backend alone", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")),
+        Fails(
             "an unknown option",
             healthy(2, 2).environ(ranks=(1,), PYTORCH_CUDA_ALLOC_CONF="max_split_size:512"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "true in small letters", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:true"), ranks=(0, 1)
         ),
-        Sick(
+        Fails(
             "quotation marks of an env file are part of the value",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="'expandable_segments:True'"),
             ranks=(0, 1),
         ),
-        Sick("an equals sign", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb=512"), ranks=(0, 1)),
-        Sick("below the least size", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:10"), ranks=(0, 1)),
-        Sick(
+        Fails("an equals sign", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb=512"), ranks=(0, 1)),
+        Fails("below the least size", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:10"), ranks=(0, 1)),
+        Fails(
             "a threshold of 1",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
             .environ(PYTORCH_ALLOC_CONF="garbage_collection_threshold:1.0"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "divisions by three",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[256:1,512:3]"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "an option newer than this torch",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "the two names say different things",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
@@ -90,31 +90,31 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a backend that has no segments to expand",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,expandable_segments:True"),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "pinned memory beside a backend that has its own allocator on the device",
             healthy().environ(
                 PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,pinned_use_cuda_host_register:True,"
                 "pinned_num_register_threads:8"
             ),
         ),
-        Sick(
+        Fails(
             "a backend that ignores the size",
             healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync,max_split_size_mb:512"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a name that torch 2.8 does not read",
             healthy().environ(PYTORCH_ALLOC_CONF="expandable_segments:True"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "wrong without a known torch",
             healthy(gpus=0).alter(SoftwareFacts, torch=None).environ(PYTORCH_CUDA_ALLOC_CONF="foo:1"),
             ranks=(0, 1),
@@ -128,7 +128,7 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     rank; or it reads one of two names that contradict each other.
     Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (option:value, commas between, True or False).
     """
-    for values, ranks in group_alike(
+    for values, ranks in group_by_value(
         job, EnvironmentFacts, lambda own, alike: _values(own, alike.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
         yield from _judge(values, ranks)

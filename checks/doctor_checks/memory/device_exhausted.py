@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Exhausted,
+    Fails,
     Finding,
     Frame,
     Holder,
     Job,
     MemorySnapshotFacts,
+    OomEvent,
+    Passes,
     RefusedAllocation,
     Severity,
-    Sick,
     Verdict,
-    Well,
-    as_said,
+    as_event_groups,
     check,
     exhaustions,
+    finding_from_logs,
     logged,
     mebibytes,
     numbers_of,
     place_of_frame,
     running,
-    told_finding,
 )
 
 _WORDS = {
@@ -56,7 +56,7 @@ _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True)
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    by_cause: dict[str, list[Exhausted]] = {}
+    by_cause: dict[str, list[OomEvent]] = {}
     for one in exhaustions(job):
         by_cause.setdefault(one.cause, []).append(one)
     for found in by_cause.values():
@@ -70,7 +70,7 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(MemorySnapshotFacts,),
     told=_told,
     cases=lambda: (
-        Well(
+        Passes(
             "memory that is spoken of and not short",
             logged(
                 "| 0   NVIDIA H100 80GB HBM3   On | 00000000:19:00.0 Off |  0 | 71234MiB / 81559MiB |  98% |",
@@ -78,12 +78,12 @@ def _told(job: Job) -> Iterator[Finding]:
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             ),
         ),
-        Sick(
+        Fails(
             "an error that the program catches",
             logged("WARNING: ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Skipping batch."),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "more than there is",
             logged(
                 "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total "
@@ -94,7 +94,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "another process on the GPU",
             logged(
                 "[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a "
@@ -104,22 +104,22 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "the words of an old torch",
             logged(
                 "RuntimeError: CUDA out of memory. Tried to allocate 376.00 MiB (GPU 0; 3.95 GiB total capacity; 3.29 "
                 "GiB already allocated; 154.88 MiB free; 40.00 MiB cached)"
             ),
         ),
-        Sick(
+        Fails(
             "NCCL has no room for its buffers",
             logged("node7:41:77 [0] include/alloc.h:200 NCCL WARN Cuda failure 2 'out of memory'"),
         ),
-        Well(
+        Passes(
             "a snapshot of a rank that had room",
             running(1, 2).put(MemorySnapshotFacts(path="rank1.pickle", holders=(_HOLDER,)), ranks=(1,)),
         ),
-        Sick(
+        Fails(
             "a snapshot with an allocation that was refused",
             running(1, 2).put(
                 MemorySnapshotFacts(
@@ -133,7 +133,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(1,),
         ),
-        Sick("no numbers", logged("[rank1]: torch.AcceleratorError: CUDA error: out of memory"), ranks=(1,)),
+        Fails("no numbers", logged("[rank1]: torch.AcceleratorError: CUDA error: out of memory"), ranks=(1,)),
     ),
 )
 def device_exhausted(job: Job) -> Iterator[Verdict]:
@@ -178,7 +178,7 @@ def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
     return [f"{place_of_frame(holder.frame)}: {mebibytes(holder.size)} in {holder.blocks} pieces" for holder in named]
 
 
-def _finding(job: Job, found: tuple[Exhausted, ...]) -> Finding:
+def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     first = found[0]
     told = first.shortage
     gpu = f"GPU {told.device}" if told.device is not None else "a GPU"
@@ -187,8 +187,8 @@ def _finding(job: Job, found: tuple[Exhausted, ...]) -> Finding:
         others=mebibytes(told.other_bytes), unused=mebibytes(told.reserved_unallocated), allowed=mebibytes(told.allowed)
     )
     where = f" (at {first.place})" if first.place else ""
-    return told_finding(
-        as_said(found),
+    return finding_from_logs(
+        as_event_groups(found),
         f"{gpu} ran out of memory{wanted}: {reason}{where}",
         evidence={**numbers_of(first), **_from_snapshot(job, first)},
         fix=_FIXES.get(first.cause, ""),
@@ -198,7 +198,7 @@ def _finding(job: Job, found: tuple[Exhausted, ...]) -> Finding:
     )
 
 
-def _from_snapshot(job: Job, one: Exhausted) -> dict[str, object]:
+def _from_snapshot(job: Job, one: OomEvent) -> dict[str, object]:
     """Who held most, where the rank left a snapshot of its allocator."""
     rank = next((rank for rank in job.ranks if rank.number == one.rank), None)
     snapshot = rank.find(MemorySnapshotFacts) if rank else None

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     GpuProcess,
+    GpuSharers,
     HostFacts,
     Job,
-    Lack,
+    JobBuilder,
     LocalRanks,
     MigDevice,
+    MissingReason,
+    Passes,
     ProcessFacts,
     Rank,
     RunMemoryFacts,
     Severity,
-    Share,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
     healthy,
     hidden_of_gpus,
@@ -39,7 +39,7 @@ from doctor.api import (
 GIB = 1 << 30
 
 
-def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Sketch:
+def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> JobBuilder:
     """A watched job; on ``ranks``, ``peak`` bytes were allocated at most, and others hold ``foreign`` of the device."""
     return running(2, 2).alter(
         RunMemoryFacts, ranks=ranks, peak_allocated=peak, allocated=peak // 2, foreign=foreign, retries=retries
@@ -53,61 +53,66 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Ske
     needs=(GpuFacts, ProcessFacts),
     instead=(RunMemoryFacts,),
     cases=lambda: (
-        Well("empty GPUs", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("empty GPUs", healthy(hosts=2, per_host=2)),
+        Passes(
             "half full",
             healthy(per_host=2).gpu(0, memory_used=40 * GIB, processes=(GpuProcess(4242, 40 * GIB, "python"),)),
         ),
-        Well(
+        Passes(
             "filled by its own rank",
             healthy(per_host=2).gpu(0, memory_used=78 * GIB, processes=(GpuProcess(10_000, 78 * GIB, "python"),)),
             silent=False,
         ),
-        Well(
+        Passes(
             "other MIG slices of the GPU are full",
             healthy(per_host=1).gpu(
                 0, mig=True, mig_devices=(MigDevice("MIG-a", 0),), memory_used=79 * GIB, processes=()
             ),
         ),
-        Well(
+        Passes(
             "a full GPU that no rank uses",
             healthy(per_host=1, gpus=2).environ(CUDA_VISIBLE_DEVICES="0").gpu(1, memory_used=79 * GIB, processes=()),
         ),
-        Well(
+        Passes(
             "a card whose memory the driver does not tell",
             healthy(per_host=1).gpu(0, name="NVIDIA GB10", memory_total=None, memory_used=None, memory_free=None),
         ),
-        Well(
+        Passes(
             "full, and a container hides whose memory it is",
             healthy(per_host=1).alter(HostFacts, container="docker").gpu(0, memory_used=79 * GIB, processes=()),
         ),
-        Sick(
+        Fails(
             "another job's memory",
             healthy(hosts=2, per_host=2).gpu(
                 1, hosts=("node1",), memory_used=78 * GIB, processes=(GpuProcess(4242, 78 * GIB, "python"),)
             ),
             ranks=(3,),
         ),
-        Sick("memory that no process owns", healthy(per_host=2).gpu(0, memory_used=79 * GIB, processes=()), ranks=(0,)),
-        Well("a run with room", running(2, 2)),
-        Well("a run on the CPU", running(1, 2, gpus=0)),
-        Well("a run that has reserved all, and needs half", _in_run(1, peak=40 * GIB)),
-        Well("nearly full in a run, and nothing was refused yet", _in_run(1, peak=72 * GIB), silent=False),
-        Well("retries while there is room", _in_run(1, peak=60 * GIB, retries=2)),
-        Well("a run whose driver shows nothing", _in_run(1, peak=40 * GIB).drop(GpuFacts, Lack.HIDDEN, "no NVML")),
-        Sick("a run that is short of memory", _in_run(1, peak=74 * GIB, retries=12), ranks=(1,)),
-        Sick(
+        Fails(
+            "memory that no process owns", healthy(per_host=2).gpu(0, memory_used=79 * GIB, processes=()), ranks=(0,)
+        ),
+        Passes("a run with room", running(2, 2)),
+        Passes("a run on the CPU", running(1, 2, gpus=0)),
+        Passes("a run that has reserved all, and needs half", _in_run(1, peak=40 * GIB)),
+        Passes("nearly full in a run, and nothing was refused yet", _in_run(1, peak=72 * GIB), silent=False),
+        Passes("retries while there is room", _in_run(1, peak=60 * GIB, retries=2)),
+        Passes(
+            "a run whose driver shows nothing",
+            _in_run(1, peak=40 * GIB).drop(GpuFacts, MissingReason.HIDDEN, "no NVML"),
+        ),
+        Fails("a run that is short of memory", _in_run(1, peak=74 * GIB, retries=12), ranks=(1,)),
+        Fails(
             "a run in which others take the rest of the device",
             _in_run(2, peak=40 * GIB, foreign=36 * GIB, retries=3),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "nearly full in a run",
             _in_run(3, peak=73 * GIB),
             ranks=(3,),
             severity=Severity.INFO,
         ),
-        Sick("nearly nothing left by others in a run", _in_run(0, peak=4 * GIB, foreign=74 * GIB), ranks=(0,)),
+        Fails("nearly nothing left by others in a run", _in_run(0, peak=4 * GIB, foreign=74 * GIB), ranks=(0,)),
     ),
 )
 def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict]:
@@ -180,7 +185,7 @@ def _is_untold(gpu: Gpu) -> bool:
     return gpu.memory_used is None or not gpu.memory_total
 
 
-def _untold(machine: LocalRanks, share: Share) -> Unknown:
+def _untold(machine: LocalRanks, share: GpuSharers) -> Unknown:
     """NVML keeps it from users under MIG, and has none for chips that share their memory with the processor."""
     note = hidden_of_gpus(machine, "memory_used", "memory_total")
     reason = share.gpu.error or (note.reason if note else "the driver does not tell")
@@ -192,7 +197,7 @@ def _share_used(gpu: Gpu) -> float:
     return (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
 
 
-def _judge(machine: LocalRanks, share: Share) -> Finding | Unknown:
+def _judge(machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
     gpu, own, host_ids = share.gpu, process_ids(machine), sees_host_processes(machine)
     if gpu.mig:
         reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, and how full its MIG slices are can't be seen"
@@ -205,7 +210,7 @@ def _judge(machine: LocalRanks, share: Share) -> Finding | Unknown:
     return _finding(machine, share, foreign, bool(mine and not foreign))
 
 
-def _finding(machine: LocalRanks, share: Share, foreign: list[GpuProcess], is_own: bool) -> Finding:
+def _finding(machine: LocalRanks, share: GpuSharers, foreign: list[GpuProcess], is_own: bool) -> Finding:
     gpu = share.gpu
     holders = ", ".join(f"{one.name or 'a process'} (pid {one.pid}): {mebibytes(one.memory)}" for one in foreign[:3])
     by = holders or ("its own ranks" if is_own else "no process that the driver shows")

@@ -6,24 +6,24 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.api import (
-    Distance,
+    Fails,
     Finding,
     Job,
-    Line,
+    JobBuilder,
+    LimitForecast,
     Loader,
     LoaderFacts,
     MemorySample,
+    Passes,
     ProgressFacts,
     Rank,
     RunMemoryFacts,
     Sampler,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
+    TrendLine,
     Verdict,
-    Well,
     can_tell,
     check,
     long_time,
@@ -40,7 +40,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-def _grows(*ranks: int, mebibytes_a_step: float, until: int = 2000, after: int = 0, falls_every: int = 0) -> Sketch:
+def _grows(*ranks: int, mebibytes_a_step: float, until: int = 2000, after: int = 0, falls_every: int = 0) -> JobBuilder:
     """A job of two hosts at step ``until`` that has grown by so much a step, from step ``after`` to step 2000 at most;
     a cache of it is emptied ``falls_every`` so many steps."""
 
@@ -66,7 +66,7 @@ def _grows(*ranks: int, mebibytes_a_step: float, until: int = 2000, after: int =
     )
 
 
-def _batches(*units: int, met: int, gibibytes: float = 1.0, power: int = 1, foreign: int = 1) -> Sketch:
+def _batches(*units: int, met: int, gibibytes: float = 1.0, power: int = 1, foreign: int = 1) -> JobBuilder:
     """A job whose rank 1 had batches of ``units`` thousand tokens, each thousand of which takes ``gibibytes``, while
     others hold ``foreign`` GiB of its GPU; rank 0 had one of ``met`` thousand."""
 
@@ -99,44 +99,44 @@ def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
     when="R",
     needs=(RunMemoryFacts,),
     cases=lambda: (
-        Well("memory after each step stays the same", running(2, 2)),
-        Well("a run on the CPU", running(1, 2, gpus=0)),
-        Well("the first steps", _grows(0, 1, 2, 3, mebibytes_a_step=10, until=300)),
-        Well("warm-up, then a plateau", _grows(1, mebibytes_a_step=20, until=6000)),
-        Well("a cache that is emptied every 300 steps", _grows(1, mebibytes_a_step=40, falls_every=300)),
-        Well("so slow that nobody can tell", _grows(1, mebibytes_a_step=0.5)),
-        Well("the run ends before", _grows(1, mebibytes_a_step=10).alter(TrainingFacts, max_steps=3000)),
-        Well("the largest batch of another rank fits", _batches(12, 20, 16, 28, 24, 18, met=50)),
-        Well("this rank has had one as large", _batches(12, 20, 16, 28, 50, 18, met=50, foreign=15)),
-        Well("batches of one size say nothing of larger ones", _batches(20, 20, 20, 20, 20, 20, met=55, foreign=15)),
-        Well("too few batches to tell", _batches(12, 20, met=55, foreign=15)),
-        Well(
+        Passes("memory after each step stays the same", running(2, 2)),
+        Passes("a run on the CPU", running(1, 2, gpus=0)),
+        Passes("the first steps", _grows(0, 1, 2, 3, mebibytes_a_step=10, until=300)),
+        Passes("warm-up, then a plateau", _grows(1, mebibytes_a_step=20, until=6000)),
+        Passes("a cache that is emptied every 300 steps", _grows(1, mebibytes_a_step=40, falls_every=300)),
+        Passes("so slow that nobody can tell", _grows(1, mebibytes_a_step=0.5)),
+        Passes("the run ends before", _grows(1, mebibytes_a_step=10).alter(TrainingFacts, max_steps=3000)),
+        Passes("the largest batch of another rank fits", _batches(12, 20, 16, 28, 24, 18, met=50)),
+        Passes("this rank has had one as large", _batches(12, 20, 16, 28, 50, 18, met=50, foreign=15)),
+        Passes("batches of one size say nothing of larger ones", _batches(20, 20, 20, 20, 20, 20, met=55, foreign=15)),
+        Passes("too few batches to tell", _batches(12, 20, met=55, foreign=15)),
+        Passes(
             "the other rank did with less than the line says",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15).alter(
                 RunMemoryFacts, ranks=(0,), peak_allocated=60 * GIB
             ),
         ),
-        Well(
+        Passes(
             "each rank keeps its part of the data",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15).alter(LoaderFacts, loaders=_in_order),
         ),
-        Well(
+        Passes(
             "the last epoch",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15).alter(TrainingFacts, max_epochs=2),
         ),
-        Sick("one rank keeps 10 MiB of each step", _grows(2, mebibytes_a_step=10), ranks=(2,)),
-        Sick("all ranks keep 2 MiB of each step", _grows(0, 1, 2, 3, mebibytes_a_step=2), ranks=(0, 1, 2, 3)),
-        Sick(
+        Fails("one rank keeps 10 MiB of each step", _grows(2, mebibytes_a_step=10), ranks=(2,)),
+        Fails("all ranks keep 2 MiB of each step", _grows(0, 1, 2, 3, mebibytes_a_step=2), ranks=(0, 1, 2, 3)),
+        Fails(
             "the run would go on for longer",
             _grows(1, mebibytes_a_step=10).alter(TrainingFacts, max_steps=100_000),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a batch that another rank had is too long for this one, whose GPU others use",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "attention that grows with the square",
             _batches(12, 20, 16, 28, 24, 18, met=42, gibibytes=0.03, power=2, foreign=15),
             ranks=(1,),
@@ -163,7 +163,7 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         yield _need_finding(holder, need)
 
 
-class _Holder(NamedTuple):
+class _RankMemoryUse(NamedTuple):
     """A rank with its memory. ``limit``: what its allocator can have of the device."""
 
     rank: Rank
@@ -174,9 +174,9 @@ class _Holder(NamedTuple):
 class _Leak(NamedTuple):
     """Growth of a rank: ``steps`` to go, from step ``now``."""
 
-    holder: _Holder
-    line: Line
-    steps: Distance
+    holder: _RankMemoryUse
+    line: TrendLine
+    steps: LimitForecast
     now: int
     seconds_a_step: float | None
 
@@ -190,7 +190,7 @@ class _Met(NamedTuple):
     taken: int
 
 
-class _Need(NamedTuple):
+class _BatchMemoryNeed(NamedTuple):
     """What a batch like the one that another rank ``met`` would need, with the ends of an interval; ``seen``: the
     largest one so far."""
 
@@ -202,18 +202,18 @@ class _Need(NamedTuple):
     grows_with: str
 
 
-def _holder(rank: Rank) -> _Holder | None:
+def _holder(rank: Rank) -> _RankMemoryUse | None:
     facts = rank.find(RunMemoryFacts)
     if facts is None or not facts.total:
         return None
-    return _Holder(rank, facts, facts.total - (facts.foreign or 0))
+    return _RankMemoryUse(rank, facts, facts.total - (facts.foreign or 0))
 
 
-def _points(holder: _Holder) -> list[tuple[float, float]]:
+def _points(holder: _RankMemoryUse) -> list[tuple[float, float]]:
     return [(float(one.step), float(one.allocated)) for one in holder.facts.samples if one.allocated is not None]
 
 
-def _leak(holder: _Holder, horizon: float) -> _Leak | None:
+def _leak(holder: _RankMemoryUse, horizon: float) -> _Leak | None:
     points = _points(holder)
     if len(points) < 2:
         return None
@@ -297,7 +297,9 @@ def _rate(size: float) -> str:
     return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size / 1024:.0f} KiB"
 
 
-def _needs(job: Job, holders: Sequence[_Holder], least: float) -> Iterator[tuple[_Holder, _Need]]:
+def _needs(
+    job: Job, holders: Sequence[_RankMemoryUse], least: float
+) -> Iterator[tuple[_RankMemoryUse, _BatchMemoryNeed]]:
     """Ranks that may be given a batch for which they have no room: as large as another one's, in an epoch to come."""
     for ranks in same_role(job):
         numbers = {rank.number for rank in ranks}
@@ -310,7 +312,7 @@ def _needs(job: Job, holders: Sequence[_Holder], least: float) -> Iterator[tuple
                 yield holder, need
 
 
-def _largest_met(holders: Sequence[_Holder]) -> Mapping[Hashable, list[_Met]]:
+def _largest_met(holders: Sequence[_RankMemoryUse]) -> Mapping[Hashable, list[_Met]]:
     """The largest batch of each rank, the largest of all first, by what the ranks share."""
     met: dict[Hashable, list[_Met]] = {}
     for holder in holders:
@@ -321,7 +323,7 @@ def _largest_met(holders: Sequence[_Holder]) -> Mapping[Hashable, list[_Met]]:
     return {deal: sorted(own, reverse=True) for deal, own in met.items()}
 
 
-def _kept(holder: _Holder) -> int:
+def _kept(holder: _RankMemoryUse) -> int:
     """Bytes between two steps, by the newest sample."""
     return next((one.allocated for one in reversed(holder.facts.samples) if one.allocated is not None), 0)
 
@@ -338,7 +340,7 @@ def _deal(rank: Rank) -> Hashable:
     return None
 
 
-def _need(holder: _Holder, met: _Met, least: float) -> _Need | None:
+def _need(holder: _RankMemoryUse, met: _Met, least: float) -> _BatchMemoryNeed | None:
     points = [(float(one.units), float(one.peak)) for one in holder.facts.samples if one.units and one.peak]
     if len(points) < least:
         return None
@@ -350,7 +352,7 @@ def _need(holder: _Holder, met: _Met, least: float) -> _Need | None:
     return None if fits else need
 
 
-def _predict(points: list[tuple[float, float]], met: _Met) -> _Need | None:
+def _predict(points: list[tuple[float, float]], met: _Met) -> _BatchMemoryNeed | None:
     """By a line in the units, or in their square (attention without a fused kernel) where that fits twice as well."""
     squares = [(own * own, peak) for own, peak in points]
     line, curve = theil_sen(points), theil_sen(squares)
@@ -360,15 +362,15 @@ def _predict(points: list[tuple[float, float]], met: _Met) -> _Need | None:
     fit, place = (curve, float(met.units**2)) if by_square else (line, float(met.units))
     seen, away, noise = int(max(own for own, _ in points)), place - fit.x, 3 * fit.spread
     low, high = fit.y + fit.low * away - noise, fit.y + fit.high * away + noise
-    return _Need(met, seen, fit.at(place), low, high, "the square of it" if by_square else "it")
+    return _BatchMemoryNeed(met, seen, fit.at(place), low, high, "the square of it" if by_square else "it")
 
 
-def _misfit(line: Line, points: list[tuple[float, float]]) -> float:
+def _misfit(line: TrendLine, points: list[tuple[float, float]]) -> float:
     """How far the points lie from it at the mean: one that is far off counts, among many that are close together."""
     return sum(abs(y - line.at(x)) for x, y in points) / len(points)
 
 
-def _need_finding(holder: _Holder, need: _Need) -> Finding:
+def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
     number = holder.rank.number
     return Finding(
         f"rank {number} may be given a batch like one of rank {need.met.rank}'s in the next epoch: {need.met.units:,} "

@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 from doctor.api import (
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
+    Passes,
     Rank,
     RunMemoryFacts,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Verdict,
-    Well,
     allocator_options,
-    as_said,
+    as_event_groups,
     check,
+    event_groups,
     exhaustions,
+    finding_from_logs,
     logged,
     mebibytes,
     numbers_of,
     running,
-    said,
-    told_finding,
 )
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 def _full(
     *ranks: int, peak: int, unusable: int = 0, retries: int = 0, failures: int = 0, allocator: str = "native"
-) -> Sketch:
+) -> JobBuilder:
     """A job of which ``ranks`` have reserved 78 GiB, of which ``peak`` were allocated at most."""
     return running(2, 2).alter(
         RunMemoryFacts,
@@ -58,8 +58,8 @@ def _told(job: Job) -> Iterator[Finding]:
         yield from () if all_found else _pressed(job)
         return
     first = found[0].shortage
-    yield told_finding(
-        as_said(found),
+    yield finding_from_logs(
+        as_event_groups(found),
         f"{mebibytes(first.wanted)} did not fit, though the allocator held {mebibytes(first.reserved_unallocated)} "
         "that no tensor used",
         evidence=numbers_of(found[0]),
@@ -71,8 +71,8 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _pressed(job: Job) -> Iterator[Finding]:
     """Retries that a framework counts, in a run that went on."""
-    for told in said(job, "cuda.pressure"):
-        yield told_finding(
+    for told in event_groups(job, "cuda.pressure"):
+        yield finding_from_logs(
             told,
             "the allocator gave its cache back and tried again: memory is nearly full, or broken up",
             confidence=0.6,
@@ -87,35 +87,35 @@ def _pressed(job: Job) -> Iterator[Finding]:
     needs=(RunMemoryFacts,),
     told=_told,
     cases=lambda: (
-        Well("room for everything", running(2, 2)),
-        Well("a run on the CPU", running(1, 2, gpus=0)),
-        Well("a full cache that never ran short", _full(1, peak=50 * GIB, unusable=12 * GIB)),
-        Well("short of memory, and all of it in use", _full(1, peak=76 * GIB, unusable=GIB, retries=40)),
-        Well("one retry while kernels were chosen", _full(1, peak=72 * GIB, unusable=2 * GIB, retries=1)),
-        Well("an allocator without blocks", _full(1, peak=50 * GIB, retries=3, allocator="cudaMallocAsync")),
-        Sick("a quarter lies in unusable pieces", _full(1, peak=58 * GIB, unusable=18 * GIB, retries=12), ranks=(1,)),
-        Sick("little more than a tenth", _full(2, peak=69 * GIB, unusable=7 * GIB, retries=2), ranks=(2,)),
-        Sick("an allocation failed and was caught", _full(0, 3, peak=60 * GIB, failures=1), ranks=(0, 3)),
-        Sick(
+        Passes("room for everything", running(2, 2)),
+        Passes("a run on the CPU", running(1, 2, gpus=0)),
+        Passes("a full cache that never ran short", _full(1, peak=50 * GIB, unusable=12 * GIB)),
+        Passes("short of memory, and all of it in use", _full(1, peak=76 * GIB, unusable=GIB, retries=40)),
+        Passes("one retry while kernels were chosen", _full(1, peak=72 * GIB, unusable=2 * GIB, retries=1)),
+        Passes("an allocator without blocks", _full(1, peak=50 * GIB, retries=3, allocator="cudaMallocAsync")),
+        Fails("a quarter lies in unusable pieces", _full(1, peak=58 * GIB, unusable=18 * GIB, retries=12), ranks=(1,)),
+        Fails("little more than a tenth", _full(2, peak=69 * GIB, unusable=7 * GIB, retries=2), ranks=(2,)),
+        Fails("an allocation failed and was caught", _full(0, 3, peak=60 * GIB, failures=1), ranks=(0, 3)),
+        Fails(
             "with expandable segments already",
             _full(0, peak=60 * GIB, retries=30).environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "no room, and all of it in use, by a log",
             logged(
                 "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 1; 31.75 GiB total "
                 "capacity; 30.10 GiB already allocated; 240.00 MiB free; 30.40 GiB reserved in total by PyTorch)"
             ),
         ),
-        Sick(
+        Fails(
             "caches that are flushed, by a log",
             logged(
                 "[WARNING] [stage3.py:1850:step] 3 pytorch allocator cache flushes since last step. this happens when "
                 "there is high memory pressure and is detrimental to performance."
             ),
         ),
-        Sick(
+        Fails(
             "gigabytes unused while an allocation fails, by a log",
             logged(
                 "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has a total "
@@ -126,7 +126,7 @@ def _pressed(job: Job) -> Iterator[Finding]:
             ranks=(1,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "the same in the words of an old torch",
             logged(
                 "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 39.59 GiB total capacity; 29.51 "

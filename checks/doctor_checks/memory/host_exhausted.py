@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     ended_by_signal,
+    event_groups,
+    finding_from_logs,
     logged,
     mebibytes,
-    said,
-    told_finding,
 )
 
 _ENDED_BY_OTHERS = ("slurm.cancel", "exit.step_ended", "elastic.force", "elastic.sigkill_left", "pl.child")
@@ -48,7 +48,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
     scope=Scope.HOST,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "a launcher that ends the others after an error",
             logged(
                 "[rank1]: ValueError: too many values to unpack (expected 2)",
@@ -56,7 +56,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "failed (exitcode: -9) local_rank: 0 (pid: 4711) of binary: /usr/bin/python3",
             ),
         ),
-        Well(
+        Passes(
             "a process that torchrun had told to end",
             logged(
                 "W0102 03:04:05.000 4700 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4711 "
@@ -66,7 +66,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             ),
             silent=False,
         ),
-        Well(
+        Passes(
             "processes that torchrun killed after the first one had failed",
             logged(
                 "failed (exitcode: 1) local_rank: 1 (pid: 4712) of binary: /usr/bin/python3",
@@ -85,7 +85,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             ),
             silent=False,
         ),
-        Well(
+        Passes(
             "possible causes that Ray lists",
             logged(
                 "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. There are "
@@ -94,14 +94,14 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             ),
             silent=False,
         ),
-        Well(
+        Passes(
             "a job that was cancelled",
             logged(
                 "slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***",
                 "srun: error: node7: task 3: Killed",
             ),
         ),
-        Well(
+        Passes(
             "a step that SLURM ends because a task failed",
             logged(
                 "srun: error: node7: task 1: Exited with exit code 1",
@@ -109,10 +109,10 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "srun: error: node7: task 0: Killed",
             ),
         ),
-        Well(
+        Passes(
             "a limit that is stated", logged("SLURM_MEM_PER_NODE=262144", "Detected 0 oom_kill events in StepId=42.0")
         ),
-        Sick(
+        Fails(
             "the kernel",
             logged(
                 "[12345.6] Out of memory: Killed process 4321 (python) total-vm:104857600kB, anon-rss:98765432kB, "
@@ -120,7 +120,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 name="dmesg.txt",
             ),
         ),
-        Sick(
+        Fails(
             "SLURM",
             logged(
                 "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.0. Some of the step tasks have been OOM "
@@ -129,13 +129,15 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             ),
             ranks=(3,),
         ),
-        Sick("Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")),
-        Sick(
+        Fails(
+            "Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")
+        ),
+        Fails(
             "a data worker that was killed",
             logged("[rank0]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "nothing but the signal",
             logged(
                 "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 4711) "
@@ -151,12 +153,12 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
     Fix: ask the scheduler for more memory (`--mem=0` takes all of the host); fewer data workers; hold the data set once
     a host (memory map, shared tensors), and load checkpoints with `torch.load(path, mmap=True)` or one rank at a time.
     """
-    named = list(said(job, "oom.host"))
+    named = list(event_groups(job, "oom.host"))
     for told in named:
         yield _by_name(job, told)
-    workers = list(said(job, "worker.killed"))
+    workers = list(event_groups(job, "worker.killed"))
     for told in workers:
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "a data worker was killed, nearly always because the host ran out of memory",
             confidence=0.95 if named else 0.8,
@@ -164,19 +166,21 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
         )
     if not named and not workers:
         yield from (
-            _by_signal(job, told) for told in said(job, "exit.killed") if not _has_another_cause(job, told.first)
+            _by_signal(job, told)
+            for told in event_groups(job, "exit.killed")
+            if not _has_another_cause(job, told.first)
         )
 
 
 _CONSEQUENCES = ("DATA012",)
 
 
-def _by_name(job: Job, told: Said) -> Finding:
+def _by_name(job: Job, told: EventGroup) -> Finding:
     command, held = told.value("command") or told.value("command3"), told.value("rss") or told.value("rss3")
     who = f"{command} (process {told.value('pid') or told.value('pid3')})" if command else "a process"
     size = f", which held {mebibytes(int(held) << 10)}" if held else ""
     limit = " within its limit" if any("cgroup" in event.text or "MEMCG" in event.text for event in told.events) else ""
-    return told_finding(
+    return finding_from_logs(
         told,
         f"the host ran out of memory{limit}: {who} was killed{size}",
         ranks=told.ranks or _tasks(told) or ended_by_signal(job, "SIGKILL"),
@@ -186,7 +190,7 @@ def _by_name(job: Job, told: Said) -> Finding:
     )
 
 
-def _tasks(told: Said) -> tuple[int, ...]:
+def _tasks(told: EventGroup) -> tuple[int, ...]:
     """Tasks of srun, which are ranks: ``0-2,5``."""
     found: set[int] = set()
     for part in ",".join((*told.values("task"), *told.values("task2"))).split(","):
@@ -200,9 +204,11 @@ MOST_TASKS = 4096
 """Tasks of one range that are taken for ranks."""
 
 
-def _by_signal(job: Job, told: Said) -> Finding:
-    used = max((float(value) for one in said(job, "host.memory_used") for value in one.values("percent")), default=None)
-    return told_finding(
+def _by_signal(job: Job, told: EventGroup) -> Finding:
+    used = max(
+        (float(value) for one in event_groups(job, "host.memory_used") for value in one.values("percent")), default=None
+    )
+    return finding_from_logs(
         told,
         "a process was killed by SIGKILL, most often because the host ran out of memory",
         ranks=told.ranks or ended_by_signal(job, "SIGKILL"),

@@ -6,27 +6,27 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    Distance,
+    Fails,
     Finding,
     HostFacts,
     Job,
-    Line,
+    JobBuilder,
+    LimitForecast,
     Loader,
     LoaderFacts,
     LocalRanks,
     MemorySample,
+    Passes,
     ProgressFacts,
     Rank,
     RunMemoryFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TrainingFacts,
+    TrendLine,
     Unknown,
     Verdict,
-    Well,
     can_tell,
     check,
     long_time,
@@ -53,7 +53,7 @@ def _grows(
     until: int = 1000,
     available: int = 100,
     epoch: int = 0,
-) -> Sketch:
+) -> JobBuilder:
     """A CPU job on two hosts, watched for so many minutes. ``ranks`` grow by so many MiB a minute, up to minute
     ``until``; workers begin anew every ``epoch`` minutes. ``available``: GiB left on the host in the end."""
 
@@ -83,22 +83,22 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
     when="R",
     needs=(RunMemoryFacts,),
     cases=lambda: (
-        Well("memory stays the same", running(2, 2)),
-        Well("lazy imports and caches of the first minutes", _grows(0, 1, resident=400, until=6)),
-        Well("a minute is too short to tell", _grows(0, resident=2000, minutes=1)),
-        Well("workers that begin anew with each epoch", _grows(0, workers=600, epoch=4)),
-        Well("it would take weeks", _grows(0, 1, resident=3)),
-        Well("a data set that is read into memory and then fits", _grows(0, 1, workers=900, until=14)),
-        Well(
+        Passes("memory stays the same", running(2, 2)),
+        Passes("lazy imports and caches of the first minutes", _grows(0, 1, resident=400, until=6)),
+        Passes("a minute is too short to tell", _grows(0, resident=2000, minutes=1)),
+        Passes("workers that begin anew with each epoch", _grows(0, workers=600, epoch=4)),
+        Passes("it would take weeks", _grows(0, 1, resident=3)),
+        Passes("a data set that is read into memory and then fits", _grows(0, 1, workers=900, until=14)),
+        Passes(
             "the first epoch fills a cache of samples, and ends in time",
             _grows(0, 1, workers=150).alter(ProgressFacts, epoch=0, batch=1800).put(_EPOCH),
         ),
-        Sick(
+        Fails(
             "the first epoch does not end in time",
             _grows(0, 1, workers=150, available=20).alter(ProgressFacts, epoch=0, batch=1800).put(_LONG_EPOCH),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a run of one epoch",
             _grows(0, 1, workers=150)
             .alter(ProgressFacts, epoch=0, batch=1800)
@@ -106,10 +106,10 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
             .alter(TrainingFacts, max_epochs=1),
             ranks=(0, 1),
         ),
-        Sick("one rank keeps its losses", _grows(2, resident=200), ranks=(2,)),
-        Sick("workers copy pages of a list, one by one", _grows(0, 1, workers=150), ranks=(0, 1)),
-        Sick("slowly, and little is left", _grows(3, resident=10, available=5), ranks=(3,)),
-        Sick(
+        Fails("one rank keeps its losses", _grows(2, resident=200), ranks=(2,)),
+        Fails("workers copy pages of a list, one by one", _grows(0, 1, workers=150), ranks=(0, 1)),
+        Fails("slowly, and little is left", _grows(3, resident=10, available=5), ranks=(3,)),
+        Fails(
             "a group's limit is nearer than the host's memory",
             _grows(0, resident=40, available=900)
             .alter(HostFacts, hosts=("node0",), memory_limit=32 * GIB, memory_used=20 * GIB)
@@ -144,7 +144,7 @@ class _Growth(NamedTuple):
 
     rank: Rank
     field: str
-    line: Line
+    line: TrendLine
     watched: float
     newest: MemorySample
 
@@ -182,7 +182,7 @@ def _newest_available(rank: Rank) -> int | None:
 
 def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horizon: float) -> Iterator[Finding]:
     rate = sum(growth.line.slope for growth in growths)
-    time = Distance(
+    time = LimitForecast(
         free / rate, free / sum(growth.line.high for growth in growths), free / sum(one.line.low for one in growths)
     )
     near = time.expected <= horizon * max(growth.watched for growth in growths)
@@ -203,7 +203,7 @@ def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
     return at_the_end is not None and growth.newest.step + left < at_the_end
 
 
-def _finding(job: Job, local: LocalRanks, growths: list[_Growth], free: int, time: Distance) -> Finding:
+def _finding(job: Job, local: LocalRanks, growths: list[_Growth], free: int, time: LimitForecast) -> Finding:
     worst = max(growths, key=lambda growth: growth.line.slope)
     ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
     more = f" (with others, {_a_minute(sum(one.line.slope for one in growths))})" if len(growths) > 1 else ""

@@ -8,33 +8,33 @@ from typing import NamedTuple
 from doctor.api import (
     ChildProcess,
     EstimateFacts,
+    Fails,
     Finding,
     HostFacts,
     Job,
+    JobBuilder,
     LocalRanks,
     MemorySample,
+    Passes,
     RunMemoryFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     mebibytes,
     running,
-    said,
-    told_finding,
 )
 
 GIB = 1 << 30
 
 
-def _in_run(*, left: int, resident: int = 4, workers: int = 0, shared: int = 0, ram: int = 256) -> Sketch:
+def _in_run(*, left: int, resident: int = 4, workers: int = 0, shared: int = 0, ram: int = 256) -> JobBuilder:
     """A watched job of two hosts with four ranks and ``ram`` GiB each. On node1 ``left`` GiB are available, and a rank
     holds ``resident`` GiB; each of its two workers holds ``workers`` GiB, and shares ``shared`` of them with it."""
     children = tuple(
@@ -55,9 +55,9 @@ def _in_run(*, left: int, resident: int = 4, workers: int = 0, shared: int = 0, 
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "oom.host_refused"):
+    for told in event_groups(job, "oom.host_refused"):
         size = told.value("size") or next((mebibytes(int(value)) for value in told.values("bytes")), None)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "the host had no memory left for a process" + (f" that wanted {size}" if size else ""),
             evidence={"wanted": size} if size else None,
@@ -75,59 +75,63 @@ def _told(job: Job) -> Iterator[Finding]:
     instead=(HostFacts, RunMemoryFacts),
     told=_told,
     cases=lambda: (
-        Well("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
-        Well("nobody estimated", healthy(per_host=2)),
-        Well(
+        Passes("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
+        Passes("nobody estimated", healthy(per_host=2)),
+        Passes(
             "a limit that is large enough",
             healthy(per_host=2)
             .alter(HostFacts, memory_limit=64 * GIB, memory_used=2 * GIB)
             .put(EstimateFacts(host_peak=20 * GIB)),
         ),
-        Sick(
+        Fails(
             "the data set in every rank",
             healthy(hosts=2, per_host=8)
             .alter(HostFacts, hosts=("node1",), ram_total=512 * GIB, ram_available=500 * GIB)
             .put(EstimateFacts(host_peak=100 * GIB)),
             ranks=tuple(range(8, 16)),
         ),
-        Sick(
+        Fails(
             "a tight cgroup",
             healthy(per_host=4)
             .alter(HostFacts, memory_limit=32 * GIB, memory_used=GIB)
             .put(EstimateFacts(host_peak=10 * GIB)),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "enough memory, but others hold it",
             healthy(per_host=2).alter(HostFacts, ram_available=50 * GIB).put(EstimateFacts(host_peak=40 * GIB)),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well("a run with room", running(2, 4)),
-        Well("a run in half of the memory", _in_run(left=128, resident=32)),
-        Well(
+        Passes("a run with room", running(2, 4)),
+        Passes("a run in half of the memory", _in_run(left=128, resident=32)),
+        Passes(
             "others hold the memory of the host",
             _in_run(left=10, resident=2),
         ),
-        Well("workers that share the data set with their rank", _in_run(left=150, resident=24, workers=24, shared=23)),
-        Sick("the data set in every rank of a run", _in_run(left=4, resident=62), ranks=(4, 5, 6, 7)),
-        Sick("workers that hold a copy each", _in_run(left=2, resident=6, workers=28), ranks=(4, 5, 6, 7)),
-        Sick("a run that fills the host", _in_run(left=20, resident=57), ranks=(4, 5, 6, 7), severity=Severity.WARNING),
-        Sick(
+        Passes(
+            "workers that share the data set with their rank", _in_run(left=150, resident=24, workers=24, shared=23)
+        ),
+        Fails("the data set in every rank of a run", _in_run(left=4, resident=62), ranks=(4, 5, 6, 7)),
+        Fails("workers that hold a copy each", _in_run(left=2, resident=6, workers=28), ranks=(4, 5, 6, 7)),
+        Fails(
+            "a run that fills the host", _in_run(left=20, resident=57), ranks=(4, 5, 6, 7), severity=Severity.WARNING
+        ),
+        Fails(
             "a run that fills its control group",
             _in_run(left=1, resident=15).alter(
                 HostFacts, hosts=("node1",), memory_limit=64 * GIB, memory_used=60 * GIB
             ),
             ranks=(4, 5, 6, 7),
         ),
-        Well(
+        Passes(
             "a log speaks of the device's memory alone",
             logged(
                 "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
                 "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: device_memory_resource.hpp",
             ),
         ),
-        Sick(
+        Fails(
             "an array that does not fit, by a log",
             logged(
                 "[rank2]: numpy.core._exceptions._ArrayMemoryError: Unable to allocate 35.3 GiB for an array with "
@@ -135,7 +139,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "torch says so in a log",
             logged(
                 "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate "

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Device,
     EstimateFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    JobBuilder,
     MemorySample,
     MigDevice,
+    Passes,
     Rank,
     RunMemoryFacts,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
+    VisibleDevice,
     check,
     devices_of,
     healthy,
@@ -32,7 +32,7 @@ from doctor.api import (
 GIB = 1 << 30
 
 
-def _begins(floor: int | None, *, free: int, measured: bool = False) -> Sketch:
+def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuilder:
     """A job of four GPUs of 80 GiB before its first step, or after some: rank 1 will hold ``floor`` GiB at least, has 8
     GiB by now, and ``free`` GiB are left to it."""
     sketch = running(1, 4).alter(RunMemoryFacts, estimated_floor=30 * GIB, estimate_error=None, samples=())
@@ -57,35 +57,35 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> Sketch:
     needs=(GpuFacts, EstimateFacts),
     instead=(RunMemoryFacts,),
     cases=lambda: (
-        Well("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
-        Well("nobody estimated", healthy(per_host=2)),
-        Well("only host memory was estimated", healthy(per_host=2).put(EstimateFacts(host_peak=8 * GIB))),
-        Sick(
+        Passes("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
+        Passes("nobody estimated", healthy(per_host=2)),
+        Passes("only host memory was estimated", healthy(per_host=2).put(EstimateFacts(host_peak=8 * GIB))),
+        Fails(
             "too large for every GPU",
             healthy(per_host=2).put(EstimateFacts(device_peak=91 * GIB, largest_batch=12)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "too large where somebody else holds memory",
             healthy(hosts=2, per_host=2)
             .put(EstimateFacts(device_peak=60 * GIB))
             .gpu(0, hosts=("node1",), memory_used=30 * GIB, memory_free=50 * GIB),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "too large for a MIG slice",
             healthy(per_host=1)
             .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0, 20 * GIB),))
             .put(EstimateFacts(device_peak=30 * GIB)),
             ranks=(0,),
         ),
-        Well("a run whose floor fits", _begins(70, free=72)),
-        Well("just", _begins(80, free=72)),
-        Well("a run whose steps were measured: it does fit", _begins(90, free=72, measured=True)),
-        Well("a run of which no floor is known", _begins(None, free=1)),
-        Well("a run on the CPU", running(1, 2, gpus=0)),
-        Sick("not even what is kept between steps fits", _begins(90, free=72), ranks=(1,)),
-        Sick("nor beside what others hold", _begins(40, free=20), ranks=(1,)),
+        Passes("a run whose floor fits", _begins(70, free=72)),
+        Passes("just", _begins(80, free=72)),
+        Passes("a run whose steps were measured: it does fit", _begins(90, free=72, measured=True)),
+        Passes("a run of which no floor is known", _begins(None, free=1)),
+        Passes("a run on the CPU", running(1, 2, gpus=0)),
+        Fails("not even what is kept between steps fits", _begins(90, free=72), ranks=(1,)),
+        Fails("nor beside what others hold", _begins(40, free=20), ranks=(1,)),
     ),
 )
 def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
@@ -101,7 +101,7 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
     if not floors and not any(rank.find(EstimateFacts) for rank in job.ranks):
         yield Skip("no rank is before its first step with a floor that is known")
     yield from _judge_floors(floors)
-    groups: dict[tuple[int, int], list[tuple[Rank, Device]]] = {}
+    groups: dict[tuple[int, int], list[tuple[Rank, VisibleDevice]]] = {}
     unclear: list[int] = []
     for rank, device in devices_of(job).items():
         estimate = rank.find(EstimateFacts)
@@ -144,13 +144,13 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
         )
 
 
-def _free(device: Device) -> int | None:
+def _free(device: VisibleDevice) -> int | None:
     if device.slice:
         return device.slice.memory
     return device.gpu.memory_free if device.gpu.memory_free is not None else device.gpu.memory_total
 
 
-def _finding(peak: int, free: int, members: list[tuple[Rank, Device]]) -> Finding:
+def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) -> Finding:
     estimate = members[0][0].find(EstimateFacts)
     largest = estimate.largest_batch if estimate else None
     return Finding(

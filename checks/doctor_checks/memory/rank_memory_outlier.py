@@ -7,19 +7,19 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     MemorySample,
     ModelFacts,
     Outlier,
+    Passes,
     Rank,
     RunMemoryFacts,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Verdict,
-    Well,
     check,
     mebibytes,
     outliers,
@@ -44,7 +44,7 @@ _FIXES = {
 }
 
 
-def _memory(rank: int, *, samples: tuple[MemorySample, ...] = (), **sizes: int) -> Sketch:
+def _memory(rank: int, *, samples: tuple[MemorySample, ...] = (), **sizes: int) -> JobBuilder:
     more: dict[str, Any] = {**sizes, **({"samples": samples} if samples else {})}
     return running(2, 2).alter(RunMemoryFacts, ranks=(rank,), **more)
 
@@ -60,41 +60,41 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
     needs=(RunMemoryFacts,),
     peers=True,
     cases=lambda: (
-        Well("all alike", running(2, 4)),
-        Well("a run on the CPU", running(1, 4, gpus=0)),
-        Well("rank 0 holds a copy of small weights", _memory(0, allocated=22 * GIB, peak_allocated=31 * GIB)),
-        Well(
+        Passes("all alike", running(2, 4)),
+        Passes("a run on the CPU", running(1, 4, gpus=0)),
+        Passes("rank 0 holds a copy of small weights", _memory(0, allocated=22 * GIB, peak_allocated=31 * GIB)),
+        Passes(
             "twice as much of very little",
             running(1, 4)
             .alter(RunMemoryFacts, allocated=GIB, peak_allocated=2 * GIB, reserved=2 * GIB)
             .alter(RunMemoryFacts, ranks=(1,), allocated=2 * GIB, peak_allocated=4 * GIB, reserved=4 * GIB),
         ),
-        Well(
+        Passes(
             "a pipeline's stages",
             running(1, 4)
             .alter(RunMemoryFacts, ranks=(2, 3), allocated=40 * GIB, peak_allocated=70 * GIB, reserved=72 * GIB)
             .alter(ModelFacts, ranks=(2, 3), digest="second stage"),
         ),
-        Well(
+        Passes(
             "sequences of different lengths: all peaks differ",
             running(1, 4)
             .alter(RunMemoryFacts, ranks=(0,), peak_allocated=24 * GIB)
             .alter(RunMemoryFacts, ranks=(1,), peak_allocated=36 * GIB)
             .alter(RunMemoryFacts, ranks=(2,), peak_allocated=30 * GIB),
         ),
-        Sick(
+        Fails(
             "rank 0 keeps a second model",
             _memory(0, allocated=45 * GIB, peak_allocated=53 * GIB, reserved=55 * GIB),
             ranks=(0,),
         ),
-        Sick("larger batches on one rank", _memory(2, peak_allocated=44 * GIB, samples=_with_units(64)), ranks=(2,)),
-        Sick("a cache that grew once", _memory(3, reserved=60 * GIB, peak_reserved=60 * GIB), ranks=(3,)),
-        Sick(
+        Fails("larger batches on one rank", _memory(2, peak_allocated=44 * GIB, samples=_with_units(64)), ranks=(2,)),
+        Fails("a cache that grew once", _memory(3, reserved=60 * GIB, peak_reserved=60 * GIB), ranks=(3,)),
+        Fails(
             "the larger one of two",
             running(1, 2).alter(RunMemoryFacts, ranks=(1,), allocated=30 * GIB, peak_allocated=40 * GIB),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "less than its peers",
             _memory(1, allocated=5 * GIB, peak_allocated=9 * GIB, reserved=10 * GIB),
             ranks=(1,),
@@ -126,18 +126,18 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     yield _finding(kind, outlier, role)
 
 
-class _Holder(NamedTuple):
+class _RankMemoryTotal(NamedTuple):
     rank: Rank
     facts: RunMemoryFacts
     total: int
 
 
-def _holder(rank: Rank) -> _Holder | None:
+def _holder(rank: Rank) -> _RankMemoryTotal | None:
     facts = rank.find(RunMemoryFacts)
-    return _Holder(rank, facts, facts.total) if facts and facts.total and facts.allocated is not None else None
+    return _RankMemoryTotal(rank, facts, facts.total) if facts and facts.total and facts.allocated is not None else None
 
 
-def _finding(kind: str, outlier: Outlier, role: list[_Holder]) -> Finding:
+def _finding(kind: str, outlier: Outlier, role: list[_RankMemoryTotal]) -> Finding:
     own = next(holder for holder in role if holder.rank.number == outlier.rank)
     others = [holder for holder in role if holder is not own]
     more = outlier.excess > 0
@@ -159,7 +159,7 @@ def _finding(kind: str, outlier: Outlier, role: list[_Holder]) -> Finding:
     )
 
 
-def _cause(kind: str, own: _Holder, others: list[_Holder]) -> str:
+def _cause(kind: str, own: _RankMemoryTotal, others: list[_RankMemoryTotal]) -> str:
     """What the numbers say: it keeps tensors, its batches are larger, or only its cache is."""
     if kind == "reserved":
         return "reserves"
@@ -171,12 +171,12 @@ def _cause(kind: str, own: _Holder, others: list[_Holder]) -> str:
     return "batches" if units and usual_units and units > 1.1 * usual_units else "peaks"
 
 
-def _units(holder: _Holder) -> int | None:
+def _units(holder: _RankMemoryTotal) -> int | None:
     """Tokens or samples of its largest batch."""
     return max((sample.units for sample in holder.facts.samples if sample.units), default=None)
 
 
-def _median(holders: list[_Holder], field: str) -> float | None:
+def _median(holders: list[_RankMemoryTotal], field: str) -> float | None:
     return _middle(getattr(holder.facts, field) for holder in holders)
 
 

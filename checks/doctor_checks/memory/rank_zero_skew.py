@@ -8,35 +8,37 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.api import (
-    Device,
     Event,
-    Exhausted,
+    EventGroup,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     GpuProcess,
     HostFacts,
     Job,
+    JobBuilder,
     LocalRanks,
     MemorySample,
     ModelFacts,
+    OomEvent,
+    Passes,
     ProcessFacts,
     Rank,
     RunMemoryFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     TensorShape,
     Unknown,
     Verdict,
-    Well,
-    as_said,
+    VisibleDevice,
+    as_event_groups,
     check,
     devices_of,
+    event_groups,
     exhaustions,
+    finding_from_logs,
     healthy,
     logged,
     mebibytes,
@@ -44,9 +46,7 @@ from doctor.api import (
     on_first_device,
     process_ids,
     running,
-    said,
     sees_host_processes,
-    told_finding,
     uses_lightning,
 )
 
@@ -77,7 +77,7 @@ def _held(*pids: int, size: int = 500 * MIB) -> tuple[GpuProcess, ...]:
     return tuple(GpuProcess(pid, size, "python") for pid in pids)
 
 
-def _seen_in_run(*strangers: int, size: int, foreign: int = GIB, **more: object) -> Sketch:
+def _seen_in_run(*strangers: int, size: int, foreign: int = GIB, **more: object) -> JobBuilder:
     """A watched job of one host and four ranks; the processes of ``strangers`` hold ``size`` each of the first GPU."""
     own = GpuProcess(10_000, 31 * GIB, "python")
     held = (own, *_held(*(10_000 + rank for rank in strangers), size=size))
@@ -103,8 +103,8 @@ def _told(job: Job) -> Iterator[Finding]:
     first = found[0]
     what = "a checkpoint loaded without map_location" if first.is_loading else "memory of other ranks"
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
-    yield told_finding(
-        as_said(found),
+    yield finding_from_logs(
+        as_event_groups(found),
         f"the first GPU of a host is full, and holds {what}",
         ranks=ranks,
         evidence={**numbers_of(first), "likely_cause": _CAUSES["checkpoint" if first.is_loading else "contexts"]},
@@ -117,7 +117,7 @@ def _told(job: Job) -> Iterator[Finding]:
 def _by_processes(job: Job) -> Iterator[Finding]:
     """By a table of nvidia-smi: processes that hold less of the first GPU than of another one, which is theirs. A
     process alone on several GPUs shares its work out among them."""
-    rows = [event for told in said(job, "gpu.process") for event in told.events]
+    rows = [event for told in event_groups(job, "gpu.process") for event in told.events]
     if not rows:
         return
     held = {(event.value("pid"), int(event.value("gpu") or 0)): int(event.value("mebibytes") or 0) for event in rows}
@@ -126,8 +126,8 @@ def _by_processes(job: Job) -> Iterator[Finding]:
     strangers = strangers or _contexts(rows, first)
     if not strangers or len(first) == len(strangers):
         return
-    yield told_finding(
-        Said("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
+    yield finding_from_logs(
+        EventGroup("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
         f"the first GPU holds {mebibytes(sum(strangers.values()) * MIB)} of {len(strangers)} process"
         f"{'es' if len(strangers) > 1 else ''} that seem to work on other GPUs",
         evidence={"mebibytes_by_process": strangers},
@@ -152,7 +152,7 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
     return gpu > 0 and held.get((pid, gpu), 0) > held.get((pid, 0), 0)
 
 
-def _names_ranks(one: Exhausted) -> bool:
+def _names_ranks(one: OomEvent) -> bool:
     """Whether the message lists several processes of the same size on the device."""
     return one.cause == "skew" and len(one.shortage.others) > 1
 
@@ -166,47 +166,47 @@ def _names_ranks(one: Exhausted) -> bool:
     peers=True,
     told=_told,
     cases=lambda: (
-        Well(
+        Passes(
             "every rank on its own GPU",
             healthy(per_host=2).gpu(0, processes=_held(10_000)).gpu(1, processes=_held(10_001)),
         ),
-        Well("nothing started yet", healthy(hosts=2, per_host=4)),
-        Well("somebody else on the first GPU", healthy(per_host=2).gpu(0, processes=_held(4242))),
-        Well(
+        Passes("nothing started yet", healthy(hosts=2, per_host=4)),
+        Passes("somebody else on the first GPU", healthy(per_host=2).gpu(0, processes=_held(4242))),
+        Passes(
             "ranks that share the first GPU on purpose",
             healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0").gpu(0, processes=_held(10_000, 10_001)),
         ),
-        Well(
+        Passes(
             "a container in which process ids mean something else",
             healthy(per_host=2)
             .alter(HostFacts, container="docker")
             .gpu(0, processes=(GpuProcess(10_000, GIB), GpuProcess(10_001, GIB))),
         ),
-        Sick(
+        Fails(
             "bare contexts of three ranks on the first GPU",
             healthy(hosts=2, per_host=4).gpu(0, hosts=("node1",), processes=_held(10_000, 10_001, 10_002, 10_003)),
             ranks=(5, 6, 7),
         ),
-        Sick(
+        Fails(
             "a checkpoint loaded to the first GPU by every rank",
             healthy(per_host=2).gpu(0, processes=_held(10_000, 10_001, size=9 * GIB)),
             ranks=(1,),
         ),
-        Well("a run on its own GPUs", running(2, 4)),
-        Well("a run on the CPU", running(2, 2, gpus=0)),
-        Well("ranks that share the first GPU by choice in a run", running(1, 2, gpus=1)),
-        Sick("contexts that came while the run was on", _seen_in_run(1, 2, 3, size=530 * MIB), ranks=(1, 2, 3)),
-        Sick(
+        Passes("a run on its own GPUs", running(2, 4)),
+        Passes("a run on the CPU", running(2, 2, gpus=0)),
+        Passes("ranks that share the first GPU by choice in a run", running(1, 2, gpus=1)),
+        Fails("contexts that came while the run was on", _seen_in_run(1, 2, 3, size=530 * MIB), ranks=(1, 2, 3)),
+        Fails(
             "the whole checkpoint in a run",
             _seen_in_run(2, size=5 * GIB).alter(ModelFacts, parameters=10**9, tensors=_of_parameters(10**9)),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "tensors sent to cuda:0 in every step",
             _seen_in_run(3, size=2 * GIB, samples=_growing(GIB, GIB + 300 * MIB, GIB + 700 * MIB, 2 * GIB)),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "in a container that shows no names, by their number and size",
             running(1, 4)
             .alter(HostFacts, container="docker")
@@ -219,7 +219,7 @@ def _names_ranks(one: Exhausted) -> bool:
             .alter(RunMemoryFacts, ranks=(1, 2, 3), processes=(GpuProcess(99),)),
             ranks=(1, 2, 3),
         ),
-        Well(
+        Passes(
             "a rank that fills its own GPU, by a log",
             logged(
                 "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total "
@@ -228,21 +228,21 @@ def _names_ranks(one: Exhausted) -> bool:
                 "reserved by PyTorch but unallocated."
             ),
         ),
-        Well(
+        Passes(
             "a process a GPU, by a table of nvidia-smi",
             logged(
                 "|    0     62250      C   /usr/bin/python3                            4903MiB |",
                 "|    1     62251      C   /usr/bin/python3                            4903MiB |",
             ),
         ),
-        Well(
+        Passes(
             "one process on all GPUs, by a table of nvidia-smi",
             logged(
                 "|    0     62250      C   /usr/bin/python3                            4903MiB |",
                 "|    1     62250      C   /usr/bin/python3                            6903MiB |",
             ),
         ),
-        Sick(
+        Fails(
             "contexts beside the rank at home, by rows of a table",
             logged(
                 "|    0   N/A  N/A     62250      C   ./train.par                     26167MiB |",
@@ -250,7 +250,7 @@ def _names_ranks(one: Exhausted) -> bool:
                 "|    0   N/A  N/A     62252      C   ./train.par                       871MiB |",
             ),
         ),
-        Sick(
+        Fails(
             "contexts of two ranks, by a table of nvidia-smi",
             logged(
                 "|    0   N/A  N/A     62250      C   /usr/bin/python3                 4903MiB |",
@@ -260,7 +260,7 @@ def _names_ranks(one: Exhausted) -> bool:
                 "|    2   N/A  N/A     62252      C   /usr/bin/python3                 4903MiB |",
             ),
         ),
-        Sick(
+        Fails(
             "contexts of the other ranks, by the message of rank 0",
             logged(
                 "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
@@ -310,7 +310,7 @@ class _First(NamedTuple):
         return self.homes.get(rank, self.gpu) is self.gpu
 
 
-def _first(local: LocalRanks, devices: Mapping[Rank, Device | None]) -> _First | None:
+def _first(local: LocalRanks, devices: Mapping[Rank, VisibleDevice | None]) -> _First | None:
     homes = {rank.number: device.gpu for rank in local.members if (device := devices[rank])}
     if not homes:
         return None

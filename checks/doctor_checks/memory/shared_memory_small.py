@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Filesystem,
     Finding,
     GpuFacts,
@@ -13,25 +15,23 @@ from doctor.api import (
     Job,
     LocalRanks,
     NcclFacts,
+    Passes,
     PeerLink,
     Rank,
-    Said,
     Scope,
     Severity,
-    Sick,
     SoftwareFacts,
     Unknown,
     Verdict,
-    Well,
     check,
     ended_by_signal,
+    event_groups,
+    finding_from_logs,
     healthy,
-    is_said,
+    is_logged,
     logged,
     mebibytes,
     merge,
-    said,
-    told_finding,
     uses_nccl,
     within,
 )
@@ -58,25 +58,25 @@ def _shm(total: int, free: int | None = None) -> Filesystem:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "shm.full"):
-        yield told_finding(
+    for told in event_groups(job, "shm.full"):
+        yield finding_from_logs(
             told,
             "shared memory (/dev/shm) has no room for what NCCL or the data workers put there",
             evidence=_sizes_told(told),
             confidence=0.95,
             explains=_CONSEQUENCES,
         )
-    full = tuple(event for told in said(job, "python.exception") for event in told.events if _is_full(event))
-    if full and not is_said(job, "shm.full"):
-        yield told_finding(
-            Said(full[0].kind, full),
+    full = tuple(event for told in event_groups(job, "python.exception") for event in told.events if _is_full(event))
+    if full and not is_logged(job, "shm.full"):
+        yield finding_from_logs(
+            EventGroup(full[0].kind, full),
             "shared memory has no room for what processes hand each other",
             explains=_CONSEQUENCES,
         )
     yield from _hints(job)
-    for told in said(job, "exit.bus_error"):
-        if not is_said(job, "shm.full"):
-            yield told_finding(
+    for told in event_groups(job, "exit.bus_error"):
+        if not is_logged(job, "shm.full"):
+            yield finding_from_logs(
                 told,
                 "a process died of a bus error, nearly always because /dev/shm is full",
                 ranks=told.ranks or ended_by_signal(job, "SIGBUS"),
@@ -87,18 +87,20 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _hints(job: Job) -> Iterator[Finding]:
     """What points to /dev/shm without naming it as the cause of a failure."""
-    if is_said(job, "shm.full"):
+    if is_logged(job, "shm.full"):
         return
-    for told in said(job, "shm.attach"):
-        yield told_finding(
+    for told in event_groups(job, "shm.attach"):
+        yield finding_from_logs(
             told,
             "a rank could not open the shared memory of another: /dev/shm was full, or they do not share it",
             confidence=0.5,
         )
-    failed = any("unhandled system error" in event.text for told in said(job, "nccl.result") for event in told.events)
-    for told in said(job, "host.shm_default", "ray.shm_small"):
+    failed = any(
+        "unhandled system error" in event.text for told in event_groups(job, "nccl.result") for event in told.events
+    )
+    for told in event_groups(job, "host.shm_default", "ray.shm_small"):
         matters = failed and told.kind == "host.shm_default"
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "the container was started with little shared memory",
             severity=None if matters else Severity.WARNING if told.kind == "ray.shm_small" else Severity.INFO,
@@ -118,7 +120,7 @@ def _is_full(event: Event) -> bool:
     return "[Errno 28]" in event.text and any(frame.file.endswith(_SHARING) for frame in event.frames)
 
 
-def _sizes_told(told: Said) -> dict[str, object]:
+def _sizes_told(told: EventGroup) -> dict[str, object]:
     """The segment that did not fit, and its size in bytes."""
     names = {"segment": "segment", "path": "segment", "size": "bytes", "bytes": "bytes"}
     return {key: value for name, key in names.items() if (value := told.value(name)) is not None}
@@ -132,33 +134,33 @@ def _sizes_told(told: Said) -> dict[str, object]:
     needs=(HostFacts,),
     told=_told,
     cases=lambda: (
-        Well("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
-        Well(
+        Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
+        Passes(
             "1 GiB in a container without GPU",
             healthy(per_host=8, gpus=0).alter(HostFacts, container="docker", shm=_shm(GIB)),
         ),
-        Well(
+        Passes(
             "1 GiB for eight ranks over NVLink", healthy(per_host=8).alter(HostFacts, container="docker", shm=_shm(GIB))
         ),
-        Well(
+        Passes(
             "256 MiB where NCCL does not use it",
             healthy(per_host=8)
             .alter(HostFacts, shm=_shm(256 * MIB))
             .environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1"),
         ),
-        Sick(
+        Fails(
             "Docker's default of 64 MiB",
             healthy(hosts=2, per_host=4).alter(HostFacts, hosts=("node1",), container="docker", shm=_shm(64 * MIB)),
             ranks=(4, 5, 6, 7),
         ),
-        Sick(
+        Fails(
             "too small for eight ranks without peer access",
             healthy(per_host=8)
             .alter(HostFacts, shm=_shm(256 * MIB))
             .environ(NCCL_P2P_DISABLE="1", NCCL_CUMEM_HOST_ENABLE="0"),
             ranks=tuple(range(8)),
         ),
-        Sick(
+        Fails(
             "filled by files of killed jobs",
             healthy(per_host=8)
             .alter(HostFacts, shm=_shm(GIB, 100 * MIB), nccl_shm_files=90, nccl_shm_bytes=900 * MIB)
@@ -169,14 +171,14 @@ def _sizes_told(told: Said) -> dict[str, object]:
             ),
             ranks=tuple(range(8)),
         ),
-        Well(
+        Passes(
             "NCCL uses shared memory, by a log",
             logged("node7:41:77 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
         ),
-        Well(
+        Passes(
             "another disk is full, by a log", logged("OSError: [Errno 28] No space left on device: '/data/last.ckpt'")
         ),
-        Sick(
+        Fails(
             "NCCL says so in a log",
             logged(
                 "node7:41:77 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
@@ -184,19 +186,19 @@ def _sizes_told(told: Said) -> dict[str, object]:
                 "9637888)",
             ),
         ),
-        Well(
+        Passes(
             "a container's notice at its start, by a log",
             logged("NOTE: The SHMEM allocation limit is set to the default of 64MB.  This may be"),
             silent=False,
         ),
-        Sick(
+        Fails(
             "that notice, and then an error of the system, by a log",
             logged(
                 "NOTE: The SHMEM allocation limit is set to the default of 64MB.  This may be",
                 "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
             ),
         ),
-        Sick(
+        Fails(
             "a data worker says so in a log",
             logged(
                 "[rank1]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible "
@@ -204,7 +206,7 @@ def _sizes_told(told: Said) -> dict[str, object]:
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "Python says so in a log",
             logged(
                 "Traceback (most recent call last):",
@@ -213,7 +215,7 @@ def _sizes_told(told: Said) -> dict[str, object]:
                 "OSError: [Errno 28] No space left on device",
             ),
         ),
-        Sick(
+        Fails(
             "the launcher names the signal alone",
             logged("failed (exitcode: -7) local_rank: 3 (pid: 4714) of binary: /usr/bin/python3"),
         ),

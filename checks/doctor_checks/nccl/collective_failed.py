@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    events_of_kinds,
     failed_before,
-    heard,
-    is_said,
+    finding_from_logs,
+    is_logged,
     logged,
     recorder_switch,
-    told_finding,
 )
 
 MEANINGS = (
@@ -40,15 +40,15 @@ MEANINGS = (
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well(
+        Passes(
             "communicators that came up and were ended in order",
             logged(
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Destroy COMPLETE",
             ),
         ),
-        Well("a program that speaks of invalid arguments", logged("train.py: error: invalid argument --lr: 'abc'")),
-        Sick(
+        Passes("a program that speaks of invalid arguments", logged("train.py: error: invalid argument --lr: 'abc'")),
+        Fails(
             "a result without a reason",
             logged(
                 "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/"
@@ -58,7 +58,7 @@ MEANINGS = (
                 "Last error:",
             ),
         ),
-        Sick(
+        Fails(
             "torch 1.x",
             logged(
                 "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, internal error, NCCL "
@@ -74,8 +74,8 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     NCCL_DEBUG asks for them.
     Fix: run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
-    events = heard(job, "torch.nccl.error", "torch.nccl.error.code")
-    if events and not (_is_of_a_peer(events) and is_said(job, *_GONE)):
+    events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code")
+    if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
         yield _finding(job, events)
 
 
@@ -89,8 +89,8 @@ def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     result, meaning = _meaning(events)
-    return told_finding(
-        Said(events[0].kind, events),
+    return finding_from_logs(
+        EventGroup(events[0].kind, events),
         f"NCCL failed ({result}), and nothing in the evidence says why: {meaning}",
         ranks=(),
         evidence={"result": result, "may_mean": meaning},

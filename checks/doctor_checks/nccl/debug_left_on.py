@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    EffectiveSetting,
     EnvironmentFacts,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
+    JobBuilder,
     NcclFacts,
+    Passes,
     Severity,
-    Sick,
-    Sketch,
     SoftwareFacts,
-    Stated,
     StepFacts,
     TorchBuild,
     TrainerFacts,
     TrainingFacts,
     Verdict,
-    Well,
     check,
     describe,
+    effective_settings,
     expected_value,
-    group_alike,
+    group_by_value,
     healthy,
     nccl_matters,
     running,
     source_of,
     split,
-    stated_settings,
     within,
 )
 
 _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 
 
-def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Sketch:
+def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> JobBuilder:
     """A watched job under DETAIL with torch 2.13 whose model is in a wrapper of this name, after ``seen`` batches."""
     sketch = running(1, 3, gpus=gpus).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213)
     return sketch.alter(TrainingFacts, strategy=strategy).alter(StepFacts, seen=seen)
@@ -50,38 +50,38 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Ske
     needs=(EnvironmentFacts,),
     expects=True,
     cases=lambda: (
-        Well("nothing set", healthy(2, 2)),
-        Well(
+        Passes("nothing set", healthy(2, 2)),
+        Passes(
             "logs of a sound size",
             healthy().environ(NCCL_DEBUG="WARN", TORCH_DISTRIBUTED_DEBUG="INFO", CUDA_LAUNCH_BLOCKING="0"),
         ),
-        Well(
+        Passes(
             "no DETAIL, and a capture with it",
             healthy(2, 2).expecting(healthy().environ(TORCH_DISTRIBUTED_DEBUG="DETAIL")),
         ),
-        Sick("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
-        Sick("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
-        Sick("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
-        Sick("every kernel launch waits", healthy().environ(ranks=(1,), CUDA_LAUNCH_BLOCKING="1"), ranks=(1,)),
-        Sick(
+        Fails("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
+        Fails("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
+        Fails("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
+        Fails("every kernel launch waits", healthy().environ(ranks=(1,), CUDA_LAUNCH_BLOCKING="1"), ranks=(1,)),
+        Fails(
             "DETAIL on one rank alone",
             healthy(2, 2).environ(ranks=(2,), TORCH_DISTRIBUTED_DEBUG="DETAIL"),
             ranks=(2,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "DETAIL on most ranks, and a capture without it",
             healthy(2, 2).environ(ranks=(0, 1, 3), TORCH_DISTRIBUTED_DEBUG="DETAIL").expecting(healthy()),
             ranks=(0, 1, 3),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "DETAIL breaks DDP over Gloo in torch 2.13",
             healthy(1, 2, gpus=0).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "the same with the CUDA build of torch 2.13 on a machine without GPU",
             healthy(1, 2, gpus=0)
             .environ(TORCH_DISTRIBUTED_DEBUG="DETAIL")
@@ -89,21 +89,21 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Ske
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick("a run that is about to crash", _in_run(strategy="ddp"), ranks=(0, 1, 2), severity=Severity.ERROR),
-        Sick(
+        Fails("a run that is about to crash", _in_run(strategy="ddp"), ranks=(0, 1, 2), severity=Severity.ERROR),
+        Fails(
             "a loop that may hold its model in DDP",
             _in_run(strategy=None),
             ranks=(0, 1, 2),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a loop that has taken its first steps",
             _in_run(strategy=None, seen=5),
             ranks=(0, 1, 2),
             severity=Severity.INFO,
         ),
-        Sick("a run without DDP", _in_run(strategy="fsdp"), ranks=(0, 1, 2), severity=Severity.INFO),
-        Sick("a run over NCCL", _in_run(strategy="ddp", gpus=None), ranks=(0, 1, 2), severity=Severity.INFO),
+        Fails("a run without DDP", _in_run(strategy="fsdp"), ranks=(0, 1, 2), severity=Severity.INFO),
+        Fails("a run over NCCL", _in_run(strategy="ddp", gpus=None), ranks=(0, 1, 2), severity=Severity.INFO),
     ),
 )
 def debug_left_on(job: Job) -> Iterator[Verdict]:
@@ -113,7 +113,7 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
     writes a line: the run is many times slower, and on some releases it crashes.
     Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and export NCCL_DEBUG=WARN.
     """
-    for stated in stated_settings(job):
+    for stated in effective_settings(job):
         cost = _cost(stated)
         if cost:
             yield _finding(stated, cost)
@@ -128,7 +128,7 @@ _COSTS = {
 }
 
 
-def _cost(stated: Stated) -> str | None:
+def _cost(stated: EffectiveSetting) -> str | None:
     name, value = stated.setting.name, stated.setting.value
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return "every call of NCCL writes a line"
@@ -137,7 +137,7 @@ def _cost(stated: Stated) -> str | None:
     return None
 
 
-def _finding(stated: Stated, cost: str) -> Finding:
+def _finding(stated: EffectiveSetting, cost: str) -> Finding:
     setting = stated.setting
     fix = "export NCCL_DEBUG=WARN" if setting.name == "NCCL_DEBUG" else f"unset {setting.name}"
     return Finding(
@@ -154,7 +154,7 @@ _LOUD = {"ALL", "COLL", "CALL", "PROXY"}
 
 
 def _everything_logged(job: Job) -> Iterator[Finding]:
-    for subsystems, ranks in group_alike(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
+    for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
         if subsystems:
             yield Finding(
                 f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes lines",
@@ -176,7 +176,7 @@ def _is_detail(environment: EnvironmentFacts) -> bool:
 
 
 def _detail(job: Job) -> Iterator[Finding]:
-    if not any(stated.setting.name == "TORCH_DISTRIBUTED_DEBUG" for stated in stated_settings(job)):
+    if not any(stated.setting.name == "TORCH_DISTRIBUTED_DEBUG" for stated in effective_settings(job)):
         return
     found = split(job, EnvironmentFacts, _is_detail, expected=expected_value(job, EnvironmentFacts, _is_detail))
     # An expectation tells which ranks are odd; where all are alike, DETAIL costs what it costs, expected or not.
@@ -191,7 +191,7 @@ def _detail(job: Job) -> Iterator[Finding]:
         )
         return
     sections = (SoftwareFacts, TrainerFacts, TrainingFacts, StepFacts, GpuFacts)
-    for severity, ranks in group_alike(
+    for severity, ranks in group_by_value(
         job,
         EnvironmentFacts,
         lambda environment, alike: _severity_of_detail(alike) if _is_detail(environment) else None,
@@ -201,7 +201,7 @@ def _detail(job: Job) -> Iterator[Finding]:
             yield _detail_finding(ranks, severity)
 
 
-def _severity_of_detail(alike: Alike) -> Severity:
+def _severity_of_detail(alike: IdenticalRanks) -> Severity:
     """In torch 2.13 DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0: in
     its first forward pass, so a run that has taken a step is past it."""
     software, training, steps = alike.find(SoftwareFacts), alike.find(TrainingFacts), alike.find(StepFacts)
@@ -221,7 +221,7 @@ _DDP = ("ddp", "distributeddataparallel")
 """How the strategies of Lightning begin, and the wrapper's class, that are DistributedDataParallel."""
 
 
-def _is_over_nccl(alike: Alike, training: TrainingFacts | None) -> bool:
+def _is_over_nccl(alike: IdenticalRanks, training: TrainingFacts | None) -> bool:
     if training is not None and training.backend in ("nccl", "gloo"):
         return training.backend == "nccl"
     return nccl_matters(alike)

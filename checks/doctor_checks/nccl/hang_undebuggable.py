@@ -8,16 +8,16 @@ from typing import NamedTuple
 from doctor.api import (
     Directory,
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
     LaunchFacts,
+    Passes,
     Severity,
-    Sick,
     SoftwareFacts,
     StorageFacts,
     TorchBuild,
     Verdict,
-    Well,
     check,
     effective_value,
     healthy,
@@ -42,21 +42,21 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("no GPU and nothing set", healthy(1, 1, gpus=0)),
-        Well("several processes without NCCL", healthy(2, 2, gpus=0)),
-        Well("torch records by itself", healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH)),
-        Well(
+        Passes("no GPU and nothing set", healthy(1, 1, gpus=0)),
+        Passes("several processes without NCCL", healthy(2, 2, gpus=0)),
+        Passes("torch records by itself", healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH)),
+        Passes(
             "recorded and dumped to a folder that can be written",
             healthy(2, 2).environ(ranks=None, **_RECORDED).put(_dumps_to()),
         ),
-        Well("old defaults are no fault of the user", healthy(2, 2), silent=False),
-        Well(
+        Passes("old defaults are no fault of the user", healthy(2, 2), silent=False),
+        Passes(
             "the mode that torchrun sets",
             healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH).environ(ranks=None, **_AS_TORCHRUN_SETS),
             silent=False,
         ),
-        Sick("no recorder before torch 2.11", healthy(2, 2), ranks=(0, 1, 2, 3), severity=Severity.INFO),
-        Sick(
+        Fails("no recorder before torch 2.11", healthy(2, 2), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Fails(
             "the mode that torchrun sets, before torch 2.7",
             healthy(2, 2)
             .alter(SoftwareFacts, torch=TorchBuild("2.6.0", cuda="12.4"))
@@ -64,37 +64,37 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             ranks=(0, 1, 2, 3),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "the same mode set by hand",
             healthy(1, 1, gpus=0)
             .alter(SoftwareFacts, torch=TorchBuild("2.6.0", cuda="12.4"))
             .environ(ranks=None, **_RECORDED, **_AS_TORCHRUN_SETS),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "the recorder is turned off",
             healthy(2, 2).alter(SoftwareFacts, torch=_NEW_TORCH).environ(ranks=(1,), TORCH_FR_BUFFER_SIZE="0"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "no dump on time-out",
             healthy(2, 2).environ(TORCH_NCCL_TRACE_BUFFER_SIZE="2000", TORCH_NCCL_DUMP_ON_TIMEOUT="0"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
-        Sick(
+        Fails("errors are not handled", healthy(1, 1, gpus=0).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), ranks=(0,)),
+        Fails(
             "wait() raises in place of a dump, in the old spelling",
             healthy(1, 1, gpus=0).environ(NCCL_BLOCKING_WAIT="1"),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "a mode that aborts first, with a release of torch that is not known",
             healthy(1, 1, gpus=0).alter(SoftwareFacts, torch=None).environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "the folder is missing on one host",
             healthy(2, 2)
             .environ(ranks=None, **_RECORDED)
@@ -102,7 +102,7 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
             .put(_dumps_to(exists=False, writable=None), hosts=("node1",)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the folder can't be written",
             healthy(2, 2).environ(ranks=None, **_RECORDED).put(_dumps_to(writable=False)),
             ranks=(0, 1, 2, 3),

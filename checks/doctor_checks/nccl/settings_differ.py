@@ -7,23 +7,23 @@ from functools import partial
 
 from doctor.api import (
     ALONE,
-    Deviation,
+    BaselineDeviation,
+    Fails,
     Finding,
     Job,
+    MajoritySplit,
     NcclFacts,
+    Passes,
     Scope,
     Setting,
     Severity,
-    Sick,
     Skip,
-    Split,
     Verdict,
-    Well,
+    baseline_values,
     check,
     correlates,
     describe,
     effective_value,
-    expectations,
     healthy,
     is_foreign_variable,
     known_variable,
@@ -45,55 +45,55 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
     needs=(NcclFacts,),
     expects=True,
     cases=lambda: (
-        Well("nothing set", healthy(2, 2)),
-        Well("the same everywhere", healthy(2, 2).environ(NCCL_ALGO="Ring", NCCL_CROSS_NIC="1")),
-        Well("interfaces, host ids and logs of one host", healthy(2, 2).environ(ranks=(2, 3), **_HOSTS_OWN)),
-        Well("the default written out", healthy(2, 2).environ(ranks=(2, 3), NCCL_CROSS_NIC="2")),
-        Well("one value in two spellings", healthy().environ(NCCL_ALGO="ring").environ(ranks=(1,), NCCL_ALGO="Ring")),
-        Well(
+        Passes("nothing set", healthy(2, 2)),
+        Passes("the same everywhere", healthy(2, 2).environ(NCCL_ALGO="Ring", NCCL_CROSS_NIC="1")),
+        Passes("interfaces, host ids and logs of one host", healthy(2, 2).environ(ranks=(2, 3), **_HOSTS_OWN)),
+        Passes("the default written out", healthy(2, 2).environ(ranks=(2, 3), NCCL_CROSS_NIC="2")),
+        Passes("one value in two spellings", healthy().environ(NCCL_ALGO="ring").environ(ranks=(1,), NCCL_ALGO="Ring")),
+        Passes(
             "environment here, file there",
             healthy(2, 1)
             .environ(ranks=(0,), NCCL_ALGO="Ring")
             .alter(NcclFacts, ranks=(1,), settings=_in_file("NCCL_ALGO", "Ring")),
         ),
-        Well("packages of two images", healthy(2, 1).environ(ranks=(0,), NCCL_VERSION="2.27.3-1")),
-        Well(
+        Passes("packages of two images", healthy(2, 1).environ(ranks=(0,), NCCL_VERSION="2.27.3-1")),
+        Passes(
             "one process, as in the capture",
             healthy(1, 1).environ(NCCL_ALGO="ring").expecting(healthy().environ(NCCL_ALGO="Ring")),
         ),
-        Well(
+        Passes(
             "what belongs to one job alone",
             healthy().environ(NCCL_COMM_ID="10.0.0.1:4000").expecting(healthy().environ(NCCL_COMM_ID="10.9.0.1:4000")),
         ),
-        Well(
+        Passes(
             "a capture whose own ranks disagree",
             healthy().expecting(healthy().environ(ranks=(1,), NCCL_ALGO="Tree")),
         ),
-        Sick("an algorithm on one host alone", healthy(3, 2).environ(ranks=(4, 5), NCCL_ALGO="Tree"), ranks=(4, 5)),
-        Sick(
+        Fails("an algorithm on one host alone", healthy(3, 2).environ(ranks=(4, 5), NCCL_ALGO="Tree"), ranks=(4, 5)),
+        Fails(
             "a file on one host changes the channels",
             healthy(3, 2).alter(NcclFacts, ranks=(2, 3), settings=_in_file("NCCL_MIN_NCHANNELS", "32")),
             ranks=(2, 3),
         ),
-        Sick("sockets on one rank", healthy(2, 2).environ(ranks=(3,), NCCL_IB_DISABLE="1"), ranks=(3,)),
-        Sick("half of the ranks", healthy(2, 1).environ(ranks=(1,), NCCL_PROTO="Simple"), ranks=(0, 1)),
-        Sick(
+        Fails("sockets on one rank", healthy(2, 2).environ(ranks=(3,), NCCL_IB_DISABLE="1"), ranks=(3,)),
+        Fails("half of the ranks", healthy(2, 1).environ(ranks=(1,), NCCL_PROTO="Simple"), ranks=(0, 1)),
+        Fails(
             "a time-out of one host",
             healthy(3, 1).environ(ranks=(1,), NCCL_IB_TIMEOUT="22"),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "half of the ranks, and a capture that tells which",
             healthy(2, 1).environ(ranks=(1,), NCCL_PROTO="Simple").expecting(healthy().environ(NCCL_PROTO="Simple")),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "two settings of the capture are set nowhere",
             healthy(2, 2).expecting(healthy().environ(NCCL_ALGO="Ring", NCCL_IB_DISABLE="1")),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "one process with a setting that the capture lacks",
             healthy(1, 1).environ(NCCL_IB_TIMEOUT="22").expecting(healthy()),
             ranks=(0,),
@@ -112,9 +112,9 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
     if stands_alone(job, job.expected.each(NcclFacts) if job.expected else ()):
         yield Skip(ALONE)
         return
-    unlike: dict[tuple[tuple[int, ...], Severity | None], list[tuple[str, Split]]] = {}
+    unlike: dict[tuple[tuple[int, ...], Severity | None], list[tuple[str, MajoritySplit]]] = {}
     names = sorted(_names(job))
-    expected = expectations(job, lambda worked: _values(worked, names))
+    expected = baseline_values(job, lambda worked: _values(worked, names))
     for name in names:
         found = split(job, NcclFacts, partial(_value, name), expected=expected.get(name))
         if found.expected and found.minorities:
@@ -149,7 +149,7 @@ def _matters(name: str) -> bool:
     return info is not None and info.peers != "may differ"
 
 
-def _differences(job: Job, name: str, found: Split) -> Iterator[Finding]:
+def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]:
     if not found.minorities:
         return
     common = "no common value" if found.common is None else f"elsewhere {_shown(found.common.value)}"
@@ -173,11 +173,11 @@ def _severity(name: str) -> Severity | None:
 
 
 def _unexpected(
-    job: Job, ranks: tuple[int, ...], severity: Severity | None, settings: list[tuple[str, Split]]
+    job: Job, ranks: tuple[int, ...], severity: Severity | None, settings: list[tuple[str, MajoritySplit]]
 ) -> Finding:
     """All settings of these ranks that are not as expected: most often one script or one file brings them all."""
     rows = tuple(found.unlike(name, _shown) for name, found in settings)
-    told = Deviation(rows, all(found.drifted for _, found in settings))
+    told = BaselineDeviation(rows, all(found.drifted for _, found in settings))
     return Finding(
         told.summary,
         ranks=ranks,

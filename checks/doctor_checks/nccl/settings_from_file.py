@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
     NcclFacts,
+    Passes,
     Scope,
     Setting,
     Severity,
-    Sick,
     Source,
     Unknown,
     Verdict,
-    Well,
     check,
     effective_value,
-    group_alike,
+    group_by_value,
     healthy,
 )
 
@@ -33,22 +33,22 @@ _OVERRULED = Setting("NCCL_IB_DISABLE", "0", overrides=("/etc/nccl.conf:4=1",))
     scope=Scope.HOST,
     needs=(NcclFacts,),
     cases=lambda: (
-        Well("no file", healthy(2, 1)),
-        Well("the environment alone", healthy(2, 1).environ(NCCL_ALGO="Ring")),
-        Well("the environment overrules the file", healthy(2, 1).alter(NcclFacts, settings=(_OVERRULED,))),
-        Well(
+        Passes("no file", healthy(2, 1)),
+        Passes("the environment alone", healthy(2, 1).environ(NCCL_ALGO="Ring")),
+        Passes("the environment overrules the file", healthy(2, 1).alter(NcclFacts, settings=(_OVERRULED,))),
+        Passes(
             "the file writes a default out",
             healthy(2, 1).alter(
                 NcclFacts, settings=(Setting("NCCL_IB_DISABLE", "0", "system file", "/etc/nccl.conf", 1),)
             ),
         ),
-        Sick(
+        Fails(
             "the system's file",
             healthy(2, 2).alter(NcclFacts, hosts=("node1",), settings=(_FILE,)),
             ranks=(2, 3),
             hosts=("node1",),
         ),
-        Sick("the user's file on all hosts", healthy(2, 1).alter(NcclFacts, settings=(_USER,)), ranks=(0, 1)),
+        Fails("the user's file on all hosts", healthy(2, 1).alter(NcclFacts, settings=(_USER,)), ranks=(0, 1)),
     ),
 )
 def settings_from_file(job: Job) -> Iterator[Verdict]:
@@ -59,10 +59,10 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
     Fix: move what the job needs into the job script, and remove the line; or export the variable, which wins over both
     files.
     """
-    for group in group_alike(job, NcclFacts, lambda nccl, _: _from_files(nccl)):
+    for group in group_by_value(job, NcclFacts, lambda nccl, _: _from_files(nccl)):
         if group.value:
             yield _finding(group.value, group.ranks)
-    for hidden, ranks in group_alike(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
+    for hidden, ranks in group_by_value(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
         if hidden is not None:
             yield Unknown(hidden.reason, ranks, hidden.unhide)
 

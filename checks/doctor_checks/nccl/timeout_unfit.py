@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
     LaunchFacts,
+    Passes,
     Severity,
-    Sick,
     SlurmFacts,
     SoftwareFacts,
     TrainerFacts,
     Variable,
     Verdict,
-    Well,
     check,
-    group_alike,
+    group_by_value,
     healthy,
     uses_nccl,
     within,
@@ -38,14 +38,14 @@ def _trainer(timeout: str) -> TrainerFacts:
     severity=Severity.INFO,
     needs=(SlurmFacts,),
     cases=lambda: (
-        Well("outside SLURM", healthy(2, 2)),
-        Well("a day", healthy(2, 2).put(_hours(24))),
-        Well("no limit", healthy(2, 2).put(_hours(None))),
-        Well("one process", healthy(1, 1).put(_hours(0.1))),
-        Well("a long time-out in a longer job", healthy(2, 2).put(_hours(4)).put(_trainer("7200"))),
-        Sick("ten minutes of time-out in a job of five", healthy(2, 2).put(_hours(5 / 60)), ranks=(0, 1, 2, 3)),
-        Sick("half an hour over Gloo in a job of a quarter", healthy(2, 1, gpus=0).put(_hours(0.25)), ranks=(0, 1)),
-        Sick(
+        Passes("outside SLURM", healthy(2, 2)),
+        Passes("a day", healthy(2, 2).put(_hours(24))),
+        Passes("no limit", healthy(2, 2).put(_hours(None))),
+        Passes("one process", healthy(1, 1).put(_hours(0.1))),
+        Passes("a long time-out in a longer job", healthy(2, 2).put(_hours(4)).put(_trainer("7200"))),
+        Fails("ten minutes of time-out in a job of five", healthy(2, 2).put(_hours(5 / 60)), ranks=(0, 1, 2, 3)),
+        Fails("half an hour over Gloo in a job of a quarter", healthy(2, 1, gpus=0).put(_hours(0.25)), ranks=(0, 1)),
+        Fails(
             "a time-out of two hours in a job of one",
             healthy(2, 2).put(_hours(1)).put(_trainer("02:00:00")),
             ranks=(0, 1, 2, 3),
@@ -59,7 +59,7 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
     was too long, and no dump says where it stood.
     Fix: pass a shorter time-out: init_process_group(timeout=timedelta(minutes=5)), or DDPStrategy(timeout=…).
     """
-    key = group_alike(
+    key = group_by_value(
         job,
         SlurmFacts,
         lambda slurm, alike: (

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     GpuFacts,
     Job,
     NcclFacts,
+    Passes,
     ReferencedFile,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     bus_key,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     merge,
-    said,
     source_of,
-    told_finding,
 )
 
 _PATH = "/opt/topology/ndv5.xml"
@@ -43,18 +43,18 @@ _DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.topo_file", by=("path",)):
+    for told in event_groups(job, "nccl.topo_file", by=("path",)):
         file = told.value("path")
         if file != _DEFAULT:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"NCCL is told to read {file}, and can't: {told.value('err')}",
                 evidence={"file": file, "error": told.value("err")},
                 confidence=0.9,
                 symptoms=False,
             )
-    for told in said(job, "nccl.topo_attribute", "nccl.xml_bad"):
-        yield told_finding(
+    for told in event_groups(job, "nccl.topo_attribute", "nccl.xml_bad"):
+        yield finding_from_logs(
             told,
             "the topology or graph file that NCCL is told to read is damaged or of another machine",
             severity=Severity.ERROR,
@@ -69,33 +69,33 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(NcclFacts,),
     told=_told,
     cases=lambda: (
-        Well("not set", healthy(2, 2)),
-        Well("a file of this machine", _SET.alter(NcclFacts, references=_file())),
-        Well("a file without GPUs", _SET.alter(NcclFacts, references=_file(gpus=()))),
-        Well("no GPU to compare with", healthy(2, 2, gpus=0).alter(NcclFacts, references=_file(gpus=_FOREIGN))),
-        Well("a part of the machine", _SET.alter(NcclFacts, references=_file(gpus=_OWN[:1]))),
-        Sick(
+        Passes("not set", healthy(2, 2)),
+        Passes("a file of this machine", _SET.alter(NcclFacts, references=_file())),
+        Passes("a file without GPUs", _SET.alter(NcclFacts, references=_file(gpus=()))),
+        Passes("no GPU to compare with", healthy(2, 2, gpus=0).alter(NcclFacts, references=_file(gpus=_FOREIGN))),
+        Passes("a part of the machine", _SET.alter(NcclFacts, references=_file(gpus=_OWN[:1]))),
+        Fails(
             "missing on one host",
             _SET.alter(NcclFacts, references=_file()).alter(
                 NcclFacts, ranks=(2, 3), references=_file(exists=False, readable=False, gpus=())
             ),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "not readable",
             _SET.alter(NcclFacts, references=_file(readable=False, error="Permission denied", gpus=())),
             ranks=(0, 1, 2, 3),
         ),
-        Sick("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
-        Sick("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
-        Well(
+        Fails("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
+        Fails("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
+        Passes(
             "a default that most machines lack",
             logged(
                 "node1:41:77 [0] NCCL INFO Could not open XML topology file "
                 "/var/run/nvidia-topologyd/virtualTopology.xml : No such file or directory"
             ),
         ),
-        Sick(
+        Fails(
             "the file of another cluster",
             logged(
                 "node1:41:77 [0] graph/xml.cc:343 NCCL WARN Could not open XML topology file "
@@ -103,7 +103,7 @@ def _told(job: Job) -> Iterator[Finding]:
                 "file or directory"
             ),
         ),
-        Sick(
+        Fails(
             "a graph of eight GPUs on a machine of four",
             logged("node1:41:77 [0] graph/search.cc:700 NCCL WARN XML Import Channel : dev 7 not found."),
             severity=Severity.ERROR,

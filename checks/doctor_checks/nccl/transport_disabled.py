@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     HostFacts,
+    IdenticalRanks,
     Job,
-    Lack,
     LaunchFacts,
+    MissingReason,
     NcclFacts,
+    Passes,
     PeerLink,
     Setting,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     healthy,
     merge,
@@ -44,76 +44,78 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     severity=Severity.WARNING,
     needs=(NcclFacts,),
     cases=lambda: (
-        Well("nothing set", healthy(1, 8)),
-        Well("switches that turn nothing off", healthy(1, 8).environ(NCCL_P2P_DISABLE="0", NCCL_NVLS_ENABLE="2")),
-        Well("text is read as 0", healthy(1, 8).environ(NCCL_P2P_DISABLE="true")),
-        Well(
+        Passes("nothing set", healthy(1, 8)),
+        Passes("switches that turn nothing off", healthy(1, 8).environ(NCCL_P2P_DISABLE="0", NCCL_NVLS_ENABLE="2")),
+        Passes("text is read as 0", healthy(1, 8).environ(NCCL_P2P_DISABLE="true")),
+        Passes(
             "cards without peer-to-peer",
             healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
         ),
-        Well("one GPU", healthy(2, 1).environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")),
-        Well("one GPU, one process", healthy(1, 1).environ(NCCL_P2P_DISABLE="1", NCCL_NVLS_ENABLE="0")),
-        Well("no GPU, and one process a host", healthy(2, 1, gpus=0).environ(NCCL_P2P_DISABLE="1")),
-        Well("text is read as 0 without a GPU too", healthy(1, 2, gpus=0).environ(NCCL_SHM_DISABLE="true")),
-        Well(
+        Passes("one GPU", healthy(2, 1).environ(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")),
+        Passes("one GPU, one process", healthy(1, 1).environ(NCCL_P2P_DISABLE="1", NCCL_NVLS_ENABLE="0")),
+        Passes("no GPU, and one process a host", healthy(2, 1, gpus=0).environ(NCCL_P2P_DISABLE="1")),
+        Passes("text is read as 0 without a GPU too", healthy(1, 2, gpus=0).environ(NCCL_SHM_DISABLE="true")),
+        Passes(
             "NVLS on two GPUs, which NCCL would not use for them",
             healthy(1, 2).environ(NCCL_NVLS_ENABLE="0"),
         ),
-        Well(
+        Passes(
             "P2P over PCIe behind access control",
             healthy(1, 2)
             .environ(NCCL_P2P_DISABLE="1")
             .alter(HostFacts, pci_access_control=True)
             .alter(GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)),
         ),
-        Sick(
+        Fails(
             "NVLink is there, P2P is off",
             healthy(2, 8).environ(ranks=range(8, 16), NCCL_P2P_DISABLE="1"),
             ranks=tuple(range(8, 16)),
         ),
-        Sick("the nearest level alone", healthy(1, 8).environ(NCCL_P2P_LEVEL="LOC"), ranks=tuple(range(8))),
-        Sick(
+        Fails("the nearest level alone", healthy(1, 8).environ(NCCL_P2P_LEVEL="LOC"), ranks=tuple(range(8))),
+        Fails(
             "P2P over one PCIe switch is off",
             healthy(1, 2)
             .environ(NCCL_P2P_DISABLE="1")
             .alter(GpuFacts, gpus=_without_nvlink, links=(PeerLink(0, 1, "single-switch", "ok", "ok"),)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "SHM is off where cards have nothing else",
             healthy(1, 2).environ(NCCL_SHM_DISABLE="1").alter(GpuFacts, links=_without_peers, gpus=_without_nvlink),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "SHM is off where all is NVLink",
             healthy(1, 8).environ(NCCL_SHM_DISABLE="1"),
             ranks=tuple(range(8)),
             severity=Severity.INFO,
         ),
-        Sick("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
-        Sick(
+        Fails("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
+        Fails(
             "NVLS is off as Google's set-up of TCPXO asks for",
             healthy(1, 8).environ(NCCL_NVLS_ENABLE="0", NCCL_FASTRAK_CTRL_DEV="eth0"),
             ranks=tuple(range(8)),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "the driver does not show how the GPUs are linked",
             healthy(1, 2).environ(NCCL_P2P_DISABLE="1").alter(GpuFacts, gpus=_without_nvlink, links=()),
             ranks=(0, 1),
         ),
-        Sick("on a login node, no GPU to look at", healthy(1, 1, gpus=0).environ(NCCL_P2P_DISABLE="1"), ranks=(0,)),
-        Sick(
+        Fails("on a login node, no GPU to look at", healthy(1, 1, gpus=0).environ(NCCL_P2P_DISABLE="1"), ranks=(0,)),
+        Fails(
             "shared memory is off, no GPU is seen",
             healthy(2, 2, gpus=0).environ(NCCL_SHM_DISABLE="1"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "the driver can't be asked",
-            healthy(1, 2).drop(GpuFacts, Lack.FAILED, "the driver does not answer").environ(NCCL_P2P_LEVEL="LOC"),
+            healthy(1, 2)
+            .drop(GpuFacts, MissingReason.FAILED, "the driver does not answer")
+            .environ(NCCL_P2P_LEVEL="LOC"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "NVLS is off where no GPU is seen",
             healthy(1, 1, gpus=0).environ(NCCL_NVLS_ENABLE="0"),
             ranks=(0,),
@@ -146,7 +148,7 @@ def _findings(job: Job) -> Iterator[Finding]:
             yield _finding(setting, lost, severity, alike.ranks)
 
 
-def _is_alone(alike: Alike) -> bool:
+def _is_alone(alike: IdenticalRanks) -> bool:
     """Whether the job has one process a host: nothing is exchanged inside it."""
     launch = alike.find(LaunchFacts)
     return bool(launch and launch.running_together and launch.local_world_size == 1)

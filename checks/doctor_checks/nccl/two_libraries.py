@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
     NcclLibrary,
     Package,
+    Passes,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
     Unknown,
     Verdict,
-    Well,
     check,
-    group_alike,
+    event_groups,
+    finding_from_logs,
+    group_by_value,
     healthy,
     is_older,
     logged,
-    said,
-    told_finding,
 )
 
 _WHEEL = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
@@ -41,9 +41,11 @@ def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, .
 
 def _told(job: Job) -> Iterator[Finding]:
     """Torch asks for a function that the NCCL which was loaded does not have."""
-    wheels = {f"{told.value('cuda')} {told.value('ver')}" for told in said(job, "nccl.wheel", by=("cuda", "ver"))}
-    for told in said(job, "nccl.symbol_missing", by=("symbol",)):
-        yield told_finding(
+    wheels = {
+        f"{told.value('cuda')} {told.value('ver')}" for told in event_groups(job, "nccl.wheel", by=("cuda", "ver"))
+    }
+    for told in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
+        yield finding_from_logs(
             told,
             f"the NCCL that was loaded lacks {told.value('symbol')}: it is older than the one that torch was "
             f"built with",
@@ -60,9 +62,9 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(SoftwareFacts,),
     told=_told,
     cases=lambda: (
-        Well("the wheel alone", healthy()),
-        Well("no NCCL", healthy(gpus=0)),
-        Well(
+        Passes("the wheel alone", healthy()),
+        Passes("no NCCL", healthy(gpus=0)),
+        Passes(
             "the system has an older one, which torch does not get",
             healthy().alter(
                 SoftwareFacts,
@@ -72,49 +74,49 @@ def _told(job: Job) -> Iterator[Finding]:
                 ),
             ),
         ),
-        Well(
+        Passes(
             "a newer wheel, installed on purpose",
             healthy().alter(
                 SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.30.7", "wheel nvidia-nccl-cu12", chosen=True),)
             ),
         ),
-        Well(
+        Passes(
             "linked into torch",
             healthy().alter(
                 SoftwareFacts, nccl_libraries=(NcclLibrary("libtorch_cuda.so", "2.27.3", "torch", chosen=True),)
             ),
         ),
-        Sick(
+        Fails(
             "LD_LIBRARY_PATH leads to an older one",
             healthy(2, 2).alter(SoftwareFacts, ranks=(2, 3), nccl_libraries=_libraries("2.18.3")),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "LD_PRELOAD brings a newer one",
             healthy().alter(SoftwareFacts, nccl_libraries=_libraries("2.30.7", "LD_PRELOAD")),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "two wheels share one folder, and the older one is there",
             healthy().alter(SoftwareFacts, packages=_two_wheels("2.21.5")[0], nccl_libraries=_two_wheels("2.21.5")[1]),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "two wheels, and the right one is there by luck",
             healthy().alter(SoftwareFacts, packages=_two_wheels("2.27.3")[0], nccl_libraries=_two_wheels("2.27.3")[1]),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "an older wheel than torch asks for",
             healthy().alter(
                 SoftwareFacts, nccl_libraries=(NcclLibrary(_WHEEL, "2.21.5", "wheel nvidia-nccl-cu12", chosen=True),)
             ),
             ranks=(0, 1),
         ),
-        Well("one wheel", logged("[pip3] torch==2.8.0", "[pip3] nvidia-nccl-cu12==2.27.3")),
-        Sick(
+        Passes("one wheel", logged("[pip3] torch==2.8.0", "[pip3] nvidia-nccl-cu12==2.27.3")),
+        Fails(
             "torch finds another NCCL than its own",
             logged(
                 "ImportError: /opt/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: "
@@ -133,7 +135,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL can be found")
         return
-    for found, ranks in group_alike(job, SoftwareFacts, lambda software, _: _found(software)):
+    for found, ranks in group_by_value(job, SoftwareFacts, lambda software, _: _found(software)):
         if found is not None:
             yield from _judge(found, ranks)
 

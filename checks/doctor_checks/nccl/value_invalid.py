@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EffectiveSetting,
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
     NcclFacts,
+    Passes,
     Setting,
     SettingsFile,
     Severity,
-    Sick,
-    Stated,
     Verdict,
-    Well,
     check,
+    effective_settings,
     healthy,
     known_variable,
     merge,
     only_nccl,
     parse_nccl_integer,
     source_of,
-    stated_settings,
     value_fault,
 )
 
@@ -51,43 +51,43 @@ _SOUND = {
     severity=Severity.ERROR,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("nothing set", healthy()),
-        Well("sound values", healthy().environ(ranks=None, **_SOUND)),
-        Sick("true is read as 0", healthy(2, 2).environ(NCCL_IB_DISABLE="true", ranks=(3,)), ranks=(3,)),
-        Sick("only 1 disables it", healthy().environ(NCCL_P2P_DISABLE="2"), ranks=(0, 1)),
-        Sick("a number with a unit", healthy().environ(NCCL_BUFFSIZE="8M"), ranks=(0, 1)),
-        Sick("an unknown algorithm", healthy().environ(NCCL_ALGO="Rings"), ranks=(0, 1)),
-        Sick("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
-        Sick("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
-        Sick("an unknown log level", healthy().environ(NCCL_DEBUG="DEBUG"), ranks=(0, 1)),
-        Sick(
+        Passes("nothing set", healthy()),
+        Passes("sound values", healthy().environ(ranks=None, **_SOUND)),
+        Fails("true is read as 0", healthy(2, 2).environ(NCCL_IB_DISABLE="true", ranks=(3,)), ranks=(3,)),
+        Fails("only 1 disables it", healthy().environ(NCCL_P2P_DISABLE="2"), ranks=(0, 1)),
+        Fails("a number with a unit", healthy().environ(NCCL_BUFFSIZE="8M"), ranks=(0, 1)),
+        Fails("an unknown algorithm", healthy().environ(NCCL_ALGO="Rings"), ranks=(0, 1)),
+        Fails("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
+        Fails("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
+        Fails("an unknown log level", healthy().environ(NCCL_DEBUG="DEBUG"), ranks=(0, 1)),
+        Fails(
             "a log level that is none and is quiet, as it was meant to be",
             healthy().environ(NCCL_DEBUG="ERROR"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick("no bool to torch", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="on"), ranks=(0, 1)),
-        Sick("an unknown debug level of torch", healthy().environ(TORCH_DISTRIBUTED_DEBUG="1"), ranks=(0, 1)),
-        Sick(
+        Fails("no bool to torch", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="on"), ranks=(0, 1)),
+        Fails("an unknown debug level of torch", healthy().environ(TORCH_DISTRIBUTED_DEBUG="1"), ranks=(0, 1)),
+        Fails(
             "a word too many in a list of what is logged",
             healthy().environ(NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,TUNING,NET,VERSION"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "a list of what is logged without a known word",
             healthy().environ(NCCL_DEBUG_SUBSYS="INFO"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
-        Sick(
+        Fails("taken for 1", healthy().environ(NCCL_SHM_DISABLE="2"), ranks=(0, 1), severity=Severity.WARNING),
+        Fails(
             "more sockets than NCCL opens",
             healthy().environ(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "NCCL_CONF_FILE names no file",
             healthy()
             .environ(NCCL_CONF_FILE="~/nccl.conf")
@@ -95,7 +95,7 @@ _SOUND = {
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "in the system's file",
             healthy(2, 1).alter(
                 NcclFacts,
@@ -114,13 +114,13 @@ def value_invalid(job: Job) -> Iterator[Verdict]:
     Fix: write a value that the variable takes, or unset it.
     """
     release = only_nccl(job)
-    for stated in stated_settings(job):
+    for stated in effective_settings(job):
         yield from _judge(stated, release)
     yield from merge(_sockets(job))
     yield from merge(_files(job))
 
 
-def _judge(stated: Stated, release: str | None) -> Iterator[Finding]:
+def _judge(stated: EffectiveSetting, release: str | None) -> Iterator[Finding]:
     setting = stated.setting
     info = known_variable(setting.name)
     fault = value_fault(setting.name, setting.value, release=release if info and info.reader == "nccl" else None)
@@ -140,7 +140,7 @@ def _judge(stated: Stated, release: str | None) -> Iterator[Finding]:
 _MEANT = {"1": ("true", "yes", "on", "t", "y", "enable", "enabled"), "0": ("false", "no", "off", "f", "n", "disabled")}
 
 
-def _fix(stated: Stated, expected: str) -> str:
+def _fix(stated: EffectiveSetting, expected: str) -> str:
     setting = stated.setting
     where = f"in {stated.origin}, write " if source_of(setting) else "export "
     meant = next((number for number, words in _MEANT.items() if setting.value.strip().lower() in words), None)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EffectiveSetting,
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
     NcclLibrary,
+    Passes,
     Severity,
-    Sick,
     SoftwareFacts,
-    Stated,
     TorchBuild,
     Verdict,
-    Well,
     check,
+    effective_settings,
     healthy,
     known_variable,
     merge,
     only_nccl,
     only_torch,
     source_of,
-    stated_settings,
     within,
 )
 
@@ -35,37 +35,37 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("nothing set", healthy()),
-        Well("the new names", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="0", NCCL_NET_GDR_LEVEL="PHB")),
-        Well(
+        Passes("nothing set", healthy()),
+        Passes("the new names", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="0", NCCL_NET_GDR_LEVEL="PHB")),
+        Passes(
             "the old name under a release that has no other",
             healthy().environ(NCCL_MNNVL="1").alter(SoftwareFacts, nccl_libraries=_OLD_NCCL),
         ),
-        Well(
+        Passes(
             "torch's old name under an old torch",
             healthy().environ(NCCL_BLOCKING_WAIT="1").alter(SoftwareFacts, torch=TorchBuild("2.1.2", cuda="12.1")),
         ),
-        Sick(
+        Fails(
             "dropped by a release newer than any that is known to be in use",
             healthy(gpus=0).alter(SoftwareFacts, torch=None, nccl_libraries=()).environ(NCCL_SHM_USE_CUDA_MEMCPY="1"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "dropped before the oldest supported release, whichever is in use",
             healthy(gpus=0).alter(SoftwareFacts, torch=None, nccl_libraries=()).environ(NCCL_IB_GDR_LEVEL="3"),
             ranks=(0, 1),
         ),
-        Sick("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
-        Sick("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
-        Sick("renamed in 2.21", healthy().environ(NCCL_MNNVL="1"), ranks=(0, 1)),
-        Sick(
+        Fails("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
+        Fails("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
+        Fails("renamed in 2.21", healthy().environ(NCCL_MNNVL="1"), ranks=(0, 1)),
+        Fails(
             "torch's old spelling is still read",
             healthy().environ(NCCL_ASYNC_ERROR_HANDLING="1"),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "deprecated and still read", healthy().environ(NCCL_MIN_NCHANNELS="8"), ranks=(0, 1), severity=Severity.INFO
         ),
     ),
@@ -82,7 +82,7 @@ def variable_superseded(job: Job) -> Iterator[Verdict]:
 
 def _findings(job: Job) -> Iterator[Finding]:
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
-    for stated in stated_settings(job):
+    for stated in effective_settings(job):
         info = known_variable(stated.setting.name)
         if info is None or info.superseded is None:
             continue
@@ -95,7 +95,7 @@ def _findings(job: Job) -> Iterator[Finding]:
                 yield _finding(stated, since, info.replaced_by, still_read=info.still_read)
 
 
-def _perhaps(stated: Stated, since: str, replacement: str | None) -> Finding:
+def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
     """Of a job whose release is not known, and may be one that reads it."""
     name, reader = stated.setting.name, since.partition(" ")[0]
     instead = f"; {replacement} replaces it there" if replacement else ""
@@ -110,7 +110,7 @@ def _perhaps(stated: Stated, since: str, replacement: str | None) -> Finding:
     )
 
 
-def _finding(stated: Stated, since: str, replacement: str | None, *, still_read: bool) -> Finding:
+def _finding(stated: EffectiveSetting, since: str, replacement: str | None, *, still_read: bool) -> Finding:
     state = "is deprecated" if still_read else "is no longer read"
     instead = f": {replacement} replaces it" if replacement else ", without a replacement"
     return Finding(
@@ -123,7 +123,7 @@ def _finding(stated: Stated, since: str, replacement: str | None, *, still_read:
     )
 
 
-def _evidence(stated: Stated, since: str, replacement: str | None) -> dict[str, object]:
+def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> dict[str, object]:
     setting = stated.setting
     release = since.partition(" ")[2]
     origin = stated.origin
@@ -142,7 +142,7 @@ _SAME_VALUES = {
 """Old names whose values the new name takes unchanged."""
 
 
-def _fix(stated: Stated, replacement: str | None) -> str:
+def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     name = stated.setting.name
     in_file = source_of(stated.setting) is not None
     where = f"remove it from {stated.origin}" if in_file else f"unset {name}"

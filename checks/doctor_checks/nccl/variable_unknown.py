@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EffectiveSetting,
     EnvironmentFacts,
+    Fails,
     Finding,
     Job,
     NcclFacts,
+    Passes,
     Setting,
     Severity,
-    Sick,
-    Stated,
     Verdict,
-    Well,
     check,
     concerns_nccl,
+    effective_settings,
     healthy,
     is_foreign_variable,
     known_variable,
     merge,
     nearest_variable,
     source_of,
-    stated_settings,
 )
 
 _PLUG_INS = {
@@ -47,14 +47,14 @@ _PLUG_INS = {
     severity=Severity.WARNING,
     needs=(EnvironmentFacts,),
     cases=lambda: (
-        Well("nothing set", healthy()),
-        Well("known settings", healthy().environ(NCCL_SOCKET_IFNAME="eth0", TORCH_NCCL_TRACE_BUFFER_SIZE="2000")),
-        Well("packages, build paths, plugins and forks", healthy().environ(ranks=None, **_PLUG_INS)),
-        Sick("a letter is missing", healthy(2, 2).environ(NCCL_SOKET_IFNAME="eth0", ranks=(1, 3)), ranks=(1, 3)),
-        Sick("an underscore too many", healthy().environ(NCCL_SOCKET_IF_NAME="eth0"), ranks=(0, 1)),
-        Sick("a longer word", healthy().environ(TORCH_NCCL_ASYNC_ERROR_HANDLE="1"), ranks=(0, 1)),
-        Sick("the prefix of torch", healthy().environ(TORCH_NCCL_IB_DISABLE="1"), ranks=(0, 1)),
-        Sick(
+        Passes("nothing set", healthy()),
+        Passes("known settings", healthy().environ(NCCL_SOCKET_IFNAME="eth0", TORCH_NCCL_TRACE_BUFFER_SIZE="2000")),
+        Passes("packages, build paths, plugins and forks", healthy().environ(ranks=None, **_PLUG_INS)),
+        Fails("a letter is missing", healthy(2, 2).environ(NCCL_SOKET_IFNAME="eth0", ranks=(1, 3)), ranks=(1, 3)),
+        Fails("an underscore too many", healthy().environ(NCCL_SOCKET_IF_NAME="eth0"), ranks=(0, 1)),
+        Fails("a longer word", healthy().environ(TORCH_NCCL_ASYNC_ERROR_HANDLE="1"), ranks=(0, 1)),
+        Fails("the prefix of torch", healthy().environ(TORCH_NCCL_IB_DISABLE="1"), ranks=(0, 1)),
+        Fails(
             "blanks around the name in a file",
             healthy(2, 1).alter(
                 NcclFacts,
@@ -63,7 +63,7 @@ _PLUG_INS = {
             ),
             ranks=(1,),
         ),
-        Sick("near to nothing", healthy().environ(NCCL_TEAM_COLOUR="blue"), ranks=(0, 1), severity=Severity.INFO),
+        Fails("near to nothing", healthy().environ(NCCL_TEAM_COLOUR="blue"), ranks=(0, 1), severity=Severity.INFO),
     ),
 )
 def variable_unknown(job: Job) -> Iterator[Verdict]:
@@ -74,7 +74,7 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
     """
     yield from merge(
         _finding(stated, nearest_variable(stated.setting.name))
-        for stated in stated_settings(job)
+        for stated in effective_settings(job)
         if _is_unknown(stated.setting.name)
     )
 
@@ -83,7 +83,7 @@ def _is_unknown(name: str) -> bool:
     return concerns_nccl(name) and known_variable(name) is None and not is_foreign_variable(name)
 
 
-def _finding(stated: Stated, near: str | None) -> Finding:
+def _finding(stated: EffectiveSetting, near: str | None) -> Finding:
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
     hint = f". Did you mean {near}?" if near else ""
@@ -103,7 +103,7 @@ _UNKNOWN_EFFECT = "None, if a script or a library that is not in the table reads
 use would change a working job."""
 
 
-def _fix(stated: Stated, near: str | None) -> str:
+def _fix(stated: EffectiveSetting, near: str | None) -> str:
     setting = stated.setting
     if near is None:
         return f"Compare {setting.name.strip()} with the documentation of the software that it is set for."

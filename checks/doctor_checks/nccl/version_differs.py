@@ -6,33 +6,33 @@ from collections.abc import Callable, Iterator
 
 from doctor.api import (
     ALONE,
-    Deviation,
-    Expectation,
+    BaselineDeviation,
+    BaselineValue,
+    EventGroup,
+    Fails,
     Finding,
     Group,
     Job,
+    MajoritySplit,
     NcclLibrary,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
-    Split,
     Unknown,
     Verdict,
-    Well,
+    baseline_value,
     check,
     correlates,
-    count_told,
     describe,
-    expectation,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
-    said,
+    parse_count,
     split,
     stands_alone,
-    told_finding,
 )
 
 _UNREADABLE = "release not readable"
@@ -44,18 +44,18 @@ def _loading(release: str | None) -> Callable[[tuple[NcclLibrary, ...]], tuple[N
 
 def _told(job: Job) -> Iterator[Finding]:
     """NCCL compares releases when ranks meet; and each rank may print its own."""
-    for told in said(job, "nccl.version.mismatch", by=("r0", "r1")):
-        ranks = tuple(count_told(told.value(name)) or 0 for name in ("r0", "r1"))
+    for told in event_groups(job, "nccl.version.mismatch", by=("r0", "r1")):
+        ranks = tuple(parse_count(told.value(name)) or 0 for name in ("r0", "r1"))
         releases = [_in_words(told.value(name)) for name in ("v0", "v1")]
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} NCCL {releases[1]}",
             ranks=ranks,
             evidence={"releases": dict(zip(map(str, ranks), releases, strict=True))},
             confidence=0.95,
         )
-    for told in said(job, "nccl.netver.mismatch"):
-        yield told_finding(
+    for told in event_groups(job, "nccl.netver.mismatch"):
+        yield finding_from_logs(
             told,
             f"NCCL {_in_words(told.value('local'))} here, {_in_words(told.value('remote'))} at {told.value('peer')}",
             evidence={"local": told.value("local"), "remote": told.value("remote"), "peer": told.value("peer")},
@@ -67,7 +67,7 @@ def _told(job: Job) -> Iterator[Finding]:
 def _told_by_ranks(job: Job) -> Iterator[Finding]:
     """Releases that ranks of one log name in their errors and settings."""
     releases: dict[int, str] = {}
-    events = [event for told in said(job, "torch.nccl.error", "torch.nccl.env_dump") for event in told.events]
+    events = [event for told in event_groups(job, "torch.nccl.error", "torch.nccl.env_dump") for event in told.events]
     for event in events:
         if event.rank is not None and event.value("ver"):
             releases[event.rank] = str(event.value("ver"))
@@ -79,8 +79,8 @@ def _told_by_ranks(job: Job) -> Iterator[Finding]:
     common = max(groups, key=lambda release: len(groups[release]))
     tied = sum(len(ranks) == len(groups[common]) for ranks in groups.values()) > 1
     odd = [rank for release, ranks in groups.items() if tied or release != common for rank in ranks]
-    yield told_finding(
-        Said("torch.nccl.error", tuple(event for event in events if event.rank in releases)),
+    yield finding_from_logs(
+        EventGroup("torch.nccl.error", tuple(event for event in events if event.rank in releases)),
         f"ranks load different NCCLs: {', '.join(sorted(groups))}",
         ranks=tuple(sorted(odd)),
         evidence={"releases": {release: sorted(ranks) for release, ranks in sorted(groups.items())}},
@@ -106,56 +106,56 @@ def _in_words(number: str | None) -> str:
     expects=True,
     told=_told,
     cases=lambda: (
-        Well("one release everywhere", healthy(hosts=2, per_host=2)),
-        Well("no NCCL on any rank", healthy(2, 2, gpus=0)),
-        Well(
+        Passes("one release everywhere", healthy(hosts=2, per_host=2)),
+        Passes("no NCCL on any rank", healthy(2, 2, gpus=0)),
+        Passes(
             "one release, built for another CUDA",
             healthy(2, 2).alter(SoftwareFacts, ranks=(2,), nccl_libraries=_loading("2.27.3+cuda13.0")),
         ),
-        Well("the release of the capture", healthy(1, 1).expecting(healthy(2, 2))),
-        Well(
+        Passes("the release of the capture", healthy(1, 1).expecting(healthy(2, 2))),
+        Passes(
             "a capture whose release could not be read",
             healthy(2, 2).expecting(healthy(1, 1).alter(SoftwareFacts, nccl_libraries=_loading(None))),
         ),
-        Well(
+        Passes(
             "a capture that an environment without torch took",
             healthy(2, 2).expecting(healthy(1, 1).alter(SoftwareFacts, torch=None, nccl_libraries=())),
         ),
-        Sick(
+        Fails(
             "one rank loads an older NCCL",
             healthy(hosts=2, per_host=2).alter(SoftwareFacts, ranks=(2,), nccl_libraries=_loading("2.21.5")),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "one host of three has another image",
             healthy(hosts=3, per_host=2).alter(SoftwareFacts, hosts=("node1",), nccl_libraries=_loading("2.30.7")),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "one host finds none", healthy(3, 2).alter(SoftwareFacts, hosts=("node2",), nccl_libraries=()), ranks=(4, 5)
         ),
-        Sick(
+        Fails(
             "half of the ranks",
             healthy(hosts=2, per_host=1).alter(SoftwareFacts, ranks=(1,), nccl_libraries=_loading("2.30.7")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "half of the ranks, and a capture that tells which",
             healthy(2, 1).alter(SoftwareFacts, ranks=(1,), nccl_libraries=_loading("2.30.7")).expecting(healthy(1, 1)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "all but one unlike the capture",
             healthy(2, 2).alter(SoftwareFacts, ranks=(0, 1, 3), nccl_libraries=_loading("2.21.5")).expecting(healthy()),
             ranks=(0, 1, 3),
         ),
-        Sick(
+        Fails(
             "one process, another release than in the capture",
             healthy(1, 1).alter(SoftwareFacts, nccl_libraries=_loading("2.21.5")).expecting(healthy(2, 2)),
             ranks=(0,),
         ),
-        Well("one banner", logged("NCCL version 2.27.3+cuda12.8")),
-        Sick(
+        Passes("one banner", logged("NCCL version 2.27.3+cuda12.8")),
+        Fails(
             "NCCL compares them",
             logged(
                 "node1:41:77 [0] init.cc:540 NCCL WARN Mismatched NCCL version detected : rank 0 version 22703 rank 8 "
@@ -163,7 +163,7 @@ def _in_words(number: str | None) -> str:
             ),
             ranks=(0, 8),
         ),
-        Sick(
+        Fails(
             "each rank names another in its error",
             logged(
                 *(
@@ -205,13 +205,13 @@ def _release(software: SoftwareFacts) -> str | None:
     return chosen.version.partition("+")[0] if chosen.version else _UNREADABLE
 
 
-def _expected(job: Job) -> Expectation | None:
+def _expected(job: Job) -> BaselineValue | None:
     """What an environment without torch finds, as one made for the doctor alone, is not what the job loaded."""
-    known = expectation(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
+    known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
     return None if known is None or known.value == _UNREADABLE else known
 
 
-def _values(found: Split, group: Group[object]) -> tuple[object, ...]:
+def _values(found: MajoritySplit, group: Group[object]) -> tuple[object, ...]:
     return (group.value, found.common.value if found.common else None)
 
 
@@ -219,7 +219,7 @@ def _word(release: object) -> str:
     return str(release or "not found")
 
 
-def _finding(job: Job, found: Split, group: Group[object]) -> Finding:
+def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
     if found.expected:
         return _unexpected(job, found, group)
     release, common = _word(group.value), _word(found.common.value) if found.common else None
@@ -230,8 +230,8 @@ def _finding(job: Job, found: Split, group: Group[object]) -> Finding:
     )
 
 
-def _unexpected(job: Job, found: Split, group: Group[object]) -> Finding:
-    told = Deviation((found.unlike("NCCL", _word, group),), found.drifted)
+def _unexpected(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
+    told = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
     return Finding(
         told.summary,
         ranks=group.ranks,

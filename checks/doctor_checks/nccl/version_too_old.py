@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EventGroup,
     Fabric,
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     Job,
     NcclFacts,
     NcclLibrary,
+    Passes,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
-    Said,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
     TorchBuild,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    events_of_kinds,
+    finding_from_logs,
     healthy,
-    heard,
     logged,
     merge,
     minimum_nccl,
     on_processor,
-    said,
-    told_finding,
     within,
 )
 
@@ -56,19 +56,19 @@ _ROCE = RdmaFacts(devices=(RdmaDevice("mlx5_0", (RdmaPort(link_layer="Ethernet",
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.needs_newer"):
+    for told in event_groups(job, "nccl.needs_newer"):
         least = next((value for name in _LEAST if (value := told.value(name))), None)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"what the program asks for needs NCCL {least} or newer",
             evidence={"needs": least},
             severity=Severity.ERROR,
             confidence=0.9,
         )
-    lacking = tuple(event for event in heard(job, *_FAILURES) if any(word in event.text for word in _NO_CODE))
+    lacking = tuple(event for event in events_of_kinds(job, *_FAILURES) if any(word in event.text for word in _NO_CODE))
     if lacking:
-        yield told_finding(
-            Said(lacking[0].kind, lacking),
+        yield finding_from_logs(
+            EventGroup(lacking[0].kind, lacking),
             "this NCCL has no code for the GPU: it is older than the GPU's architecture",
             severity=Severity.ERROR,
             confidence=0.75,
@@ -89,46 +89,46 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     needs=(SoftwareFacts,),
     told=_told,
     cases=lambda: (
-        Well("new enough", healthy(2, 8, rdma=8)),
-        Well("no NCCL", healthy(gpus=0)),
-        Well(
+        Passes("new enough", healthy(2, 8, rdma=8)),
+        Passes("no NCCL", healthy(gpus=0)),
+        Passes(
             "an old release on an old GPU",
             healthy()
             .gpu(0, compute_capability="8.0")
             .gpu(1, compute_capability="8.0")
             .alter(SoftwareFacts, nccl_libraries=_nccl("2.18.3")),
         ),
-        Well(
+        Passes(
             "RoCE with the index set",
             healthy(2, 1)
             .put(_ROCE)
             .environ(NCCL_IB_GID_INDEX="3")
             .alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5")),
         ),
-        Well("one host with RoCE", healthy(1, 2).put(_ROCE).alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5"))),
-        Sick(
+        Passes("one host with RoCE", healthy(1, 2).put(_ROCE).alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5"))),
+        Fails(
             "Blackwell with NCCL 2.21",
             healthy(2, 2)
             .alter(SoftwareFacts, nccl_libraries=_nccl("2.21.5"))
             .alter(GpuFacts, hosts=("node1",), gpus=_blackwell),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the first release for Hopper hangs",
             healthy(1, 2).alter(SoftwareFacts, nccl_libraries=_nccl("2.15.1")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "NVLink across hosts before 2.21",
             healthy(2, 2).alter(GpuFacts, gpus=_many_hosts_fabric).alter(SoftwareFacts, nccl_libraries=_nccl("2.19.3")),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "RoCE before the GID was found by itself",
             healthy(2, 1).put(_ROCE).alter(SoftwareFacts, nccl_libraries=_nccl("2.20.5")),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "torch 2.7.0 with NCCL 2.26.2",
             healthy().alter(
                 SoftwareFacts,
@@ -137,13 +137,13 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
             ),
             ranks=(0, 1),
         ),
-        Well("a banner", logged("NCCL version 2.27.3+cuda12.8")),
-        Sick(
+        Passes("a banner", logged("NCCL version 2.27.3+cuda12.8")),
+        Fails(
             "an operation of newer releases",
             logged("RuntimeError: all2all is only supported for NCCL lib version >= 2.7.0"),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a GPU that is newer than NCCL",
             logged(
                 "node1:41:77 [0] enqueue.cc:90 NCCL WARN Cuda failure 'no kernel image is available for execution "

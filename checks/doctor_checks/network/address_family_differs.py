@@ -8,25 +8,25 @@ from doctor.api import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     Address,
-    Alike,
-    Deviation,
-    Endpoint,
+    BaselineDeviation,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
+    InterfaceEndpoint,
     InterfaceFacts,
     Job,
+    JobBuilder,
     MasterFacts,
     NcclFacts,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Verdict,
-    Well,
+    baseline_value,
     check,
     choice_of,
-    expectation,
     healthy,
     split_groups,
 )
@@ -37,7 +37,7 @@ _ELSEWHERE = (Interface("eth0", addresses=(Address("inet", "172.16.9.9", 16),)),
 _BOTH = (Interface("eth0", addresses=(Address("inet", "10.0.0.2", 16), Address("inet6", "fd00::2", 64))),)
 
 
-def _host(interfaces: tuple[Interface, ...]) -> Sketch:
+def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
     return healthy(1, 1).alter(InterfaceFacts, interfaces=interfaces)
 
 
@@ -48,35 +48,35 @@ def _host(interfaces: tuple[Interface, ...]) -> Sketch:
     needs=(InterfaceFacts, NcclFacts),
     expects=True,
     cases=lambda: (
-        Well("IPv4 everywhere", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("IPv4 everywhere", healthy(hosts=2, per_host=2)),
+        Passes(
             "one host has both and takes IPv4", healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=_BOTH)
         ),
-        Well("one process, as in the capture", healthy(1, 1).expecting(healthy(2, 2))),
-        Well("addresses of another network", healthy(2, 1).expecting(_host(_ELSEWHERE))),
-        Sick(
+        Passes("one process, as in the capture", healthy(1, 1).expecting(healthy(2, 2))),
+        Passes("addresses of another network", healthy(2, 1).expecting(_host(_ELSEWHERE))),
+        Fails(
             "one host of three has only IPv6",
             healthy(3, 2).alter(InterfaceFacts, hosts=("node2",), interfaces=_SIX),
             ranks=(4, 5),
         ),
-        Sick(
+        Fails(
             "one rank is told to use IPv6",
             healthy(2, 2)
             .alter(InterfaceFacts, hosts=("node1",), interfaces=_BOTH)
             .environ(ranks=(3,), NCCL_SOCKET_FAMILY="AF_INET6"),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "two hosts, one family each",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=_SIX),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "two hosts, one family each, and a capture that tells which",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=_SIX).expecting(_host(_SIX)),
             ranks=(0,),
         ),
-        Sick("one process that lost its IPv4 address", _host(_SIX).expecting(healthy(2, 2)), ranks=(0,)),
+        Fails("one process that lost its IPv4 address", _host(_SIX).expecting(healthy(2, 2)), ranks=(0,)),
     ),
 )
 def address_family_differs(job: Job) -> Iterator[Verdict]:
@@ -87,7 +87,7 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     Fix: `export NCCL_SOCKET_FAMILY=AF_INET` on all hosts (or AF_INET6), and give the interface such an address.
     """
     # The family alone: another job's addresses are no reference.
-    expected = expectation(job, lambda worked: (one.address.family for one, _ in _used(worked)))
+    expected = baseline_value(job, lambda worked: (one.address.family for one, _ in _used(worked)))
     used = list(_used(job))
     if not job.is_multi_host and not (expected and used):
         yield Skip("one host")
@@ -106,7 +106,7 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
         summary = f"the ranks would use different address families: {words}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, explains=_consequences(job, parted.odd))
         return
-    told = Deviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
+    told = BaselineDeviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
     yield Finding(
         told.summary,
         ranks=parted.odd,
@@ -123,7 +123,7 @@ def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:
     return ("NET006", "NET013") if any(one.resolved and one.source_address is None for one in masters) else ("NET013",)
 
 
-def _used(job: Job) -> Iterator[tuple[Endpoint, Alike]]:
+def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, IdenticalRanks]]:
     for _, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
         choice = choice_of(alike)
         if choice and choice.first and choice.first.interface.kind not in CARRIES_NOTHING:

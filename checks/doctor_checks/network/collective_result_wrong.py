@@ -9,13 +9,13 @@ from typing import NamedTuple
 from doctor.api import (
     CollectiveFacts,
     CollectiveResult,
+    Fails,
     Finding,
     Job,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     correlates,
     healthy,
@@ -50,28 +50,28 @@ def _along(axis: str, received: float, *members: int, operation: str = "all_redu
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=1, per_host=4)),
-        Well("the sum is right", healthy(1, 4).put(_ran(10.0))),
-        Well("rounded as bfloat16 rounds", healthy(1, 2).put(_ran(1.0078125, 1.005, dtype="bfloat16"))),
-        Well("every group is right", healthy(2, 2).put(_along("tp", 1.0, 0, 1), ranks=(0, 1))),
-        Sick(
+        Passes("nobody measured", healthy(hosts=1, per_host=4)),
+        Passes("the sum is right", healthy(1, 4).put(_ran(10.0))),
+        Passes("rounded as bfloat16 rounds", healthy(1, 2).put(_ran(1.0078125, 1.005, dtype="bfloat16"))),
+        Passes("every group is right", healthy(2, 2).put(_along("tp", 1.0, 0, 1), ranks=(0, 1))),
+        Fails(
             "one rank got a wrong sum",
             healthy(1, 4).put(_ran(10.0)).put(_ran(7.0), ranks=(2,)),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "a host that computes nonsense",
             healthy(2, 2).put(_ran(10.0)).put(_ran(None), ranks=(2, 3)),
             ranks=(2, 3),
         ),
-        Sick("integers are exact", healthy(1, 2).put(_ran(11.0, dtype="int64", backend="gloo")), ranks=(0, 1)),
-        Sick("bfloat16 holds 129", healthy(1, 2).put(_ran(129.0, 128.0, dtype="bfloat16"), ranks=(1,)), ranks=(1,)),
-        Sick(
+        Fails("integers are exact", healthy(1, 2).put(_ran(11.0, dtype="int64", backend="gloo")), ranks=(0, 1)),
+        Fails("bfloat16 holds 129", healthy(1, 2).put(_ran(129.0, 128.0, dtype="bfloat16"), ranks=(1,)), ranks=(1,)),
+        Fails(
             "one group of an axis is wrong, and the others are right",
             healthy(2, 2).put(_along("tp", 1.0, 0, 1), ranks=(0, 1)).put(_along("tp", 2.0, 2, 3), ranks=(2, 3)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "one rank is sent what was meant for another",
             healthy(2, 2)
             .put(_along("dp", 1.0, 0, 2, operation="all_to_all"), ranks=(0,))

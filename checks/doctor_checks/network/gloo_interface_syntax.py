@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     EnvironmentFacts,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
     InterfaceFacts,
     Job,
+    Passes,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     gloo_name_refused,
     gloo_names,
     good_interfaces,
@@ -24,17 +26,15 @@ from doctor.api import (
     looks_like_nccl_syntax,
     merge,
     parse_nccl_list,
-    said,
-    told_finding,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "gloo.noaddr"):
+    for told in event_groups(job, "gloo.noaddr"):
         value = gloo_name_refused(told.first) or ""
         name = _cut_short(job, value)
         if looks_like_nccl_syntax(value) or name:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"GLOO_SOCKET_IFNAME={value} is NCCL's way to name interfaces; Gloo takes whole names alone",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
@@ -45,7 +45,7 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _cut_short(job: Job, value: str) -> str | None:
     """The interface of which it is the beginning, as NCCL would take it."""
-    names = (told.value("if") or "" for told in said(job, "nccl.bootstrap.using", by=("if",)))
+    names = (told.value("if") or "" for told in event_groups(job, "nccl.bootstrap.using", by=("if",)))
     return next((name for name in names if value and name != value and name.startswith(value)), None)
 
 
@@ -56,31 +56,31 @@ def _cut_short(job: Job, value: str) -> str | None:
     needs=(EnvironmentFacts,),
     told=_told,
     cases=lambda: (
-        Well("not set", healthy(hosts=2, per_host=1)),
-        Well("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),
-        Well("a list of exact names", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,lo,")),
-        Well("NCCL's own variable may say so", healthy(2, 1).environ(NCCL_SOCKET_IFNAME="^docker,lo")),
-        Well("a missing interface is another illness", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="ib0")),
-        Sick("an exclusion", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="^lo,docker"), ranks=(0, 1)),
-        Sick("an equals sign", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="=eth0"), ranks=(2, 3)),
-        Sick("a prefix of an interface", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth"), ranks=(0, 1)),
-        Sick("a name with a port", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0:1"), ranks=(0, 1)),
-        Sick(
+        Passes("not set", healthy(hosts=2, per_host=1)),
+        Passes("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),
+        Passes("a list of exact names", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,lo,")),
+        Passes("NCCL's own variable may say so", healthy(2, 1).environ(NCCL_SOCKET_IFNAME="^docker,lo")),
+        Passes("a missing interface is another illness", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="ib0")),
+        Fails("an exclusion", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="^lo,docker"), ranks=(0, 1)),
+        Fails("an equals sign", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="=eth0"), ranks=(2, 3)),
+        Fails("a prefix of an interface", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth"), ranks=(0, 1)),
+        Fails("a name with a port", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0:1"), ranks=(0, 1)),
+        Fails(
             "an exclusion where interfaces can't be seen",
             healthy(1, 2).drop(InterfaceFacts).environ(GLOO_SOCKET_IFNAME="^docker0"),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "Gloo is told an interface of another machine",
             logged("RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth9"),
         ),
-        Sick(
+        Fails(
             "Gloo is told what to leave out",
             logged(
                 "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: ^lo,docker0"
             ),
         ),
-        Sick(
+        Fails(
             "a prefix that NCCL understands",
             logged(
                 "node1:41:77 [0] NCCL INFO Bootstrap: Using ens5:10.0.0.1<0>",
@@ -123,7 +123,7 @@ def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
     return None
 
 
-def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, alike: Alike) -> Finding:
+def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, alike: IdenticalRanks) -> Finding:
     meant = _meant(value, interfaces) if interfaces else ()
     fix = f"`export GLOO_SOCKET_IFNAME={meant[0].name}`" if meant else ""
     return Finding(summary, ranks=alike.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     GpuFacts,
     Job,
     NcclFacts,
+    Passes,
     RdmaFacts,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     active_rdma_ports,
     check,
     healthy,
@@ -30,16 +30,16 @@ from doctor.api import (
     scope=Scope.HOST,
     needs=(RdmaFacts, GpuFacts),
     cases=lambda: (
-        Well("nvidia_peermem is loaded", healthy(hosts=2, per_host=2, rdma=2)),
-        Well("dma-buf is enough", healthy(2, 2, rdma=2).alter(RdmaFacts, peer_memory=())),
-        Well("no GPU", healthy(2, 2, gpus=0, rdma=2).alter(RdmaFacts, peer_memory=(), dma_buf=False)),
-        Well("no RDMA", healthy(hosts=2, per_host=2)),
-        Sick(
+        Passes("nvidia_peermem is loaded", healthy(hosts=2, per_host=2, rdma=2)),
+        Passes("dma-buf is enough", healthy(2, 2, rdma=2).alter(RdmaFacts, peer_memory=())),
+        Passes("no GPU", healthy(2, 2, gpus=0, rdma=2).alter(RdmaFacts, peer_memory=(), dma_buf=False)),
+        Passes("no RDMA", healthy(hosts=2, per_host=2)),
+        Fails(
             "an old kernel without the module on one host",
             healthy(2, 2, rdma=2).alter(RdmaFacts, hosts=("node1",), peer_memory=(), dma_buf=False),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "dma-buf is switched off and the module is missing",
             healthy(2, 1, rdma=2).alter(RdmaFacts, peer_memory=()).environ(NCCL_DMABUF_ENABLE="0"),
             ranks=(0, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Host, HostFacts, Job, Scope, Severity, Sick, Unknown, Verdict, Well, check, healthy
+from doctor.api import Fails, Finding, Host, HostFacts, Job, Passes, Scope, Severity, Unknown, Verdict, check, healthy
 
 
 @check(
@@ -14,17 +14,17 @@ from doctor.api import Finding, Host, HostFacts, Job, Scope, Severity, Sick, Unk
     when="P",
     needs=(HostFacts,),
     cases=lambda: (
-        Well("every machine has a name of its own", healthy(hosts=4, per_host=2)),
-        Well(
+        Passes("every machine has a name of its own", healthy(hosts=4, per_host=2)),
+        Passes(
             "two containers of one machine with one name",
             healthy(hosts=2, per_host=2).alter(HostFacts, boot_id="boot-0", hostname="trainer"),
         ),
-        Sick(
+        Fails(
             "cloned machines kept the name of their image",
             healthy(hosts=4, per_host=1).alter(HostFacts, hosts=("node1", "node3"), hostname="ubuntu"),
             ranks=(1, 3),
         ),
-        Sick(
+        Fails(
             "clones that share even their machine id",
             healthy(2, 2).alter(HostFacts, hostname="localhost", machine_id="cloned"),
             ranks=(0, 1, 2, 3),

@@ -6,30 +6,30 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     EnvironmentFacts,
+    EventGroup,
+    Fails,
     Finding,
     HostFacts,
+    IdenticalRanks,
     InterfaceFacts,
     Job,
     NameLookup,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    event_groups,
     failed_before,
+    finding_from_logs,
     gloo_names,
     good_interfaces,
     healthy,
     hosts_text,
     is_loopback,
     logged,
-    said,
     set_up_after,
-    told_finding,
 )
 
 _LOOPBACK = (NameLookup("node", "hostname", ("127.0.1.1",), seconds=0.001),)
@@ -42,12 +42,12 @@ _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6"
 def _told(job: Job) -> Iterator[Finding]:
     """Debian gives a host's own name the address 127.0.1.1, which nobody types: who is told to go there was given that
     name. A launcher that calls itself localhost.localdomain has no other."""
-    for told in said(job, *_CONNECTIONS, by=("host",)):
+    for told in event_groups(job, *_CONNECTIONS, by=("host",)):
         target = told.value("host") or told.value("remote") or told.value("host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:
             continue
         if not set_up_after(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"other hosts are sent to {target}: the name of a host leads to its loopback address",
                 evidence={"address": target},
@@ -67,8 +67,8 @@ def _told_by_gloo(job: Job) -> Iterator[Finding]:
     for event in job.evidence.of("python.exception"):
         found = _GLOO_AT_HOME.search(event.value("message") or "")
         if found and not set_up_after(job, event) and failed_before(job, event) is None:
-            yield told_finding(
-                Said(event.kind, (event,)),
+            yield finding_from_logs(
+                EventGroup(event.kind, (event,)),
                 f"Gloo's ranks are sent to {found[1]}: the name of a host leads to its loopback address",
                 evidence={"address": found[1]},
                 severity=Severity.ERROR,
@@ -97,34 +97,34 @@ _CONNECTIONS = (
     needs=(HostFacts,),
     told=_told,
     cases=lambda: (
-        Well("names lead to real addresses", healthy(hosts=2, per_host=2)),
-        Well("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),
-        Well(
+        Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
+        Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),
+        Passes(
             "a laptop of Debian's making", healthy(per_host=1, gpus=0).alter(HostFacts, names=_LOOPBACK), silent=False
         ),
-        Sick(
+        Fails(
             "Debian's 127.0.1.1 on one host of two",
             healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_LOOPBACK),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "127.0.1.1 on both hosts, and Gloo is told no interface",
             healthy(2, 2).alter(HostFacts, names=_LOOPBACK),
             ranks=(0, 1, 2, 3),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "127.0.1.1 on both hosts, but GLOO_SOCKET_IFNAME is set",
             healthy(2, 2).alter(HostFacts, names=_LOOPBACK).environ(GLOO_SOCKET_IFNAME="eth0"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "one host alone only needs to know it",
             healthy(1, 2).alter(HostFacts, names=_LOOPBACK),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Well(
+        Passes(
             "the store on one host, reached at last",
             logged(
                 "[W socket.cpp:663] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 - "
@@ -132,7 +132,7 @@ _CONNECTIONS = (
                 "All distributed processes registered. Starting with 2 processes",
             ),
         ),
-        Sick(
+        Fails(
             "Gloo's peer said 127.0.1.1",
             logged(
                 "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:33495: "
@@ -140,7 +140,7 @@ _CONNECTIONS = (
             ),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "Gloo's mesh over two hosts that both say 127.0.0.1",
             logged(
                 "RuntimeError: Gloo connectFullMesh failed with [/tmp/gloo/gloo/transport/tcp/pair.cc:152]",
@@ -149,7 +149,7 @@ _CONNECTIONS = (
             ),
             severity=Severity.ERROR,
         ),
-        Well(
+        Passes(
             "a peer of this host that died is a consequence",
             logged(
                 "[rank1]: ValueError: no such column",
@@ -157,7 +157,7 @@ _CONNECTIONS = (
                 "[127.0.0.1]:33495: Connection refused",
             ),
         ),
-        Sick(
+        Fails(
             "torchrun's agent calls itself localhost.localdomain",
             logged(
                 "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to "
@@ -181,7 +181,7 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         if (name := _own_name(host)) is not None and name.addresses and all(map(is_loopback, name.addresses))
     ]
     advertised = {host for name, alike in sick if _goes_by_name(alike) for host in _machines(alike)}
-    groups: dict[Severity, list[tuple[NameLookup, Alike]]] = {}
+    groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
     for name, alike in sick:
         severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(alike))
         groups.setdefault(severity, []).append((name, alike))
@@ -203,13 +203,13 @@ def _own_name(host: HostFacts) -> NameLookup | None:
     return next((name for name in host.names if name.role == "hostname"), None)
 
 
-def _goes_by_name(alike: Alike) -> bool:
+def _goes_by_name(alike: IdenticalRanks) -> bool:
     """Whether Gloo would take the address of the host's name on these ranks."""
     environment = alike.find(EnvironmentFacts)
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
 
 
-def _machines(alike: Alike) -> set[object]:
+def _machines(alike: IdenticalRanks) -> set[object]:
     return {rank.host.machine for rank in alike.members}
 
 

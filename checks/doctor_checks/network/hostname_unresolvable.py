@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EventGroup,
+    Fails,
     Finding,
     HostFacts,
     Job,
     NameLookup,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     gloo_name_refused,
     healthy,
     hosts_text,
-    is_said,
+    is_logged,
     logged,
     names_itself,
     names_unknown,
-    said,
     set_up_after,
     spans_hosts,
-    told_finding,
 )
 
 _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not known", seconds=0.01),)
@@ -42,10 +42,10 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_by_fallback(job: Job) -> Iterator[Finding]:
     """Gloo and RPC take loopback where the host's name leads to no address of its own; on one host that will do."""
-    for told in said(job, "gloo.loopback", "net.name.own_unknown"):
-        broken = is_said(job, "gloo.mesh", "net.peer.connect_failed")
+    for told in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
+        broken = is_logged(job, "gloo.mesh", "net.peer.connect_failed")
         if broken or not set_up_after(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the host's own name leads to no address of it: Gloo and RPC fall back to loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
@@ -56,10 +56,10 @@ def _told_by_fallback(job: Job) -> Iterator[Finding]:
 
 def _told_by_look_up(job: Job) -> Iterator[Finding]:
     """What Gloo, `hostname -i` and sudo say; sudo goes on without."""
-    for told in said(job, "gloo.noaddr"):
+    for told in event_groups(job, "gloo.noaddr"):
         if "rp != nullptr" in told.first.text:
             name = gloo_name_refused(told.first)
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"Gloo finds no address for {name or 'the host'}, the name of this host",
                 evidence={"name": name},
@@ -68,8 +68,8 @@ def _told_by_look_up(job: Job) -> Iterator[Finding]:
     own = [one for one in names_unknown(job) if one.own]
     if own:
         harmless = all(one.name for one in own) and not spans_hosts(job)
-        yield told_finding(
-            Said(own[0].event.kind, tuple(one.event for one in own)),
+        yield finding_from_logs(
+            EventGroup(own[0].event.kind, tuple(one.event for one in own)),
             f"the host's own name does not resolve: {own[0].error}",
             severity=Severity.INFO if harmless else None,
             evidence={"name": own[0].name},
@@ -79,12 +79,14 @@ def _told_by_look_up(job: Job) -> Iterator[Finding]:
 
 def _told_by_store(job: Job) -> Iterator[Finding]:
     """Torchrun gives its own host's name to the ranks as MASTER_ADDR."""
-    for told in said(job, "torch.store.gai", "torch.store.connect_fail", "torch.store.connect_timeout", by=("host",)):
+    for told in event_groups(
+        job, "torch.store.gai", "torch.store.connect_fail", "torch.store.connect_timeout", by=("host",)
+    ):
         name = told.value("host") or ""
         own = told.kind == "torch.store.gai" and any(names_itself(event, name) for event in told.events)
         if not (name.isdigit() or own) or set_up_after(job, told.events[-1]):
             continue
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the host's name is {name}: a name of digits alone is read as an IPv4 address"
             if name.isdigit()
@@ -110,25 +112,25 @@ _RENAME = (
     needs=(HostFacts,),
     told=_told,
     cases=lambda: (
-        Well("every host knows itself", healthy(hosts=2, per_host=2)),
-        Well("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
-        Well(
+        Passes("every host knows itself", healthy(hosts=2, per_host=2)),
+        Passes("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
+        Passes(
             "a lone machine without a resolvable name",
             healthy(per_host=1, gpus=0).alter(HostFacts, names=_UNKNOWN_NAME),
             silent=False,
         ),
-        Sick(
+        Fails(
             "one host of two is missing in /etc/hosts and DNS",
             healthy(hosts=2, per_host=2).alter(HostFacts, hosts=("node1",), names=_UNKNOWN_NAME),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "one host alone only needs to know it",
             healthy(hosts=1, per_host=2).alter(HostFacts, names=_UNKNOWN_NAME),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Well(
+        Passes(
             "Gloo on a laptop falls back to loopback",
             logged(
                 "[W ProcessGroupGloo.cpp:684] Warning: Unable to resolve hostname to a (local) address. Using the "
@@ -136,25 +138,25 @@ _RENAME = (
             ),
             silent=False,
         ),
-        Sick(
+        Fails(
             "`hostname -i` of a batch script fails",
             logged("hostname: Name or service not known", "MASTER_ADDR="),
         ),
-        Sick(
+        Fails(
             "Gloo looks for the host",
             logged(
                 "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:127] rp != nullptr. "
                 "Unable to find address for: node7"
             ),
         ),
-        Sick(
+        Fails(
             "a container whose name has digits alone",
             logged(
                 "[E socket.cpp:753] [c10d] The client socket has failed to connect to any network address of (6841231, "
                 "47389)."
             ),
         ),
-        Sick(
+        Fails(
             "Gloo falls back to loopback, and then can't reach the others",
             logged(
                 "[W ProcessGroupGloo.cpp:684] Warning: Unable to resolve hostname to a (local) address. Using the "

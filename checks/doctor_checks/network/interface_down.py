@@ -8,22 +8,25 @@ from typing import NamedTuple
 from doctor.api import (
     CHOICE_SECTIONS,
     Address,
-    Alike,
     EnvironmentFacts,
     Event,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
     InterfaceFacts,
     Job,
     MasterFacts,
     NcclFacts,
+    Passes,
     Severity,
-    Sick,
     SoftwareFacts,
     Verdict,
-    Well,
     check,
+    event_groups,
+    events_after,
     export_line,
+    finding_from_logs,
     gloo_names,
     healthy,
     logged,
@@ -35,11 +38,8 @@ from doctor.api import (
     nccl_socket_family,
     needs_zone,
     release_of,
-    said,
-    said_after,
     setting_text,
     source_of,
-    told_finding,
 )
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
@@ -60,11 +60,11 @@ class _Terms(NamedTuple):
 def _told(job: Job) -> Iterator[Finding]:
     """A link that went down and stayed so, in a job that lost its connections. One that came back, or of which nobody
     took notice, is no news."""
-    for told in said(job, "host.link_down", by=("if",)):
+    for told in event_groups(job, "host.link_down", by=("if",)):
         last, name = told.events[-1], told.value("if")
-        if _came_back(job, last, name) or not any(one.kind in _LOST for one in said_after(job, told.first)):
+        if _came_back(job, last, name) or not any(one.kind in _LOST for one in events_after(job, told.first)):
             continue
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the link of {name or 'an interface'} went down, and connections were lost after it",
             ranks=(),
@@ -72,16 +72,16 @@ def _told(job: Job) -> Iterator[Finding]:
             confidence=0.7,
             explains=("NET013", "NET006", "NET020"),
         )
-    for told in said(job, "net.family_missing"):
-        yield told_finding(
+    for told in event_groups(job, "net.family_missing"):
+        yield finding_from_logs(
             told,
             "NCCL finds no interface with an address that it could use: 'Address family not supported by protocol'",
             confidence=0.7,
             explains=("NET007", "NET013"),
         )
-    for told in said(job, "net.peer.connect_failed", by=("err",)):
+    for told in event_groups(job, "net.peer.connect_failed", by=("err",)):
         if told.value("err") == "Network is down":
-            yield told_finding(told, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
+            yield finding_from_logs(told, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
 
 
 _LOST = (
@@ -100,7 +100,7 @@ _LOST = (
 
 
 def _came_back(job: Job, event: Event, name: str | None) -> bool:
-    return any(one.kind == "host.link_up" and one.value("if") == name for one in said_after(job, event))
+    return any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, event))
 
 
 @check(
@@ -110,20 +110,20 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
     needs=(InterfaceFacts,),
     told=_told,
     cases=lambda: (
-        Well("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
-        Well(
+        Passes("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
+        Passes(
             "one of two selected ones is up",
             healthy(2, 2)
             .alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))
             .environ(NCCL_SOCKET_IFNAME="eth0,eth1"),
         ),
-        Well(
+        Passes(
             "NCCL before 2.28.3 takes an interface without carrier on one host",
             healthy(1, 2)
             .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_CARRIER))
             .environ(NCCL_SOCKET_IFNAME="eth1"),
         ),
-        Sick(
+        Fails(
             "the selected interface is down on one host",
             healthy(2, 2)
             .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _UP))
@@ -131,7 +131,7 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
             .environ(NCCL_SOCKET_IFNAME="=eth1"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the cable is out",
             healthy(2, 1)
             .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _UP))
@@ -139,38 +139,38 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
             .environ(NCCL_SOCKET_IFNAME="eth1"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "IPv6 is asked for and nobody has it",
             healthy(2, 1).environ(NCCL_SOCKET_FAMILY="AF_INET6", NCCL_SOCKET_IFNAME="eth0"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "IPv6 is asked for and no interface is named",
             healthy(1, 2).environ(NCCL_SOCKET_FAMILY="AF_INET6"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "the DHCP lease is gone and IPv6 kept its link-local address",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LINK_LOCAL,)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "Gloo's interface has no address",
             healthy(2, 1)
             .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_ADDRESS))
             .environ(GLOO_SOCKET_IFNAME="eth1"),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "no GPU and no setting: the host has another interface",
             healthy(2, 1, gpus=0).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN)),
         ),
-        Sick(
+        Fails(
             "no GPU and no setting: the host is cut off",
             healthy(3, 1, gpus=0).alter(InterfaceFacts, hosts=("node2",), interfaces=lambda old: (old[0], _NO_CARRIER)),
             ranks=(2,),
         ),
-        Well(
+        Passes(
             "a link that flaps while a host starts",
             logged(
                 "[ 12.1] mlx5_core 0000:3b:00.0 eth2: Link down",
@@ -178,8 +178,8 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
                 "node1:41:77 [0] NCCL INFO Bootstrap: Using eth2:10.0.0.1<0>",
             ),
         ),
-        Well("a port that nothing uses", logged("[ 12.1] ixgbe 0000:03:00.1 enp3s0f1: NIC Link is Down")),
-        Sick(
+        Passes("a port that nothing uses", logged("[ 12.1] ixgbe 0000:03:00.1 enp3s0f1: NIC Link is Down")),
+        Fails(
             "a link that went down, and ranks that lost each other",
             logged(
                 "[ 8812.1] mlx5_core 0000:3b:00.0 eth2: Link down",
@@ -205,7 +205,7 @@ def interface_down(job: Job) -> Iterator[Verdict]:
     yield from merge(found)
 
 
-def _nccl(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterator[Finding]:
+def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
     nccl = alike.find(NcclFacts)
     if nccl is None:
         return
@@ -231,14 +231,14 @@ def _nccl(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterato
         )
 
 
-def _wants_carrier(alike: Alike) -> bool:
+def _wants_carrier(alike: IdenticalRanks) -> bool:
     """NCCL asks for IFF_RUNNING since 2.28.3 (src/os/linux.cc); an unknown release is taken for an older one."""
     software = alike.find(SoftwareFacts)
     release = release_of(software.nccl if software else None)
     return release is not None and release >= (2, 28, 3)
 
 
-def _nothing(interfaces: InterfaceFacts, family: str | None, alike: Alike) -> Finding:
+def _nothing(interfaces: InterfaceFacts, family: str | None, alike: IdenticalRanks) -> Finding:
     kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
     asked = " (NCCL_SOCKET_FAMILY)" if family else ""
     return Finding(
@@ -257,7 +257,7 @@ def _is_cut_off(interfaces: InterfaceFacts) -> bool:
     return bool(interfaces.interfaces) and all(_why_unusable(one, terms) is not None for one in others)
 
 
-def _consequences(bad: Sequence[Interface], alike: Alike) -> tuple[str, ...]:
+def _consequences(bad: Sequence[Interface], alike: IdenticalRanks) -> tuple[str, ...]:
     """Peers can't be reached by interfaces that are down; nor can the master where the way to it leads by one."""
     master = alike.find(MasterFacts)
     way = master.interface if master is not None else None
@@ -265,7 +265,7 @@ def _consequences(bad: Sequence[Interface], alike: Alike) -> tuple[str, ...]:
     return ("NET006", "NET013", "NET027") if cut_off else ("NET013", "NET027")
 
 
-def _gloo(interfaces: InterfaceFacts, alike: Alike, multi_host: bool) -> Iterator[Finding]:
+def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
     """Gloo binds to every name of its list, so one that has no address is enough."""
     environment = alike.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None

@@ -8,20 +8,20 @@ from doctor.api import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     Address,
-    Alike,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
     InterfaceFacts,
     Job,
     NcclFacts,
+    Passes,
     RdmaFacts,
     Scope,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
     choice_of,
     data_goes_by_sockets,
@@ -43,16 +43,16 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
     scope=Scope.HOST,
     needs=(InterfaceFacts, NcclFacts),
     cases=lambda: (
-        Well("100 Gb/s", healthy(hosts=2, per_host=1)),
-        Well("one host needs no network", healthy(1, 2).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
-        Well("the slow one only starts RDMA", healthy(2, 1, rdma=1).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
-        Well("a cloud interface that tells no speed", healthy(2, 1).alter(InterfaceFacts, interfaces=(_SILENT,))),
-        Sick(
+        Passes("100 Gb/s", healthy(hosts=2, per_host=1)),
+        Passes("one host needs no network", healthy(1, 2).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
+        Passes("the slow one only starts RDMA", healthy(2, 1, rdma=1).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
+        Passes("a cloud interface that tells no speed", healthy(2, 1).alter(InterfaceFacts, interfaces=(_SILENT,))),
+        Fails(
             "one host trains over gigabit Ethernet",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_GIGABIT,)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the fast card is idle",
             healthy(2, 1).alter(InterfaceFacts, interfaces=(_TEN, _FAST)).environ(NCCL_SOCKET_IFNAME="eth0"),
             ranks=(0, 1),
@@ -95,7 +95,12 @@ def _faster(least: float, interfaces: InterfaceFacts, taken: set[str]) -> Interf
 
 
 def _finding(
-    interface: Interface, speed: int, faster: Interface | None, variable: str, interfaces: InterfaceFacts, alike: Alike
+    interface: Interface,
+    speed: int,
+    faster: Interface | None,
+    variable: str,
+    interfaces: InterfaceFacts,
+    alike: IdenticalRanks,
 ) -> Finding:
     beside = f", and {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
     exact = "'=" + faster.name + "'" if faster and variable.startswith("NCCL_") else faster.name if faster else ""

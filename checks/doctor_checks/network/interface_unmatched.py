@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
     EnvironmentFacts,
+    Fails,
     Finding,
+    IdenticalRanks,
     InterfaceFacts,
     Job,
     NcclFacts,
     NcclList,
+    Passes,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
+    event_groups,
     export_line,
+    finding_from_logs,
     gloo_name_refused,
     gloo_names,
     healthy,
@@ -26,34 +28,32 @@ from doctor.api import (
     merge,
     nccl_interface_list,
     parse_address,
-    said,
     setting_text,
     source_of,
-    told_finding,
 )
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.bootstrap.noif"):
-        yield told_finding(
+    for told in event_groups(job, "nccl.bootstrap.noif"):
+        yield finding_from_logs(
             told,
             "NCCL found no network interface that its settings select",
             fix="Compare `env | grep SOCKET_IFNAME` with `ip -br address` there, then `unset NCCL_SOCKET_IFNAME` "
             "or name an interface that every host has.",
         )
-    for told in said(job, "gloo.noaddr"):
+    for told in event_groups(job, "gloo.noaddr"):
         name = gloo_name_refused(told.first)
         if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in told.first.text:
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which the host does not have",
                 evidence={"GLOO_SOCKET_IFNAME": name},
                 confidence=0.95,
             )
-    for told in said(job, "gloo.no_name"):
-        yield told_finding(told, "GLOO_SOCKET_IFNAME is set and names nothing", confidence=0.85)
-    for told in said(job, "nccl.address_garbled"):
-        yield told_finding(
+    for told in event_groups(job, "gloo.no_name"):
+        yield finding_from_logs(told, "GLOO_SOCKET_IFNAME is set and names nothing", confidence=0.85)
+    for told in event_groups(job, "nccl.address_garbled"):
+        yield finding_from_logs(
             told, "a peer told NCCL no address: it found no interface that its settings select", confidence=0.7
         )
 
@@ -65,43 +65,43 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(InterfaceFacts,),
     told=_told,
     cases=lambda: (
-        Well("nothing is set", healthy(hosts=2, per_host=2)),
-        Well("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),
-        Well("an exact name", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="=eth0")),
-        Well("all but some", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="^docker,lo,virbr")),
-        Well("a portable list", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens,bond0,eth0")),
-        Well("one character counts as unset", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="x")),
-        Sick("an interface of another machine", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens5"), ranks=(0, 1, 2, 3)),
-        Sick(
+        Passes("nothing is set", healthy(hosts=2, per_host=2)),
+        Passes("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),
+        Passes("an exact name", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="=eth0")),
+        Passes("all but some", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="^docker,lo,virbr")),
+        Passes("a portable list", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens,bond0,eth0")),
+        Passes("one character counts as unset", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="x")),
+        Fails("an interface of another machine", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="ens5"), ranks=(0, 1, 2, 3)),
+        Fails(
             "a prefix where exact names are asked for", healthy(1, 2).environ(NCCL_SOCKET_IFNAME="=eth"), ranks=(0, 1)
         ),
-        Sick("a space before the name", healthy(1, 2).environ(NCCL_SOCKET_IFNAME=" eth0"), ranks=(0, 1)),
-        Sick(
+        Fails("a space before the name", healthy(1, 2).environ(NCCL_SOCKET_IFNAME=" eth0"), ranks=(0, 1)),
+        Fails(
             "everything is excluded on one host",
             healthy(2, 1).environ(ranks=(1,), NCCL_SOCKET_IFNAME="^lo,eth"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "Gloo is told an interface that is not there",
             healthy(1, 2).environ(GLOO_SOCKET_IFNAME="bond1"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "Gloo needs every interface of its list",
             healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,eth1"),
             ranks=(0, 1),
         ),
-        Sick("an address in place of a name", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="10.0.0.1"), ranks=(0, 1)),
-        Sick(
+        Fails("an address in place of a name", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="10.0.0.1"), ranks=(0, 1)),
+        Fails(
             "NCCL says so in a log",
             logged("[rank1]: node7:41:77 [1] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "Gloo is told an empty name",
             logged("RuntimeError: GlooDeviceFactory::makeTCPDevice(): interface or hostname can't be empty"),
         ),
-        Sick("TensorPipe is told a missing interface", healthy(1, 2).environ(TP_SOCKET_IFNAME="ib0"), ranks=(0, 1)),
+        Fails("TensorPipe is told a missing interface", healthy(1, 2).environ(TP_SOCKET_IFNAME="ib0"), ranks=(0, 1)),
     ),
 )
 def interface_unmatched(job: Job) -> Iterator[Verdict]:
@@ -118,7 +118,7 @@ def interface_unmatched(job: Job) -> Iterator[Verdict]:
     yield from merge(found)
 
 
-def _nccl(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     nccl = alike.find(NcclFacts)
     setting = nccl.setting("NCCL_SOCKET_IFNAME") if nccl else None
     wanted = nccl_interface_list(setting.value) if setting else None
@@ -149,7 +149,7 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
     return ""
 
 
-def _gloo(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     environment = alike.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
     if value is None or looks_like_nccl_syntax(value):
@@ -165,14 +165,16 @@ def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
     return bool(plain) and any(one.name.startswith(plain) for one in interfaces.interfaces)
 
 
-def _tensor_pipe(interfaces: InterfaceFacts, alike: Alike) -> Iterator[Finding]:
+def _tensor_pipe(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     environment = alike.find(EnvironmentFacts)
     value = environment.get("TP_SOCKET_IFNAME") if environment else None
     if value and interfaces.named(value) is None:
         yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, alike)
 
 
-def _missing(variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, alike: Alike) -> Finding:
+def _missing(
+    variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, alike: IdenticalRanks
+) -> Finding:
     words = ", ".join(repr(name) for name in absent)
     why = ": an address, and a name is wanted" if parse_address(absent[0]) else ""
     return Finding(

@@ -9,30 +9,32 @@ from doctor.api import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     Address,
-    Alike,
-    Endpoint,
     EnvironmentFacts,
+    EventGroup,
+    Fails,
     Finding,
     HostFacts,
+    IdenticalRanks,
     Interface,
+    InterfaceEndpoint,
     InterfaceFacts,
     Job,
     NameLookup,
     NcclFacts,
     NetworkChoice,
+    Passes,
     RdmaFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
     Verdict,
-    Well,
     check,
     choice_of,
     data_goes_by_sockets,
+    event_groups,
     export_line,
+    finding_from_logs,
     gloo_endpoints,
     gloo_names,
     healthy,
@@ -41,11 +43,9 @@ from doctor.api import (
     merge,
     needs_zone,
     parse_address,
-    said,
     set_up_after,
     source_of,
     spans_hosts,
-    told_finding,
 )
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
@@ -61,10 +61,10 @@ _BOARD = Interface("enx3a0b", addresses=(Address("inet", "169.254.3.1", 24),))
 _LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Address("inet", "192.168.122.1", 24),))
 
 
-class _Used(NamedTuple):
+class _ChosenInterface(NamedTuple):
     choice: NetworkChoice
     interfaces: InterfaceFacts
-    alike: Alike
+    alike: IdenticalRanks
     all_carry: bool
 
 
@@ -75,13 +75,13 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_by_choice(job: Job) -> Iterator[Finding]:
     """NCCL says which interface it takes. On one host any will do."""
-    for told in said(job, "nccl.bootstrap.using", by=("if",)):
+    for told in event_groups(job, "nccl.bootstrap.using", by=("if",)):
         name, address = told.value("if"), told.value("addr")
         words, last = leads_nowhere(name, address), told.events[-1]
         if words is None or set_up_after(job, last):
             continue
         if spans_hosts(job) or _is_tried_in_vain(job, address):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"NCCL uses {name} ({address}), {words}: other hosts can't reach it",
                 evidence={"interface": name, "address": address},
@@ -93,19 +93,19 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
 
 def _is_tried_in_vain(job: Job, address: str | None) -> bool:
     """Whether somebody waited for an answer from that address; a refusal comes from a process that is gone."""
-    failed = said(job, "net.peer.connect_failed", by=_TARGETS)
+    failed = event_groups(job, "net.peer.connect_failed", by=_TARGETS)
     return any(_target(told) == address and "efused" not in (told.value("err") or "") for told in failed)
 
 
 def _told_by_attempts(job: Job) -> Iterator[Finding]:
     """The address that others were sent to, where it is one that every host has for itself."""
-    for told in said(job, "net.peer.connect_failed", by=_TARGETS):
+    for told in event_groups(job, "net.peer.connect_failed", by=_TARGETS):
         address = _target(told)
         words = leads_nowhere(None, address)
         if words is None or address.startswith("127.0.1.") or set_up_after(job, told.events[-1]):
             continue
         if words != "loopback" or spans_hosts(job):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{address} is {words} of every host: who connects to it does not leave its own",
                 evidence={"address": address, "error": told.value("err")},
@@ -130,7 +130,7 @@ _FIX = (
 )
 
 
-def _target(told: Said) -> str:
+def _target(told: EventGroup) -> str:
     return told.value("remote") or told.value("host") or told.value("host2") or told.value("host3") or ""
 
 
@@ -142,55 +142,57 @@ def _target(told: Said) -> str:
     needs=(InterfaceFacts,),
     told=_told,
     cases=lambda: (
-        Well("real interfaces", healthy(hosts=2, per_host=2)),
-        Well("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),
-        Well("loopback on one host", healthy(1, 4).environ(NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")),
-        Well(
+        Passes("real interfaces", healthy(hosts=2, per_host=2)),
+        Passes("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),
+        Passes("loopback on one host", healthy(1, 4).environ(NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")),
+        Passes(
             "a bridge beside RDMA", healthy(2, 2, rdma=2).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT))
         ),
-        Sick("NCCL is told lo", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="lo"), ranks=(0, 1, 2, 3)),
-        Sick("Gloo is told lo on one host", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="lo"), ranks=(2, 3)),
-        Sick(
+        Fails("NCCL is told lo", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="lo"), ranks=(0, 1, 2, 3)),
+        Fails(
+            "Gloo is told lo on one host", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="lo"), ranks=(2, 3)
+        ),
+        Fails(
             "one host has docker0 and nothing better",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LOOPBACK, _DOCKER)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "every container is 172.17.0.2",
             healthy(2, 1).alter(InterfaceFacts, interfaces=(_LOOPBACK, _BRIDGED)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a compose bridge comes first",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (old[0], _COMPOSE, old[1])),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "the host's end of a container's cable, with a link-local address",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=lambda old: (*old, _CABLE)),
             ranks=(1,),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "the management board's link bears one address on every host",
             healthy(2, 1).alter(InterfaceFacts, interfaces=lambda old: (*old, _BOARD)),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "without GPUs: every container is 172.17.0.2, by its own name",
             healthy(2, 1, gpus=0)
             .alter(InterfaceFacts, interfaces=(_LOOPBACK, _BRIDGED))
             .alter(HostFacts, names=(NameLookup("trainer", "hostname", ("172.17.0.2",), seconds=0.001),)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "NCCL 2.27 would also use virbr0 for data",
             healthy(2, 1).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT)),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Well(
+        Passes(
             "NCCL takes loopback on one host",
             logged(
                 "node1:41:77 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
@@ -198,17 +200,17 @@ def _target(told: Said) -> str:
                 "implementation",
             ),
         ),
-        Well("eth0 on two hosts", logged(*_bootstrap("eth0", "10.0.0.1", "10.0.0.2"))),
-        Well(
+        Passes("eth0 on two hosts", logged(*_bootstrap("eth0", "10.0.0.1", "10.0.0.2"))),
+        Passes(
             "a peer of the same host that has ended",
             logged(
                 "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketPollConnect: connect to 127.0.0.1<41234> returned "
                 "Connection refused, exceeded error retry count after 35 attempts"
             ),
         ),
-        Sick("loopback on two hosts", logged(*_bootstrap("lo", "127.0.0.1", "127.0.0.1"))),
-        Sick("Docker's bridge on two hosts", logged(*_bootstrap("docker0", "172.17.0.1", "172.17.0.1"))),
-        Sick(
+        Fails("loopback on two hosts", logged(*_bootstrap("lo", "127.0.0.1", "127.0.0.1"))),
+        Fails("Docker's bridge on two hosts", logged(*_bootstrap("docker0", "172.17.0.1", "172.17.0.1"))),
+        Fails(
             "NCCL 2.4 takes a virtual bridge, and waits for it in vain",
             logged(
                 "node1:41:77 [0] NCCL INFO Bootstrap : Using [0]virbr0:192.168.122.1<0>",
@@ -216,7 +218,7 @@ def _target(told: Said) -> str:
                 "Connection timed out",
             ),
         ),
-        Sick(
+        Fails(
             "the address of a container of another host",
             logged(
                 "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketPollConnect: connect to 172.17.0.3<41234> "
@@ -241,17 +243,19 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
     yield from merge(finding for one in used for finding in _judge(one, repeated))
 
 
-def _used(job: Job) -> Iterator[_Used]:
+def _used(job: Job) -> Iterator[_ChosenInterface]:
     for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
         choice = choice_of(alike)
         nccl, environment = alike.find(NcclFacts), alike.find(EnvironmentFacts)
         if choice is not None and (choice.library == "NCCL" or choice.value is not None or _leaves(choice)):
             sockets = nccl is not None and data_goes_by_sockets(nccl, alike.find(RdmaFacts))
-            yield _Used(choice, interfaces, alike, choice.library == "NCCL" and sockets)
+            yield _ChosenInterface(choice, interfaces, alike, choice.library == "NCCL" and sockets)
         named = environment.get("GLOO_SOCKET_IFNAME") if environment else None
         if environment is not None and gloo_names(named) and (choice is None or choice.library == "NCCL"):
             endpoints = gloo_endpoints(environment, interfaces, None)
-            yield _Used(NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, alike, False)
+            yield _ChosenInterface(
+                NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, alike, False
+            )
 
 
 def _leaves(choice: NetworkChoice) -> bool:
@@ -259,7 +263,7 @@ def _leaves(choice: NetworkChoice) -> bool:
     return choice.first is not None and choice.first.interface.kind != "loopback"
 
 
-def _repeated(used: Iterable[_Used]) -> dict[str, int]:
+def _repeated(used: Iterable[_ChosenInterface]) -> dict[str, int]:
     """Private addresses that more than one machine would give out, and how many do."""
     machines: dict[str, set[object]] = {}
     for one in used:
@@ -269,7 +273,7 @@ def _repeated(used: Iterable[_Used]) -> dict[str, int]:
     return {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
 
 
-def _judge(used: _Used, repeated: dict[str, int]) -> Iterator[Finding]:
+def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding]:
     first = used.choice.first
     if first is None:
         return
@@ -286,7 +290,7 @@ def _judge(used: _Used, repeated: dict[str, int]) -> Iterator[Finding]:
             )
 
 
-def _fault(endpoint: Endpoint, repeated: dict[str, int]) -> str | None:
+def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
     kind = endpoint.interface.kind
     if kind in CARRIES_NOTHING:
         return {"loopback": "it never leaves the host", "container-bridge": "a bridge for this host's containers"}.get(
@@ -299,7 +303,7 @@ def _fault(endpoint: Endpoint, repeated: dict[str, int]) -> str | None:
     return None
 
 
-def _finding(used: _Used, endpoint: Endpoint, summary: str, severity: Severity) -> Finding:
+def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, severity: Severity) -> Finding:
     choice = used.choice
     software = used.alike.find(SoftwareFacts)
     evidence = {

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EventGroup,
+    Fails,
     Finding,
     Job,
     LaunchFacts,
     MasterFacts,
+    Passes,
     ProcessFacts,
     Rank,
-    Said,
     Scope,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
+    is_logged,
     is_loopback,
-    is_said,
     logged,
-    said,
     set_up_after,
     spans_hosts,
-    told_finding,
 )
 
 _LOCALHOST = MasterFacts(address="localhost", port=29500, resolved=("127.0.0.1",), is_local=True, interface="lo")
@@ -36,7 +36,7 @@ _OWN_NAME = MasterFacts(address="node0", port=29500, resolved=("127.0.1.1",), is
 _LOOPBACK = ("localhost", "ip6-localhost", "127.0.0.1", "::1", "[::1]")
 
 
-def _host_of(told: Said) -> str | None:
+def _host_of(told: EventGroup) -> str | None:
     """The host of torchrun's rendezvous."""
     return (told.value("value") or "").rpartition(":")[0] if told.value("key") == "rdzv_endpoint" else None
 
@@ -46,11 +46,11 @@ def _told(job: Job) -> Iterator[Finding]:
     if not spans_hosts(job):
         return
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")
-    gone_wrong = is_said(job, *kinds[:3], "elastic.rdzv_timeout", "elastic.rdzv_connect", "torch.store.clients")
-    for told in said(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
+    gone_wrong = is_logged(job, *kinds[:3], "elastic.rdzv_timeout", "elastic.rdzv_connect", "torch.store.clients")
+    for told in event_groups(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
         target = told.value("host") or told.value("host2") or _host_of(told)
         if target in _LOOPBACK and gone_wrong and not set_up_after(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"{target} is the master of a job of several hosts: each of them goes to itself",
                 evidence={"master": target},
@@ -68,31 +68,31 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(MasterFacts,),
     told=_told,
     cases=lambda: (
-        Well("the master by its address", healthy(hosts=2, per_host=2)),
-        Well("localhost on one host", healthy(hosts=1, per_host=4).put(_LOCALHOST)),
-        Well(
+        Passes("the master by its address", healthy(hosts=2, per_host=2)),
+        Passes("localhost on one host", healthy(hosts=1, per_host=4).put(_LOCALHOST)),
+        Passes(
             "the master's own host may know itself as 127.0.1.1",
             healthy(2, 2).put(_OWN_NAME, ranks=(0, 1)),
         ),
-        Sick("localhost in a job of two hosts", healthy(2, 2).put(_LOCALHOST), ranks=(2, 3)),
-        Sick(
+        Fails("localhost in a job of two hosts", healthy(2, 2).put(_LOCALHOST), ranks=(2, 3)),
+        Fails(
             "one host takes the master's name for its own",
             healthy(hosts=3, per_host=1).put(_OWN_NAME, ranks=(2,)),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "seen from the second host alone",
             healthy(2, 2).put(_LOCALHOST).only((2, 3)),
             ranks=(2, 3),
         ),
-        Well(
+        Passes(
             "one host, and rank 0 died before",
             logged(
                 "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to "
                 "connect to (127.0.0.1, 29500)."
             ),
         ),
-        Sick(
+        Fails(
             "two hosts, each going to itself",
             logged(
                 "torchrun --nnodes=2 --node-rank=1 --master-addr=127.0.0.1 train.py",
@@ -100,7 +100,7 @@ def _told(job: Job) -> Iterator[Finding]:
                 "connect to (127.0.0.1, 29500).",
             ),
         ),
-        Sick(
+        Fails(
             "the rendezvous of two hosts at localhost",
             logged(
                 "  max_nodes        : 2",

@@ -6,31 +6,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from doctor.api import (
-    Alike,
     Event,
+    EventGroup,
+    Fails,
     Finding,
     HostFacts,
+    IdenticalRanks,
     Job,
     MasterFacts,
+    Passes,
     Reach,
     ReachFacts,
-    Said,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    events_of_kinds,
     failed_before,
+    finding_from_logs,
     healthy,
-    heard,
     logged,
     merge,
-    said,
     set_up_after,
     set_up_before,
-    told_finding,
 )
 
 
@@ -57,15 +57,15 @@ _FINAL = ("110", "113", "101")
 def _told(job: Job) -> Iterator[Finding]:
     """A client tries again and again until rank 0 listens, so that single refusals say nothing of a job that comes
     up."""
-    strangers = {event.value("port") for event in heard(job, "torch.store.stranger")}
+    strangers = {event.value("port") for event in events_of_kinds(job, "torch.store.stranger")}
     groups: dict[str, list[Event]] = {}
-    for event in heard(job, *_SILENT, "torch.store.connect_fail"):
+    for event in events_of_kinds(job, *_SILENT, "torch.store.connect_fail"):
         if _counts(event) and not set_up_after(job, event):
             groups.setdefault(event.value("port") or event.value("port2") or "", []).append(event)
     for port, events in groups.items():
         if port not in strangers:
-            yield _told_of(job, Said(events[0].kind, tuple(events)), port)
-    for told in said(job, *_OLD):
+            yield _told_of(job, EventGroup(events[0].kind, tuple(events)), port)
+    for told in event_groups(job, *_OLD):
         if not set_up_after(job, told.events[-1]) and not set_up_before(job, told.first):
             yield _told_of(job, told, None)
 
@@ -76,11 +76,11 @@ def _counts(event: Event) -> bool:
     return event.value("errno") not in _MEANT_WELL
 
 
-def _told_of(job: Job, told: Said, port: str | None) -> Finding:
+def _told_of(job: Job, told: EventGroup, port: str | None) -> Finding:
     """Where the program of a rank failed earlier, rank 0 may be gone for that reason."""
     earlier, host = failed_before(job, told.first), told.value("host") or told.value("host2")
     why = told.value("err") if told.value("errno") or told.kind in _OLD else None
-    return told_finding(
+    return finding_from_logs(
         told,
         f"{f'{host}:{port}' if host and port else 'the master'} can't be reached: {why or 'it gave no answer in time'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
@@ -93,7 +93,7 @@ def _told_of(job: Job, told: Said, port: str | None) -> Finding:
     )
 
 
-def _confidence(told: Said) -> float:
+def _confidence(told: EventGroup) -> float:
     if told.kind in _OLD:
         return 0.7
     gave_up = any(
@@ -109,25 +109,25 @@ def _confidence(told: Said) -> float:
     needs=(ReachFacts,),
     told=_told,
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=2, per_host=1)),
-        Well("the master answers", healthy(2, 1).put(_tried("open"))),
-        Well("one of the master's addresses answers", healthy(2, 1).put(_TWO_WAYS)),
-        Well(
+        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes("the master answers", healthy(2, 1).put(_tried("open"))),
+        Passes("one of the master's addresses answers", healthy(2, 1).put(_TWO_WAYS)),
+        Passes(
             "one rank of each host tried for the others",
             healthy(2, 2).put(_tried("open"), ranks=(0, 2)).put(ReachFacts(), ranks=(1, 3)),
         ),
-        Sick(
+        Fails(
             "a firewall swallows packets to the master's port",
             healthy(2, 2).put(_tried("open"), ranks=(0, 1)).put(_tried("silent"), ranks=(2, 3)),
             ranks=(2, 3),
         ),
-        Sick("nobody listens", healthy(hosts=2, per_host=1).put(_tried("refused")), ranks=(0, 1)),
-        Sick(
+        Fails("nobody listens", healthy(hosts=2, per_host=1).put(_tried("refused")), ranks=(0, 1)),
+        Fails(
             "no route to the master",
             healthy(2, 1).put(_tried("open"), ranks=(0,)).put(_tried("unroutable"), ranks=(1,)),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "rank 0 came a little later",
             logged(
                 "[W socket.cpp:663] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 - "
@@ -135,36 +135,36 @@ def _confidence(told: Said) -> float:
                 "node2:41:77 [0] NCCL INFO comm 0x55aa rank 1 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
             ),
         ),
-        Well(
+        Passes(
             "a host without IPv6",
             logged(
                 "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - "
                 "Cannot assign requested address)."
             ),
         ),
-        Well(
+        Passes(
             "an address that this host has no use for",
             logged(
                 "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:22456 (errno: 22 - "
                 "Invalid argument)."
             ),
         ),
-        Sick(
+        Fails(
             "nothing answers at the master's port",
             logged(
                 "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to "
                 "connect to (10.0.0.1, 29500)."
             ),
         ),
-        Sick(
+        Fails(
             "every address of the master was tried",
             logged(
                 "RuntimeError: The client socket has failed to connect to any network address of (node1, 29500). The "
                 "client socket has failed to connect to 10.0.0.1:29500 (errno: 110 - Connection timed out)."
             ),
         ),
-        Sick("torch before 1.10", logged("RuntimeError: connect() timed out. Original timeout was 1800000 ms.")),
-        Sick(
+        Fails("torch before 1.10", logged("RuntimeError: connect() timed out. Original timeout was 1800000 ms.")),
+        Fails(
             "rank 0 failed for another reason before",
             logged(
                 "ModuleNotFoundError: No module named 'einops'",
@@ -199,7 +199,7 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
     yield from merge(finding for finding in findings if finding is not None)
 
 
-def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], Alike]]) -> dict[str, set[tuple[str, int]]]:
+def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], IdenticalRanks]]) -> dict[str, set[tuple[str, int]]]:
     """Addresses and ports that any rank of a host tried."""
     tried: dict[str, set[tuple[str, int]]] = {}
     for attempts, alike in every:
@@ -208,7 +208,7 @@ def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], Alike]]) -> dict[str
     return tried
 
 
-def _untried(alike: Alike, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
+def _untried(alike: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
     """These ranks, unless they have no master or another rank of their host tried to reach the same one."""
     master = alike.find(MasterFacts)
     if master is None or not master.resolved or master.port is None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    EventGroup,
+    Fails,
     Finding,
     Job,
     MasterFacts,
-    Said,
+    Passes,
     Severity,
-    Sick,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     merge,
     names_itself,
     names_unknown,
-    said,
     set_up_after,
-    told_finding,
 )
 
 _NOT_KNOWN = MasterFacts(address="node0", port=29500, error="Name or service not known", seconds=0.01)
@@ -33,21 +33,21 @@ _SILENT = MasterFacts(address="node0", port=29500, error="no answer within 2.5 s
 def _told(job: Job) -> Iterator[Finding]:
     """Torch asks for IPv6 addresses in a way that brings IPv4 ones too, so that one refusal means that the name is not
     known at all (AI_V4MAPPED, torch/csrc/distributed/c10d/socket.cpp)."""
-    for told in said(job, "torch.store.gai", by=("host",)):
+    for told in event_groups(job, "torch.store.gai", by=("host",)):
         if not set_up_after(job, told.events[-1]) and not _is_own(told) and told.value("host") != "localhost":
             yield _unknown(told, told.value("host"), 0.9)
     for name in names_unknown(job):
         if not name.own and not set_up_after(job, name.event):
             sure = 0.6 if "gaierror" in name.event.text else 0.85
-            yield _unknown(Said(name.event.kind, (name.event,)), name.name, sure, name.error)
+            yield _unknown(EventGroup(name.event.kind, (name.event,)), name.name, sure, name.error)
 
 
-def _is_own(told: Said) -> bool:
+def _is_own(told: EventGroup) -> bool:
     return any(names_itself(event, told.value("host")) for event in told.events)
 
 
-def _unknown(told: Said, name: str | None, confidence: float, error: str | None = None) -> Finding:
-    return told_finding(
+def _unknown(told: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:
+    return finding_from_logs(
         told,
         f"{name or 'the name of another host'} does not resolve: {error or told.value('err') or 'unknown name'}",
         evidence={"name": name},
@@ -63,27 +63,27 @@ def _unknown(told: Said, name: str | None, confidence: float, error: str | None 
     needs=(MasterFacts,),
     told=_told,
     cases=lambda: (
-        Well(
+        Passes(
             "no IPv6 address of localhost",
             logged(
                 "[W socket.cpp:601] [c10d] The IPv6 network addresses of (localhost, 51595) cannot be retrieved (gai "
                 "error: -2 - Name or service not known)."
             ),
         ),
-        Well("the master's name is known everywhere", healthy(hosts=2, per_host=2)),
-        Well("no master is named", healthy(per_host=1)),
-        Well("no answer yet is no answer", healthy(2, 1).put(_SILENT, ranks=(1,))),
-        Sick(
+        Passes("the master's name is known everywhere", healthy(hosts=2, per_host=2)),
+        Passes("no master is named", healthy(per_host=1)),
+        Passes("no answer yet is no answer", healthy(2, 1).put(_SILENT, ranks=(1,))),
+        Fails(
             "the name is known on the master's host alone",
             healthy(hosts=2, per_host=2).put(_NOT_KNOWN, ranks=(2, 3)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "a misspelt name",
             healthy(hosts=2, per_host=1).put(_MISSPELT),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "a name that was not there yet, and then was",
             logged(
                 "[W socket.cpp:601] [c10d] The IPv6 network addresses of (job-0.svc, 29500) cannot be retrieved (gai "
@@ -91,7 +91,7 @@ def _unknown(told: Said, name: str | None, confidence: float, error: str | None 
                 "All distributed processes registered. Starting with 8 processes",
             ),
         ),
-        Sick(
+        Fails(
             "the name of a pod that others do not know",
             logged(
                 "[W socket.cpp:601] [c10d] The IPv6 network addresses of (train-x7f2, 29500) cannot be retrieved (gai "
@@ -100,15 +100,15 @@ def _unknown(told: Said, name: str | None, confidence: float, error: str | None 
                 "error: -2 - Name or service not known).",
             ),
         ),
-        Sick(
+        Fails(
             "the name server does not answer",
             logged(
                 "[W1218 20:27:21.4 socket.cpp:759] [c10d] The IPv6 network addresses of (leader, 35421) cannot be "
                 "retrieved (gai error: -3 - Temporary failure in name resolution)."
             ),
         ),
-        Sick("torch before 1.10", logged("ValueError: host not found: Name or service not known")),
-        Sick(
+        Fails("torch before 1.10", logged("ValueError: host not found: Name or service not known")),
+        Fails(
             "NCCL_COMM_ID names nobody",
             logged(
                 "node7:41:77 [0] misc/socket.cc:199 NCCL WARN Net : error encountered when getting address "
@@ -116,7 +116,7 @@ def _unknown(told: Said, name: str | None, confidence: float, error: str | None 
                 "service not known"
             ),
         ),
-        Sick("ssh of a launcher", logged("ssh: Could not resolve hostname worker-1: Name or service not known")),
+        Fails("ssh of a launcher", logged("ssh: Could not resolve hostname worker-1: Name or service not known")),
     ),
 )
 def master_unresolvable(job: Job) -> Iterator[Verdict]:

@@ -9,29 +9,29 @@ from typing import NamedTuple
 from doctor.api import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
-    Alike,
-    Deviation,
-    Endpoint,
+    BaselineDeviation,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
+    InterfaceEndpoint,
     InterfaceFacts,
     Job,
+    MajoritySplit,
     NcclFacts,
+    Passes,
     PathFacts,
     PathSample,
     Scope,
     Severity,
-    Sick,
     Skip,
-    Split,
     Trial,
     TrialFacts,
     Unknown,
     Verdict,
-    Well,
+    baseline_value,
     check,
     choice_of,
-    expectation,
     healthy,
     split_groups,
     with_trials,
@@ -70,10 +70,10 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
 """What goes over such a path is slow, or does not end."""
 
 
-class _Member(NamedTuple):
+class _InterfaceMtu(NamedTuple):
     name: str
     mtu: int
-    alike: Alike
+    alike: IdenticalRanks
 
 
 @check(
@@ -83,45 +83,45 @@ class _Member(NamedTuple):
     needs=(InterfaceFacts, NcclFacts),
     expects=True,
     cases=lambda: (
-        Well("jumbo frames everywhere", healthy(hosts=3, per_host=1)),
-        Well("one host", healthy(hosts=1, per_host=2)),
-        Well("large packets arrive", healthy(2, 1).put(_ARRIVED, hosts=("node0",))),
-        Well("one process, as in the capture", healthy(1, 1).expecting(healthy(3, 2))),
-        Well(
+        Passes("jumbo frames everywhere", healthy(hosts=3, per_host=1)),
+        Passes("one host", healthy(hosts=1, per_host=2)),
+        Passes("large packets arrive", healthy(2, 1).put(_ARRIVED, hosts=("node0",))),
+        Passes("one process, as in the capture", healthy(1, 1).expecting(healthy(3, 2))),
+        Passes(
             "a capture whose own hosts disagree",
             healthy(3, 1).expecting(healthy(2, 1).put(_mtu(1500), hosts=("node1",))),
         ),
-        Sick("one host of three has 1500", healthy(3, 2).put(_mtu(1500), hosts=("node1",)), ranks=(2, 3)),
-        Sick("two hosts disagree", healthy(2, 1).put(_mtu(1500), hosts=("node1",)), ranks=(0, 1)),
-        Sick(
+        Fails("one host of three has 1500", healthy(3, 2).put(_mtu(1500), hosts=("node1",)), ranks=(2, 3)),
+        Fails("two hosts disagree", healthy(2, 1).put(_mtu(1500), hosts=("node1",)), ranks=(0, 1)),
+        Fails(
             "large packets are lost on the way",
             healthy(3, 1).put(_mtu(1500), hosts=("node1",)).put(_LOST, hosts=("node1",)),
             ranks=(1,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "the MTUs agree and a switch between drops large packets",
             healthy(2, 1).put(_LOST, hosts=("node1",)),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "large packets are lost, and smaller ones were tried",
             healthy(3, 1).put(_LOST, hosts=("node1",)).put(_TRIED, ranks=(1,)),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "two hosts disagree, and a capture tells which is right",
             healthy(2, 1).put(_mtu(1500), hosts=("node1",)).expecting(healthy(1, 1)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "all hosts have 1500, and the job that worked had 9000",
             healthy(3, 2).put(_mtu(1500)).expecting(healthy(2, 1)),
             ranks=(0, 1, 2, 3, 4, 5),
         ),
-        Sick("one process with another MTU", healthy(1, 1).put(_mtu(1500)).expecting(healthy()), ranks=(0,)),
+        Fails("one process with another MTU", healthy(1, 1).put(_mtu(1500)).expecting(healthy()), ranks=(0,)),
     ),
 )
 def mtu_differs(job: Job) -> Iterator[Verdict]:
@@ -132,7 +132,7 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
     Fix: `sudo ip link set <interface> mtu 9000` on all hosts (or 1500 on all), and the same on every switch port;
     `ping -M do -s 8972 <other host>` must be answered.
     """
-    expected = expectation(job, lambda worked: (size for one, _, _ in _used(worked) if (size := one.interface.mtu)))
+    expected = baseline_value(job, lambda worked: (size for one, _, _ in _used(worked) if (size := one.interface.mtu)))
     used = list(_used(job))
     if not job.is_multi_host and not (expected and used):
         yield Skip("one host")
@@ -144,13 +144,13 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
             note = interfaces.why_hidden("interfaces")
             yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name}", alike.ranks)
             continue
-        members.append(_Member(endpoint.interface.name, endpoint.interface.mtu, alike))
+        members.append(_InterfaceMtu(endpoint.interface.name, endpoint.interface.mtu, alike))
         sizes.setdefault(endpoint.interface.mtu, []).extend(alike.ranks)
     for finding in _judge(members, split_groups(sizes, expected=expected), _lost(job)):
         yield with_trials(job, finding, "packet", otherwise=_OTHERWISE)
 
 
-def _used(job: Job) -> Iterator[tuple[Endpoint, InterfaceFacts, Alike]]:
+def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, InterfaceFacts, IdenticalRanks]]:
     """What every rank would use of its host's interfaces."""
     for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
         choice = choice_of(alike)
@@ -169,7 +169,7 @@ def _lost(job: Job) -> list[tuple[str, str]]:
     ]
 
 
-def _judge(members: list[_Member], parted: Split, lost: list[tuple[str, str]]) -> Iterator[Finding]:
+def _judge(members: list[_InterfaceMtu], parted: MajoritySplit, lost: list[tuple[str, str]]) -> Iterator[Finding]:
     odd_sizes = {group.value for group in parted.minorities}
     odd = [member for member in members if member.mtu in odd_sizes]
     evidence = {
@@ -187,7 +187,7 @@ def _judge(members: list[_Member], parted: Split, lost: list[tuple[str, str]]) -
             text + more, ranks=_ranks(blamed), severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES
         )
     elif odd and parted.expected:
-        told = Deviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
+        told = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
         yield Finding(
             told.summary,
             ranks=parted.odd,
@@ -207,5 +207,5 @@ def _most_affected(pairs: list[tuple[str, str]]) -> set[str]:
     return shared or set(counts)
 
 
-def _ranks(members: list[_Member]) -> tuple[int, ...]:
+def _ranks(members: list[_InterfaceMtu]) -> tuple[int, ...]:
     return tuple(sorted(rank for member in members for rank in member.alike.ranks))

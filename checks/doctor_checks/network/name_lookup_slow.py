@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     HostFacts,
+    IdenticalRanks,
     Job,
     MasterFacts,
     NameLookup,
+    Passes,
     PathFacts,
     PathSample,
     ReverseLookup,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     healthy,
     hosts_text,
@@ -55,28 +55,28 @@ class _Lookup(NamedTuple):
     scope=Scope.HOST,
     needs=(HostFacts,),
     cases=lambda: (
-        Well("answers in a millisecond", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("answers in a millisecond", healthy(hosts=2, per_host=2)),
+        Passes(
             "an address without a name, answered at once",
             healthy(2, 1).alter(HostFacts, reverse=(ReverseLookup("10.0.0.1", error="Unknown host", seconds=0.02),)),
         ),
-        Well("a laptop off line", healthy(per_host=1, gpus=0).alter(HostFacts, reverse=_SILENT), silent=False),
-        Sick(
+        Passes("a laptop off line", healthy(per_host=1, gpus=0).alter(HostFacts, reverse=_SILENT), silent=False),
+        Fails(
             "a name server that drops packets",
             healthy(2, 2).alter(HostFacts, hosts=("node1",), reverse=_SILENT),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "the first name server is dead", healthy(2, 1).alter(HostFacts, hosts=("node1",), names=_SLOW), ranks=(1,)
         ),
-        Sick("the peers' addresses are looked up slowly", healthy(2, 1).put(_PEER, hosts=("node1",)), ranks=(1,)),
-        Well("peers without a name, answered at once", healthy(2, 1).put(_NAMELESS, hosts=("node1",))),
-        Sick(
+        Fails("the peers' addresses are looked up slowly", healthy(2, 1).put(_PEER, hosts=("node1",)), ranks=(1,)),
+        Passes("peers without a name, answered at once", healthy(2, 1).put(_NAMELESS, hosts=("node1",))),
+        Fails(
             "the master's name takes seconds",
             healthy(2, 1).alter(MasterFacts, ranks=(1,), seconds=5.0),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "one host alone only needs to know it",
             healthy(1, 2).alter(HostFacts, reverse=_SILENT),
             ranks=(0, 1),
@@ -93,7 +93,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     `::ffff:<IPv4 address>`, which is how torch's store sees them; `time getent hosts <address>` must return at once.
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
-    found: dict[str, list[tuple[str, list[_Lookup], Alike]]] = {}
+    found: dict[str, list[tuple[str, list[_Lookup], IdenticalRanks]]] = {}
     for host, alike in job.each(HostFacts, also=(PathFacts, MasterFacts)):
         slow = [one for one in _lookups(host, alike) if one.seconds >= seconds]
         if slow:
@@ -111,7 +111,7 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
         )
 
 
-def _lookups(host: HostFacts, alike: Alike) -> Iterator[_Lookup]:
+def _lookups(host: HostFacts, alike: IdenticalRanks) -> Iterator[_Lookup]:
     for name in host.names:
         if name.seconds is not None:
             yield _Lookup(f"look-up of {name.name}", name.seconds, name.error)

@@ -6,23 +6,25 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
     NcclFacts,
     NcclPlugin,
+    Passes,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
     Severity,
-    Sick,
     SoftwareFacts,
     TrainerFacts,
     Verdict,
-    Well,
     active_rdma_ports,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     loaded_net_plugin,
     logged,
@@ -32,11 +34,9 @@ from doctor.api import (
     parse_nccl_integer,
     readable_interfaces,
     release_of,
-    said,
     setting_text,
     source_of,
     spans_hosts,
-    told_finding,
 )
 
 VARIABLES = {"net": "NCCL_NET_PLUGIN", "tuner": "NCCL_TUNER_PLUGIN"}
@@ -55,18 +55,18 @@ _EFA = RdmaFacts(
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.net_missing", by=("name",)):
+    for told in event_groups(job, "nccl.net_missing", by=("name",)):
         name = told.value("name")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"NCCL_NET asks for the network {name}, which no plug-in provides",
             evidence={"network": name},
             confidence=0.95,
         )
-    for told in said(job, "nccl.plugin.fail", by=("msg",)):
+    for told in event_groups(job, "nccl.plugin.fail", by=("msg",)):
         if told.value("msg"):
             continue
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "NCCL could start no network at all: neither a plug-in nor InfiniBand nor sockets",
             confidence=0.85,
@@ -79,9 +79,9 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_of_libfabric(job: Job) -> Iterator[Finding]:
     """Where NCCL goes on by another network, this costs speed between hosts, and nothing on one."""
-    for told in said(job, "nccl.ofi_failed"):
+    for told in event_groups(job, "nccl.ofi_failed"):
         fallen_back = _goes_by_sockets(job)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the plug-in for EFA and libfabric can't be used: {told.value('what')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
@@ -95,7 +95,7 @@ def _told_of_libfabric(job: Job) -> Iterator[Finding]:
 
 def _goes_by_sockets(job: Job) -> bool:
     """Whether NCCL found another network after all."""
-    return any(told.value("net") in ("Socket", "IB") for told in said(job, "nccl.net.using", by=("net",)))
+    return any(told.value("net") in ("Socket", "IB") for told in event_groups(job, "nccl.net.using", by=("net",)))
 
 
 @check(
@@ -105,28 +105,28 @@ def _goes_by_sockets(job: Job) -> bool:
     needs=(NcclFacts,),
     told=_told,
     cases=lambda: (
-        Well("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
-        Well("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),
-        Well("no plug-in is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
-        Well("RDMA is asked for and there", healthy(2, 2, rdma=2).environ(NCCL_NET="IB")),
-        Well("EFA with its plug-in", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
-        Sick("the plug-in's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
-        Sick(
+        Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
+        Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),
+        Passes("no plug-in is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
+        Passes("RDMA is asked for and there", healthy(2, 2, rdma=2).environ(NCCL_NET="IB")),
+        Passes("EFA with its plug-in", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
+        Fails("the plug-in's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
+        Fails(
             "a network of a plug-in that is not installed",
             healthy(2, 1).environ(ranks=(1,), NCCL_NET="AWS Libfabric"),
             ranks=(1,),
         ),
-        Sick("RDMA is asked for and not there", healthy(2, 1).environ(NCCL_NET="IB"), ranks=(0, 1)),
-        Sick("a stale plug-in is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
-        Sick(
+        Fails("RDMA is asked for and not there", healthy(2, 1).environ(NCCL_NET="IB"), ranks=(0, 1)),
+        Fails("a stale plug-in is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
+        Fails(
             "the tuner is missing",
             healthy(2, 1).alter(NcclFacts, ranks=(0,), plugins=_TUNER),
             ranks=(0,),
             severity=Severity.INFO,
         ),
-        Sick("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
-        Sick("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
-        Well(
+        Fails("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
+        Fails("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
+        Passes(
             "no external plug-in: NCCL has its own",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No "
@@ -134,7 +134,7 @@ def _goes_by_sockets(job: Job) -> bool:
                 "node1:41:77 [0] NCCL INFO Using network IB",
             ),
         ),
-        Well(
+        Passes(
             "the plug-in of EFA on one host without EFA",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/OFI No eligible providers were found",
@@ -142,12 +142,12 @@ def _goes_by_sockets(job: Job) -> bool:
             ),
             silent=False,
         ),
-        Sick(
+        Fails(
             "a network that only the image of another cluster has",
             logged("node1:41:77 [0] net.cc:200 NCCL WARN Error: network AWS Libfabric not found."),
         ),
-        Sick("none can be started", logged("node1:41:77 [0] NCCL WARN Failed to initialize any NET plugin")),
-        Sick(
+        Fails("none can be started", logged("node1:41:77 [0] NCCL WARN Failed to initialize any NET plugin")),
+        Fails(
             "EFA that a container does not see",
             logged(
                 "node1:41:77 [0] nccl_net_ofi_create_plugin:259 NCCL WARN NET/OFI Unable to find a protocol that "
@@ -172,7 +172,7 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     yield from merge(found)
 
 
-def _missing(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+def _missing(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     for plugin in nccl.plugins:
         variable = VARIABLES.get(plugin.kind)
         if variable and plugin.error and (plugin.requested or plugin.path):
@@ -197,7 +197,7 @@ def _missing(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
             )
 
 
-def _stale(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+def _stale(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """Libraries whose interfaces this NCCL no longer reads, or does not read yet."""
     release = nccl_release(alike)
     for plugin in nccl.plugins:
@@ -220,7 +220,7 @@ def _interfaces(plugin: NcclPlugin) -> list[int]:
     return sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
 
 
-def _network(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
+def _network(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """NCCL_NET has to be the name of a network that comes up: IB, Socket or that of a plug-in (its name is inside)."""
     setting = nccl.setting("NCCL_NET")
     name = setting.value.lower() if setting else ""
@@ -237,7 +237,7 @@ def _network(nccl: NcclFacts, alike: Alike) -> Iterator[Finding]:
         )
 
 
-def _why_no_rdma(nccl: NcclFacts, alike: Alike) -> str | None:
+def _why_no_rdma(nccl: NcclFacts, alike: IdenticalRanks) -> str | None:
     if parse_nccl_integer(nccl.get("NCCL_IB_DISABLE"), 0) != 0:
         return "NCCL_IB_DISABLE switches it off"
     missing, rdma = alike.missing(RdmaFacts), alike.find(RdmaFacts)
@@ -248,7 +248,7 @@ def _why_no_rdma(nccl: NcclFacts, alike: Alike) -> str | None:
     return None if rdma is None or active_rdma_ports(rdma) else "no RDMA port is active"
 
 
-def _elastic_fabric(nccl: NcclFacts, alike: Alike, multi_host: bool) -> list[Finding]:
+def _elastic_fabric(nccl: NcclFacts, alike: IdenticalRanks, multi_host: bool) -> list[Finding]:
     """EFA devices speak libfabric, which NCCL reaches by the plug-in aws-ofi-nccl alone."""
     rdma = alike.find(RdmaFacts)
     devices = [device.name for device in rdma.devices if device.driver == "efa"] if rdma else []

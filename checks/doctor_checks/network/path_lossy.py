@@ -6,29 +6,29 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    Alike,
+    Fails,
     Finding,
     HostUseFacts,
+    IdenticalRanks,
     InterfaceFacts,
     Job,
+    JobBuilder,
     LocalRanks,
-    Lossy,
+    PacketLoss,
+    Passes,
     PathFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Unknown,
     Verdict,
-    Well,
     between,
     check,
     healthy,
     lossy_parts,
     received_by,
     running,
-    sendings,
+    sent_samples,
     touching,
     transferred,
     with_trials,
@@ -44,7 +44,7 @@ def _counted(sent: int, again: int, errors: int = 0) -> PathFacts:
     return PathFacts(segments_sent=sent, segments_retransmitted=again, interface_errors=errors)
 
 
-def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> Sketch:
+def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> JobBuilder:
     """A watched job whose last host counted so much in ten minutes; ``errors`` by interface."""
     counted = HostUseFacts(
         seconds=600.0, segments=sent, retransmitted=again, interface_errors=tuple(sorted(errors.items()))
@@ -60,38 +60,40 @@ def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> Sketch:
     needs=(PathFacts,),
     instead=(HostUseFacts,),
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=2, per_host=1)),
-        Well("a handful of retransmissions", healthy(2, 1).put(_counted(200_000, 40))),
-        Well("too few segments to tell", healthy(2, 1).put(_counted(120, 6))),
-        Sick(
+        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes("a handful of retransmissions", healthy(2, 1).put(_counted(200_000, 40))),
+        Passes("too few segments to tell", healthy(2, 1).put(_counted(120, 6))),
+        Fails(
             "one host in fifty segments sends again",
             healthy(2, 2).put(_counted(200_000, 10)).put(_counted(200_000, 4_000), hosts=("node1",)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "a bad cable",
             healthy(2, 1).put(_counted(200_000, 10)).put(_counted(200_000, 10, errors=900), hosts=("node0",)),
             ranks=(0,),
         ),
-        Well("bandwidth between hosts, without a loss", transferred(6)),
-        Well("a slow host whose queue overflows", transferred(6, touching(3), lossy=touching(3), queued=True)),
-        Sick("one host loses in all transfers", transferred(6, lossy=touching(3)), ranks=(3,)),
-        Sick("one host of three loses", transferred(3, touching(1), lossy=touching(1), share=0.05), ranks=(1,)),
-        Sick("one host loses what it receives", transferred(6, lossy=received_by(3)), ranks=(3,)),
-        Sick("packets between two hosts get lost", transferred(6, lossy=between(1, 2)), ranks=(1, 2)),
-        Well(
+        Passes("bandwidth between hosts, without a loss", transferred(6)),
+        Passes("a slow host whose queue overflows", transferred(6, touching(3), lossy=touching(3), queued=True)),
+        Fails("one host loses in all transfers", transferred(6, lossy=touching(3)), ranks=(3,)),
+        Fails("one host of three loses", transferred(3, touching(1), lossy=touching(1), share=0.05), ranks=(1,)),
+        Fails("one host loses what it receives", transferred(6, lossy=received_by(3)), ranks=(3,)),
+        Fails("packets between two hosts get lost", transferred(6, lossy=between(1, 2)), ranks=(1, 2)),
+        Passes(
             "packets between two hosts get lost that have no processor", transferred(6, lossy=between(1, 2), waited=0.8)
         ),
-        Sick("one host loses in all transfers, and is busy", transferred(6, lossy=touching(3), waited=0.8), ranks=(3,)),
-        Sick("packets between all hosts get lost", transferred(4, lossy=lambda *way: True), ranks=(0, 1, 2, 3)),
-        Well("a run that loses next to nothing", _in_run(5_000_000, 900, eth0=3)),
-        Well("a run on one host", _in_run(5_000_000, 400_000, hosts=1)),
-        Well("a run that sends little over TCP", _in_run(700, 90)),
-        Well("drops of an interface that carries nothing of the job", _in_run(5_000_000, 900, docker0=90_000)),
-        Well("frames that no program asked for", _in_run(2_000_000, 100, eth0=700)),
-        Well("half a per cent", _in_run(2_000_000, 10_000)),
-        Sick("a run that sends one segment in forty again", _in_run(2_000_000, 50_000), ranks=(2, 3)),
-        Sick("an interface that counts errors in a run", _in_run(2_000_000, 100, eth0=40_000), ranks=(2, 3)),
+        Fails(
+            "one host loses in all transfers, and is busy", transferred(6, lossy=touching(3), waited=0.8), ranks=(3,)
+        ),
+        Fails("packets between all hosts get lost", transferred(4, lossy=lambda *way: True), ranks=(0, 1, 2, 3)),
+        Passes("a run that loses next to nothing", _in_run(5_000_000, 900, eth0=3)),
+        Passes("a run on one host", _in_run(5_000_000, 400_000, hosts=1)),
+        Passes("a run that sends little over TCP", _in_run(700, 90)),
+        Passes("drops of an interface that carries nothing of the job", _in_run(5_000_000, 900, docker0=90_000)),
+        Passes("frames that no program asked for", _in_run(2_000_000, 100, eth0=700)),
+        Passes("half a per cent", _in_run(2_000_000, 10_000)),
+        Fails("a run that sends one segment in forty again", _in_run(2_000_000, 50_000), ranks=(2, 3)),
+        Fails("an interface that counts errors in a run", _in_run(2_000_000, 100, eth0=40_000), ranks=(2, 3)),
     ),
 )
 def path_lossy(
@@ -115,7 +117,7 @@ def path_lossy(
     errors = _Errors(error_share, least_errors_a_second)
     yield from _judge_run(job, retransmitted_share, errors, least_run_segments)
     yield from _judge_transfers(job, retransmitted_share, least_segments)
-    most = max((sample.segments_sent or 0 for _, sample in sendings(job)), default=0)
+    most = max((sample.segments_sent or 0 for _, sample in sent_samples(job)), default=0)
     probed = False
     for paths, alike in job.each(PathFacts):
         probed = True
@@ -153,7 +155,7 @@ def _judge_transfers(job: Job, share: float, least: float) -> Iterator[Finding]:
         yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
 
 
-def _losing(lossy: Lossy) -> str:
+def _losing(lossy: PacketLoss) -> str:
     first, *others = lossy.hosts
     return {
         "host": f"{first} loses packets, sending and receiving",
@@ -218,7 +220,7 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
     )
 
 
-def _lost(paths: PathFacts, alike: Alike, share: float) -> Iterator[Finding]:
+def _lost(paths: PathFacts, alike: IdenticalRanks, share: float) -> Iterator[Finding]:
     sent, again = paths.segments_sent or 0, paths.segments_retransmitted or 0
     if again / sent > share:
         text = f"{', '.join(alike.hosts)} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"

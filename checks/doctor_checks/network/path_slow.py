@@ -7,13 +7,16 @@ from typing import Literal
 
 from doctor.api import (
     WHOLE_HOSTS,
-    Bandwidths,
+    Fails,
     Finding,
+    HostBandwidths,
     Interface,
     InterfaceFacts,
     Job,
-    Lack,
+    JobBuilder,
     MeasuredPath,
+    MissingReason,
+    Passes,
     PathFacts,
     PathSample,
     RdmaFacts,
@@ -21,8 +24,6 @@ from doctor.api import (
     ReachFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SlowMessages,
     SlowPart,
@@ -30,7 +31,6 @@ from doctor.api import (
     TransferFacts,
     Unknown,
     Verdict,
-    Well,
     across,
     at_times,
     bandwidth_evidence,
@@ -45,15 +45,15 @@ from doctor.api import (
     rail_findings,
     rate_in_words,
     received_by,
-    sendings,
     sent_by,
+    sent_samples,
     slow_parts,
     slow_paths,
     slow_rails,
     subnets_of,
     touching,
     transferred,
-    unmet,
+    unmeasured_pairs,
     with_trials,
 )
 
@@ -70,8 +70,8 @@ def _nobody(_one: int, _other: int) -> bool:
 
 
 def _trips(
-    hosts: int, far: Callable[[int, int], bool] = _nobody, times: float = 30.0, job: Sketch | None = None
-) -> Sketch:
+    hosts: int, far: Callable[[int, int], bool] = _nobody, times: float = 30.0, job: JobBuilder | None = None
+) -> JobBuilder:
     """A job whose hosts measured the round trips between them; ``far`` ones are so many times as long."""
     sketch = job or healthy(hosts, 1)
     for own in range(hosts):
@@ -84,14 +84,14 @@ def _trips(
     return sketch
 
 
-def _reached(sketch: Sketch, host: int, outcome: Literal["open", "silent"]) -> Sketch:
+def _reached(sketch: JobBuilder, host: int, outcome: Literal["open", "silent"]) -> JobBuilder:
     """The same job whose light probes found ``host`` to be so."""
     attempt = Reach(f"node{host}", f"10.0.0.{host + 1}", 40000, outcome)
     others = [member.rank for member in sketch.members if member.rank != host]
     return sketch.put(ReachFacts(attempts=(attempt,)), ranks=others)
 
 
-def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
+def _over_nccl(*slow: int, share: float = 0.1) -> JobBuilder:
     """Four hosts of four GPUs, each with a card of its own; ``slow`` ranks are so to other hosts."""
 
     def is_slow(source: int, target: int) -> bool:
@@ -100,12 +100,12 @@ def _over_nccl(*slow: int, share: float = 0.1) -> Sketch:
     return _trips(4, job=exchanged(is_slow, share=share))
 
 
-def _fabric(share: float, *, ports: int = 2, ranks: int = 2) -> Sketch:
+def _fabric(share: float, *, ports: int = 2, ranks: int = 2) -> JobBuilder:
     """Two hosts with InfiniBand of 400 Gb/s, whose ranks have that ``share`` of a port between the hosts."""
     return _trips(2, job=exchanged(hosts=2, per_host=ranks, rdma=ports, between=share * 50e9))
 
 
-def _sockets(share: float) -> Sketch:
+def _sockets(share: float) -> JobBuilder:
     """Two hosts of one rank whose only way is an interface of 100 Gb/s."""
     return _trips(2, job=exchanged(hosts=2, per_host=1, between=share * 12.5e9))
 
@@ -122,55 +122,55 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     needs=(PathFacts,),
     instead=(TransferFacts,),
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=4, per_host=1)),
-        Well("all paths alike", transferred(8)),
-        Well("all round trips alike", _trips(4)),
-        Well("a single pair has nothing to be compared with", transferred(2, touching(1), share=0.5)),
-        Well("a single pair at 60 % of what one stream carries", transferred(2, usual=0.75e9)),
-        Sick(
+        Passes("nobody measured", healthy(hosts=4, per_host=1)),
+        Passes("all paths alike", transferred(8)),
+        Passes("all round trips alike", _trips(4)),
+        Passes("a single pair has nothing to be compared with", transferred(2, touching(1), share=0.5)),
+        Passes("a single pair at 60 % of what one stream carries", transferred(2, usual=0.75e9)),
+        Fails(
             "a single pair at a tenth of what one stream carries",
             transferred(2, usual=0.125e9),
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Well("one host has 80 % of the usual bandwidth", transferred(8, touching(4), share=0.8)),
-        Well(
+        Passes("one host has 80 % of the usual bandwidth", transferred(8, touching(4), share=0.8)),
+        Passes(
             "one host that has a processor for a tenth of the time", transferred(8, touching(4), share=0.1, waited=0.9)
         ),
-        Well("one transfer of one pair was slow", transferred(8, lambda *way: way == (1, 2, 0), share=0.3)),
-        Well("one host that light probes do not reach", _reached(transferred(6, failed=touching(2)), 2, "silent")),
-        Sick("one host is slow to all", transferred(6, touching(4)), ranks=(4,)),
-        Sick("one host has half of the usual bandwidth", transferred(8, touching(4), share=0.5), ranks=(4,)),
-        Sick("one host is slow, and busy", transferred(8, touching(4), waited=0.5), ranks=(4,)),
-        Sick("one host of three is slow", transferred(3, touching(2)), ranks=(2,)),
-        Sick("one host sends slowly", transferred(6, sent_by(1)), ranks=(1,)),
-        Sick("one host receives slowly", transferred(6, received_by(1)), ranks=(1,)),
-        Sick("one host is slow at times", transferred(8, at_times(touching(5))), ranks=(5,)),
-        Sick("one link is slow", transferred(6, between(1, 2)), ranks=(1, 2)),
-        Sick("a boundary between two halves", transferred(8, across(range(4))), ranks=tuple(range(8))),
-        Sick(
+        Passes("one transfer of one pair was slow", transferred(8, lambda *way: way == (1, 2, 0), share=0.3)),
+        Passes("one host that light probes do not reach", _reached(transferred(6, failed=touching(2)), 2, "silent")),
+        Fails("one host is slow to all", transferred(6, touching(4)), ranks=(4,)),
+        Fails("one host has half of the usual bandwidth", transferred(8, touching(4), share=0.5), ranks=(4,)),
+        Fails("one host is slow, and busy", transferred(8, touching(4), waited=0.5), ranks=(4,)),
+        Fails("one host of three is slow", transferred(3, touching(2)), ranks=(2,)),
+        Fails("one host sends slowly", transferred(6, sent_by(1)), ranks=(1,)),
+        Fails("one host receives slowly", transferred(6, received_by(1)), ranks=(1,)),
+        Fails("one host is slow at times", transferred(8, at_times(touching(5))), ranks=(5,)),
+        Fails("one link is slow", transferred(6, between(1, 2)), ranks=(1, 2)),
+        Fails("a boundary between two halves", transferred(8, across(range(4))), ranks=tuple(range(8))),
+        Fails(
             "one host that nobody can exchange bytes with",
             _reached(transferred(6, failed=touching(2)), 2, "open"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "all hosts far below what their interfaces carry",
             transferred(4, usual=12e6),
             ranks=(0, 1, 2, 3),
             severity=Severity.INFO,
         ),
-        Well("messages of all pairs over NCCL alike", _over_nccl()),
-        Well("one card has 80 % of the usual bandwidth", _over_nccl(5, share=0.8)),
-        Sick("one card of one host is slow over NCCL", _over_nccl(5), ranks=(5,)),
-        Sick("all cards of one host are slow over NCCL", _over_nccl(4, 5, 6, 7), ranks=(4, 5, 6, 7)),
-        Well("two hosts at 60 % of their InfiniBand", _fabric(0.6)),
-        Sick("two hosts at a tenth of their InfiniBand", _fabric(0.1), ranks=(0, 1, 2, 3), severity=Severity.INFO),
-        Well("ports that are shared are no slow ones", _fabric(0.1, ports=1, ranks=8)),
-        Well("ports that do not tell their rate", _fabric(0.1).drop(RdmaFacts, Lack.HIDDEN, "no /sys")),
-        Well("two hosts at 60 % of their interface", _sockets(0.6)),
-        Sick("two hosts at a tenth of their interface", _sockets(0.1), ranks=(0, 1), severity=Severity.INFO),
-        Well("an interface that does not tell its speed", _sockets(0.1).alter(InterfaceFacts, interfaces=_no_speed)),
-        Sick("one host is far away", _trips(5, lambda one, other: 0 in (one, other)), ranks=(0,)),
+        Passes("messages of all pairs over NCCL alike", _over_nccl()),
+        Passes("one card has 80 % of the usual bandwidth", _over_nccl(5, share=0.8)),
+        Fails("one card of one host is slow over NCCL", _over_nccl(5), ranks=(5,)),
+        Fails("all cards of one host are slow over NCCL", _over_nccl(4, 5, 6, 7), ranks=(4, 5, 6, 7)),
+        Passes("two hosts at 60 % of their InfiniBand", _fabric(0.6)),
+        Fails("two hosts at a tenth of their InfiniBand", _fabric(0.1), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Passes("ports that are shared are no slow ones", _fabric(0.1, ports=1, ranks=8)),
+        Passes("ports that do not tell their rate", _fabric(0.1).drop(RdmaFacts, MissingReason.HIDDEN, "no /sys")),
+        Passes("two hosts at 60 % of their interface", _sockets(0.6)),
+        Fails("two hosts at a tenth of their interface", _sockets(0.1), ranks=(0, 1), severity=Severity.INFO),
+        Passes("an interface that does not tell its speed", _sockets(0.1).alter(InterfaceFacts, interfaces=_no_speed)),
+        Fails("one host is far away", _trips(5, lambda one, other: 0 in (one, other)), ranks=(0,)),
     ),
 )
 def path_slow(
@@ -270,7 +270,7 @@ def _fix(part: SlowPart) -> str:
     )
 
 
-def _below_interfaces(job: Job, known: Bandwidths, share: float) -> Iterator[Finding]:
+def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator[Finding]:
     """Whether all measured paths carry far less than the interfaces at both of their ends: comparing them tells
     nothing then."""
     slow = paths_below(job, known, share)
@@ -327,7 +327,7 @@ def _fix_of_links(slow: SlowMessages) -> str:
 
 def _not_measured(job: Job, ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Verdict]:
     """Hosts that nobody could exchange bytes with, and pairs of others."""
-    failed = unmet(sendings(job))
+    failed = unmeasured_pairs(sent_samples(job))
     for host, ways in failed.hosts:
         if host in failed.cut_off and is_reachable(job, host):
             yield Finding(

@@ -7,32 +7,32 @@ from typing import Literal, NamedTuple
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     HostFacts,
     Job,
     MeasuredPath,
+    Passes,
     Reach,
     ReachFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
     Skip,
     Trial,
     TrialFacts,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
     failed_before,
+    finding_from_logs,
     healthy,
-    is_said,
+    is_logged,
     logged,
-    said,
     set_up_after,
     set_up_before,
     take_hosts,
-    told_finding,
     with_trials,
 )
 
@@ -93,29 +93,31 @@ _SILENT = (
 def _told(job: Job) -> Iterator[Finding]:
     """Who can't connect to a peer says which. A refusal comes from a host that is there: its process is gone, or a
     firewall sends refusals."""
-    for told in said(job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")):
+    for told in event_groups(
+        job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
+    ):
         if set_up_after(job, told.events[-1]) or _is_single_retry(told):
             continue
         yield _told_of(job, told)
-    for told in said(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
+    for told in event_groups(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
         if any(word in (told.value("err") or "") for word in _SILENT):
             yield _told_of(job, told)
-    if not is_said(job, *_MORE_EXACT):
-        for told in said(job, "gloo.mesh"):
+    if not is_logged(job, *_MORE_EXACT):
+        for told in event_groups(job, "gloo.mesh"):
             yield _told_of(job, told)
         yield from _told_by_result(job)
 
 
-def _is_single_retry(told: Said) -> bool:
+def _is_single_retry(told: EventGroup) -> bool:
     return all("retrying" in event.text for event in told.events) and sum(event.count for event in told.events) < 2
 
 
-def _told_of(job: Job, told: Said) -> Finding:
+def _told_of(job: Job, told: EventGroup) -> Finding:
     target = told.value("remote") or told.value("host") or told.value("host2") or told.value("host3")
     error, earlier = told.value("err") or "", failed_before(job, told.first)
     silent = any(word in error for word in _SILENT)
     confidence = 0.85 if silent and target else 0.6 if silent else 0.5
-    return told_finding(
+    return finding_from_logs(
         told,
         f"no connection to {target or 'a peer'}: {error}",
         evidence={"peer": target, "error": error},
@@ -126,7 +128,7 @@ def _told_of(job: Job, told: Said) -> Finding:
     )
 
 
-def _severity(told: Said, earlier: Event | None, silent: bool) -> Severity | None:
+def _severity(told: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
     """A refusal after a failure follows from it; attempts that go on in the last words may yet have succeeded."""
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
@@ -135,10 +137,10 @@ def _severity(told: Said, earlier: Event | None, silent: bool) -> Severity | Non
 
 def _told_by_result(job: Job) -> Iterator[Finding]:
     """A system call of NCCL failed, and nothing says which. Nearly all of its system calls are those of sockets."""
-    for told in said(job, "nccl.result"):
+    for told in event_groups(job, "nccl.result"):
         early = not set_up_before(job, told.first) and failed_before(job, told.first) is None
         if early and any("unhandled system error" in event.text for event in told.events):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "NCCL's first contact with its peers failed, most often for want of an interface or of open ports",
                 severity=Severity.WARNING,
@@ -185,12 +187,12 @@ _FIX_TOLD = (
     needs=(ReachFacts,),
     told=_told,
     cases=lambda: (
-        Well("nobody measured", healthy(hosts=2, per_host=1)),
-        Well(
+        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes(
             "all pairs connect",
             healthy(2, 1).put(_reached(own=0, hosts=2), ranks=(0,)).put(_reached(own=1, hosts=2), ranks=(1,)),
         ),
-        Sick(
+        Fails(
             "a firewall on one host of four",
             healthy(4, 1)
             .put(_reached("node2", own=0, hosts=4), ranks=(0,))
@@ -199,14 +201,14 @@ _FIX_TOLD = (
             .put(_reached("node2", own=3, hosts=4), ranks=(3,)),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "two hosts that never meet",
             healthy(2, 2)
             .put(_reached("node1", own=0, hosts=2), ranks=(0, 1))
             .put(_reached("node0", own=1, hosts=2), ranks=(2, 3)),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "one pair of four hosts",
             healthy(4, 1)
             .put(_reached("node3", own=1, hosts=4), ranks=(1,))
@@ -215,7 +217,7 @@ _FIX_TOLD = (
             .put(_reached(own=3, hosts=4), ranks=(3,)),
             ranks=(1, 3),
         ),
-        Sick(
+        Fails(
             "one pair of four hosts, which has another network",
             healthy(4, 1)
             .put(_reached("node3", own=1, hosts=4), ranks=(1,))
@@ -223,7 +225,7 @@ _FIX_TOLD = (
             .put(_TRIED, ranks=(1,)),
             ranks=(1, 3),
         ),
-        Sick(
+        Fails(
             "a firewall on all of three hosts",
             healthy(3, 1)
             .put(_reached("node1", "node2", own=0, hosts=3), ranks=(0,))
@@ -231,31 +233,31 @@ _FIX_TOLD = (
             .put(_reached("node0", "node1", own=2, hosts=3), ranks=(2,)),
             ranks=(0, 1, 2),
         ),
-        Well(
+        Passes(
             "a process that was busy",
             healthy(2, 1).put(_reached("node1", own=0, hosts=2, outcome="unanswered"), ranks=(0,)),
         ),
-        Sick(
+        Fails(
             "a bridge of that address on both hosts",
             healthy(2, 1)
             .put(_reached("node1", own=0, hosts=2, outcome="stranger"), ranks=(0,))
             .put(_reached("node0", own=1, hosts=2, outcome="stranger"), ranks=(1,)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "NCCL's network is open and Gloo's is not",
             healthy(2, 1).put(_GLOO_APART, ranks=(0,)).put(_reached(own=1, hosts=2), ranks=(1,)),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "neither NCCL's network nor Gloo's is open",
             healthy(2, 1)
             .put(ReachFacts(attempts=(_BY_NCCL[1], _GLOO_APART.attempts[1])), ranks=(0,))
             .put(_reached(own=1, hosts=2), ranks=(1,)),
             ranks=(0, 1),
         ),
-        Well(
+        Passes(
             "a connection that was tried again, and made",
             logged(
                 "node1:41:77 [0] NCCL INFO socketPollConnect: connect to 10.0.0.2<41234> returned Connection refused, "
@@ -263,25 +265,25 @@ _FIX_TOLD = (
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
             ),
         ),
-        Sick(
+        Fails(
             "no route to a peer",
             logged(
                 "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: connect to 10.0.0.2<41234> failed : "
                 "No route to host"
             ),
         ),
-        Sick(
+        Fails(
             "the peer's port is filtered",
             logged(
                 "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketPollConnect: connect to node2<41234> returned "
                 "Connection timed out, exceeded error retry count after 35 attempts"
             ),
         ),
-        Sick(
+        Fails(
             "ssh of a launcher",
             logged("ssh: connect to host worker-1 port 22: No route to host"),
         ),
-        Sick(
+        Fails(
             "attempts that go on when the log ends",
             logged(
                 *(
@@ -292,7 +294,7 @@ _FIX_TOLD = (
             ),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "Gloo's mesh",
             logged(
                 "RuntimeError: Gloo connectFullMesh failed with "
@@ -300,7 +302,7 @@ _FIX_TOLD = (
                 "error"
             ),
         ),
-        Sick(
+        Fails(
             "a peer that may have ended for a reason of its own",
             logged(
                 "ModuleNotFoundError: No module named 'einops'",
@@ -309,7 +311,7 @@ _FIX_TOLD = (
             ),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "a system call that nobody names",
             logged(
                 "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL "
@@ -345,19 +347,19 @@ _CONSEQUENCES = ("NET014", "NET015", "NET027")
 """What can't reach one another exchanges nothing."""
 
 
-class _Way(NamedTuple):
+class _DialedPath(NamedTuple):
     """From one host to another, at the address that ``library`` would dial."""
 
     first: str
     second: str
     library: str | None
 
-    def by(self, library: str) -> _Way:
+    def by(self, library: str) -> _DialedPath:
         """The same hosts, at another library's address."""
         return self._replace(library=library)
 
 
-_Outcomes = dict[_Way, str]
+_Outcomes = dict[_DialedPath, str]
 
 
 def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Severity) -> Iterator[Finding]:
@@ -415,11 +417,11 @@ def _outcomes(job: Job) -> _Outcomes:
         for attempt in reach.attempts:
             if attempt.purpose == "peer":
                 for host in alike.hosts:
-                    _note(outcomes, _Way(host, attempt.peer, attempt.library), attempt.outcome)
+                    _note(outcomes, _DialedPath(host, attempt.peer, attempt.library), attempt.outcome)
     return outcomes
 
 
-def _note(outcomes: _Outcomes, way: _Way, outcome: str) -> None:
+def _note(outcomes: _Outcomes, way: _DialedPath, outcome: str) -> None:
     if way.first != way.second and outcomes.get(way) != "open":
         outcomes[way] = outcome
 

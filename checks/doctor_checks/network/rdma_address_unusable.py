@@ -8,32 +8,34 @@ from typing import NamedTuple
 
 from doctor.api import (
     Address,
-    Alike,
-    Deviation,
-    Expectation,
+    BaselineDeviation,
+    BaselineDifference,
+    BaselineValue,
+    Fails,
     Finding,
     Gid,
+    IdenticalRanks,
     Interface,
     InterfaceFacts,
     Job,
+    JobBuilder,
     NcclFacts,
+    Passes,
     RdmaChoice,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     Unknown,
-    Unlike,
     Verdict,
-    Well,
+    baseline_value,
     check,
     data_goes_by_sockets,
-    expectation,
+    event_groups,
+    finding_from_logs,
     gid_address,
     gid_index,
     has_worked,
@@ -46,8 +48,6 @@ from doctor.api import (
     nccl_release,
     network_of,
     parse_nccl_integer,
-    said,
-    told_finding,
 )
 
 
@@ -65,7 +65,7 @@ def _roce(host: int, *, gids: int = 4, rail: int = 0) -> RdmaFacts:
     return RdmaFacts(devices=(RdmaDevice("mlx5_0", (port,), has_uverbs=True),), verbs_library=True)
 
 
-def _job(hosts: int, index: str | None = None) -> Sketch:
+def _job(hosts: int, index: str | None = None) -> JobBuilder:
     sketch = healthy(hosts, 1)
     for host in range(hosts):
         sketch = sketch.put(_roce(host), hosts=(f"node{host}",))
@@ -78,7 +78,7 @@ def _rails(host: int, first: int, second: int) -> RdmaFacts:
     return RdmaFacts(devices=(one, RdmaDevice("mlx5_1", other.ports, has_uverbs=True)), verbs_library=True)
 
 
-def _crossed() -> Sketch:
+def _crossed() -> JobBuilder:
     """Three hosts with two rails; on the last one the cards are swapped."""
     sketch = healthy(3, 1)
     for host, (first, second) in enumerate(((1, 2), (1, 2), (2, 1))):
@@ -91,11 +91,11 @@ def _crossed() -> Sketch:
     return sketch
 
 
-class _Used(NamedTuple):
+class _ChosenGid(NamedTuple):
     choice: RdmaChoice
     entry: int
     gid: Gid | None
-    alike: Alike
+    alike: IdenticalRanks
     fixed: bool
 
     @property
@@ -110,24 +110,24 @@ _NO_WAY_WORDS = ("Connection timed out", "No route to host", "Network is unreach
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.modify_qp", by=("err",)):
+    for told in event_groups(job, "nccl.modify_qp", by=("err",)):
         error = told.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"RDMA finds no way to the peer's address: {error}",
                 evidence={"error": error, "queue_pair": told.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
             )
-    for told in said(job, "nccl.ib_gid"):
-        yield told_finding(told, "the RoCE address (GID) that NCCL would use is not usable", confidence=0.85)
-    for told in said(job, "host.ucx"):
+    for told in event_groups(job, "nccl.ib_gid"):
+        yield finding_from_logs(told, "the RoCE address (GID) that NCCL would use is not usable", confidence=0.85)
+    for told in event_groups(job, "host.ucx"):
         if told.value("msg2") and not has_worked(job, told.first):
-            yield told_finding(told, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5)
-    for told in said(job, "nccl.ib_wc"):
+            yield finding_from_logs(told, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5)
+    for told in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*told.values("status"), *told.values("status2"))
         if silent and not has_worked(job, told.first):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the first RDMA transfer gets no answer (work completion status 12): with RoCE, mostly the wrong GID",
                 evidence={"peers": told.values("peer"), "gids": [*told.values("lgid"), *told.values("rgid")]},
@@ -144,49 +144,49 @@ def _told(job: Job) -> Iterator[Finding]:
     expects=True,
     told=_told,
     cases=lambda: (
-        Well("NCCL chooses the index", _job(2)),
-        Well("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),
-        Well("the right index by hand", _job(2, "3")),
-        Well("RoCE v1 on one segment, by hand on all", _job(2, "0")),
-        Well("one host", healthy(1, 2).put(_roce(0)).environ(NCCL_IB_GID_INDEX="9")),
-        Well("one process, as in the capture", _job(1).expecting(_job(2))),
-        Well("addresses of another network", _job(2).expecting(healthy(1, 1).put(_roce(0, rail=7)))),
-        Sick(
+        Passes("NCCL chooses the index", _job(2)),
+        Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),
+        Passes("the right index by hand", _job(2, "3")),
+        Passes("RoCE v1 on one segment, by hand on all", _job(2, "0")),
+        Passes("one host", healthy(1, 2).put(_roce(0)).environ(NCCL_IB_GID_INDEX="9")),
+        Passes("one process, as in the capture", _job(1).expecting(_job(2))),
+        Passes("addresses of another network", _job(2).expecting(healthy(1, 1).put(_roce(0, rail=7)))),
+        Fails(
             "the container has half of the table",
             _job(2, "3").put(_roce(1, gids=2), hosts=("node1",)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "one rank uses another RoCE version",
             _job(3, "3").environ(ranks=(2,), NCCL_IB_GID_INDEX="2"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "NCCL finds only link-local addresses on one host",
             _job(3).put(_roce(1, gids=2), hosts=("node1",)),
             ranks=(1,),
         ),
-        Sick("two cards of one host are swapped", _crossed(), ranks=(2,)),
-        Sick(
+        Fails("two cards of one host are swapped", _crossed(), ranks=(2,)),
+        Fails(
             "a left-over index of a link-local address",
             _job(2, "1"),
             ranks=(0, 1),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "RoCE v1 on most hosts, and a capture with RoCE v2",
             _job(3, "2").environ(ranks=(1,), NCCL_IB_GID_INDEX="3").expecting(_job(1)),
             ranks=(0, 2),
         ),
-        Sick("one process on RoCE v1, and a capture with RoCE v2", _job(1, "2").expecting(_job(1)), ranks=(0,)),
-        Well(
+        Fails("one process on RoCE v1, and a capture with RoCE v2", _job(1, "2").expecting(_job(1)), ranks=(0,)),
+        Passes(
             "transfers that were flushed because of an earlier error",
             logged(
                 "node1:41:77 [0] transport/net_ib.cc:1909 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<41234> "
                 "with status=5 opcode=0 len=0 vendor err 249 (Recv)"
             ),
         ),
-        Sick(
+        Fails(
             "the queue pair can't be connected",
             logged(
                 "node1:41:77 [0] misc/ibvwrap.cc:300 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed "
@@ -194,14 +194,14 @@ def _told(job: Job) -> Iterator[Finding]:
                 "remote GID ::ffff:10.0.1.2"
             ),
         ),
-        Sick(
+        Fails(
             "an index that the port does not have",
             logged(
                 "node1:41:77 [0] misc/ibvwrap.cc:255 NCCL WARN Call to ibv_modify_qp failed with error Invalid "
                 "argument errno 22"
             ),
         ),
-        Sick(
+        Fails(
             "no answer to the first transfer, in the words of NCCL 2.7",
             logged(
                 "node1:41:77 [0] transport/net_ib.cc:839 NCCL WARN NET/IB : Got completion with error 12, opcode 1, "
@@ -219,12 +219,12 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
     and the host's IPv4 address on every host: `export NCCL_IB_GID_INDEX=3`; containers: `--network host`.
     """
     # The kind alone: another job's addresses and subnets are no reference.
-    expected = expectation(job, lambda worked: (one.kind for one in _used_by_all(worked) if one.gid))
+    expected = baseline_value(job, lambda worked: (one.kind for one in _used_by_all(worked) if one.gid))
     every = list(_used_by_all(job))
     if not job.is_multi_host and not (expected and every):
         yield Skip("one host")
         return
-    used: list[_Used] = []
+    used: list[_ChosenGid] = []
     for one in every:
         if one.choice.port.gids:
             used.append(one)
@@ -235,22 +235,22 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
     yield from merge([*judged, *_on_other_rails(used)])
 
 
-def _used_by_all(job: Job) -> Iterator[_Used]:
+def _used_by_all(job: Job) -> Iterator[_ChosenGid]:
     for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
         if not data_goes_by_sockets(nccl, rdma) and loaded_net_plugin(nccl) is None:
             yield from _used(nccl, rdma, alike)
 
 
-def _used(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Iterator[_Used]:
+def _used(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Iterator[_ChosenGid]:
     for choice in nccl_rdma_ports(nccl, rdma):
         if choice.port.link_layer == "Ethernet":
             index = gid_index(nccl, choice.port, nccl_release(alike))
             gid = next((gid for gid in choice.port.gids if gid.index == index), None)
             fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1) >= 0
-            yield _Used(choice, index, gid, alike, fixed)
+            yield _ChosenGid(choice, index, gid, alike, fixed)
 
 
-def _judge(used: list[_Used]) -> Iterator[Finding]:
+def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
     counts: Counter[tuple[str, bool]] = Counter()
     for one in used:
         if one.gid is not None:
@@ -268,17 +268,19 @@ def _judge(used: list[_Used]) -> Iterator[Finding]:
             )
 
 
-def _judge_by(expected: Expectation, used: list[_Used]) -> Iterator[Finding]:
+def _judge_by(expected: BaselineValue, used: list[_ChosenGid]) -> Iterator[Finding]:
     drifted = len({one.kind for one in used}) == 1
     for one in used:
         if one.kind != expected.value:
             fault = f"is {_words(one.kind)}" if one.gid else "is empty"
-            row = Unlike("GID", _words(expected.value), _words(one.kind) if one.gid else "none", expected.source)
-            told = Deviation((row,), drifted and one.gid is not None)
+            row = BaselineDifference(
+                "GID", _words(expected.value), _words(one.kind) if one.gid else "none", expected.source
+            )
+            told = BaselineDeviation((row,), drifted and one.gid is not None)
             yield _finding(one, f"{fault}, expected {row.expected} ({row.source})", None, told)
 
 
-def _on_other_rails(used: list[_Used]) -> Iterator[Finding]:
+def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     """Ports in the subnet that belongs to another device on most hosts: NCCL pairs devices by their position."""
     subnets: dict[str, Counter[str]] = {}
     placed = [(one, subnet) for one in used if (subnet := _subnet(one)) is not None]
@@ -297,7 +299,7 @@ def _majority(counts: Counter[str]) -> str | None:
     return subnet if count > 1 and 2 * count > sum(counts.values()) else None
 
 
-def _subnet(one: _Used) -> str | None:
+def _subnet(one: _ChosenGid) -> str | None:
     """The subnet of the GID's IPv4 address, by the interface that bears it."""
     interfaces = one.alike.find(InterfaceFacts)
     own = gid_address(one.gid) if one.gid else None
@@ -314,7 +316,7 @@ def _words(sort: tuple[str, bool] | None) -> str:
     return f"{sort[0] or 'of unknown kind'} with {'an IP' if sort[1] else 'a link-local'} address"
 
 
-def _finding(one: _Used, fault: str, severity: Severity | None, told: Deviation | None = None) -> Finding:
+def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
     by = "NCCL_IB_GID_INDEX" if one.fixed else "chosen by NCCL"
     good = [gid.index for gid in one.choice.port.gids if gid.kind == "RoCE v2" and is_routable_gid(gid)]
     fix = "`unset NCCL_IB_GID_INDEX`" if one.fixed else ""

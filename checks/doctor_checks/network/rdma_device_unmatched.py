@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    EventGroup,
+    Fails,
     Finding,
+    IdenticalRanks,
     Job,
     NcclFacts,
     NcclList,
     NcclPlugin,
+    Passes,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
-    Said,
     Setting,
     Severity,
-    Sick,
     Verdict,
-    Well,
     active_rdma_ports,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     loaded_net_plugin,
     logged,
     merge,
     nccl_device_list,
     nccl_rdma_ports,
-    said,
     set_up_after,
     setting_text,
     source_of,
-    told_finding,
     what_forces_sockets,
 )
 
@@ -44,22 +44,22 @@ _HALF_DOWN = (
 
 def _told(job: Job) -> Iterator[Finding]:
     """NCCL finds no device where it is told to look for some, or takes one that this container was not given."""
-    wanted = [told for told in said(job, "nccl.env.set", by=("env",)) if told.value("env") == "NCCL_IB_HCA"]
-    for told in said(job, "nccl.net.ib_none", by=("dev",)):
+    wanted = [told for told in event_groups(job, "nccl.env.set", by=("env",)) if told.value("env") == "NCCL_IB_HCA"]
+    for told in event_groups(job, "nccl.net.ib_none", by=("dev",)):
         if told.value("dev"):
             yield from _told_closed(job, told)
         elif wanted and "libibverbs" not in told.first.text:
             value = wanted[0].value("value")
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"NCCL_IB_HCA={value} selects no active RDMA port: NCCL finds no device",
                 evidence={"NCCL_IB_HCA": value},
                 confidence=0.85,
                 explains=("NET019",),
             )
-    for told in said(job, "nccl.modify_qp", "nccl.ibv_fail", by=("err",)):
+    for told in event_groups(job, "nccl.modify_qp", "nccl.ibv_fail", by=("err",)):
         if (told.value("err") or "").startswith("No such device"):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "NCCL takes an RDMA device that this process may not use: 'No such device'",
                 evidence={"error": told.value("err")},
@@ -69,10 +69,10 @@ def _told(job: Job) -> Iterator[Finding]:
             )
 
 
-def _told_closed(job: Job, told: Said) -> Iterator[Finding]:
+def _told_closed(job: Job, told: EventGroup) -> Iterator[Finding]:
     """Devices that are listed in the container and can't be opened; NCCL goes on with the others."""
     if not set_up_after(job, told.events[-1]):
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"RDMA device {told.value('dev')} is visible to this process, which may not open it",
             evidence={"device": told.value("dev")},
@@ -92,59 +92,59 @@ def _told_closed(job: Job, told: Said) -> Iterator[Finding]:
     needs=(NcclFacts, RdmaFacts),
     told=_told,
     cases=lambda: (
-        Well("not set", healthy(hosts=2, per_host=2, rdma=2)),
-        Well("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),
-        Well("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
-        Well("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
-        Well("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
-        Well(
+        Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
+        Passes("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),
+        Passes("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
+        Passes("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
+        Passes("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
+        Passes(
             "a plug-in carries the data, and NCCL_IB_HCA is left over",
             healthy(2, 2)
             .put(RdmaFacts(devices=(RdmaDevice("rdmap0", (RdmaPort(link_layer="Unspecified"),), driver="efa"),)))
             .alter(NcclFacts, plugins=(NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/lib/libnccl-net.so"),))
             .environ(NCCL_IB_HCA="mlx5"),
         ),
-        Sick(
+        Fails(
             "devices of another machine", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_bond_0"), ranks=(0, 1, 2, 3)
         ),
-        Sick(
+        Fails(
             "a prefix where whole names are asked for", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5"), ranks=(0, 1)
         ),
-        Sick(
+        Fails(
             "a port that the devices do not have", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="mlx5_0:2"), ranks=(0, 1)
         ),
-        Sick("a misspelt device", healthy(2, 1, rdma=2).environ(ranks=(1,), NCCL_IB_HCA="mlxl5_0"), ranks=(1,)),
-        Sick("everything is excluded", healthy(2, 1, rdma=2).environ(NCCL_IB_HCA="^mlx5"), ranks=(0, 1)),
-        Well(
+        Fails("a misspelt device", healthy(2, 1, rdma=2).environ(ranks=(1,), NCCL_IB_HCA="mlxl5_0"), ranks=(1,)),
+        Fails("everything is excluded", healthy(2, 1, rdma=2).environ(NCCL_IB_HCA="^mlx5"), ranks=(0, 1)),
+        Passes(
             "a lone host without a cable, NCCL_IB_HCA in its image",
             healthy(1, 2, rdma=1).alter(RdmaFacts, devices=_HALF_DOWN[:1]).environ(NCCL_IB_HCA="mlx5"),
         ),
-        Sick(
+        Fails(
             "every port that the prefix stands for is down",
             healthy(2, 1, rdma=1)
             .alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN[:1])
             .environ(NCCL_IB_HCA="mlx5"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "the selected port is down",
             healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
             ranks=(1,),
         ),
-        Well(
+        Passes(
             "no RDMA device, and none asked for",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/IB : No device found.", "node1:41:77 [0] NCCL INFO Using network Socket"
             ),
         ),
-        Sick(
+        Fails(
             "NCCL_IB_HCA names a card of another machine",
             logged(
                 "node1:41:77 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_4",
                 "node1:41:77 [0] NCCL INFO NET/IB : No device found.",
             ),
         ),
-        Well(
+        Passes(
             "devices of others, and NCCL goes on without them",
             logged(
                 "node1:41:77 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_59",
@@ -152,7 +152,7 @@ def _told_closed(job: Job, told: Said) -> Iterator[Finding]:
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
             ),
         ),
-        Sick(
+        Fails(
             "devices that can't be opened, and nothing after",
             logged(
                 "node1:41:77 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed",
@@ -160,7 +160,7 @@ def _told_closed(job: Job, told: Said) -> Iterator[Finding]:
             ),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "a virtual function of another container",
             logged(
                 "node1:41:77 [0] misc/ibvwrap.cc:255 NCCL WARN Call to ibv_modify_qp failed with error No such device"
@@ -201,7 +201,7 @@ def _named(wanted: NcclList, rdma: RdmaFacts) -> list[str]:
     ]
 
 
-def _finding(setting: Setting, named: list[str], active: list[str], alike: Alike) -> Finding:
+def _finding(setting: Setting, named: list[str], active: list[str], alike: IdenticalRanks) -> Finding:
     wanted = nccl_device_list(setting.value)
     if named:
         claim = f"selects no active port: {', '.join(named[:4])}"

@@ -8,34 +8,34 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.api import (
+    BaselineDeviation,
+    BaselineDifference,
+    BaselineValue,
     Counter,
-    Deviation,
-    Expectation,
+    EventGroup,
+    Fails,
     Finding,
     Host,
     Job,
+    JobBuilder,
     LocalRanks,
     NcclFacts,
+    Passes,
     PathFacts,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
-    Unlike,
     Verdict,
-    Well,
+    baseline_values,
     check,
-    expectations,
+    event_groups,
+    finding_from_logs,
     has_worked,
     healthy,
     logged,
     nccl_device_list,
-    said,
-    told_finding,
 )
 
 ERRORS = frozenset(
@@ -55,7 +55,7 @@ SHOWN = 4
 """Ports that one line names."""
 
 
-def _port(sketch: Sketch, host: str, device: str, **changes: object) -> Sketch:
+def _port(sketch: JobBuilder, host: str, device: str, **changes: object) -> JobBuilder:
     """The same job with one port of ``host`` changed."""
 
     def change(devices: tuple[RdmaDevice, ...]) -> tuple[RdmaDevice, ...]:
@@ -70,14 +70,14 @@ def _changed(device: RdmaDevice, changes: dict[str, object]) -> RdmaDevice:
     return RdmaDevice(device.name, (RdmaPort(**values),), device.board, has_uverbs=device.has_uverbs)
 
 
-def _cards(rate: float, board: str) -> Sketch:
+def _cards(rate: float, board: str) -> JobBuilder:
     """One process on a host with two cards."""
     port = RdmaPort(1, "ACTIVE", "LinkUp", rate, "InfiniBand")
     cards = tuple(RdmaDevice(f"mlx5_{index}", (port,), board, has_uverbs=True) for index in range(2))
     return healthy(1, 1, rdma=2).alter(RdmaFacts, devices=cards)
 
 
-class _Seen(NamedTuple):
+class _ObservedRdmaPort(NamedTuple):
     host: Host
     ranks: tuple[int, ...]
     device: RdmaDevice
@@ -105,7 +105,7 @@ _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", 
 
 def _told(job: Job) -> Iterator[Finding]:
     yield from _told_by_port(job)
-    for told in said(job, "nccl.ib_wc"):
+    for told in event_groups(job, "nccl.ib_wc"):
         states = {*told.values("status"), *told.values("status2")}
         if RETRIES_EXCEEDED in states and (has_worked(job, told.first) or _is_infiniband(job)):
             yield _silent(told)
@@ -114,11 +114,11 @@ def _told(job: Job) -> Iterator[Finding]:
 
 
 def _told_by_port(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
+    for told in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
         event = told.value("e1") or told.value("e2") or told.value("e3") or ""
         if not any(word in event for word in _HARMLESS):
             device = f"{told.value('dev')}:{told.value('port')}"
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"RDMA port {device} reports: {event}",
                 evidence={"port": device, "event": event},
@@ -128,9 +128,9 @@ def _told_by_port(job: Job) -> Iterator[Finding]:
             )
 
 
-def _silent(told: Said) -> Finding:
+def _silent(told: EventGroup) -> Finding:
     """Transfers that went well before, or ports between which no address can be wrong."""
-    return told_finding(
+    return finding_from_logs(
         told,
         "a peer's RDMA port no longer answers (work completion status 12): its process, a cable or a switch",
         evidence={"peers": told.values("peer")},
@@ -143,8 +143,8 @@ def _silent(told: Said) -> Finding:
     )
 
 
-def _flushed(told: Said) -> Finding:
-    return told_finding(
+def _flushed(told: EventGroup) -> Finding:
+    return finding_from_logs(
         told,
         "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
         "both hosts",
@@ -163,7 +163,7 @@ RETRIES_EXCEEDED = "12"
 
 def _is_infiniband(job: Job) -> bool:
     """Whether the ports in use are InfiniBand, where no address can be chosen wrongly."""
-    lists = [told.value("list") or "" for told in said(job, "nccl.net.ib_using", by=("list",))]
+    lists = [told.value("list") or "" for told in event_groups(job, "nccl.net.ib_using", by=("list",))]
     return bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
 
 
@@ -176,82 +176,82 @@ def _is_infiniband(job: Job) -> bool:
     expects=True,
     told=_told,
     cases=lambda: (
-        Well("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
-        Well(
+        Passes("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
+        Passes(
             "links that went down before",
             _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("link_downed", 3),)),
         ),
-        Well(
+        Passes(
             "a port that is down on every host",
             _port(_port(healthy(2, 1, rdma=2), "node0", "mlx5_1", state="DOWN"), "node1", "mlx5_1", state="DOWN"),
         ),
-        Well(
+        Passes(
             "errors since a boot long ago",
             _port(healthy(2, 1, rdma=2), "node1", "mlx5_0", counters=(Counter("symbol_error", 12),)),
         ),
-        Well(
+        Passes(
             "a port that is down in the capture too",
             _port(healthy(1, 1, rdma=2), "node0", "mlx5_1", state="DOWN").expecting(
                 _port(healthy(1, 1, rdma=2), "node0", "mlx5_1", state="DOWN")
             ),
         ),
-        Well("slower cards than in the capture", _cards(200.0, "MCX653105A").expecting(healthy(1, 1, rdma=2))),
-        Sick(
+        Passes("slower cards than in the capture", _cards(200.0, "MCX653105A").expecting(healthy(1, 1, rdma=2))),
+        Fails(
             "a port is down on one host",
             _port(healthy(3, 2, rdma=4), "node1", "mlx5_2", state="DOWN", physical_state="Polling"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "a port waits for the subnet manager",
             _port(healthy(3, 1, rdma=2), "node2", "mlx5_0", state="INIT"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "a link came up at half its rate", _port(healthy(3, 1, rdma=2), "node0", "mlx5_1", rate=200.0), ranks=(0,)
         ),
-        Sick(
+        Fails(
             "one of eight ports of a lone host is slower",
             _port(healthy(1, 2, rdma=8), "node0", "mlx5_6", rate=100.0),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "the selected port of a lone host is down",
             _port(healthy(1, 2, rdma=2), "node0", "mlx5_0", state="DOWN").environ(NCCL_IB_HCA="=mlx5_0,mlx5_1"),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "far more symbol errors than all other ports",
             _port(healthy(4, 1, rdma=2), "node2", "mlx5_1", counters=(Counter("symbol_error", 900_000),)),
             ranks=(2,),
             severity=Severity.INFO,
         ),
-        Sick(
+        Fails(
             "errors while paths were measured",
             healthy(2, 1, rdma=2).put(PathFacts(rdma_errors=4000), hosts=("node1",)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a port that is down on every host, and up in the capture",
             _port(
                 _port(healthy(2, 1, rdma=2), "node0", "mlx5_1", state="DOWN"), "node1", "mlx5_1", state="DOWN"
             ).expecting(healthy(1, 1, rdma=2)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "all ports of a lone host at half the rate of the capture",
             _cards(200.0, "MCX75310AAS-NEAT").expecting(healthy(2, 1, rdma=2)),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "the subnet manager changes something",
             logged("node1:41:77 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: client reregistration(17)"),
         ),
-        Sick(
+        Fails(
             "a port that went down under a run",
             logged("node1:41:77 [0] transport/net_ib.cc:101 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "a peer on InfiniBand that does not answer any more",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.8.0.1<0>",
@@ -273,18 +273,18 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
     state INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
     """
     seen = list(_ports(job))
-    yield from _down(seen, expectations(job, _states))
-    yield from _slow(seen, expectations(job, _rates))
+    yield from _down(seen, baseline_values(job, _states))
+    yield from _slow(seen, baseline_values(job, _rates))
     yield from _failing(job)
     yield from _outliers(seen, outlier_times, least_errors)
 
 
-def _ports(job: Job) -> Iterator[_Seen]:
+def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
     for local in job.by_host():
         rdma = local.find(RdmaFacts)
         for device in rdma.devices if rdma else ():
             for port in device.ports:
-                yield _Seen(local.hosts[0], local.ranks, device, port, _is_named(local, device))
+                yield _ObservedRdmaPort(local.hosts[0], local.ranks, device, port, _is_named(local, device))
 
 
 def _is_named(local: LocalRanks, device: RdmaDevice) -> bool:
@@ -304,19 +304,19 @@ def _rates(worked: Job) -> Iterator[tuple[Hashable, float]]:
             yield one.hardware, one.port.rate
 
 
-def _down(seen: list[_Seen], expected: Mapping[Hashable, Expectation]) -> Iterator[Finding]:
+def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
     """Ports that are not active and should be: a capture or most other hosts have the same one active, or a setting
     names it."""
     active = Tally(one.key for one in seen if one.port.state == "ACTIVE")
     total = Tally(one.key for one in seen)
-    unlike: dict[Unlike, list[_Seen]] = {}
+    unlike: dict[BaselineDifference, list[_ObservedRdmaPort]] = {}
     for one in seen:
         if one.port.state == "ACTIVE":
             continue
         up, known = active[one.key], expected.get(one.hardware)
         state = f"{one.port.state}" + (f" ({one.port.physical_state})" if one.port.physical_state else "")
         if known and known.value:
-            unlike.setdefault(Unlike("", "ACTIVE", state, known.source), []).append(one)
+            unlike.setdefault(BaselineDifference("", "ACTIVE", state, known.source), []).append(one)
         elif one.named or (not known and (2 * up > total[one.key] or (up and total[one.key] == 2))):
             yield Finding(
                 f"{one.name} is {state}",
@@ -331,17 +331,17 @@ def _down(seen: list[_Seen], expected: Mapping[Hashable, Expectation]) -> Iterat
     yield from _unexpected(unlike)
 
 
-def _slow(seen: list[_Seen], expected: Mapping[Hashable, Expectation]) -> Iterator[Finding]:
+def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
     """Active ports below the rate that a capture has, else below that of the same port of most hosts, or of most ports
     of that board on the host."""
-    by_peer: dict[tuple[Hashable, ...], list[_Seen]] = {}
-    unlike: dict[Unlike, list[_Seen]] = {}
+    by_peer: dict[tuple[Hashable, ...], list[_ObservedRdmaPort]] = {}
+    unlike: dict[BaselineDifference, list[_ObservedRdmaPort]] = {}
     for one in seen:
         if one.port.state != "ACTIVE" or not one.port.rate:
             continue
         if known := expected.get(one.hardware):
             if one.port.rate < known.value:
-                row = Unlike("", f"{known.value:g} Gb/s", f"{one.port.rate:g} Gb/s", known.source)
+                row = BaselineDifference("", f"{known.value:g} Gb/s", f"{one.port.rate:g} Gb/s", known.source)
                 unlike.setdefault(row, []).append(one)
             continue
         by_peer.setdefault(one.key, []).append(one)
@@ -351,7 +351,7 @@ def _slow(seen: list[_Seen], expected: Mapping[Hashable, Expectation]) -> Iterat
     yield from _unexpected(unlike)
 
 
-def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_Seen]]) -> Iterator[Finding]:
+def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     reported = set()
     for key, group in by_peer.items():
         usual = _usual(group, beside_peers=len(key) == 2)
@@ -366,11 +366,13 @@ def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_Seen]]) -> I
                 )
 
 
-def _unexpected(unlike: Mapping[Unlike, list[_Seen]]) -> Iterator[Finding]:
+def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     """One finding for all ports that differ from the capture in the same way."""
     for row, ports in unlike.items():
         more = f" and {len(ports) - SHOWN} more" if len(ports) > SHOWN else ""
-        told = Deviation((row._replace(what=", ".join(one.name for one in ports[:SHOWN]) + more),), drifted=False)
+        told = BaselineDeviation(
+            (row._replace(what=", ".join(one.name for one in ports[:SHOWN]) + more),), drifted=False
+        )
         yield Finding(
             told.summary,
             ranks=tuple(sorted({rank for one in ports for rank in one.ranks})),
@@ -379,7 +381,7 @@ def _unexpected(unlike: Mapping[Unlike, list[_Seen]]) -> Iterator[Finding]:
         )
 
 
-def _usual(group: list[_Seen], *, beside_peers: bool) -> float | None:
+def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:
     """The rate of more than half of the ports; among the same port of two hosts the higher one."""
     rates = Tally(one.port.rate or 0.0 for one in group)
     rate, count = rates.most_common(1)[0]
@@ -398,9 +400,9 @@ def _failing(job: Job) -> Iterator[Finding]:
             )
 
 
-def _outliers(seen: list[_Seen], times: float, least: float) -> Iterator[Finding]:
+def _outliers(seen: list[_ObservedRdmaPort], times: float, least: float) -> Iterator[Finding]:
     """Counters since boot that are far above those of the job's other ports: a hint, since nobody saw them rise."""
-    values: dict[str, list[tuple[int, _Seen]]] = {}
+    values: dict[str, list[tuple[int, _ObservedRdmaPort]]] = {}
     for one in seen:
         for counter in one.port.counters:
             if counter.name in ERRORS:

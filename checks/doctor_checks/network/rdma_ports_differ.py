@@ -7,37 +7,37 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    Alike,
-    Deviation,
-    Expectation,
+    BaselineDeviation,
+    BaselineValue,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
-    Lack,
+    MissingReason,
     NcclFacts,
+    Passes,
     RdmaChoice,
     RdmaDevice,
     RdmaFacts,
     RdmaPort,
     Scope,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
     TrainerFacts,
     Unknown,
     Verdict,
-    Well,
+    baseline_value,
     check,
     correlates,
-    expectation,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     nccl_matters,
     nccl_rdma_ports,
-    said,
     split_groups,
-    told_finding,
     what_forces_sockets,
 )
 
@@ -47,15 +47,15 @@ Kind = tuple[str, float]
 """Link layer and rate in Gb/s."""
 
 
-class _Member(NamedTuple):
+class _RankRdmaPorts(NamedTuple):
     ports: tuple[Kind, ...]
-    alike: Alike
+    alike: IdenticalRanks
     choices: tuple[RdmaChoice, ...]
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.ib_incompatible"):
-        yield told_finding(
+    for told in event_groups(job, "nccl.ib_incompatible"):
+        yield finding_from_logs(
             told,
             "NCCL was to connect an InfiniBand port with a RoCE port",
             severity=Severity.ERROR,
@@ -63,9 +63,9 @@ def _told(job: Job) -> Iterator[Finding]:
             fix="Select ports of one kind on all hosts: `export NCCL_IB_HCA='=mlx5_0,mlx5_1'` with the names that "
             "`ibstat` shows with the same link layer.",
         )
-    for told in said(job, "nccl.net.mixed", by=("what", "min", "max")):
+    for told in event_groups(job, "nccl.net.mixed", by=("what", "min", "max")):
         least, most = told.value("min"), told.value("max")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"ranks have between {least} and {most} {told.value('what')} devices",
             evidence={"least": least, "most": most},
@@ -83,51 +83,53 @@ def _told(job: Job) -> Iterator[Finding]:
     expects=True,
     told=_told,
     cases=lambda: (
-        Well("the same ports everywhere", healthy(hosts=3, per_host=2, rdma=4)),
-        Well("no RDMA anywhere", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("the same ports everywhere", healthy(hosts=3, per_host=2, rdma=4)),
+        Passes("no RDMA anywhere", healthy(hosts=2, per_host=2)),
+        Passes(
             "sockets are asked for", healthy(2, 2, rdma=4).drop(RdmaFacts, hosts=("node1",)).environ(NCCL_NET="Socket")
         ),
-        Well(
+        Passes(
             "an Ethernet port that NCCL_IB_HCA leaves out",
             healthy(2, 1, rdma=4)
             .alter(RdmaFacts, hosts=("node1",), devices=lambda old: (*old, _ROCE))
             .environ(NCCL_IB_HCA="^=mlx5_9"),
         ),
-        Well("one process, as in the capture", healthy(1, 1, rdma=4).expecting(healthy(2, 2, rdma=4))),
-        Well("a capture of a machine without RDMA", healthy(2, 2, rdma=4).expecting(healthy(1, 1))),
-        Sick(
+        Passes("one process, as in the capture", healthy(1, 1, rdma=4).expecting(healthy(2, 2, rdma=4))),
+        Passes("a capture of a machine without RDMA", healthy(2, 2, rdma=4).expecting(healthy(1, 1))),
+        Fails(
             "one host of three lost a port",
             healthy(3, 2, rdma=4).alter(RdmaFacts, hosts=("node2",), devices=lambda old: old[:3]),
             ranks=(4, 5),
         ),
-        Sick("one host has none at all", healthy(3, 1, rdma=2).drop(RdmaFacts, hosts=("node0",)), ranks=(0,)),
-        Sick(
+        Fails("one host has none at all", healthy(3, 1, rdma=2).drop(RdmaFacts, hosts=("node0",)), ranks=(0,)),
+        Fails(
             "InfiniBand and a management port of Ethernet together",
             healthy(2, 2, rdma=4).alter(RdmaFacts, devices=lambda old: (*old, _ROCE)),
             ranks=(0, 1, 2, 3),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "InfiniBand here, RoCE there",
             healthy(3, 1, rdma=1).alter(RdmaFacts, hosts=("node1",), devices=(_ROCE,)),
             ranks=(1,),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "most hosts lost a port, and a capture tells",
             healthy(3, 1, rdma=4)
             .alter(RdmaFacts, hosts=("node0", "node2"), devices=lambda old: old[:3])
             .expecting(healthy(1, 1, rdma=4)),
             ranks=(0, 2),
         ),
-        Sick(
+        Fails(
             "one process on a host with fewer ports than in the capture",
             healthy(1, 1, rdma=2).expecting(healthy(2, 1, rdma=4)),
             ranks=(0,),
         ),
-        Well("two ports of one kind", logged("node1:41:77 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB")),
-        Sick(
+        Passes(
+            "two ports of one kind", logged("node1:41:77 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB")
+        ),
+        Fails(
             "NCCL refuses to connect them",
             logged(
                 "node1:41:77 [0] transport/net_ib.cc:1200 NCCL WARN NET/IB : Attempted to connect incompatible "
@@ -136,7 +138,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             severity=Severity.ERROR,
         ),
-        Sick(
+        Fails(
             "NCCL counts the devices of all ranks",
             logged("node1:41:77 [0] NCCL WARN Detected mixed local Net device counts across ranks (min 1, max 8)."),
         ),
@@ -152,22 +154,22 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     leave the host out until its port is back.
     """
     # A job that worked without RDMA tells nothing of ports.
-    expected = expectation(
+    expected = baseline_value(
         job, lambda worked: (_member(nccl, alike).ports for nccl, alike in _users(worked) if alike.find(RdmaFacts))
     )
     users = list(_users(job))
     if not job.is_multi_host and not (expected and users):
         yield Skip("one host")
         return
-    members: list[_Member] = []
+    members: list[_RankRdmaPorts] = []
     for nccl, alike in users:
         missing = alike.missing(RdmaFacts)
-        if missing is not None and missing.lack is not Lack.ABSENT:
+        if missing is not None and missing.lack is not MissingReason.ABSENT:
             yield Unknown(missing.reason, alike.ranks, missing.unhide)
             continue
         members.append(_member(nccl, alike))
-    mixed: list[_Member] = []
-    plain: list[_Member] = []
+    mixed: list[_RankRdmaPorts] = []
+    plain: list[_RankRdmaPorts] = []
     for member in members:
         (mixed if len({layer for layer, _ in member.ports}) > 1 else plain).append(member)
     if mixed:
@@ -176,22 +178,22 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     yield from _minority(job, plain, members, expected)
 
 
-def _users(job: Job) -> Iterator[tuple[NcclFacts, Alike]]:
+def _users(job: Job) -> Iterator[tuple[NcclFacts, IdenticalRanks]]:
     """Those whose NCCL may take RDMA ports."""
     for nccl, alike in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
         if nccl_matters(alike) and what_forces_sockets(nccl) is None:
             yield nccl, alike
 
 
-def _member(nccl: NcclFacts, alike: Alike) -> _Member:
+def _member(nccl: NcclFacts, alike: IdenticalRanks) -> _RankRdmaPorts:
     rdma = alike.find(RdmaFacts)
     ports = nccl_rdma_ports(nccl, rdma) if rdma else ()
     kinds = sorted((one.port.link_layer or "", one.port.rate or 0.0) for one in ports)
-    return _Member(tuple(kinds), alike, ports)
+    return _RankRdmaPorts(tuple(kinds), alike, ports)
 
 
 def _minority(
-    job: Job, members: list[_Member], everybody: list[_Member], expected: Expectation | None
+    job: Job, members: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts], expected: BaselineValue | None
 ) -> Iterator[Finding]:
     groups: dict[Hashable, list[int]] = {}
     for member in members:
@@ -204,7 +206,7 @@ def _minority(
     layers = {layer for member in members for layer, _ in member.ports}
     severity = Severity.ERROR if len(layers) > 1 else Severity.WARNING
     if expected:
-        told = Deviation((parted.unlike("RDMA ports", _words),), parted.drifted)
+        told = BaselineDeviation((parted.unlike("RDMA ports", _words),), parted.drifted)
         yield Finding(
             told.summary,
             ranks=parted.odd,
@@ -219,7 +221,7 @@ def _minority(
     yield _finding(job, f"{_words(odd[0].ports)} where others have {_words(usual)}", odd, everybody, severity)
 
 
-def _of_one_layer(member: _Member) -> str:
+def _of_one_layer(member: _RankRdmaPorts) -> str:
     """The line that keeps the ports of the link layer that carries most on this host."""
     rates: Counter[str] = Counter()
     for one in member.choices:
@@ -230,13 +232,13 @@ def _of_one_layer(member: _Member) -> str:
 
 
 def _finding(
-    job: Job, claim: str, odd: list[_Member], everybody: list[_Member], severity: Severity, fix: str = ""
+    job: Job, claim: str, odd: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts], severity: Severity, fix: str = ""
 ) -> Finding:
     ranks = tuple(sorted(rank for member in odd for rank in member.alike.ranks))
     return Finding(claim, ranks=ranks, severity=severity, evidence=_evidence(job, ranks, everybody), fix=fix)
 
 
-def _evidence(job: Job, ranks: tuple[int, ...], everybody: list[_Member]) -> dict[str, object]:
+def _evidence(job: Job, ranks: tuple[int, ...], everybody: list[_RankRdmaPorts]) -> dict[str, object]:
     counts: Counter[str] = Counter()
     for member in everybody:
         counts[_words(member.ports)] += len(member.alike.members)

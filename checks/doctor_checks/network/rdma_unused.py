@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    Alike,
+    EventGroup,
+    Fails,
     Finding,
     GpuFacts,
+    IdenticalRanks,
     Job,
     NcclFacts,
     NcclPlugin,
+    Passes,
     RdmaFacts,
-    Said,
     Setting,
     Severity,
-    Sick,
     Skip,
     SoftwareFacts,
     TrainerFacts,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     loaded_net_plugin,
     logged,
     merge,
     nccl_matters,
     parse_nccl_integer,
-    said,
     setting_text,
     source_of,
     spans_hosts,
-    told_finding,
     what_forces_sockets,
 )
 
@@ -46,25 +46,25 @@ def _told(job: Job) -> Iterator[Finding]:
     """Sockets between hosts that have InfiniBand: an interface `ib0`, an NCCL_IB_HCA or a switch tells that they do."""
     if not spans_hosts(job) or not _is_by_sockets(job):
         return
-    switched = [told for told in said(job, "nccl.env.set", by=("env", "value")) if _switches_off(told)]
+    switched = [told for told in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(told)]
     if switched:
         yield _told_of(switched[0], "NCCL_IB_DISABLE turns RDMA off: traffic between hosts goes by sockets", 0.7)
         return
-    for told in said(job, "nccl.net.ib_none"):
+    for told in event_groups(job, "nccl.net.ib_none"):
         if _has_fabric(job):
             yield _told_of(told, "NCCL finds no RDMA device on hosts that have InfiniBand, and goes by sockets", 0.8)
             return
 
 
-def _told_of(told: Said, summary: str, confidence: float) -> Finding:
-    return told_finding(told, summary, confidence=confidence, symptoms=False)
+def _told_of(told: EventGroup, summary: str, confidence: float) -> Finding:
+    return finding_from_logs(told, summary, confidence=confidence, symptoms=False)
 
 
 def _is_by_sockets(job: Job) -> bool:
-    return any(told.value("net") == "Socket" for told in said(job, "nccl.net.using", by=("net",)))
+    return any(told.value("net") == "Socket" for told in event_groups(job, "nccl.net.using", by=("net",)))
 
 
-def _switches_off(told: Said) -> bool:
+def _switches_off(told: EventGroup) -> bool:
     """NCCL reads a number: `true` turns nothing off."""
     value = told.value("value") or ""
     return told.value("env") == "NCCL_IB_DISABLE" and (parse_nccl_integer(value, 0) or 0) != 0
@@ -72,8 +72,8 @@ def _switches_off(told: Said) -> bool:
 
 def _has_fabric(job: Job) -> bool:
     """Whether the log shows an interface over InfiniBand, or devices that somebody named."""
-    names = (told.value("if") or "" for told in said(job, "nccl.bootstrap.using", by=("if",)))
-    named = (told.value("env") for told in said(job, "nccl.env.set", by=("env",)))
+    names = (told.value("if") or "" for told in event_groups(job, "nccl.bootstrap.using", by=("if",)))
+    named = (told.value("env") for told in event_groups(job, "nccl.env.set", by=("env",)))
     return any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named
 
 
@@ -84,28 +84,28 @@ def _has_fabric(job: Job) -> bool:
     needs=(NcclFacts, RdmaFacts),
     told=_told,
     cases=lambda: (
-        Well("RDMA is used", healthy(hosts=2, per_host=2, rdma=2)),
-        Well("no RDMA", healthy(2, 2).environ(NCCL_IB_DISABLE="1")),
-        Well("one host needs no network", healthy(1, 2, rdma=2).environ(NCCL_IB_DISABLE="1")),
-        Well("the text true disables nothing", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="true")),
-        Well(
+        Passes("RDMA is used", healthy(hosts=2, per_host=2, rdma=2)),
+        Passes("no RDMA", healthy(2, 2).environ(NCCL_IB_DISABLE="1")),
+        Passes("one host needs no network", healthy(1, 2, rdma=2).environ(NCCL_IB_DISABLE="1")),
+        Passes("the text true disables nothing", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="true")),
+        Passes(
             "another plug-in takes its place",
             healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1").alter(NcclFacts, plugins=_OFI),
         ),
-        Well("CPU training", healthy(2, 2, gpus=0, rdma=2).environ(NCCL_IB_DISABLE="1")),
-        Well(
+        Passes("CPU training", healthy(2, 2, gpus=0, rdma=2).environ(NCCL_IB_DISABLE="1")),
+        Passes(
             "one host has no RDMA, so sockets are right",
             healthy(2, 2, rdma=2).drop(RdmaFacts, hosts=("node1",)).environ(NCCL_IB_DISABLE="1"),
         ),
-        Sick(
+        Fails(
             "NCCL_IB_DISABLE=1 was left behind", healthy(2, 2, rdma=2).environ(NCCL_IB_DISABLE="1"), ranks=(0, 1, 2, 3)
         ),
-        Sick("sockets are asked for", healthy(2, 1, rdma=2).environ(NCCL_NET="Socket"), ranks=(0, 1)),
-        Sick(
+        Fails("sockets are asked for", healthy(2, 1, rdma=2).environ(NCCL_NET="Socket"), ranks=(0, 1)),
+        Fails(
             "a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)
         ),
-        Sick("the image lacks libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
-        Well(
+        Fails("the image lacks libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
+        Passes(
             "one host, no RDMA",
             logged(
                 "node1:41:77 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>",
@@ -113,7 +113,7 @@ def _has_fabric(job: Job) -> bool:
                 "node1:41:77 [0] NCCL INFO Using network Socket",
             ),
         ),
-        Well(
+        Passes(
             "two hosts with nothing but Ethernet",
             logged(
                 *(f"node{host}:41:77 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{host}<0>" for host in (1, 2)),
@@ -121,7 +121,7 @@ def _has_fabric(job: Job) -> bool:
                 "node1:41:77 [0] NCCL INFO Using network Socket",
             ),
         ),
-        Sick(
+        Fails(
             "two hosts with InfiniBand, in containers without its devices",
             logged(
                 *(f"node{host}:41:77 [0] NCCL INFO Bootstrap : Using ib0:10.8.0.{host}<0>" for host in (1, 2)),
@@ -129,7 +129,7 @@ def _has_fabric(job: Job) -> bool:
                 "node1:41:77 [0] NCCL INFO Using network Socket",
             ),
         ),
-        Sick(
+        Fails(
             "a switch that was left on",
             logged(
                 *(f"node{host}:41:77 [0] NCCL INFO Bootstrap : Using eth0:10.8.0.{host}<0>" for host in (1, 2)),
@@ -167,7 +167,7 @@ def _active(rdma: RdmaFacts) -> int:
     return sum(port.state == "ACTIVE" for device in rdma.devices for port in device.ports)
 
 
-def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Finding | None:
+def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Finding | None:
     setting = what_forces_sockets(nccl)
     if setting is None:
         return None
@@ -180,7 +180,7 @@ def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Finding | Non
     )
 
 
-def _by_system(nccl: NcclFacts, rdma: RdmaFacts, alike: Alike) -> Finding | None:
+def _by_system(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Finding | None:
     """NCCL opens libibverbs.so and /dev/infiniband/uverbs*; without either it goes on with sockets."""
     openable = any(device.has_uverbs is not False for device in rdma.devices)
     if loaded_net_plugin(nccl) is not None or (rdma.verbs_library is not False and openable):

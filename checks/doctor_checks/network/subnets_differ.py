@@ -12,31 +12,31 @@ from doctor.api import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     Address,
-    Alike,
-    Endpoint,
+    Fails,
     Finding,
+    IdenticalRanks,
     Interface,
+    InterfaceEndpoint,
     InterfaceFacts,
     Job,
     NcclFacts,
+    Passes,
     Route,
     Scope,
     Severity,
-    Sick,
     Skip,
     Unknown,
     Verdict,
-    Well,
     check,
     choice_of,
+    event_groups,
+    finding_from_logs,
     healthy,
     logged,
     network_of,
     parse_address,
     routed_ranges,
-    said,
     set_up_after,
-    told_finding,
 )
 
 _EAST = Interface("eth1", addresses=(Address("inet", "192.168.1.5", 24),))
@@ -58,16 +58,16 @@ def _joined(number: int) -> InterfaceFacts:
 _DOWN = InterfaceFacts(interfaces=(Interface("eth0", up=False, addresses=(Address("inet", "10.0.0.2", 16),)),))
 
 
-class _Member(NamedTuple):
-    endpoint: Endpoint
+class _EndpointSubnet(NamedTuple):
+    endpoint: InterfaceEndpoint
     interfaces: InterfaceFacts
-    alike: Alike
+    alike: IdenticalRanks
     address: IPv4Address | IPv6Address
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "nccl.if_filtered", by=("addr",)):
-        yield told_finding(
+    for told in event_groups(job, "nccl.if_filtered", by=("addr",)):
+        yield finding_from_logs(
             told,
             f"this host has no interface in the network of {told.value('addr')}, which NCCL_COMM_ID names",
             evidence={"NCCL_COMM_ID": told.value("addr")},
@@ -85,10 +85,10 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
     if len(set(map(_wide, chosen))) < 2:
         return
     named = [f"{name} {address}" for address, name in sorted(chosen.items())]
-    for told in said(job, "net.peer.connect_failed", by=("host", "host2")):
+    for told in event_groups(job, "net.peer.connect_failed", by=("host", "host2")):
         target = told.value("host") or told.value("host2") or ""
         if target in chosen and not set_up_after(job, told.events[-1]):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"NCCL uses interfaces of different networks: {', '.join(named[:4])}",
                 evidence={"chosen": named, "failed": target},
@@ -100,7 +100,7 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
 
 def _chosen(job: Job) -> dict[str, str]:
     """The addresses that NCCL says it uses, and their interfaces."""
-    events = [event for told in said(job, "nccl.bootstrap.using") for event in told.events]
+    events = [event for told in event_groups(job, "nccl.bootstrap.using") for event in told.events]
     named = {event.value("addr") or "": event.value("if") or "" for event in events}
     return {address: name for address, name in named.items() if parse_address(address) is not None}
 
@@ -125,25 +125,25 @@ def _wide(address: str) -> str:
     needs=(InterfaceFacts, NcclFacts),
     told=_told,
     cases=lambda: (
-        Well("one subnet", healthy(hosts=2, per_host=2)),
-        Well(
+        Passes("one subnet", healthy(hosts=2, per_host=2)),
+        Passes(
             "two subnets with a router",
             healthy(2, 1).put(_joined(1), hosts=("node0",)).put(_joined(2), hosts=("node1",)),
         ),
-        Well("an interface that is down has no routes", healthy(2, 1).put(_DOWN, hosts=("node1",))),
-        Sick(
+        Passes("an interface that is down has no routes", healthy(2, 1).put(_DOWN, hosts=("node1",))),
+        Fails(
             "two of three hosts share a subnet",
             healthy(3, 1)
             .put(_isolated(1), hosts=("node2",))
             .alter(InterfaceFacts, hosts=("node0", "node1"), routes=()),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "two networks that never meet",
             healthy(2, 2).put(_isolated(1), hosts=("node0",)).put(_isolated(2), hosts=("node1",)),
             ranks=(0, 1, 2, 3),
         ),
-        Sick(
+        Fails(
             "the second card of each host, and only the default route joins them",
             healthy(2, 1)
             .alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (*old, _EAST))
@@ -152,18 +152,18 @@ def _wide(address: str) -> str:
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
-        Well(
+        Passes(
             "racks with subnets of their own, and a route",
             logged(*_says("node1", "eth0", "10.0.1.5"), *_says("node2", "eth0", "10.0.2.5")),
         ),
-        Sick(
+        Fails(
             "a container that is not in the network of NCCL_COMM_ID",
             logged(
                 "node1:41:77 [0] misc/socket.cc:237 NCCL WARN Net : No interface found in the same subnet as remote "
                 "address 10.0.0.1<1778>"
             ),
         ),
-        Sick(
+        Fails(
             "one host takes the storage network",
             logged(
                 *_says("node1", "eth0", "10.0.1.5"),
@@ -196,7 +196,7 @@ def subnets_differ(job: Job) -> Iterator[Verdict]:
         yield from _judge([member for member in members if member.address.version == version])
 
 
-def _member(interfaces: InterfaceFacts, alike: Alike) -> _Member | None:
+def _member(interfaces: InterfaceFacts, alike: IdenticalRanks) -> _EndpointSubnet | None:
     choice = choice_of(alike)
     endpoint = choice.first if choice else None
     address = parse_address(endpoint.address.address) if endpoint else None
@@ -204,14 +204,14 @@ def _member(interfaces: InterfaceFacts, alike: Alike) -> _Member | None:
         return None
     if endpoint.interface.kind in CARRIES_NOTHING or not endpoint.interface.up:
         return None  # NET009 and NET008 speak of these
-    return _Member(endpoint, interfaces, alike, address)
+    return _EndpointSubnet(endpoint, interfaces, alike, address)
 
 
-def _judge(members: Sequence[_Member]) -> Iterator[Finding]:
+def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
     """One finding for those without any route, and one for those whom the default route of another card leads out."""
     addresses = sorted(int(member.address) for member in members)
-    stranded: list[_Member] = []
-    rest: list[_Member] = []
+    stranded: list[_EndpointSubnet] = []
+    rest: list[_EndpointSubnet] = []
     for member in members:
         (stranded if _misses(member, addresses, default=True) else rest).append(member)
     doubtful = [one for one in rest if _leaves_elsewhere(one) and _misses(one, addresses, default=False)]
@@ -227,19 +227,19 @@ def _judge(members: Sequence[_Member]) -> Iterator[Finding]:
         yield _finding(claim, doubtful, sizes, Severity.INFO)
 
 
-def _misses(member: _Member, addresses: Sequence[int], *, default: bool) -> bool:
+def _misses(member: _EndpointSubnet, addresses: Sequence[int], *, default: bool) -> bool:
     """Whether some of ``addresses`` (sorted) lies outside the host's routes."""
     ranges = routed_ranges(member.interfaces, member.address.version, default=default)
     return sum(bisect_right(addresses, end) - bisect_left(addresses, start) for start, end in ranges) < len(addresses)
 
 
-def _leaves_elsewhere(member: _Member) -> bool:
+def _leaves_elsewhere(member: _EndpointSubnet) -> bool:
     """Whether the default route goes by another interface than the one in use."""
     defaults = [route.interface for route in member.interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")]
     return bool(defaults) and member.endpoint.interface.name not in defaults
 
 
-def _outside_the_largest(members: list[_Member], sizes: Counter[str]) -> list[_Member]:
+def _outside_the_largest(members: list[_EndpointSubnet], sizes: Counter[str]) -> list[_EndpointSubnet]:
     """Those that are not in the largest subnet, where one is the largest; all where none is, or all are in it. An
     expectation can't tell: another job may have run on other hosts."""
     top = sizes.most_common(2)
@@ -248,7 +248,7 @@ def _outside_the_largest(members: list[_Member], sizes: Counter[str]) -> list[_M
     return [member for member in members if str(network_of(member.endpoint.address)) != top[0][0]] or members
 
 
-def _finding(claim: str, members: list[_Member], sizes: Counter[str], severity: Severity | None) -> Finding:
+def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], severity: Severity | None) -> Finding:
     return Finding(
         claim,
         ranks=tuple(sorted(rank for member in members for rank in member.alike.ranks)),

@@ -8,34 +8,34 @@ from doctor.api import (
     CallSite,
     Collective,
     Diagnosis,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    OneSided,
+    OneSidedCall,
+    Passes,
     ProgressFacts,
     RecorderFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
     Source,
     Verdict,
-    Well,
     check,
     conditions_of,
     diagnose_stall,
+    event_groups,
     exceptions,
+    finding_from_logs,
     logged,
     nature_of_exception,
     package_frame,
     ranks_in_words,
     running,
-    said,
     site_of,
     stall_evidence,
     stall_ranks,
     stall_waiters,
     stalled,
-    told_finding,
     user_frame,
     uses_lightning,
     waits_in,
@@ -73,8 +73,8 @@ def _told(job: Job) -> Iterator[Finding]:
     for event in exceptions(job.evidence):
         conditions = conditions_of(event.frames)
         if conditions and nature_of_exception(event) in ("timeout", "peer", "mismatch"):
-            yield told_finding(
-                Said(event.kind, (event,)),
+            yield finding_from_logs(
+                EventGroup(event.kind, (event,)),
                 f"a collective is called under a condition on the rank [{conditions[0]}], and the others do not come",
                 fix=_fix(site_of(waits_in(event.frames), event.frames), True, uses_lightning(job)),
                 confidence=0.85,
@@ -86,13 +86,13 @@ def _told(job: Job) -> Iterator[Finding]:
 def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
     """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` has all ranks meet before each collective: where all but one did not come,
     that one is alone in the call."""
-    barriers = said(job, "torch.monitored_barrier")
+    barriers = event_groups(job, "torch.monitored_barrier")
     missed = {int(rank) for told in barriers for text in told.values("failed") for rank in text.split(",")}
-    for told in said(job, "torch.wrapper_barrier"):
+    for told in event_groups(job, "torch.wrapper_barrier"):
         who = told.ranks or (0,)
         if len(who) == 1 and len(missed) >= max(2, job.world_size - 1):
             call = (told.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 f"only {ranks_in_words(who)} called {(call[2] or call[0]).rstrip(')')}; {len(missed)} others did not",
                 ranks=who,
@@ -110,9 +110,9 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
     told=_told,
     instead=(RecorderFacts,),
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("all in the same call", stalled(2, 2)),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("all in the same call", stalled(2, 2)),
+        Passes(
             "a branch for each rank's part, long since and again and again",
             with_call(
                 with_call(stalled(), (0,), "broadcast", user_frame(20, condition="if rank == 0, line 19"), ago=1),
@@ -122,27 +122,27 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
                 ago=1,
             ).alter(ProgressFacts, state="running", idle=0.1),
         ),
-        Sick(
+        Fails(
             "self.all_gather() in a condition on the rank",
             with_call(stalled(1, 4), (0,), "all_gather", _GATHER),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "self.log(sync_dist=True) in a condition on the rank",
             with_call(stalled(), (0,), "barrier", _SYNC, _LOG, _GATHER, input_sizes=(), output_sizes=()),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "self.log(sync_dist=True) that only one rank made, at the end of the epoch",
             with_call(stalled(), (1,), "barrier", _SYNC, _LOG, _LOOP, input_sizes=(), output_sizes=()),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "trainer.save_checkpoint() in a function of rank 0",
             with_call(stalled(1, 3), (0,), "barrier", _SAVE, user_frame(70, "save"), _RANK_ZERO, user_frame(71)),
             ranks=(0,),
         ),
-        Well(
+        Passes(
             "in a log, a rank that does not come to a barrier to which the others have come",
             logged(
                 "world_size: 4",
@@ -151,7 +151,7 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
                 "[rank0]: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 60000 ms",
             ),
         ),
-        Sick(
+        Fails(
             "in a log, a barrier that rank 0 alone has come to",
             logged(
                 "world_size: 4",
@@ -161,29 +161,29 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a gather that depends on the data",
             with_call(stalled(1, 2), (1,), "all_gather", user_frame(57)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a gather that depends on the data, by dumps",
             with_call(stalled(1, 2), (1,), "all_gather", user_frame(57)).drop(ProgressFacts, reason="no such evidence"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "one rank passes over a batch",
             stalled(1, 3)
             .alter(RecorderFacts, collectives=_with_flag)
             .alter(RecorderFacts, ranks=(2,), collectives=_skipped),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "a call in a group of two that one of them makes",
             with_group_call(stalled(1, 3), (1,), "7", (1, 2), user_frame(57, condition="if rank == 1, line 56")),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "without recorders, by stacks",
             without_recorders(with_call(stalled(), (1,), "all_gather", _GATHER)),
             ranks=(1,),
@@ -202,7 +202,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
         yield _finding(found, found.side, uses_lightning(job))
 
 
-def _finding(found: Diagnosis, side: OneSided, lightning: bool) -> Finding:
+def _finding(found: Diagnosis, side: OneSidedCall, lightning: bool) -> Finding:
     site = side.call.site
     return Finding(
         _claim(found, side),
@@ -221,7 +221,7 @@ def _finding(found: Diagnosis, side: OneSided, lightning: bool) -> Finding:
     )
 
 
-def _claim(found: Diagnosis, side: OneSided) -> str:
+def _claim(found: Diagnosis, side: OneSidedCall) -> str:
     why = f" [{side.call.site.condition}]" if side.call.site.condition else ""
     who, several = stall_ranks(found), len(side.ranks) > 1
     if side.extra:

@@ -12,38 +12,38 @@ from doctor.api import (
     Diagnosis,
     Divergence,
     Event,
+    EventGroup,
+    Fails,
     Finding,
-    Fingerprint,
     Job,
+    JobBuilder,
+    Passes,
+    PrintedCollective,
     ProgressFacts,
     RecorderFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Source,
     Unknown,
     Verdict,
-    Well,
     check,
     diagnose_stall,
     differ_in_first_size,
     differing_counts,
-    is_said,
+    event_groups,
+    finding_from_logs,
+    is_logged,
     last_calls,
     logged,
     place_of_frame,
     ranks_in_words,
     refused_calls,
     running,
-    said,
     silent_mismatches,
     split_by,
     split_groups,
     stall_evidence,
     stalled,
-    told_finding,
     user_frame,
     with_call,
     with_failure,
@@ -67,20 +67,20 @@ def _mismatch(one: int, other: int) -> str:
     return f"Detected mismatch between collectives on ranks. {', but '.join(calls)}.Collectives differ in the following"
 
 
-def _other_order(world: int) -> Sketch:
+def _other_order(world: int) -> JobBuilder:
     """Rank 0 reduces first, the others gather first, in two branches of one ``if``."""
     first = with_call(stalled(1, world), (0,), "all_reduce", user_frame(41, condition=_ORDER))
     others = tuple(range(1, world))
     return with_call(first, others, "all_gather", user_frame(44, condition=f"else of {_ORDER}"))
 
 
-def _of_size(ranks: tuple[int, ...], world: int, *, size: int, kind: str = "Float") -> Sketch:
+def _of_size(ranks: tuple[int, ...], world: int, *, size: int, kind: str = "Float") -> JobBuilder:
     line = user_frame(50)
     sketch = with_call(stalled(1, world), range(world), "all_reduce", line, input_sizes=((10,),), types=("Float",))
     return with_call(sketch, ranks, "all_reduce", line, input_sizes=((size,),), types=(kind,))
 
 
-def _reshaped(sketch: Sketch) -> Sketch:
+def _reshaped(sketch: JobBuilder) -> JobBuilder:
     """Rank 1 gives as many elements in another shape."""
     line = user_frame(50)
     sketch = with_call(sketch, range(3), "all_reduce", line, ago=1, input_sizes=((10,),))
@@ -94,7 +94,7 @@ def _over_gloo(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     )
 
 
-def _of_operation(ranks: tuple[int, ...], world: int, operation: str) -> Sketch:
+def _of_operation(ranks: tuple[int, ...], world: int, operation: str) -> JobBuilder:
     sketch = with_call(stalled(1, world), range(world), "all_reduce", user_frame(50))
     return with_call(sketch, ranks, operation, user_frame(50))
 
@@ -119,7 +119,7 @@ def _heard(job: Job) -> Iterator[Finding]:
     if job.evidence is None or (found and (found.parting or (found.ending and found.ending.nature == "mismatch"))):
         return
     refused, printed = refused_calls(job.evidence), last_calls(job.evidence)
-    kinds = [kind for kind in _NOTICED if is_said(job, kind)]
+    kinds = [kind for kind in _NOTICED if is_logged(job, kind)]
     if refused:
         yield _of_printed(job, refused, 0.95, "torch.mismatch")
     elif printed:
@@ -128,11 +128,11 @@ def _heard(job: Job) -> Iterator[Finding]:
         yield _of_counted(counted)
     elif found is None or found.kind in ("untold", "elsewhere", "missing"):
         yield from _of_watchdogs(job)
-    for told in said(job, *([] if refused else kinds)):
+    for told in event_groups(job, *([] if refused else kinds)):
         words, sure = _NOTICED[told.kind]
         # https://github.com/NVIDIA/nccl/pull/605: sizes, or settings of NCCL, that are not the same on all ranks.
         settings = _SETTINGS if told.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
-        yield told_finding(told, words, fix=_fix("size") + settings, confidence=sure)
+        yield finding_from_logs(told, words, fix=_fix("size") + settings, confidence=sure)
 
 
 _OF_RANK_ZERO = (
@@ -146,11 +146,11 @@ _SETTINGS = (
 
 def _of_counted(calls: tuple[Event, ...]) -> Finding:
     """Calls that NCCL counts alike (``NCCL_DEBUG_SUBSYS=COLL``)."""
-    told = Said(calls[0].kind, calls)
+    told = EventGroup(calls[0].kind, calls)
     words = {(event.rank, event.pid): f"{event.value('op')} of {event.value('count')}" for event in calls}
     ranks = {rank: said for (rank, _), said in words.items() if rank is not None}
     parted = split_by(ranks)
-    return told_finding(
+    return finding_from_logs(
         told,
         f"one call (opCount {told.value('opcount')}) is not the same on all ranks: "
         + ", ".join(sorted({*words.values()})),
@@ -172,9 +172,9 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
     numbers = {call.sequence for call in calls.values()}
     if len({call.group for call in calls.values()}) == 1 and len(operations) > 1 and len(numbers) > 1:
         parted = split_by({rank: f"{call.operation}, number {call.sequence}" for rank, call in calls.items()})
-        events = tuple(event for told in said(job, "torch.nccl.watchdog_timeout") for event in told.events)
-        yield told_finding(
-            Said(events[0].kind, events),
+        events = tuple(event for told in event_groups(job, "torch.nccl.watchdog_timeout") for event in told.events)
+        yield finding_from_logs(
+            EventGroup(events[0].kind, events),
             "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
             + ": they are not in step",
             ranks=parted.odd or tuple(sorted(calls)),
@@ -195,16 +195,16 @@ _NOTICED = {
 """Messages of back ends that compare what they are given, what they mean, and how surely."""
 
 
-def _of_printed(job: Job, calls: Mapping[int, Fingerprint], sure: float, *kinds: str) -> Finding:
-    events = tuple(event for told in said(job, *kinds) for event in told.events)
+def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *kinds: str) -> Finding:
+    events = tuple(event for told in event_groups(job, *kinds) for event in told.events)
     by_call: dict[Hashable, list[int]] = {}
     for rank, call in calls.items():
         by_call.setdefault(call.call if len({one.call for one in calls.values()}) > 1 else call, []).append(rank)
     parted = split_groups(by_call)
     number = next((call.sequence for call in calls.values() if call.sequence), "")
     batches = differ_in_first_size(calls)
-    return told_finding(
-        Said(events[0].kind, events),
+    return finding_from_logs(
+        EventGroup(events[0].kind, events),
         "; ".join(f"{ranks_in_words(group.ranks)}: {calls[group.ranks[0]].words}" for group in reversed(parted.groups))
         + (f", number {number} of its group" if number else "")
         + (_TIE if parted.even and len(calls) > 1 else ""),
@@ -215,7 +215,7 @@ def _of_printed(job: Job, calls: Mapping[int, Fingerprint], sure: float, *kinds:
     )
 
 
-def _fix_of_printed(calls: Mapping[int, Fingerprint]) -> str:
+def _fix_of_printed(calls: Mapping[int, PrintedCollective]) -> str:
     operations = {call.operation for call in calls.values()}
     others = {call.operation for rank, call in calls.items() if rank != 0}
     is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
@@ -238,76 +238,76 @@ _BATCHES = (
     instead=(RecorderFacts,),
     told=_heard,
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("all in the same call", stalled(2, 2)),
-        Well("another shape of as many elements", _reshaped(running(1, 3))),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("all in the same call", stalled(2, 2)),
+        Passes("another shape of as many elements", _reshaped(running(1, 3))),
+        Passes(
             "lists of what each rank has",
             with_call(stalled(1, 3), (1,), "all_gather", user_frame(50), input_sizes=((7,),)).alter(
                 ProgressFacts, state="running", idle=0.1
             ),
         ),
-        Well(
+        Passes(
             "a call under a condition on the rank is RUN006's",
             with_call(stalled(), (0,), "all_gather", user_frame(57, condition="if rank == 0, line 56")),
         ),
-        Well(
+        Passes(
             "calls that are printed and alike",
             logged(*(_logged_mismatch(rank, "100, 1") for rank in range(3))),
         ),
-        Well(
+        Passes(
             "ranks that have come to different numbers",
             logged(_logged_mismatch(0, "77"), _logged_mismatch(1, "100", number="SequenceNumber=39, ")),
         ),
-        Sick(
+        Fails(
             "calls that are printed and differ",
             logged(_logged_mismatch(2, "77, 1"), _logged_mismatch(1, "100, 1"), _logged_mismatch(3, "100, 1")),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "what torch refuses, as before 1.13",
             logged(*(_REFUSED + _call_of(rank, f"4{rank}, 256", _OLD_REFUSAL, "") for rank in range(2))),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "sizes that Gloo notices",
             logged(
                 "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 48 "
                 "vs 40"
             ),
         ),
-        Sick("one rank of four gives more elements", _of_size((2,), 4, size=12), ranks=(2,)),
-        Sick(
+        Fails("one rank of four gives more elements", _of_size((2,), 4, size=12), ranks=(2,)),
+        Fails(
             "one rank of four gives more elements, by dumps",
             _of_size((2,), 4, size=12).drop(ProgressFacts, reason="no such evidence"),
             ranks=(2,),
         ),
-        Sick("one rank of four gives another type", _of_size((3,), 4, size=10, kind="Double"), ranks=(3,)),
-        Sick("one rank of three calls in another order", _other_order(3), ranks=(0,)),
-        Sick("two ranks: neither is the odd one", _other_order(2), ranks=(0, 1)),
-        Sick(
+        Fails("one rank of four gives another type", _of_size((3,), 4, size=10, kind="Double"), ranks=(3,)),
+        Fails("one rank of three calls in another order", _other_order(3), ranks=(0,)),
+        Fails("two ranks: neither is the odd one", _other_order(2), ranks=(0, 1)),
+        Fails(
             "one rank broadcasts where the others reduce",
             _of_operation((1,), 3, "broadcast"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "more elements on one rank, for which Gloo aborts another one",
             _of_size((2,), 3, size=12)
             .alter(RecorderFacts, collectives=_over_gloo)
             .alter(ProgressFacts, ranks=(1,), state="gone"),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "what TORCH_DISTRIBUTED_DEBUG=DETAIL says",
             with_failure(stalled(), (0, 1), "RuntimeError", _mismatch(1, 0), user_frame(50)),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "what it says of three ranks",
             with_failure(
                 with_failure(stalled(1, 3), (0,), "RuntimeError", _mismatch(0, 1), user_frame(50)),

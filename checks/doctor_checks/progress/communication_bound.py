@@ -7,23 +7,23 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Interface,
     InterfaceFacts,
     Job,
+    JobBuilder,
     ModelFacts,
+    Passes,
     Rank,
     RdmaFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     StepFacts,
     TrainingFacts,
     Unknown,
     Verdict,
-    Well,
     Window,
     active_rdma_ports,
     check,
@@ -54,7 +54,7 @@ def _steps(forward: float, backward: float, windows: int = 6) -> StepFacts:
     )
 
 
-def _all(steps: StepFacts, hosts: int = 2, parameters: int = 100_000_000) -> Sketch:
+def _all(steps: StepFacts, hosts: int = 2, parameters: int = 100_000_000) -> JobBuilder:
     return running(hosts, 2, gpus=0).put(steps).alter(ModelFacts, parameters=parameters, trainable=parameters)
 
 
@@ -65,13 +65,13 @@ def _all(steps: StepFacts, hosts: int = 2, parameters: int = 100_000_000) -> Ske
     when="R",
     needs=(StepFacts,),
     cases=lambda: (
-        Well("a tenth of the step", _all(_steps(0.1, 0.25))),
-        Well("a rank alone", running(1, 1)),
-        Well("one rank alone waits", _all(_steps(0.1, 0.2)).put(_steps(0.02, 0.28), ranks=(3,))),
-        Well("half of next to nothing", _all(_steps(0.0005, 0.004, windows=60))),
-        Well("too few windows", _all(_steps(0.05, 0.4, windows=2))),
-        Sick("a backward pass of nine times the forward pass", _all(_steps(0.05, 0.45)), severity=Severity.INFO),
-        Sick("on one host", _all(_steps(0.05, 0.45), hosts=1), severity=Severity.INFO),
+        Passes("a tenth of the step", _all(_steps(0.1, 0.25))),
+        Passes("a rank alone", running(1, 1)),
+        Passes("one rank alone waits", _all(_steps(0.1, 0.2)).put(_steps(0.02, 0.28), ranks=(3,))),
+        Passes("half of next to nothing", _all(_steps(0.0005, 0.004, windows=60))),
+        Passes("too few windows", _all(_steps(0.05, 0.4, windows=2))),
+        Fails("a backward pass of nine times the forward pass", _all(_steps(0.05, 0.45)), severity=Severity.INFO),
+        Fails("on one host", _all(_steps(0.05, 0.45), hosts=1), severity=Severity.INFO),
     ),
 )
 def communication_bound(

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from doctor.api import (
     Collective,
     Diagnosis,
+    Fails,
     Finding,
     Frame,
     Job,
+    JobBuilder,
+    Passes,
     ProgressFacts,
     RecorderFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Source,
     Verdict,
-    Well,
     check,
     diagnose_stall,
     package_frame,
@@ -34,7 +34,7 @@ from doctor.api import (
 )
 
 
-def _crossed(world: int) -> Sketch:
+def _crossed(world: int) -> JobBuilder:
     """Ranks 0 and 1 wait in two groups that hold both of them, each in the one that it calls first."""
     first = with_group_call(stalled(1, world), (0,), "1", (0, 1), user_frame(30))
     return with_group_call(first, (1,), "2", (0, 1), user_frame(31))
@@ -45,7 +45,7 @@ def _transfer(operation: str, rank: int, peer: int, frame: Frame) -> Collective:
     return Collective("0", 9, operation, "nccl", is_p2p=True, source=source, peer=peer, frames=(frame,))
 
 
-def _transfers(sketch: Sketch, rank: int, *calls: Collective) -> Sketch:
+def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     """The same job in which ``rank`` has not come to the newest collective, and waits in these transfers."""
     inside = package_frame("torch/distributed/distributed_c10d.py", 2500, calls[0].operation)
     late = with_late_ranks(sketch, (rank,), inside)
@@ -60,9 +60,9 @@ def _transfers(sketch: Sketch, rank: int, *calls: Collective) -> Sketch:
     needs=(ProgressFacts,),
     instead=(RecorderFacts,),
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("all in the same call", stalled(2, 2)),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("all in the same call", stalled(2, 2)),
+        Passes(
             "a transfer with both of its ends",
             _transfers(
                 _transfers(stalled(), 0, _transfer("send", 0, 1, user_frame(30))),
@@ -70,14 +70,14 @@ def _transfers(sketch: Sketch, rank: int, *calls: Collective) -> Sketch:
                 _transfer("recv", 1, 0, user_frame(31)),
             ),
         ),
-        Sick("two groups in different order", _crossed(2), ranks=(0, 1)),
-        Sick(
+        Fails("two groups in different order", _crossed(2), ranks=(0, 1)),
+        Fails(
             "two groups in different order, by dumps",
             _crossed(2).drop(ProgressFacts, reason="no such evidence"),
             ranks=(0, 1),
         ),
-        Sick("two groups in different order, and others that wait for both", _crossed(4), ranks=(0, 1)),
-        Sick(
+        Fails("two groups in different order, and others that wait for both", _crossed(4), ranks=(0, 1)),
+        Fails(
             "two ranks that send to one another and never receive",
             _transfers(
                 _transfers(stalled(1, 3), 0, _transfer("send", 0, 1, user_frame(30))),
@@ -86,12 +86,12 @@ def _transfers(sketch: Sketch, rank: int, *calls: Collective) -> Sketch:
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a send to a rank that waits for the sender",
             _transfers(stalled(1, 3), 2, _transfer("send", 2, 0, user_frame(30))),
             ranks=(0, 2),
         ),
-        Sick(
+        Fails(
             "a receive that nobody sends, over Gloo, whose recorder does not show it",
             with_late_ranks(
                 stalled(1, 3),
@@ -101,7 +101,7 @@ def _transfers(sketch: Sketch, rank: int, *calls: Collective) -> Sketch:
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "two receives, and no recorder",
             without_recorders(stalled()).alter(
                 ProgressFacts,

@@ -7,18 +7,18 @@ from statistics import median
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Loader,
     LoaderFacts,
+    Passes,
     Rank,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     StepFacts,
     Verdict,
-    Well,
     Window,
     check,
     milliseconds,
@@ -32,7 +32,7 @@ from doctor.api import (
 
 def _waiting(
     *ranks: int, data: float, step: float = 0.4, windows: int = 6, workers: int = 2, device: float | None = None
-) -> Sketch:
+) -> JobBuilder:
     """A job of two hosts; on ``ranks`` a step takes ``step`` seconds, of which ``data`` are spent on waiting for data,
     and the device works for ``device`` of them."""
     facts = StepFacts(windows=tuple(Window(20 * one, 20, step, data=data, device=device) for one in range(windows)))
@@ -50,21 +50,21 @@ def _logging(seconds: float) -> StepFacts:
     when="R",
     needs=(StepFacts,),
     cases=lambda: (
-        Well("hardly any waiting", running(2, 2)),
-        Well("a fifth of the step", _waiting(0, 1, 2, 3, data=0.08)),
-        Well("most of a step that takes next to nothing", _waiting(0, 1, data=0.004, step=0.005, windows=50)),
-        Well("the first windows", _waiting(0, 1, data=0.3, windows=2)),
-        Well("a second of steps", _waiting(0, 1, data=0.01, step=0.015, windows=3)),
-        Well("the device works on while the host waits", _waiting(0, 1, 2, 3, data=0.2, device=0.37)),
-        Well(
+        Passes("hardly any waiting", running(2, 2)),
+        Passes("a fifth of the step", _waiting(0, 1, 2, 3, data=0.08)),
+        Passes("most of a step that takes next to nothing", _waiting(0, 1, data=0.004, step=0.005, windows=50)),
+        Passes("the first windows", _waiting(0, 1, data=0.3, windows=2)),
+        Passes("a second of steps", _waiting(0, 1, data=0.01, step=0.015, windows=3)),
+        Passes("the device works on while the host waits", _waiting(0, 1, 2, 3, data=0.2, device=0.37)),
+        Passes(
             "rank 0 logs, and the others wait for its flag before they ask for a batch",
             _waiting(1, 2, 3, data=0.15).put(_logging(0.15), ranks=(0,)),
         ),
-        Well("no steps yet", running(1, 2).put(StepFacts())),
-        Sick("a third of the step on all ranks", _waiting(0, 1, 2, 3, data=0.13), ranks=(0, 1, 2, 3)),
-        Sick("the device waits, too", _waiting(1, data=0.2, device=0.19), ranks=(1,)),
-        Sick("one rank, without workers", _waiting(2, data=0.2, workers=0), ranks=(2,)),
-        Sick("a job of one process", _waiting(0, data=0.2).only((0,)), ranks=(0,)),
+        Passes("no steps yet", running(1, 2).put(StepFacts())),
+        Fails("a third of the step on all ranks", _waiting(0, 1, 2, 3, data=0.13), ranks=(0, 1, 2, 3)),
+        Fails("the device waits, too", _waiting(1, data=0.2, device=0.19), ranks=(1,)),
+        Fails("one rank, without workers", _waiting(2, data=0.2, workers=0), ranks=(2,)),
+        Fails("a job of one process", _waiting(0, data=0.2).only((0,)), ranks=(0,)),
     ),
 )
 def input_bound(

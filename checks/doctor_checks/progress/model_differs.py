@@ -6,31 +6,31 @@ from collections.abc import Hashable, Iterable, Iterator
 from itertools import zip_longest
 
 from doctor.api import (
+    Fails,
     Finding,
     Group,
     Job,
+    JobBuilder,
+    MajoritySplit,
     ModelFacts,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     TensorShape,
     TrainingFacts,
     Verdict,
-    Well,
     check,
     describe,
+    event_groups,
+    finding_from_logs,
     in_a_loop,
     logged,
     ranks_in_words,
     replicas_in,
     running,
-    said,
     split_groups,
-    told_finding,
     uses_lightning,
 )
 
@@ -39,7 +39,7 @@ SWAPPED = (TensorShape("layer.bias", (10,), "float32"), TensorShape("layer.weigh
 HALF = (TensorShape("layer.weight", (10, 32), "bfloat16"), TensorShape("layer.bias", (10,), "bfloat16"))
 
 
-def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parameters: int = 330) -> Sketch:
+def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parameters: int = 330) -> JobBuilder:
     return running(hosts, 2).alter(
         ModelFacts, ranks=ranks, digest=f"{tensors}", tensors=tensors, parameters=parameters, count=len(tensors)
     )
@@ -47,10 +47,10 @@ def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parame
 
 def _told(job: Job) -> Iterator[Finding]:
     """What DDP says where it compares models."""
-    for told in said(job, "ddp.diff_model"):
+    for told in event_groups(job, "ddp.diff_model"):
         counts = {rank: told.value(count) for rank, count in ((told.value("a"), "na"), (told.value("b"), "nb"))}
         words = ", ".join(f"rank {rank} has {count} parameters" for rank, count in counts.items())
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"ranks wrap different models: {words}",
             ranks=tuple(sorted(int(rank) for rank in counts if rank)),
@@ -58,9 +58,9 @@ def _told(job: Job) -> Iterator[Finding]:
             explains=("RUN002",),
             confidence=0.9,
         )
-    for told in said(job, "ddp.diff_shape", by=("rank",)):
+    for told in event_groups(job, "ddp.diff_shape", by=("rank",)):
         rank = told.value("rank")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"rank {rank} wraps another model than rank {told.value('ref')}: parameter {told.value('i')} is "
             f"{told.value('v')} there",
@@ -79,23 +79,23 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ModelFacts,),
     told=_told,
     cases=lambda: (
-        Well("one model", running(2, 4)),
-        Well(
+        Passes("one model", running(2, 4)),
+        Passes(
             "stages of a pipeline",
             _other(WIDE, 2, 3).alter(TrainingFacts, data_parallel_size=2),
         ),
-        Well(
+        Passes(
             "a loop of the user's own, where each rank may train what it likes",
             in_a_loop(_other(WIDE, 1, hosts=1)),
         ),
-        Well(
+        Passes(
             "parts of a model, each replicated over a group of its own",
             in_a_loop(_other(WIDE, 1, 3), (0, 2), (1, 3)),
         ),
-        Well("a rank alone", running(1, 1)),
-        Well("most ranks have none yet", running(2, 2).drop(ModelFacts, ranks=(0, 1, 2))),
-        Well("a log that says nothing of it", logged("[rank0]: model has 330 params")),
-        Sick(
+        Passes("a rank alone", running(1, 1)),
+        Passes("most ranks have none yet", running(2, 2).drop(ModelFacts, ranks=(0, 1, 2))),
+        Passes("a log that says nothing of it", logged("[rank0]: model has 330 params")),
+        Fails(
             "as DDP says it, by number",
             logged(
                 "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 330 params, while rank 1 has "
@@ -103,7 +103,7 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "as DDP says it, by shape",
             logged(
                 "RuntimeError: [2]: params[0] in this process with shape [12, 32] appears not to match sizes of the "
@@ -111,13 +111,13 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(2,),
         ),
-        Sick("a wider layer on one rank", _other(WIDE, 3, parameters=396), ranks=(3,)),
-        Sick("another order", _other(SWAPPED, 1), ranks=(1,)),
-        Sick("another type", _other(HALF, 0), ranks=(0,)),
-        Sick("one tensor more", _other((*HALF, TensorShape("head", (2,), "bfloat16")), 2), ranks=(2,)),
-        Sick("two ranks, two models", _other(WIDE, 1, hosts=1), ranks=(0, 1)),
-        Sick("within one of two groups", in_a_loop(_other(WIDE, 3), (0, 2), (1, 3)), ranks=(1, 3)),
-        Sick(
+        Fails("a wider layer on one rank", _other(WIDE, 3, parameters=396), ranks=(3,)),
+        Fails("another order", _other(SWAPPED, 1), ranks=(1,)),
+        Fails("another type", _other(HALF, 0), ranks=(0,)),
+        Fails("one tensor more", _other((*HALF, TensorShape("head", (2,), "bfloat16")), 2), ranks=(2,)),
+        Fails("two ranks, two models", _other(WIDE, 1, hosts=1), ranks=(0, 1)),
+        Fails("within one of two groups", in_a_loop(_other(WIDE, 3), (0, 2), (1, 3)), ranks=(1, 3)),
+        Fails(
             "where the list of tensors ends before the difference",
             running(2, 2).alter(ModelFacts, ranks=(2,), digest="other", count=9000, parameters=10**9),
             ranks=(2,),
@@ -141,7 +141,7 @@ def model_differs(job: Job) -> Iterator[Verdict]:
             yield _finding(job, found, group)
 
 
-def _models(ranks: Iterable[Rank]) -> Split:
+def _models(ranks: Iterable[Rank]) -> MajoritySplit:
     digests: dict[Hashable, list[int]] = {}
     for rank in ranks:
         model = rank.find(ModelFacts)
@@ -150,7 +150,7 @@ def _models(ranks: Iterable[Rank]) -> Split:
     return split_groups(digests)
 
 
-def _finding(job: Job, found: Split, group: Group[str]) -> Finding:
+def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
     even = found.common is None
     common, other = _model(job, found.groups[0].value), _model(job, group.value)
     others = tuple(sorted(rank for one in found.groups if one is not group for rank in one.ranks)) if even else ()

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     NonFinite,
+    Passes,
     Rank,
     ReplicaFacts,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     Verdict,
-    Well,
     check,
     ranks_in_words,
     running,
@@ -28,7 +28,7 @@ def _first(step: int, what: str = "loss", name: str = "") -> ReplicaFacts:
     return ReplicaFacts(non_finite=(NonFinite(step, what, name, "nan"),), losses=200)
 
 
-def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> Sketch:
+def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder:
     """A job of four ranks that all saw 200 losses; those of ``ranks`` are spoilt from ``step`` on, those of the others
     from ``then`` on."""
     others = ReplicaFacts(losses=200) if then is None else _first(then)
@@ -41,26 +41,26 @@ def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> Sketch:
     when="R",
     needs=(ReplicaFacts,),
     cases=lambda: (
-        Well("all losses are numbers", running(2, 2)),
-        Well(
+        Passes("all losses are numbers", running(2, 2)),
+        Passes(
             "a scaler of float16 that searches for its scale: gradients alone, on all ranks",
             running(2, 2).put(_first(3, "gradient", "layer.weight")),
         ),
-        Well("all ranks at once: training diverges", _spoilt(0, 1, 2, 3), silent=False),
-        Well(
+        Passes("all ranks at once: training diverges", _spoilt(0, 1, 2, 3), silent=False),
+        Passes(
             "nobody else has come so far yet",
             running(2, 2).put(ReplicaFacts(losses=119)).put(_first(120), ranks=(0,)),
         ),
-        Well("no losses are told", running(2, 2).put(ReplicaFacts())),
-        Sick("one rank, and one batch later all", _spoilt(2, then=121), ranks=(2,)),
-        Sick("one rank alone", _spoilt(3), ranks=(3,)),
-        Sick("both ranks of a host", _spoilt(2, 3, then=122), ranks=(2, 3)),
-        Sick(
+        Passes("no losses are told", running(2, 2).put(ReplicaFacts())),
+        Fails("one rank, and one batch later all", _spoilt(2, then=121), ranks=(2,)),
+        Fails("one rank alone", _spoilt(3), ranks=(3,)),
+        Fails("both ranks of a host", _spoilt(2, 3, then=122), ranks=(2, 3)),
+        Fails(
             "gradients of one rank alone",
             running(2, 2).put(_first(7, "gradient", "layer.weight"), ranks=(1,)),
             ranks=(1,),
         ),
-        Sick("all ranks at once", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Fails("all ranks at once", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
     ),
 )
 def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
@@ -86,7 +86,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
         yield _everywhere(job, first, step)
 
 
-class _Seen(NamedTuple):
+class _RankLosses(NamedTuple):
     """What a rank saw: its first value that is not finite, and after how many losses it is now."""
 
     rank: Rank
@@ -99,16 +99,16 @@ class _Seen(NamedTuple):
         return self.first.step if self.first else float("inf")
 
 
-def _seen(rank: Rank) -> _Seen | None:
+def _seen(rank: Rank) -> _RankLosses | None:
     replica = rank.find(ReplicaFacts)
     if replica is None or not (replica.losses or replica.non_finite):
         return None
     # Of one batch the loss comes before the gradients that it spoils.
     first = min(replica.non_finite, key=lambda one: (one.step, one.what != "loss"), default=None)
-    return _Seen(rank, first, replica.losses)
+    return _RankLosses(rank, first, replica.losses)
 
 
-def _finding(job: Job, first: list[_Seen], others: list[_Seen], step: float) -> Finding:
+def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step: float) -> Finding:
     ranks = tuple(seen.rank.number for seen in first)
     what = first[0].first or NonFinite(int(step), "loss")
     where = f" of {what.name}" if what.name else ""
@@ -130,7 +130,7 @@ def _finding(job: Job, first: list[_Seen], others: list[_Seen], step: float) -> 
     )
 
 
-def _later(others: list[_Seen], step: float) -> str:
+def _later(others: list[_RankLosses], step: float) -> str:
     batches = int(min(seen.step for seen in others) - step)
     return "one batch" if batches == 1 else f"{batches:,} batches"
 
@@ -144,7 +144,7 @@ def _fix(job: Job, ranks: tuple[int, ...], step: int) -> str:
     )
 
 
-def _everywhere(job: Job, first: list[_Seen], step: float) -> Finding:
+def _everywhere(job: Job, first: list[_RankLosses], step: float) -> Finding:
     anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
     who = "all ranks at once" if len(first) > 1 else "the only rank"
     return Finding(

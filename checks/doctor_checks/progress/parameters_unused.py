@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, Said, Scope, Severity, Sick, Verdict, Well, check, logged, said, told_finding
+from doctor.api import (
+    EventGroup,
+    Fails,
+    Finding,
+    Job,
+    Passes,
+    Scope,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    logged,
+)
 
 _UNUSED = (
     "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error "
@@ -31,19 +44,19 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well("the search for them is on and finds none", logged(_NOT_NEEDED)),
-        Well("a run that says nothing of it", logged("Epoch 0:  12%|#2        | 12/100 [00:03<00:24,  3.61it/s]")),
-        Sick("as DDP says it", logged(_UNUSED, "making sure all `forward` function outputs participate.")),
-        Sick("the search for them is on", logged(_DETECTING)),
-        Sick(
+        Passes("the search for them is on and finds none", logged(_NOT_NEEDED)),
+        Passes("a run that says nothing of it", logged("Epoch 0:  12%|#2        | 12/100 [00:03<00:24,  3.61it/s]")),
+        Fails("as DDP says it", logged(_UNUSED, "making sure all `forward` function outputs participate.")),
+        Fails("the search for them is on", logged(_DETECTING)),
+        Fails(
             "which they are, by index",
             logged(_UNUSED, "Parameter indices which did not receive grad for rank 1: 130 131"),
         ),
-        Sick(
+        Fails(
             "which they are, by name",
             logged(_UNUSED, "Parameters which did not receive grad for rank 0: head.weight, head.bias"),
         ),
-        Sick(
+        Fails(
             "as Lightning says it",
             logged(
                 "RuntimeError: It looks like your LightningModule has parameters that were not used in producing the "
@@ -63,18 +76,18 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
     purpose, `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
     `Trainer(strategy="ddp_find_unused_parameters_true")`.
     """
-    told = [one for kind in _KINDS for one in said(job, kind)]
+    told = [one for kind in _KINDS for one in event_groups(job, kind)]
     if told:
         yield _finding(told)
 
 
-def _finding(told: list[Said]) -> Finding:
-    everything = Said(told[0].kind, tuple(event for one in told for event in one.events))
+def _finding(told: list[EventGroup]) -> Finding:
+    everything = EventGroup(told[0].kind, tuple(event for one in told for event in one.events))
     which = _which(everything)
     by_rank = {rank: what for rank, what in which.items() if rank}
     differ = len(set(by_rank.values())) > 1
     named = next(iter(which.values()), "")
-    return told_finding(
+    return finding_from_logs(
         everything,
         "parameters of the model got no gradient"
         + (f": {named}" if named else "")
@@ -86,7 +99,7 @@ def _finding(told: list[Said]) -> Finding:
     )
 
 
-def _which(told: Said) -> dict[str, str]:
+def _which(told: EventGroup) -> dict[str, str]:
     """The indices or names that each rank tells."""
     found: dict[str, str] = {}
     for event in told.events:
@@ -97,7 +110,7 @@ def _which(told: Said) -> dict[str, str]:
     return found
 
 
-def _fix(told: Said, differ: bool) -> str:
+def _fix(told: EventGroup, differ: bool) -> str:
     if differ:
         return (
             "Ranks leave out different parts of the model (a branch on the data): "

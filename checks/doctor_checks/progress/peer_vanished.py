@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 from doctor.api import (
     LOST_PEERS,
-    Aftermath,
     Event,
-    Evidence,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    LaterEvents,
+    LogEvidence,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
     diagnose_stall,
     exceptions,
+    finding_from_logs,
     first_trouble,
     line_of,
     logged,
     nature_of_exception,
     ranks_in_words,
-    told_finding,
 )
 
 _RECV = (
@@ -49,20 +49,20 @@ _GLOO = (
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Well("a run that loses nobody", logged("[rank0]: Epoch 0 done", "[rank1]: Epoch 0 done")),
-        Well(
+        Passes("a run that loses nobody", logged("[rank0]: Epoch 0 done", "[rank1]: Epoch 0 done")),
+        Passes(
             "the store goes first at the end of a run that went well",
             logged("`Trainer.fit` stopped: `max_epochs=2` reached.", _RECV.format(rank=1)),
             silent=False,
         ),
-        Well(
+        Passes(
             "the cause is told",
             logged("[rank0]: ValueError: the loss is no number", _RECV.format(rank=1)),
             silent=False,
         ),
-        Sick("the store of rank 0 is gone", logged(_RECV.format(rank=1), _FLAG), ranks=(1, 2)),
-        Sick("Gloo lost a peer", logged(f"[rank1]: {_GLOO}"), ranks=(1,)),
-        Sick(
+        Fails("the store of rank 0 is gone", logged(_RECV.format(rank=1), _FLAG), ranks=(1, 2)),
+        Fails("Gloo lost a peer", logged(f"[rank1]: {_GLOO}"), ranks=(1,)),
+        Fails(
             "NCCL lost a peer",
             logged(
                 "node1:77:99 [1] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer "
@@ -86,12 +86,12 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
         yield _finding(job, job.evidence, lost)
 
 
-def _finding(job: Job, evidence: Evidence, lost: tuple[Event, ...]) -> Finding:
-    told = Said(lost[0].kind, lost)
+def _finding(job: Job, evidence: LogEvidence, lost: tuple[Event, ...]) -> Finding:
+    told = EventGroup(lost[0].kind, lost)
     cause = _cause(job, lost)
-    peaceful = Aftermath(evidence).is_peaceful
+    peaceful = LaterEvents(evidence).is_peaceful
     who = ranks_in_words(told.ranks) if told.ranks else "ranks"
-    return told_finding(
+    return finding_from_logs(
         told,
         f"{who} lost a peer or the store"
         + (

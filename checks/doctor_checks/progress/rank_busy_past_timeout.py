@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Diagnosis,
+    EventGroup,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
+    Passes,
     ProgressFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Source,
     Verdict,
-    Well,
     busy_while_others_waited,
     check,
     diagnose_stall,
+    finding_from_logs,
     logged,
     package_frame,
     running,
@@ -27,7 +28,6 @@ from doctor.api import (
     stall_ranks,
     stall_waiters,
     stalled,
-    told_finding,
     user_frame,
     with_failure,
     with_late_ranks,
@@ -38,7 +38,7 @@ _ITEM = user_frame(17, "__getitem__", file="/home/me/data.py")
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"
 
 
-def _busy(rank: int, *stack: object, world: int = 4, **progress: object) -> Sketch:
+def _busy(rank: int, *stack: object, world: int = 4, **progress: object) -> JobBuilder:
     return with_late_ranks(stalled(1, world), (rank,), *stack, **progress)  # type: ignore[arg-type]
 
 
@@ -58,8 +58,8 @@ def _told(job: Job) -> Iterator[Finding]:
     who = f"rank {busy.rank} was" if busy.rank is not None else "a rank was"
     took = f" for {busy.seconds / 60:.0f} min" if busy.seconds else ""
     most = f" of {busy.limit / 60:.0f} min" if busy.limit else ""
-    yield told_finding(
-        Said(busy.events[0].kind, busy.events),
+    yield finding_from_logs(
+        EventGroup(busy.events[0].kind, busy.events),
         f"{who} busy with {busy.words!r}{took}, past the others' time-out{most}",
         ranks=(busy.rank,) if busy.rank is not None else (),
         evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
@@ -78,18 +78,18 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     told=_told,
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("all wait for data: nobody waits for anybody", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("all wait for data: nobody waits for anybody", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),
+        Passes(
             "rank 0 saves, for no longer than it may",
             _busy(0, package_frame("torch/serialization.py", 980, "_save"), state="running", point="checkpoint"),
             silent=False,
         ),
-        Well("a rank that sleeps in its step is RUN001's", _busy(2, user_frame(58), point="step")),
-        Well("a log of a bar that came to its end in time", logged(_TOKENISES[0].replace(" 47%", "100%"))),
-        Well("a log of a time-out beside the bar of the training", logged(_TRAINS, _TOKENISES[1])),
-        Sick("in a log, rank 0 tokenises for longer than the others wait", logged(*_TOKENISES)),
-        Sick(
+        Passes("a rank that sleeps in its step is RUN001's", _busy(2, user_frame(58), point="step")),
+        Passes("a log of a bar that came to its end in time", logged(_TOKENISES[0].replace(" 47%", "100%"))),
+        Passes("a log of a time-out beside the bar of the training", logged(_TRAINS, _TOKENISES[1])),
+        Fails("in a log, rank 0 tokenises for longer than the others wait", logged(*_TOKENISES)),
+        Fails(
             "in a log, a traceback where the others wait for the first",
             logged(
                 _TOKENISES[0],
@@ -100,13 +100,13 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(0,),
         ),
-        Sick("a sample that takes for ever", _busy(1, _ITEM, _FETCH, point="data"), ranks=(1,)),
-        Sick(
+        Fails("a sample that takes for ever", _busy(1, _ITEM, _FETCH, point="data"), ranks=(1,)),
+        Fails(
             "rank 0 saves to a file server that is slow",
             _busy(0, package_frame("torch/serialization.py", 980, "_save"), user_frame(90, "save"), point="checkpoint"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "rank 0 tokenises while the others wait",
             _busy(
                 0,
@@ -117,12 +117,12 @@ def _told(job: Job) -> Iterator[Finding]:
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a breakpoint on one rank",
             _busy(1, package_frame("pdb/pdb.py", 300, "interaction"), user_frame(44), world=2, point="step"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "the collective of the others ran out of time",
             with_failure(_busy(1, _ITEM, _FETCH, world=2, point="data"), (0,), "RuntimeError", _TIMED_OUT),
             ranks=(1,),

@@ -7,43 +7,43 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.api import (
-    Aftermath,
     Diagnosis,
-    Ending,
     Event,
+    EventGroup,
+    Fails,
     Failure,
     Finding,
     Frame,
     Job,
-    NativeEnds,
+    LaterEvents,
+    NativeCrash,
+    Passes,
     ProgressFacts,
-    Said,
+    RunEnd,
     Scope,
     Severity,
-    Sick,
     Source,
     Verdict,
-    Well,
-    accused_by_ras,
     cause_in_chain,
     check,
     diagnose_stall,
+    event_groups,
     exceptions,
     failure_of,
+    finding_from_logs,
     launcher_reports,
     line_of,
     logged,
-    native_ends,
+    native_crashes,
     nature_of_exception,
     package_frame,
     place_of_frame,
     ranks_in_words,
     running,
-    said,
     stall_evidence,
     stall_ranks,
     stalled,
-    told_finding,
+    suspects_by_ras,
     user_frame,
     with_failure,
     with_late_ranks,
@@ -64,10 +64,10 @@ def _told(job: Job) -> Iterator[Finding]:
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):
         return
-    aftermath = Aftermath(job.evidence)
+    aftermath = LaterEvents(job.evidence)
     own = [event for event in exceptions(job.evidence) if nature_of_exception(event) == "own"]
     fatal = [event for event in own if not aftermath.outlived(event)]
-    codes = (event for one in said(job, *_EXITS) for event in one.events if int(event.value("code") or 1) > 0)
+    codes = (event for one in event_groups(job, *_EXITS) for event in one.events if int(event.value("code") or 1) > 0)
     told = {event.rank for event in exceptions(job.evidence)}  # of these the log holds the error, whatever it is
     reports = tuple(
         one
@@ -76,7 +76,7 @@ def _told(job: Job) -> Iterator[Finding]:
     )
     if fatal:
         yield _of_exception(cause_in_chain(fatal), fatal)
-    elif native := native_ends(job):
+    elif native := native_crashes(job):
         yield _of_native(native)
     elif own:
         yield _of_outlived(tuple(own))
@@ -88,9 +88,9 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _by_ras(job: Job) -> Iterator[Finding]:
     """Whom NCCL's own service does not reach any more."""
-    for one in accused_by_ras(job):
+    for one in suspects_by_ras(job):
         if one.charge == "dead":
-            yield told_finding(
+            yield finding_from_logs(
                 one.said,
                 one.words,
                 ranks=one.ranks,
@@ -100,8 +100,8 @@ def _by_ras(job: Job) -> Iterator[Finding]:
 
 
 def _of_outlived(events: tuple[Event, ...]) -> Finding:
-    return told_finding(
-        Said(events[0].kind, events),
+    return finding_from_logs(
+        EventGroup(events[0].kind, events),
         f"an error was printed, and the run went on: {_headline(failure_of(events[0]))}",
         severity=Severity.INFO,
         confidence=0.6,
@@ -110,8 +110,8 @@ def _of_outlived(events: tuple[Event, ...]) -> Finding:
 
 
 def _of_reports(events: tuple[Event, ...]) -> Finding:
-    return told_finding(
-        Said(events[0].kind, events),
+    return finding_from_logs(
+        EventGroup(events[0].kind, events),
         "a process failed, and its own error is not in this log",
         fix="Give the logs of all ranks: `torchrun --tee 3 --log-dir logs`, `srun --label`; with `@record` on the "
         "main function torchrun's table shows the error itself.",
@@ -122,7 +122,7 @@ def _of_reports(events: tuple[Event, ...]) -> Finding:
 
 def _signals(job: Job) -> tuple[Event, ...]:
     """Ends of processes by a signal that is nobody's wish, as a launcher tells them without a rank."""
-    told = (event for one in said(job, *_EXITS) for event in one.events)
+    told = (event for one in event_groups(job, *_EXITS) for event in one.events)
     return tuple(event for event in told if _signal_of(event) in _CRASHES)
 
 
@@ -141,8 +141,8 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     local = events[0].value("lr")
     who = f"the process of local rank {local}" if local is not None else "a process"
     message = f"ended by signal {signal} ({_CRASHES[signal]})"
-    return told_finding(
-        Said(events[0].kind, events),
+    return finding_from_logs(
+        EventGroup(events[0].kind, events),
         f"{who} was {message}, and its own log says no more",
         fix=_fix_of_message(Failure(_CRASHES[signal], message)),
         confidence=0.5,
@@ -151,8 +151,8 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     )
 
 
-def _of_native(ends: NativeEnds) -> Finding:
-    return told_finding(
+def _of_native(ends: NativeCrash) -> Finding:
+    return finding_from_logs(
         ends.said,
         f"{_who_ended(ends.said.first)} {ends.words}",
         fix=ends.fix,
@@ -181,8 +181,8 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     several = f" ({times} times alike)" if times > 1 else ""
     local = f"the process of local rank {cause.local_rank}" if cause.local_rank is not None else "a process"
     who = f"rank {cause.rank}" if cause.rank is not None else local
-    return told_finding(
-        Said(cause.kind, (cause, *(event for event in fatal if event is not cause))),
+    return finding_from_logs(
+        EventGroup(cause.kind, (cause, *(event for event in fatal if event is not cause))),
         f"{who} failed{several}: {_headline(failure)}{at}",
         ranks=(cause.rank,) if cause.rank is not None else (),
         evidence={"error": failure.message[:2000], "raised_at": _way(failure.frames)},
@@ -202,24 +202,26 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     peers=False,
     told=_told,
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),
-        Well("interrupted by its user", with_failure(running(), (0, 1), "KeyboardInterrupt", "")),
-        Well("ended by its scheduler", with_failure(running(), (0, 1), "SIGTERMException", "")),
-        Well("all ranks leave by sys.exit(0), to make room", with_failure(running(1, 3), (0, 1, 2), "SystemExit", "0")),
-        Well("the first of them leaves", with_failure(running(1, 3), (2,), "SystemExit", "None")),
-        Well("a lone process leaves", with_failure(running(1, 1), (0,), "SystemExit", "")),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),
+        Passes("interrupted by its user", with_failure(running(), (0, 1), "KeyboardInterrupt", "")),
+        Passes("ended by its scheduler", with_failure(running(), (0, 1), "SIGTERMException", "")),
+        Passes(
+            "all ranks leave by sys.exit(0), to make room", with_failure(running(1, 3), (0, 1, 2), "SystemExit", "0")
+        ),
+        Passes("the first of them leaves", with_failure(running(1, 3), (2,), "SystemExit", "None")),
+        Passes("a lone process leaves", with_failure(running(1, 1), (0,), "SystemExit", "")),
+        Passes(
             "time-outs of ranks that wait for one that sleeps",
             with_failure(with_late_ranks(stalled(1, 3), (1,), _STEP), (0, 2), "RuntimeError", _TIMED_OUT),
         ),
-        Well("a log without an error", logged("[rank0]: Epoch 0 done", "[rank1]: Epoch 0 done")),
-        Well(
+        Passes("a log without an error", logged("[rank0]: Epoch 0 done", "[rank1]: Epoch 0 done")),
+        Passes(
             "an error that the run outlived",
             logged("ValueError: no such sample", *(f"step {step}" for step in range(200))),
             silent=False,
         ),
-        Sick(
+        Fails(
             "in a log, an error of one rank, and those that lose it",
             logged(
                 "[rank2]: ValueError: the loss is no number",
@@ -228,24 +230,26 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ),
             ranks=(2,),
         ),
-        Sick("in a log, a crash that Lightning's launcher tells", logged(_CRASHED)),
-        Sick(
+        Fails("in a log, a crash that Lightning's launcher tells", logged(_CRASHED)),
+        Fails(
             "in a log, a crash that mp.spawn tells",
             logged("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV"),
             ranks=(1,),
         ),
-        Sick("in a log, an error that has no label", logged("KeyError: 'label'")),
-        Sick("in a log, a shell that reports a crash", logged("run.sh: line 4: 1234 Segmentation fault (core dumped)")),
-        Sick(
+        Fails("in a log, an error that has no label", logged("KeyError: 'label'")),
+        Fails(
+            "in a log, a shell that reports a crash", logged("run.sh: line 4: 1234 Segmentation fault (core dumped)")
+        ),
+        Fails(
             "in a log, an abort", logged("terminate called after throwing an instance of 'std::bad_alloc'", "Aborted")
         ),
-        Sick("in a log, a program that never began", logged("bash: line 1: torchrun: command not found")),
-        Sick("in a log, a failed assertion of C", logged("python: pool.c:12: take: Assertion `n > 0' failed.")),
-        Well(
+        Fails("in a log, a program that never began", logged("bash: line 1: torchrun: command not found")),
+        Fails("in a log, a failed assertion of C", logged("python: pool.c:12: take: Assertion `n > 0' failed.")),
+        Passes(
             "an optional command that is missing, in a run that goes on",
             logged("job.sh: line 3: nvtop: command not found", "step 1: loss 0.3", "step 2: loss 0.2"),
         ),
-        Well(
+        Passes(
             "C++ that ends a process after a timeout of its watchdog",
             logged(
                 "[rank1]: torch.distributed.DistBackendError: Watchdog caught collective operation timeout",
@@ -253,7 +257,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
                 "Aborted (core dumped)",
             ),
         ),
-        Sick(
+        Fails(
             "torchrun's table alone",
             logged(
                 "Failures:",
@@ -271,7 +275,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "one rank raises, the others lose it",
             with_failure(
                 with_failure(stalled(1, 3), (0, 2), "RuntimeError", _CLOSED, at=0.2),
@@ -282,38 +286,38 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ),
             ranks=(1,),
         ),
-        Sick("sys.exit(0) on one rank alone", with_failure(stalled(), (1,), "SystemExit", "0"), ranks=(1,)),
-        Sick(
+        Fails("sys.exit(0) on one rank alone", with_failure(stalled(), (1,), "SystemExit", "0"), ranks=(1,)),
+        Fails(
             "sys.exit(0) on one rank alone, which the other loses",
             with_failure(with_failure(running(), (0,), "RuntimeError", _CLOSED, at=0.2), (1,), "SystemExit", "0"),
             ranks=(1,),
         ),
-        Sick("sys.exit(1) on all ranks", with_failure(running(), (0, 1), "SystemExit", "1"), ranks=(0, 1)),
-        Sick(
+        Fails("sys.exit(1) on all ranks", with_failure(running(), (0, 1), "SystemExit", "1"), ranks=(0, 1)),
+        Fails(
             "one rank is gone",
             with_failure(stalled(2, 2), (0, 1, 2), "RuntimeError", _CLOSED).alter(
                 ProgressFacts, ranks=(3,), state="gone", seen_by=2
             ),
             ranks=(3,),
         ),
-        Sick(
+        Fails(
             "one rank is gone, and the others wait",
             stalled().alter(ProgressFacts, ranks=(1,), state="gone"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "the same error on all ranks",
             with_failure(running(1, 3), (0, 1, 2), "TypeError", "no such argument", _STEP),
             ranks=(0, 1, 2),
         ),
-        Sick(
+        Fails(
             "a rank that was left",
             with_failure(running(), (1,), "RuntimeError", _CLOSED).alter(
                 ProgressFacts, ranks=(0,), state="ended", point="ended"
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a data worker that was killed",
             with_failure(
                 stalled(),
@@ -324,7 +328,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ),
             ranks=(0,),
         ),
-        Sick("a lone process", with_failure(running(1, 1), (0,), "ValueError", "no", _STEP), ranks=(0,)),
+        Fails("a lone process", with_failure(running(1, 1), (0,), "ValueError", "no", _STEP), ranks=(0,)),
     ),
 )
 def rank_died(job: Job) -> Iterator[Verdict]:
@@ -339,7 +343,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
         yield _finding(job, found, found.ending)
 
 
-def _finding(job: Job, found: Diagnosis, ending: Ending) -> Finding:
+def _finding(job: Job, found: Diagnosis, ending: RunEnd) -> Finding:
     failure = ending.failure
     line = _line(failure)
     sure = min(found.confidence, _certainty(failure))
@@ -381,7 +385,7 @@ _CERTAINTY = {"exit code": 0.6, "SIGKILL": 0.7, "SIGSEGV": 0.85, "SIGBUS": 0.8}
 """How surely a verdict that only names how a process ended is the cause."""
 
 
-def _lines(job: Job, ending: Ending) -> dict[str, object]:
+def _lines(job: Job, ending: RunEnd) -> dict[str, object]:
     """Where logs hold the errors of those that ended first."""
     events = exceptions(job.evidence) if job.evidence else ()
     own = [line_of(event) for event in events if event.rank in ending.ranks]
@@ -418,7 +422,7 @@ def _line(failure: Failure | None) -> Frame | None:
     return next((frame for frame in frames if frame.user), next(iter(lines or frames), None))
 
 
-def _claim(found: Diagnosis, ending: Ending) -> str:
+def _claim(found: Diagnosis, ending: RunEnd) -> str:
     who, several = stall_ranks(found), len(ending.ranks) > 1
     others, verb = ranks_in_words(ending.consequences), "report" if len(ending.consequences) > 1 else "reports"
     after = f"; what {others} {verb} is a consequence" if ending.consequences else ""
@@ -443,7 +447,7 @@ def _headline(failure: Failure, most: int = 200) -> str:
     return words if len(words) <= most else f"{words[:most]}…"
 
 
-def _fix(found: Diagnosis, ending: Ending) -> str:
+def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
             "All ranks have to leave the loop at the same batch: see DATA001 and DATA010 for loaders of different "

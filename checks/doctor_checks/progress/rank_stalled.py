@@ -9,24 +9,25 @@ from doctor.api import (
     Diagnosis,
     EpochEnd,
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
+    Passes,
     ProgressFacts,
     RecorderFacts,
-    Said,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Source,
-    Uneven,
+    UnevenLoaders,
     Unknown,
     Verdict,
-    Well,
-    accused_by_ras,
     check,
     diagnose_stall,
-    is_said,
+    event_groups,
+    finding_from_logs,
+    is_logged,
     logged,
     missed_call,
     numbered_call,
@@ -34,12 +35,11 @@ from doctor.api import (
     ranks_in_words,
     recorder_switch,
     running,
-    said,
     stall_evidence,
     stall_ranks,
     stall_waiters,
     stalled,
-    told_finding,
+    suspects_by_ras,
     user_frame,
     with_late_ranks,
     without_recorders,
@@ -82,23 +82,23 @@ def _told(job: Job) -> Iterator[Finding]:
     found = diagnose_stall(job)
     if found is not None and found.kind != "untold":
         return
-    if is_said(job, *_NAMED_MISSING):
-        for told in said(job, *_NAMED_MISSING):
+    if is_logged(job, *_NAMED_MISSING):
+        for told in event_groups(job, *_NAMED_MISSING):
             yield from _of_named(job, told)
         return
-    waited = tuple(event for told in said(job, *_TIMEOUTS) for event in told.events)
+    waited = tuple(event for told in event_groups(job, *_TIMEOUTS) for event in told.events)
     missing = _missing_from(job, waited)
     if missing:
-        yield _of_the_others(job, Said(waited[0].kind, waited), missing)
+        yield _of_the_others(job, EventGroup(waited[0].kind, waited), missing)
     elif waited:
-        yield _of_timeouts(job, Said(waited[0].kind, waited))
+        yield _of_timeouts(job, EventGroup(waited[0].kind, waited))
 
 
 def _by_ras(job: Job) -> Iterator[Finding]:
     """Who is silent or stays behind, as NCCL's own service sees it."""
-    for one in accused_by_ras(job):
+    for one in suspects_by_ras(job):
         if one.charge in ("silent", "behind"):
-            yield told_finding(
+            yield finding_from_logs(
                 one.said,
                 one.words,
                 ranks=one.ranks,
@@ -115,15 +115,15 @@ _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 _TIMEOUTS = ("torch.nccl.watchdog_timeout", "torch.nccl.blocking_wait", "torch.nccl2.timeout", "gloo.timeout")
 
 
-def _of_named(job: Job, told: Said) -> Iterator[Finding]:
+def _of_named(job: Job, told: EventGroup) -> Iterator[Finding]:
     texts = (*told.values("failed"), *told.values("ranks"))
     missing = tuple(sorted({int(one) for text in texts for one in text.split(",") if one.strip()}))
     is_most = 2 * len(missing) > job.world_size
-    if is_most and is_said(job, "torch.wrapper_barrier"):
+    if is_most and is_logged(job, "torch.wrapper_barrier"):
         # The one that is there called what the others did not: RUN006.
         return
     meeting = "a barrier" if told.kind == "torch.monitored_barrier" else "any collective"
-    yield told_finding(
+    yield finding_from_logs(
         told,
         f"{ranks_in_words(missing)} did not come to {meeting}",
         ranks=missing,
@@ -140,8 +140,8 @@ def _missing_from(job: Job, waited: tuple[Event, ...]) -> tuple[int, ...]:
     return others if len(others) < len(ran_out) else ()
 
 
-def _of_the_others(job: Job, told: Said, missing: tuple[int, ...]) -> Finding:
-    return told_finding(
+def _of_the_others(job: Job, told: EventGroup, missing: tuple[int, ...]) -> Finding:
+    return finding_from_logs(
         told,
         f"{ranks_in_words(missing)} did not come to where {ranks_in_words(told.ranks)} waited until they ran out of "
         "time",
@@ -154,7 +154,7 @@ def _of_the_others(job: Job, told: Said, missing: tuple[int, ...]) -> Finding:
     )
 
 
-def _of_timeouts(job: Job, told: Said) -> Finding:
+def _of_timeouts(job: Job, told: EventGroup) -> Finding:
     first = told.first
     operation, number = told.value("op"), told.value("seq")
     what = "a barrier, or one number" if first.value("nin") == "1" else ""
@@ -168,7 +168,7 @@ def _of_timeouts(job: Job, told: Said) -> Finding:
         "timeout_ms": told.value("timeout") or told.value("ms"),
         "ranks_that_waited": list(told.ranks),
     }
-    return told_finding(
+    return finding_from_logs(
         told,
         f"{who}{call} ran out of time, and nothing tells which rank was missing",
         ranks=(),
@@ -189,7 +189,7 @@ def _collect(job: Job | None) -> str:
     )
 
 
-def _dumps(sketch: Sketch) -> Sketch:
+def _dumps(sketch: JobBuilder) -> JobBuilder:
     """The same job, of which dumps of its flight recorders are left and nothing else."""
     return sketch.drop(ProgressFacts, reason="no such evidence")
 
@@ -203,35 +203,35 @@ def _dumps(sketch: Sketch) -> Sketch:
     instead=(RecorderFacts,),
     told=_told,
     cases=lambda: (
-        Well("a run that moves", running(hosts=2, per_host=2)),
-        Well("a run without a flight recorder that moves", without_recorders(running(1, 4))),
-        Well(
+        Passes("a run that moves", running(hosts=2, per_host=2)),
+        Passes("a run without a flight recorder that moves", without_recorders(running(1, 4))),
+        Passes(
             "all compile: nobody waits",
             with_late_ranks(stalled(), (0, 1), package_frame("torch/_inductor/compile_fx.py", 700, "compile_fx")),
         ),
-        Well(
+        Passes(
             "one rank validates slowly, nobody waits for it",
             with_late_ranks(running(1, 4), (2,), user_frame(80, "validation_step"), state="stalled", idle=40.0),
         ),
-        Well("progress went on after a stall", stalled().alter(ProgressFacts, state="running", idle=0.2)),
-        Well(
+        Passes("progress went on after a stall", stalled().alter(ProgressFacts, state="running", idle=0.2)),
+        Passes(
             "a rank that is no longer about it than its own pace allows",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="running", point="step", limit=60.0),
             silent=False,
         ),
-        Well("a log without a time-out", logged("[rank0]: step 1", "[rank1]: step 1")),
-        Sick(
+        Passes("a log without a time-out", logged("[rank0]: step 1", "[rank1]: step 1")),
+        Fails(
             "in a log, one time-out and nothing else",
             logged(_WATCHDOG.format(rank=6, number=4)),
             severity=Severity.WARNING,
         ),
-        Sick(
+        Fails(
             "in a log, a rank that Gloo's others waited for",
             logged(*(f"[rank{rank}]: RuntimeError: {_GLOO}" for rank in (0, 2)), "[rank1]: world_size: 3"),
             ranks=(1,),
         ),
-        Sick("in a log, ranks that did not come to a barrier", logged(_BARRIER), ranks=(1, 3)),
-        Sick(
+        Fails("in a log, ranks that did not come to a barrier", logged(_BARRIER), ranks=(1, 3)),
+        Fails(
             "in a log, a rank that had come less far",
             logged(
                 *(_WATCHDOG.format(rank=rank, number=808) for rank in (0, 1, 3)),
@@ -241,19 +241,21 @@ def _dumps(sketch: Sketch) -> Sketch:
             ),
             ranks=(2,),
         ),
-        Sick("a rank that sleeps in its step", with_late_ranks(stalled(1, 4), (2,), _SLEEPS, point="step"), ranks=(2,)),
-        Sick(
+        Fails(
+            "a rank that sleeps in its step", with_late_ranks(stalled(1, 4), (2,), _SLEEPS, point="step"), ranks=(2,)
+        ),
+        Fails(
             "a stopped rank",
             with_late_ranks(stalled(2, 2), (0,), state="stopped", seen_by=1, kernel_state="T"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a rank whose interpreter is held by C code",
             with_late_ranks(stalled(2, 2), (3,), _SLEEPS, state="silent", stack_from="signal"),
             ranks=(3,),
         ),
-        Sick("a rank of which nothing is heard", stalled(2, 2).only((0, 1, 2), absent=(3,)), ranks=(3,)),
-        Sick(
+        Fails("a rank of which nothing is heard", stalled(2, 2).only((0, 1, 2), absent=(3,)), ranks=(3,)),
+        Fails(
             "without recorders, by stacks",
             without_recorders(with_late_ranks(stalled(1, 4), (1,), _SLEEPS, point="step")).alter(
                 ProgressFacts,
@@ -262,29 +264,29 @@ def _dumps(sketch: Sketch) -> Sketch:
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a device that does not finish",
             stalled(1, 4, gpus=4).alter(RecorderFacts, ranks=(2,), collectives=_device_behind),
             ranks=(2,),
         ),
-        Sick(
+        Fails(
             "a loader that ended, and others that go on",
             stalled(1, 3).alter(
                 ProgressFacts, ranks=(1,), point="epoch-end", ended=(EpochEnd("train", 0, 1, 40),), batch=39
             ),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "a rank that ended its run",
             with_late_ranks(stalled(1, 3), (0,), state="ended", stage="teardown", point="ended"),
             ranks=(0,),
         ),
-        Sick("all in the same call: the network", stalled(2, 2), ranks=(0, 1, 2, 3)),
-        Well("dumps of a moment at which all are in one call, and how long can't be seen", _dumps(stalled(2, 2))),
-        Well("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
-        Sick("dumps of a rank that did not come", _dumps(with_late_ranks(stalled(1, 4), (2,))), ranks=(2,)),
-        Sick("dumps of all ranks but one", _dumps(stalled(1, 4)).only((0, 1, 3)), ranks=(2,)),
-        Sick(
+        Fails("all in the same call: the network", stalled(2, 2), ranks=(0, 1, 2, 3)),
+        Passes("dumps of a moment at which all are in one call, and how long can't be seen", _dumps(stalled(2, 2))),
+        Passes("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
+        Fails("dumps of a rank that did not come", _dumps(with_late_ranks(stalled(1, 4), (2,))), ranks=(2,)),
+        Fails("dumps of all ranks but one", _dumps(stalled(1, 4)).only((0, 1, 3)), ranks=(2,)),
+        Fails(
             "dumps of a device that does not finish",
             _dumps(stalled(1, 4, gpus=4).alter(RecorderFacts, ranks=(2,), collectives=_device_behind)),
             ranks=(2,),
@@ -414,7 +416,7 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
     )
 
 
-def _loader_ended(found: Diagnosis, uneven: Uneven) -> tuple[str, str]:
+def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
     epoch = f" in epoch {uneven.epoch}" if uneven.epoch is not None else ""

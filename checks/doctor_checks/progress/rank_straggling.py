@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 from doctor.api import (
     PHASES,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     MemorySample,
-    Others,
+    Passes,
+    PeerValues,
     Rank,
     RunMemoryFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     StepFacts,
     TrainingFacts,
     Verdict,
-    Well,
     Window,
     check,
     common_windows,
@@ -75,7 +75,7 @@ def _windows(count: int = 6, first: int = 100, mean: float | None = None, **part
     )
 
 
-def _job(usual: StepFacts, slow: Mapping[int, StepFacts], hosts: int = 2, gpus: int | None = 0) -> Sketch:
+def _job(usual: StepFacts, slow: Mapping[int, StepFacts], hosts: int = 2, gpus: int | None = 0) -> JobBuilder:
     sketch = running(hosts, 2, gpus=gpus).put(usual)
     for rank, steps in slow.items():
         sketch = sketch.put(steps, ranks=(rank,))
@@ -106,51 +106,51 @@ def _swinging() -> StepFacts:
     when="R",
     needs=(StepFacts,),
     cases=lambda: (
-        Well("all alike", running(2, 4)),
-        Well("a rank alone", running(1, 1)),
-        Well("too few windows", _job(_windows(2), {1: _windows(2, data=0.2, backward=0.06)})),
-        Well("short windows say nothing", _job(_windows(3), {}).put(StepFacts(windows=(Window(0, 20, 0.01),) * 3))),
-        Well("noise of an overcommitted host", _job(_noisy(0), {1: _noisy(1), 2: _noisy(2), 3: _noisy(3)})),
-        Well("a rank that is fast", _job(_windows(data=0.06), {2: _windows(data=0.005, backward=0.305)})),
-        Well("every other window", _job(_windows(), {1: _swinging()})),
-        Well("8 % of a step", _job(_windows(), {3: _windows(data=0.042, backward=0.218)})),
-        Well(
+        Passes("all alike", running(2, 4)),
+        Passes("a rank alone", running(1, 1)),
+        Passes("too few windows", _job(_windows(2), {1: _windows(2, data=0.2, backward=0.06)})),
+        Passes("short windows say nothing", _job(_windows(3), {}).put(StepFacts(windows=(Window(0, 20, 0.01),) * 3))),
+        Passes("noise of an overcommitted host", _job(_noisy(0), {1: _noisy(1), 2: _noisy(2), 3: _noisy(3)})),
+        Passes("a rank that is fast", _job(_windows(data=0.06), {2: _windows(data=0.005, backward=0.305)})),
+        Passes("every other window", _job(_windows(), {1: _swinging()})),
+        Passes("8 % of a step", _job(_windows(), {3: _windows(data=0.042, backward=0.218)})),
+        Passes(
             "much of a very short step",
             _job(
                 _windows(60, data=0.0005, forward=0.001, backward=0.004, optimizer=0.001, other=0.001),
                 {1: _windows(60, data=0.0035, forward=0.001, backward=0.001, optimizer=0.001, other=0.001)},
             ),
         ),
-        Well("all ranks wait for data alike", _job(_windows(data=0.2), {})),
-        Sick("data, seen by who waits least", _job(_windows(), {2: _windows(data=0.11, backward=0.15)}), ranks=(2,)),
-        Sick("12 % of a step", _job(_windows(), {3: _windows(data=0.06, backward=0.2)}), ranks=(3,)),
-        Sick(
+        Passes("all ranks wait for data alike", _job(_windows(data=0.2), {})),
+        Fails("data, seen by who waits least", _job(_windows(), {2: _windows(data=0.11, backward=0.15)}), ranks=(2,)),
+        Fails("12 % of a step", _job(_windows(), {3: _windows(data=0.06, backward=0.2)}), ranks=(3,)),
+        Fails(
             "the slower one of two, by where the other waits",
             _job(_windows(backward=0.35), {0: _windows(data=0.11)}, hosts=1),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "a slow forward pass",
             _job(_windows(), {1: _windows(forward=0.19, backward=0.16)}),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "rank 0 logs while the others wait for its flag",
             _job(_windows(data=0.13), {0: _windows(other=0.13)}),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "one of two logs while the other waits for its flag",
             _job(_windows(data=0.13), {0: _windows(other=0.13)}, hosts=1),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "both ranks of one host",
             _job(_windows(), {2: _windows(data=0.1, backward=0.16), 3: _windows(data=0.11, backward=0.15)}),
             ranks=(2, 3),
         ),
-        Well("ranks that do not wait for one another", _job(_windows(), {1: _windows(forward=0.3)})),
-        Well(
+        Passes("ranks that do not wait for one another", _job(_windows(), {1: _windows(forward=0.3)})),
+        Passes(
             "a rank that takes two batches a step, the other three",
             _job(
                 _windows(60, data=0.0001, forward=0.0, backward=0.0, optimizer=0.0, other=0.0219),
@@ -158,7 +158,7 @@ def _swinging() -> StepFacts:
                 hosts=1,
             ),
         ),
-        Well(
+        Passes(
             "the same, where a batch with a reduction takes longer",
             _job(
                 _windows(60, mean=0.022, data=0.0, forward=0.0, backward=0.0, optimizer=0.0, other=0.01),
@@ -166,12 +166,12 @@ def _swinging() -> StepFacts:
                 hosts=1,
             ),
         ),
-        Sick(
+        Fails(
             "gradients are accumulated, and the others wait in every eighth batch",
             _job(_windows(mean=0.49), {1: _windows(mean=0.49, forward=0.19)}),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "on GPUs the others wait where they read a value back",
             _job(_windows(other=0.12), {1: _windows(data=0.12)}, hosts=1, gpus=None),
             ranks=(1,),
@@ -264,9 +264,9 @@ def _lags(
     """The ranks that are slow in one window. Who spends more in a part in which others are likely to be waited for has
     waited; who spends more elsewhere, and less there, was waited for."""
     parts = {rank: parts_of(window) for rank, window in windows.items()}
-    peers = {name: Others(own[name] for own in parts.values()) for name in PHASES}
-    totals = Others(window.total for window in windows.values())
-    means = Others(map(_mean, windows.values()))
+    peers = {name: PeerValues(own[name] for own in parts.values()) for name in PHASES}
+    totals = PeerValues(window.total for window in windows.values())
+    means = PeerValues(map(_mean, windows.values()))
     for rank, own in parts.items():
         excess = {name: own[name] - peers[name].median(own[name]) for name in PHASES}
         part, wait = max(PHASES, key=excess.__getitem__), min(PHASES, key=excess.__getitem__)

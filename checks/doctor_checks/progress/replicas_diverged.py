@@ -8,20 +8,20 @@ from typing import NamedTuple
 from doctor.api import (
     Checksum,
     Counted,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
+    MajoritySplit,
     ModelFacts,
+    Passes,
     Rank,
     ReplicaFacts,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
-    Split,
     Unknown,
     Verdict,
-    Well,
     check,
     in_a_loop,
     ranks_in_words,
@@ -45,15 +45,15 @@ def _both(steps: ReplicaFacts, batches: ReplicaFacts) -> ReplicaFacts:
     return ReplicaFacts(checksums=steps.checksums + batches.checksums)
 
 
-def _by_batch(first: ReplicaFacts, second: ReplicaFacts) -> Sketch:
+def _by_batch(first: ReplicaFacts, second: ReplicaFacts) -> JobBuilder:
     return running(1, 2).put(first, ranks=(0,)).put(second, ranks=(1,))
 
 
-def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> Sketch:
+def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> JobBuilder:
     return running(2, 2).put(_sums("a", "b", "c", part=part)).put(_sums(*values, part=part), ranks=ranks)
 
 
-def _each_for_itself() -> Sketch:
+def _each_for_itself() -> JobBuilder:
     sketch = running(2, 2)
     for rank in range(4):
         sketch = sketch.put(_sums(f"a{rank}", f"b{rank}"), ranks=(rank,))
@@ -67,45 +67,47 @@ def _each_for_itself() -> Sketch:
     when="R",
     needs=(ReplicaFacts, ModelFacts),
     cases=lambda: (
-        Well("equal everywhere", running(2, 4)),
-        Well("a rank that is a step behind", _with("a", "b", ranks=(1,))),
-        Well(
+        Passes("equal everywhere", running(2, 4)),
+        Passes("a rank that is a step behind", _with("a", "b", ranks=(1,))),
+        Passes(
             "a rank whose older sums are forgotten", running(1, 2).put(ReplicaFacts(checksums=(Checksum(100, "2e00"),)))
         ),
-        Well("shards of one model", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, replicated=False)),
-        Well("stages of a pipeline", _with("x", "y", "z", ranks=(2, 3)).alter(ModelFacts, ranks=(2, 3), digest="two")),
-        Well(
+        Passes("shards of one model", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, replicated=False)),
+        Passes(
+            "stages of a pipeline", _with("x", "y", "z", ranks=(2, 3)).alter(ModelFacts, ranks=(2, 3), digest="two")
+        ),
+        Passes(
             "other tensors were added up on the two ranks",
             running(1, 2).put(_sums("a", part="first"), ranks=(0,)).put(_sums("z", part="second"), ranks=(1,)),
         ),
-        Well(
+        Passes(
             "parts of a model of one shape, each replicated by itself",
             in_a_loop(_with("x", "y", "z", ranks=(1, 3)), (0, 2), (1, 3)),
         ),
-        Well(
+        Passes(
             "a loop of the user's own, whose ranks may train what they like",
             in_a_loop(_with("x", "y", "z", ranks=(1,))),
         ),
-        Well("a rank alone", running(1, 1)),
-        Well(
+        Passes("a rank alone", running(1, 1)),
+        Passes(
             "equal after equal steps, which ranks take different numbers of batches for",
             _by_batch(
                 _both(_sums("a", "b"), _sums("h", "a", counted="batch")),
                 _both(_sums("a", "b"), _sums("x", "y", counted="batch")),
             ),
         ),
-        Well(
+        Passes(
             "equal after equal batches, where a rank did not count every step",
             _by_batch(
                 _both(_sums("a", "b"), _sums("a", "b", counted="batch")),
                 _both(_sums("x", "y"), _sums("a", "b", counted="batch")),
             ),
         ),
-        Well(
+        Passes(
             "different after equal batches, where nobody counts steps",
             _by_batch(_sums("a", "b", counted="batch", moved=True), _sums("x", "y", counted="batch", moved=True)),
         ),
-        Sick(
+        Fails(
             "different after equal batches too",
             _by_batch(
                 _both(_sums("a", "b"), _sums("a", "b", counted="batch")),
@@ -113,7 +115,7 @@ def _each_for_itself() -> Sketch:
             ),
             ranks=(0, 1),
         ),
-        Sick(
+        Fails(
             "a rank whose optimizer never steps",
             _by_batch(
                 _both(_sums("b", "c"), _sums("b", "c", counted="batch", moved=True)),
@@ -121,15 +123,17 @@ def _each_for_itself() -> Sketch:
             ),
             ranks=(1,),
         ),
-        Sick("one rank from step 100 on", _with("a", "y", "z", ranks=(2,)), ranks=(2,)),
-        Sick("from the start", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, ranks=(1,), initial="9"), ranks=(1,)),
-        Sick("both ranks of a job of two", running(1, 2).put(_sums("q", "r"), ranks=(1,)), ranks=(0, 1)),
-        Sick("every rank for itself", _each_for_itself(), ranks=(0, 1, 2, 3)),
-        Sick("two that agree with one another", _with("a", "b", "z", ranks=(0, 3)), ranks=(0, 1, 2, 3)),
-        Sick(
+        Fails("one rank from step 100 on", _with("a", "y", "z", ranks=(2,)), ranks=(2,)),
+        Fails(
+            "from the start", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, ranks=(1,), initial="9"), ranks=(1,)
+        ),
+        Fails("both ranks of a job of two", running(1, 2).put(_sums("q", "r"), ranks=(1,)), ranks=(0, 1)),
+        Fails("every rank for itself", _each_for_itself(), ranks=(0, 1, 2, 3)),
+        Fails("two that agree with one another", _with("a", "b", "z", ranks=(0, 3)), ranks=(0, 1, 2, 3)),
+        Fails(
             "one of the replicas of a part", in_a_loop(_with("a", "b", "z", ranks=(3,)), (0, 2), (1, 3)), ranks=(1, 3)
         ),
-        Sick("a part of the tensors", _with("a", "b", "y", ranks=(3,), part="17"), ranks=(3,)),
+        Fails("a part of the tensors", _with("a", "b", "y", ranks=(3,), part="17"), ranks=(3,)),
     ),
 )
 def replicas_diverged(job: Job) -> Iterator[Verdict]:
@@ -163,7 +167,7 @@ class _Compared(NamedTuple):
 
     step: int
     part: str
-    split: Split
+    split: MajoritySplit
     still: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()
 

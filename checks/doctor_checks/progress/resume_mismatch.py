@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
     Skip,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     logged,
     ranks_in_words,
-    said,
-    told_finding,
 )
 
 _ZERO = (
@@ -41,19 +41,19 @@ _FLAT = (
     when="PM",
     peers=False,
     cases=lambda: (
-        Well("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
-        Well(
+        Passes("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
+        Passes(
             "a job that was resumed twice",
             logged("[rank0]: Resuming from step 100", "[rank0]: Resuming from step 900"),
         ),
-        Well(
+        Passes(
             "another head on a model that is tuned",
             logged(
                 "size mismatch for head.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, "
                 "the shape in current model is torch.Size([10, 512])."
             ),
         ),
-        Well(
+        Passes(
             "random numbers of fewer processes",
             logged(
                 "Didn't find an RNG file for process 5, if you are resuming a training that was launched in a "
@@ -61,16 +61,16 @@ _FLAT = (
             ),
             silent=False,
         ),
-        Sick("ZeRO's partitions", logged(_ZERO)),
-        Sick("FSDP's flat parameters", logged(f"RuntimeError: Error(s) in loading state_dict: {_FLAT}")),
-        Sick(
+        Fails("ZeRO's partitions", logged(_ZERO)),
+        Fails("FSDP's flat parameters", logged(f"RuntimeError: Error(s) in loading state_dict: {_FLAT}")),
+        Fails(
             "Megatron's sizes",
             logged(
                 "AssertionError: tensor_model_parallel_size value from checkpoint (4) is not equal to the input "
                 "argument value (2)."
             ),
         ),
-        Sick(
+        Fails(
             "one rank resumes elsewhere",
             logged(
                 "[rank0]: Resuming from step 1200",
@@ -93,8 +93,8 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         yield Skip("no log tells of a checkpoint")
     yield from _worlds(job)
     yield from _shards(job)
-    for told in said(job, "run.resume_rng"):
-        yield told_finding(
+    for told in event_groups(job, "run.resume_rng"):
+        yield finding_from_logs(
             told,
             "the checkpoint holds no random number state for some ranks: it was written by fewer",
             severity=Severity.INFO,
@@ -113,13 +113,13 @@ _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 def _worlds(job: Job) -> Iterator[Finding]:
     """Refusals that name the number of ranks, or a size of their groups."""
-    for told in said(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
+    for told in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
         was = next((value for name in ("was", "was2", "was3", "old", "old2") if (value := told.value(name))), "other")
         now = next((value for name in ("now", "now3", "new", "new2") if (value := told.value(name))), "another number")
         if told.value("was2") and not any(_REFUSED.search(event.text) for event in told.events):
             continue
         what = f"with {told.value('arg')} {was}" if told.value("arg") else f"by {was} ranks"
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the checkpoint was written {what}, and is loaded with {now}",
             ranks=(),
@@ -129,13 +129,13 @@ def _worlds(job: Job) -> Iterator[Finding]:
 
 def _shards(job: Job) -> Iterator[Finding]:
     """Tensors of shards that do not fit."""
-    for told in said(job, *_SIZES):
+    for told in event_groups(job, *_SIZES):
         of_shards = tuple(one for one in told.events if _is_of_shard(one))
         if of_shards:
             first = of_shards[0]
             name = first.value("key") or first.value("key2")
-            yield told_finding(
-                Said(told.kind, of_shards),
+            yield finding_from_logs(
+                EventGroup(told.kind, of_shards),
                 f"{name} in the checkpoint is another shard than the one that is wanted",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
@@ -153,7 +153,7 @@ def _is_of_shard(event: Event) -> bool:
 def _steps(job: Job) -> Iterator[Finding]:
     """Ranks that say the same words with another step, each as often as the others."""
     by_rank: dict[int, list[Event]] = {}
-    for told in said(job, "run.resumed"):
+    for told in event_groups(job, "run.resumed"):
         for event in told.events:
             if event.rank is not None:
                 by_rank.setdefault(event.rank, []).append(event)
@@ -172,8 +172,8 @@ def _apart(steps: dict[str, list[int]], last: dict[int, Event]) -> Finding:
     even = len(ordered[0][1]) == len(ordered[1][1])
     odd = sorted(rank for _, ranks in (ordered if even else ordered[1:]) for rank in ranks)
     events = tuple(last[rank] for rank in (*odd, *(rank for rank in last if rank not in odd)))
-    return told_finding(
-        Said("run.resumed", events),
+    return finding_from_logs(
+        EventGroup("run.resumed", events),
         "ranks resume at different steps: "
         + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
         ranks=tuple(odd),

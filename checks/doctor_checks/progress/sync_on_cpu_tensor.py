@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Frame, Job, Said, Severity, Sick, Verdict, Well, check, logged, said, told_finding
+from doctor.api import (
+    EventGroup,
+    Fails,
+    Finding,
+    Frame,
+    Job,
+    Passes,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    logged,
+)
 
 _OLD = "RuntimeError: Tensors must be CUDA and dense"
 _NEW = "RuntimeError: No backend type associated with device type cpu"
@@ -15,12 +28,12 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
     severity=Severity.ERROR,
     when="M",
     cases=lambda: (
-        Well("both back ends, as torch has them by default", logged("Using backend cpu:gloo,cuda:nccl")),
-        Well("another complaint about tensors", logged("RuntimeError: Tensors must be contiguous")),
-        Sick("before torch 2", logged(_OLD)),
-        Sick("since torch 2", logged(_NEW)),
-        Sick("on one rank", logged(f"[rank2]: {_NEW}"), ranks=(2,)),
-        Sick(
+        Passes("both back ends, as torch has them by default", logged("Using backend cpu:gloo,cuda:nccl")),
+        Passes("another complaint about tensors", logged("RuntimeError: Tensors must be contiguous")),
+        Fails("before torch 2", logged(_OLD)),
+        Fails("since torch 2", logged(_NEW)),
+        Fails("on one rank", logged(f"[rank2]: {_NEW}"), ranks=(2,)),
+        Fails(
             "in a log of Lightning",
             logged(
                 '[rank0]:   File "/env/lib/python3.11/site-packages/lightning/fabric/utilities/distributed.py", '
@@ -41,15 +54,15 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     `init_process_group("cpu:gloo,cuda:nccl")`, in Lightning
     `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
     """
-    for told in said(job, "torch.cpu_tensor", "run.cpu_tensor"):
+    for told in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
         yield _finding(told)
 
 
-def _finding(told: Said) -> Finding:
+def _finding(told: EventGroup) -> Finding:
     device = told.value("device") or "cpu"
     frames = next((event.frames for event in told.events if event.frames), ())
     who, fix = _caller(frames)
-    return told_finding(
+    return finding_from_logs(
         told,
         f"a tensor of the device type {device} is given to a collective{who}, and the group has no back end for it",
         fix=fix,

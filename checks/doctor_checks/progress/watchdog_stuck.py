@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from doctor.api import (
     Event,
+    EventGroup,
+    Fails,
     Finding,
     Job,
-    Said,
+    Passes,
     Severity,
-    Sick,
     Verdict,
-    Well,
     check,
-    is_said,
+    event_groups,
+    finding_from_logs,
+    is_logged,
     logged,
-    said,
-    told_finding,
 )
 
 _STUCK = (
@@ -43,12 +43,12 @@ _KINDS = ("torch.nccl.heartbeat", "run.no_heartbeat", "torch.nccl.gil")
     severity=Severity.ERROR,
     when="M",
     cases=lambda: (
-        Well("a run that says nothing of it", logged("[rank0]: Epoch 3 done")),
-        Well("a collective ran out of time", logged(_TIMED_OUT)),
-        Well("a collective ran out of time, and the monitor after it", logged(_TIMED_OUT, _STUCK), silent=False),
-        Sick("as since torch 2.4", logged(_STUCK), ranks=(1,)),
-        Sick("as in torch 2.3", logged(_OLD), ranks=(0,)),
-        Sick("the interpreter's lock is held", logged(_STUCK, _GIL), ranks=(1, 2)),
+        Passes("a run that says nothing of it", logged("[rank0]: Epoch 3 done")),
+        Passes("a collective ran out of time", logged(_TIMED_OUT)),
+        Passes("a collective ran out of time, and the monitor after it", logged(_TIMED_OUT, _STUCK), silent=False),
+        Fails("as since torch 2.4", logged(_STUCK), ranks=(1,)),
+        Fails("as in torch 2.3", logged(_OLD), ranks=(0,)),
+        Fails("the interpreter's lock is held", logged(_STUCK, _GIL), ranks=(1, 2)),
     ),
 )
 def watchdog_stuck(job: Job) -> Iterator[Verdict]:
@@ -59,17 +59,17 @@ def watchdog_stuck(job: Job) -> Iterator[Verdict]:
     Fix: `py-spy dump --native --pid PID` while it stands; `dmesg -T | grep -i xid` for the driver. Where the work only
     takes that long, `export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`.
     """
-    events = tuple(event for kind in _KINDS for one in said(job, kind) for event in one.events)
+    events = tuple(event for kind in _KINDS for one in event_groups(job, kind) for event in one.events)
     if events:
         yield _finding(job, events)
 
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
-    told = Said(events[0].kind, events)
+    told = EventGroup(events[0].kind, events)
     holds_lock = any(event.kind == "torch.nccl.gil" for event in events)
     seconds = told.value("s")
-    is_consequence = is_said(job, "torch.nccl.watchdog_timeout")
-    return told_finding(
+    is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
+    return finding_from_logs(
         told,
         f"the watchdog made no progress{f' for {seconds} s' if seconds else ''}, and the monitor ended the process"
         + (": a thread holds the interpreter's lock" if holds_lock else "")

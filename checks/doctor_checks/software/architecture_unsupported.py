@@ -7,34 +7,34 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Gpu,
     GpuFacts,
     Job,
+    JobBuilder,
+    Passes,
     Rank,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     TorchBuild,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     gpu_of,
     healthy,
     logged,
     on_processor,
-    said,
-    told_finding,
 )
 
 _BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
 
 
-def _built(*architectures: str, capability: str = "9.0") -> Sketch:
+def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     """A torch with these architectures; the second host has GPUs of that capability."""
     return (
         healthy(hosts=2)
@@ -45,9 +45,9 @@ def _built(*architectures: str, capability: str = "9.0") -> Sketch:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "version.architecture"):
+    for told in event_groups(job, "version.architecture"):
         code = next((value for name in ("sm", "sm2", "sm3", "compute") if (value := told.value(name))), None)
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"what was installed has no code for this GPU{f' ({code})' if code else ''}",
             evidence={"architecture": code} if code else None,
@@ -64,22 +64,22 @@ def _told(job: Job) -> Iterator[Finding]:
     needs=(SoftwareFacts, GpuFacts),
     told=_told,
     cases=lambda: (
-        Well("code for this GPU", _built(*_BUILT)),
-        Well("the files do not tell", healthy(hosts=2)),
-        Well("code for an older GPU of the same generation", _built(*_BUILT, capability="8.9")),
-        Well("PTX that the driver compiles", _built(*_BUILT, "compute_90", capability="12.0")),
-        Well("code for the family", _built(*_BUILT, "sm_100f", capability="10.3")),
-        Sick("a GPU newer than torch", _built(*_BUILT, capability="12.0"), ranks=(2, 3)),
-        Sick("a GPU that torch dropped", _built(*_BUILT, capability="6.1"), ranks=(2, 3)),
-        Sick("code for a later GPU of the generation", _built("sm_86", "sm_90", capability="8.0"), ranks=(2, 3)),
-        Sick("code for one GPU alone", _built(*_BUILT, "sm_100a", capability="10.3"), ranks=(2, 3)),
-        Well("a log names architectures", logged("TORCH_CUDA_ARCH_LIST=8.0;9.0", "building for sm_90")),
-        Sick(
+        Passes("code for this GPU", _built(*_BUILT)),
+        Passes("the files do not tell", healthy(hosts=2)),
+        Passes("code for an older GPU of the same generation", _built(*_BUILT, capability="8.9")),
+        Passes("PTX that the driver compiles", _built(*_BUILT, "compute_90", capability="12.0")),
+        Passes("code for the family", _built(*_BUILT, "sm_100f", capability="10.3")),
+        Fails("a GPU newer than torch", _built(*_BUILT, capability="12.0"), ranks=(2, 3)),
+        Fails("a GPU that torch dropped", _built(*_BUILT, capability="6.1"), ranks=(2, 3)),
+        Fails("code for a later GPU of the generation", _built("sm_86", "sm_90", capability="8.0"), ranks=(2, 3)),
+        Fails("code for one GPU alone", _built(*_BUILT, "sm_100a", capability="10.3"), ranks=(2, 3)),
+        Passes("a log names architectures", logged("TORCH_CUDA_ARCH_LIST=8.0;9.0", "building for sm_90")),
+        Fails(
             "CUDA says so in a log",
             logged("[rank1]: RuntimeError: CUDA error: no kernel image is available for execution on the device"),
             ranks=(1,),
         ),
-        Sick(
+        Fails(
             "torch warns in a log",
             logged(
                 "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch "

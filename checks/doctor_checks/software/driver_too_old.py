@@ -7,30 +7,32 @@ from typing import NamedTuple
 
 from doctor.api import (
     DriverFacts,
+    Fails,
     Finding,
     GpuFacts,
     Job,
+    JobBuilder,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     TorchBuild,
     Unknown,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
     is_older,
     logged,
     minimum_driver,
-    said,
-    told_finding,
 )
 
 
-def _drivers(driver: str, supports: str | None, torch_cuda: str | None = "12.8", compat: str | None = None) -> Sketch:
+def _drivers(
+    driver: str, supports: str | None, torch_cuda: str | None = "12.8", compat: str | None = None
+) -> JobBuilder:
     """The second host with this driver, which supports that CUDA."""
     return (
         healthy(hosts=2)
@@ -41,9 +43,9 @@ def _drivers(driver: str, supports: str | None, torch_cuda: str | None = "12.8",
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "version.driver", by=("mismatch", "unloaded")):
+    for told in event_groups(job, "version.driver", by=("mismatch", "unloaded")):
         if told.value("unloaded"):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the NVIDIA driver is not loaded",
                 fix="`sudo modprobe nvidia`; after an update of the kernel the driver has to be built anew.",
@@ -52,7 +54,7 @@ def _told(job: Job) -> Iterator[Finding]:
             )
             continue
         if told.value("mismatch"):
-            yield told_finding(
+            yield finding_from_logs(
                 told,
                 "the loaded driver is not of the release of its libraries: it was updated and not loaded anew",
                 fix="Reboot the host, or unload and load the nvidia modules.",
@@ -61,7 +63,7 @@ def _told(job: Job) -> Iterator[Finding]:
             )
             continue
         found = told.value("found")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             "the driver is too old for the CUDA that is in use"
             + (f": it supports {int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""),
@@ -82,34 +84,34 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     needs=(SoftwareFacts, GpuFacts),
     told=_told,
     cases=lambda: (
-        Well("newer than needed", healthy(hosts=2)),
-        Well("older within the same major release", _drivers("525.60.13", "12.0")),
-        Well("CUDA 11 under a driver for 12", _drivers("525.60.13", "12.0", torch_cuda="11.8")),
-        Well("too old, with a forward-compatibility package", _drivers("535.183.01", "12.2", "13.0", "580.82.07")),
-        Well("torch without CUDA on that host", _drivers("470.57.02", "11.4", torch_cuda=None)),
-        Sick(
+        Passes("newer than needed", healthy(hosts=2)),
+        Passes("older within the same major release", _drivers("525.60.13", "12.0")),
+        Passes("CUDA 11 under a driver for 12", _drivers("525.60.13", "12.0", torch_cuda="11.8")),
+        Passes("too old, with a forward-compatibility package", _drivers("535.183.01", "12.2", "13.0", "580.82.07")),
+        Passes("torch without CUDA on that host", _drivers("470.57.02", "11.4", torch_cuda=None)),
+        Fails(
             "a forward-compatibility package for a GeForce card",
             _drivers("570.124.06", "12.8", "13.0", "580.82.07").gpu(
                 0, hosts=("node1",), name="NVIDIA GeForce RTX 4090"
             ),
             ranks=(2, 3),
         ),
-        Sick("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
-        Sick("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
-        Sick("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
-        Sick(
+        Fails("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
+        Fails("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
+        Fails("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
+        Fails(
             "the compatibility package is too old itself",
             _drivers("470.57.02", "11.4", "13.0", "570.86.10"),
             ranks=(2, 3),
         ),
-        Well(
+        Passes(
             "a log names the driver",
             logged(
                 "NVIDIA-SMI 570.124.06   Driver Version: 570.124.06   CUDA Version: 12.8",
                 "NCCL INFO cudaDriverVersion 12080",
             ),
         ),
-        Sick(
+        Fails(
             "torch says so in a log",
             logged(
                 "[rank0]: RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please "
@@ -117,22 +119,22 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
             ),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "NCCL says so in a log",
             logged(
                 "node7:41:77 [0] NCCL WARN Cuda failure 35 'CUDA driver version is insufficient for CUDA runtime "
                 "version'"
             ),
         ),
-        Sick(
+        Fails(
             "a driver that is not there, by a log",
             logged("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
         ),
-        Sick(
+        Fails(
             "code that the driver can't read, by a log",
             logged("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain."),
         ),
-        Sick(
+        Fails(
             "a driver that waits to be loaded, by a log",
             logged("Failed to initialize NVML: Driver/library version mismatch"),
         ),
@@ -150,7 +152,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     if not any(built):
         yield Skip("torch is built without CUDA" if built else "torch is not installed")
         return
-    old: dict[_Need, list[int]] = {}
+    old: dict[_DriverRequirement, list[int]] = {}
     for software, gpus, alike in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
         if software.torch is None or software.torch.cuda is None:
             continue
@@ -165,7 +167,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         yield _finding(need, tuple(ranks))
 
 
-class _Need(NamedTuple):
+class _DriverRequirement(NamedTuple):
     """A torch's CUDA and its minimum driver; the driver, the CUDA that it supports, and a compatibility package."""
 
     cuda: str
@@ -175,16 +177,16 @@ class _Need(NamedTuple):
     compatibility: str | None
 
 
-def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _Need:
+def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequirement:
     driver = gpus.driver_version or (drivers.kernel_driver if drivers else None)
     # Forward compatibility is for data-centre cards and some workstation ones (CUDA compatibility guide); CUDA refuses
     # it on others with error 804.
     desktop = any("GeForce" in gpu.name for gpu in gpus.gpus)
     compatibility = drivers.forward_compatibility if drivers and not desktop else None
-    return _Need(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
+    return _DriverRequirement(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
 
 
-def _is_too_old(need: _Need) -> bool:
+def _is_too_old(need: _DriverRequirement) -> bool:
     """By the major release of CUDA that the driver says it supports: every driver of that major release runs all of
     its minor releases (CUDA compatibility guide, "minor version compatibility"). Without that, by the driver's number,
     which counts differently under WSL and on Jetson."""
@@ -195,7 +197,7 @@ def _is_too_old(need: _Need) -> bool:
     return bool(need.driver and need.minimum and is_older(need.driver, need.minimum))
 
 
-def _finding(need: _Need, ranks: tuple[int, ...]) -> Finding:
+def _finding(need: _DriverRequirement, ranks: tuple[int, ...]) -> Finding:
     beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
     return Finding(
         f"driver {need.driver}{beside} is too old for CUDA {need.cuda}, which needs {need.minimum}",

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Package,
+    Passes,
     Requirement,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     TorchBuild,
     Unknown,
     Verdict,
-    Well,
     check,
     fits,
     healthy,
@@ -31,7 +31,7 @@ LIGHTNINGS = ("lightning", "pytorch-lightning", "lightning-fabric")
 """Distributions that are, or hold, Lightning."""
 
 
-def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str = "lightning") -> Sketch:
+def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str = "lightning") -> JobBuilder:
     return healthy(hosts=2).alter(
         SoftwareFacts,
         ranks=(2, 3),
@@ -48,16 +48,16 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
     when="P",
     needs=(SoftwareFacts,),
     cases=lambda: (
-        Well("both of one time", healthy(hosts=2)),
-        Well("no Lightning", healthy(hosts=2).alter(SoftwareFacts, packages=(), requirements=())),
-        Well("a vendor's build of the oldest release", _pair("2.6.1", "2.1.0a0+32f93b1")),
-        Sick("torch older than required", _pair("2.6.1", "2.0.1"), ranks=(2, 3)),
-        Sick(
+        Passes("both of one time", healthy(hosts=2)),
+        Passes("no Lightning", healthy(hosts=2).alter(SoftwareFacts, packages=(), requirements=())),
+        Passes("a vendor's build of the oldest release", _pair("2.6.1", "2.1.0a0+32f93b1")),
+        Fails("torch older than required", _pair("2.6.1", "2.0.1"), ranks=(2, 3)),
+        Fails(
             "an old Lightning that shuts torch 2 out",
             _pair("1.8.6", "2.8.0", ">=1.9,<2.0", "pytorch-lightning"),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "one release under both of its names",
             _pair("2.4.0", "2.8.0").alter(
                 SoftwareFacts,
@@ -68,7 +68,7 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
             ranks=(2, 3),
             severity=Severity.INFO,
         ),
-        Sick("torch newer than the newest tested", _pair("2.4.0", "2.8.0"), ranks=(2, 3), severity=Severity.INFO),
+        Fails("torch newer than the newest tested", _pair("2.4.0", "2.8.0"), ranks=(2, 3), severity=Severity.INFO),
     ),
 )
 def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:

@@ -6,32 +6,32 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
+    EventGroup,
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Package,
-    Said,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     SoftwareFacts,
     TrainerFacts,
     Unknown,
     Variable,
     Verdict,
-    Well,
     check,
+    event_groups,
+    finding_from_logs,
     healthy,
-    is_said,
+    is_logged,
     logged,
-    said,
-    told_finding,
     trainer_argument,
     trainer_strategy,
 )
 
 
-def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str) -> Sketch:
+def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str) -> JobBuilder:
     trainer = TrainerFacts(
         source=source,
         strategy=arguments.get("strategy"),
@@ -42,21 +42,21 @@ def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str
 
 def _heard(job: Job) -> Iterator[Finding]:
     yield from _arguments_told(job)
-    for told in said(job, "trainer.strategy_invalid", by=("strategy", "strategy2")):
+    for told in event_groups(job, "trainer.strategy_invalid", by=("strategy", "strategy2")):
         name = told.value("strategy") or told.value("strategy2") or ""
         known = trainer_strategy(name)
         instead = known.replacement if known else ""
         what = "accelerator" if "accelerator name" in told.first.text else "strategy"
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"this Lightning has no {what} {name}" + (f"; instead: {instead}" if instead else ""),
             evidence={"strategy": name},
             fix=f"use {instead}" if instead else "",
             confidence=0.95,
         )
-    for told in said(job, "trainer.interface_removed", by=("hook", "attribute", "module", "name")):
+    for told in event_groups(job, "trainer.interface_removed", by=("hook", "attribute", "module", "name")):
         name = next((value for key in ("hook", "attribute", "module", "name") if (value := told.value(key))), "")
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"the program uses {name}, which Lightning 2 no longer has",
             evidence={"name": name},
@@ -66,7 +66,7 @@ def _heard(job: Job) -> Iterator[Finding]:
 
 
 def _arguments_told(job: Job) -> Iterator[Finding]:
-    for told in said(job, "trainer.unexpected_argument", by=("argument",)):
+    for told in event_groups(job, "trainer.unexpected_argument", by=("argument",)):
         name = told.value("argument") or ""
         known = trainer_argument(name)
         is_current = known is not None and not (known.removed or known.since)
@@ -74,7 +74,7 @@ def _arguments_told(job: Job) -> Iterator[Finding]:
         if is_current or _is_anothers(told) or not (known or of_lightning):
             continue
         replacement = known.replacement if known else ""
-        yield told_finding(
+        yield finding_from_logs(
             told,
             f"this Lightning's Trainer does not take {name}" + (f"; instead: {replacement}" if replacement else ""),
             evidence={"argument": name, "removed": known.removed if known else None},
@@ -83,13 +83,13 @@ def _arguments_told(job: Job) -> Iterator[Finding]:
         )
 
 
-def _is_of_lightning(job: Job, told: Said) -> bool:
+def _is_of_lightning(job: Job, told: EventGroup) -> bool:
     """Whether it is Lightning's Trainer that refuses it: it is named, or the traceback ends where Lightning hands the
     arguments on."""
-    if is_said(job, "trainer.named") and (told.value("class") or trainer_argument(told.value("argument") or "")):
+    if is_logged(job, "trainer.named") and (told.value("class") or trainer_argument(told.value("argument") or "")):
         return True
     quoted = f"'{told.value('argument')}'"
-    ended = [event for one in said(job, "python.exception") for event in one.events if quoted in event.text]
+    ended = [event for one in event_groups(job, "python.exception") for event in one.events if quoted in event.text]
     return any(event.frames and event.frames[0].file.endswith(_HANDS_ON) for event in ended)
 
 
@@ -97,7 +97,7 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
 """Where Lightning adds what is set in the environment to a Trainer's arguments."""
 
 
-def _is_anothers(told: Said) -> bool:
+def _is_anothers(told: EventGroup) -> bool:
     """Whether the message names a class that is not the Trainer."""
     return (told.value("class") or "Trainer") not in ("Trainer", "LightningTrainer")
 
@@ -110,54 +110,54 @@ def _is_anothers(told: Said) -> bool:
     needs=(TrainerFacts, SoftwareFacts),
     told=_heard,
     cases=lambda: (
-        Well("arguments of today", _told(devices="4", strategy="fsdp", precision="bf16-mixed")),
-        Well("an old argument under an old Lightning", _told("1.9.5", gpus="4")),
-        Well("a strategy that a plug-in registered", _told(strategy="my_strategy")),
-        Sick("gpus=4 under Lightning 2", _told(gpus="4"), ranks=(0, 1)),
-        Sick("strategy ddp_sharded under Lightning 2", _told(strategy="ddp_sharded"), ranks=(0, 1)),
-        Sick(
+        Passes("arguments of today", _told(devices="4", strategy="fsdp", precision="bf16-mixed")),
+        Passes("an old argument under an old Lightning", _told("1.9.5", gpus="4")),
+        Passes("a strategy that a plug-in registered", _told(strategy="my_strategy")),
+        Fails("gpus=4 under Lightning 2", _told(gpus="4"), ranks=(0, 1)),
+        Fails("strategy ddp_sharded under Lightning 2", _told(strategy="ddp_sharded"), ranks=(0, 1)),
+        Fails(
             "a checkpoint to resume from, which is ignored", _told(resume_from_checkpoint="/c/last.ckpt"), ranks=(0, 1)
         ),
-        Sick("an argument of a newer release", _told("1.9.5", barebones="1"), ranks=(0, 1)),
-        Well(
+        Fails("an argument of a newer release", _told("1.9.5", barebones="1"), ranks=(0, 1)),
+        Passes(
             "a deprecation, by a log",
             logged(
                 "LightningDeprecationWarning: Setting `Trainer(gpus=1)` is deprecated in v1.7 and will be removed in "
                 "v2.0. Please use `Trainer(accelerator='gpu', devices=1)` instead."
             ),
         ),
-        Well(
+        Passes(
             "an argument of another library, by a log",
             logged("TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'"),
         ),
-        Well(
+        Passes(
             "an argument of the user's own module, by a log",
             logged("import pytorch_lightning as pl", "TypeError: __init__() got an unexpected keyword argument 'lr'"),
         ),
-        Well(
+        Passes(
             "a Trainer of another library, by a log",
             logged("TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'"),
         ),
-        Sick(
+        Fails(
             "Python says so in a log",
             logged("[rank0]: TypeError: Trainer.__init__() got an unexpected keyword argument 'gpus'"),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "an older Python says so in a log",
             logged(
                 "    trainer = pl.Trainer(**arguments)",
                 "TypeError: __init__() got an unexpected keyword argument 'progress_bar_refresh_rate'",
             ),
         ),
-        Sick(
+        Fails(
             "a strategy of the past, by a log",
             logged(
                 "ValueError: You selected an invalid strategy name: `strategy='ddp_sharded'`. It must be either a "
                 "string or an instance of `lightning.pytorch.strategies.Strategy`."
             ),
         ),
-        Sick(
+        Fails(
             "a hook of the past, by a log",
             logged(
                 "NotImplementedError: Support for `training_epoch_end` has been removed in v2.0.0. `Net` implements "

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
+    Fails,
     Finding,
     Job,
+    JobBuilder,
     Package,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
     TrainingFacts,
     Verdict,
-    Well,
     check,
     healthy,
     running,
 )
 
 
-def _installed(**versions: str) -> Sketch:
+def _installed(**versions: str) -> JobBuilder:
     packages = tuple(Package(name.replace("_", "-"), version) for name, version in versions.items())
     return healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), packages=packages)
 
@@ -35,14 +35,14 @@ def _installed(**versions: str) -> Sketch:
     when="P",
     needs=(SoftwareFacts,),
     cases=lambda: (
-        Well("lightning alone", healthy(hosts=2)),
-        Well("pytorch-lightning alone", _installed(pytorch_lightning="2.5.0")),
-        Well("both in one release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1")),
-        Well("a build of the same release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1.post0")),
-        Sick("an old pytorch-lightning", _installed(lightning="2.6.1", pytorch_lightning="1.9.5"), ranks=(2, 3)),
-        Sick("another patch release", _installed(lightning="2.6.1", pytorch_lightning="2.6.0"), ranks=(2, 3)),
-        Well("a run with objects of one Lightning", running(1, 2)),
-        Sick(
+        Passes("lightning alone", healthy(hosts=2)),
+        Passes("pytorch-lightning alone", _installed(pytorch_lightning="2.5.0")),
+        Passes("both in one release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1")),
+        Passes("a build of the same release", _installed(lightning="2.6.1", pytorch_lightning="2.6.1.post0")),
+        Fails("an old pytorch-lightning", _installed(lightning="2.6.1", pytorch_lightning="1.9.5"), ranks=(2, 3)),
+        Fails("another patch release", _installed(lightning="2.6.1", pytorch_lightning="2.6.0"), ranks=(2, 3)),
+        Passes("a run with objects of one Lightning", running(1, 2)),
+        Fails(
             "a run in which a Trainer of one meets a callback of the other, of the same release",
             running(1, 2)
             .alter(SoftwareFacts, packages=(Package("lightning", "2.6.1"), Package("pytorch-lightning", "2.6.1")))

@@ -8,26 +8,26 @@ from typing import NamedTuple
 
 from doctor.api import (
     ALONE,
-    Deviation,
-    Expectation,
+    BaselineDeviation,
+    BaselineValue,
+    Fails,
     Finding,
     Group,
     Job,
+    JobBuilder,
+    MajoritySplit,
     Package,
+    Passes,
     Scope,
     Severity,
-    Sick,
-    Sketch,
     Skip,
     SoftwareFacts,
-    Split,
     TorchBuild,
     Verdict,
-    Well,
+    baseline_values,
     check,
     correlates,
     describe,
-    expectations,
     healthy,
     split,
     stands_alone,
@@ -42,7 +42,7 @@ def _packages(**versions: str) -> Callable[[tuple[Package, ...]], tuple[Package,
     )
 
 
-def _one_host(**changes: object) -> Sketch:
+def _one_host(**changes: object) -> JobBuilder:
     return healthy(hosts=3).alter(SoftwareFacts, ranks=(2, 3), **changes)  # type: ignore[arg-type]
 
 
@@ -59,44 +59,44 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     needs=(SoftwareFacts,),
     expects=True,
     cases=lambda: (
-        Well("one image", healthy(hosts=3)),
-        Well("torch is nowhere installed", healthy(hosts=2).alter(SoftwareFacts, torch=None, packages=())),
-        Well("one process, as in the capture", healthy(1, 1).expecting(healthy(3, 8))),
-        Well(
+        Passes("one image", healthy(hosts=3)),
+        Passes("torch is nowhere installed", healthy(hosts=2).alter(SoftwareFacts, torch=None, packages=())),
+        Passes("one process, as in the capture", healthy(1, 1).expecting(healthy(3, 8))),
+        Passes(
             "a capture that an environment without torch took",
             healthy().expecting(healthy(1, 1).alter(SoftwareFacts, **_EMPTY)),  # type: ignore[arg-type]
         ),
-        Well(
+        Passes(
             "a capture whose own ranks disagree",
             healthy().expecting(healthy().alter(SoftwareFacts, ranks=(1,), torch=_OLD_TORCH)),
         ),
-        Sick("torch 2.7.1 on one host", _one_host(torch=TorchBuild("2.7.1", cuda="12.8")), ranks=(2, 3)),
-        Sick("a build for CUDA 12.6", _one_host(torch=TorchBuild("2.8.0+cu126", cuda="12.6")), ranks=(2, 3)),
-        Sick("no torch in one environment", _one_host(torch=None), ranks=(2, 3)),
-        Sick("Python 3.12 on one host", _one_host(python="3.12.3"), ranks=(2, 3)),
-        Sick("an older Lightning on one host", _one_host(packages=_packages(lightning="2.5.0")), ranks=(2, 3)),
-        Sick(
+        Fails("torch 2.7.1 on one host", _one_host(torch=TorchBuild("2.7.1", cuda="12.8")), ranks=(2, 3)),
+        Fails("a build for CUDA 12.6", _one_host(torch=TorchBuild("2.8.0+cu126", cuda="12.6")), ranks=(2, 3)),
+        Fails("no torch in one environment", _one_host(torch=None), ranks=(2, 3)),
+        Fails("Python 3.12 on one host", _one_host(python="3.12.3"), ranks=(2, 3)),
+        Fails("an older Lightning on one host", _one_host(packages=_packages(lightning="2.5.0")), ranks=(2, 3)),
+        Fails(
             "half and half",
             healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3"),
             ranks=(0, 1, 2, 3),
         ),
-        Sick("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
-        Sick(
+        Fails("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
+        Fails(
             "half and half, and a capture that tells which",
             healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3").expecting(healthy(1, 1)),
             ranks=(2, 3),
         ),
-        Sick(
+        Fails(
             "most ranks unlike the capture",
             healthy(hosts=3).alter(SoftwareFacts, ranks=range(2, 6), torch=_OLD_TORCH).expecting(healthy()),
             ranks=(2, 3, 4, 5),
         ),
-        Sick(
+        Fails(
             "one process in another environment than the capture",
             healthy(1, 1).alter(SoftwareFacts, torch=_OLD_TORCH).expecting(healthy()),
             ranks=(0,),
         ),
-        Sick(
+        Fails(
             "all ranks on another patch of Python than the capture",
             healthy().alter(SoftwareFacts, python="3.11.9").expecting(healthy(1, 1)),
             ranks=(0, 1),
@@ -112,7 +112,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
     Fix: start every rank from one image, or one environment on a shared disk; to compare, run
     `python -m torch.utils.collect_env` on a rank named here and on another.
     """
-    expected = expectations(job, _releases)
+    expected = baseline_values(job, _releases)
     if stands_alone(job, expected.values()):
         yield Skip(ALONE)
         return
@@ -129,15 +129,15 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         yield from _patches(job, expected.get(_PATCH.word))
 
 
-class _Part(NamedTuple):
+class _VersionedComponent(NamedTuple):
     word: str
     read: Callable[[SoftwareFacts], str | None]
 
 
 class _Difference(NamedTuple):
-    part: _Part
+    part: _VersionedComponent
     group: Group[str | None]
-    parted: Split
+    parted: MajoritySplit
 
 
 def _torch(software: SoftwareFacts) -> str | None:
@@ -150,15 +150,15 @@ def _cuda(software: SoftwareFacts) -> str | None:
 
 
 _PARTS = (
-    _Part("torch", _torch),
-    _Part("CUDA", _cuda),
-    _Part("Python", lambda software: ".".join(software.python.split(".")[:2]) or None),
-    _Part("lightning", lambda software: software.version("lightning")),
-    _Part("pytorch-lightning", lambda software: software.version("pytorch-lightning")),
+    _VersionedComponent("torch", _torch),
+    _VersionedComponent("CUDA", _cuda),
+    _VersionedComponent("Python", lambda software: ".".join(software.python.split(".")[:2]) or None),
+    _VersionedComponent("lightning", lambda software: software.version("lightning")),
+    _VersionedComponent("pytorch-lightning", lambda software: software.version("pytorch-lightning")),
 )
 
 
-_PATCH = _Part("patch release of Python", lambda software: software.python)
+_PATCH = _VersionedComponent("patch release of Python", lambda software: software.python)
 
 
 def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
@@ -168,7 +168,7 @@ def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
             yield from ((part.word, part.read(software)) for part in (*_PARTS, _PATCH))
 
 
-def _even(job: Job, part: _Part, parted: Split) -> Finding:
+def _even(job: Job, part: _VersionedComponent, parted: MajoritySplit) -> Finding:
     ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
     return Finding(
         f"releases of {part.word} differ, {describe(parted)}",
@@ -213,7 +213,7 @@ def _unlike_expected(job: Job, differences: list[_Difference]) -> Finding:
     ranks = differences[0].group.ranks
     along = correlates(job, ranks)
     rows = tuple(one.parted.unlike(one.part.word, _word, one.group) for one in differences)
-    told = Deviation(rows, all(one.parted.drifted for one in differences))
+    told = BaselineDeviation(rows, all(one.parted.drifted for one in differences))
     return Finding(
         told.summary + (f" ({along[0]})" if along else ""),
         ranks=ranks,
@@ -233,12 +233,12 @@ def _word(value: str | None) -> str:
     return value or "not installed"
 
 
-def _patches(job: Job, expected: Expectation | None) -> Iterator[Verdict]:
+def _patches(job: Job, expected: BaselineValue | None) -> Iterator[Verdict]:
     parted = split(job, SoftwareFacts, _PATCH.read, expected=expected)
     if not parted.minorities:
         return
     if expected:
-        told = Deviation((parted.unlike(_PATCH.word, _word),), parted.drifted)
+        told = BaselineDeviation((parted.unlike(_PATCH.word, _word),), parted.drifted)
         yield Finding(
             told.summary,
             ranks=parted.odd,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, allocator_complaints, lines, rule
+from doctor.lint.launch.api import (
+    FileFails,
+    FilePasses,
+    LaunchFile,
+    Severity,
+    Violation,
+    allocator_complaints,
+    lines,
+    rule,
+)
 
 _NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _POD = """\
@@ -24,43 +33,45 @@ spec:
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "an equals sign",
             lines("export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb=512  # !", "torchrun train.py"),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "true in small letters",
             lines("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true torchrun train.py  # !"),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "an option that there is not",
             lines('export PYTORCH_ALLOC_CONF="max_split_size:512"  # !', "torchrun train.py"),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "in a pod",
             _POD.replace("- name: P", "- value: expandable_segments=True  # !\n          name: P").replace(
                 "          value: expandable_segments=True\n", ""
             ),
             name="pod.yaml",
         ),
-        Good(
+        FilePasses(
             "sound options",
             lines("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512", "torchrun x.py"),
             name="train.sh",
         ),
-        Good("in quotes of the shell", lines("export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'"), name="a.sh"),
-        Good(
+        FilePasses(
+            "in quotes of the shell", lines("export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'"), name="a.sh"
+        ),
+        FilePasses(
             "from outside",
             lines("export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:$SIZE", "torchrun x.py"),
             name="a.sh",
         ),
-        Good("in a pod, with a colon", _POD.replace("=", ":"), name="pod.yaml"),
+        FilePasses("in a pod, with a colon", _POD.replace("=", ":"), name="pod.yaml"),
     ),
 )
-def allocator_setting_invalid(file: LaunchFile) -> Iterator[Hit]:
+def allocator_setting_invalid(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF hold options and values that torch takes.
 
     Why it hurts: torch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA, on every
@@ -70,7 +81,7 @@ def allocator_setting_invalid(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings:
         if setting.name in _NAMES and setting.is_exported and setting.told:
             for complaint in allocator_complaints(setting.told):
-                yield Hit(
+                yield Violation(
                     setting.place,
                     f"{setting.name} {complaint.text}",
                     fix=f"`{complaint.value or complaint.fix}`" if complaint.value or complaint.fix else "",

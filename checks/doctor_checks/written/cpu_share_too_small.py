@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
     Allocation,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     lines,
     processes_of,
     rule,
@@ -24,7 +24,7 @@ from doctor.lint.launch.api import (
     severity=Severity.WARNING,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "one CPU for eight ranks",
             lines(
                 "#SBATCH --ntasks-per-node=1",
@@ -34,7 +34,7 @@ from doctor.lint.launch.api import (
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "one CPU for each rank",
             lines(
                 "#SBATCH --ntasks-per-node=4",
@@ -44,7 +44,7 @@ from doctor.lint.launch.api import (
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "the step takes less than the job has",
             lines(
                 "#SBATCH --cpus-per-task=32",
@@ -53,7 +53,7 @@ from doctor.lint.launch.api import (
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "eight CPUs for each rank",
             lines(
                 "#SBATCH --ntasks-per-node=4",
@@ -63,12 +63,12 @@ from doctor.lint.launch.api import (
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "nothing is said of CPUs",
             lines("#SBATCH --gres=gpu:4", "srun torchrun --nproc-per-node=4 x.py"),
             name="a.sh",
         ),
-        Good(
+        FilePasses(
             "a batch script with the CPUs of eight tasks",
             lines(
                 "#SBATCH --ntasks-per-node=8",
@@ -78,17 +78,17 @@ from doctor.lint.launch.api import (
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "no GPU", lines("#SBATCH --ntasks=64", "#SBATCH --cpus-per-task=1", "srun python simulate.py"), name="a.sh"
         ),
-        Good(
+        FilePasses(
             "one CPU for a single process",
             lines("#SBATCH --ntasks=1", "#SBATCH --cpus-per-task=1", "#SBATCH --gres=gpu:1", "srun python train.py"),
             name="job.sbatch",
         ),
     ),
 )
-def cpu_share_too_small(file: ShellFile) -> Iterator[Hit]:
+def cpu_share_too_small(file: ShellFile) -> Iterator[Violation]:
     """Ask whether each task gets as many CPUs as it starts ranks, and more than one.
 
     Why it hurts: a rank computes, loads data and answers NCCL's proxy on a core that it shares; the slowest sets the
@@ -104,26 +104,26 @@ def cpu_share_too_small(file: ShellFile) -> Iterator[Hit]:
         cpus = _cpus(given, start) if given is not None else None
         ranks = _ranks(start)
         if given is not None and cpus and ranks and _is_short(start, given, cpus, ranks):
-            yield Hit(
+            yield Violation(
                 start.launch.place,
                 f"{cpus} CPU{'' if cpus == 1 else 's'} for {_words(ranks)} with a GPU each",
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
 
 
-def _cpus(given: Allocation, start: Start) -> int | None:
+def _cpus(given: Allocation, start: ProcessLaunch) -> int | None:
     """CPUs of a task of a step; a batch script has those of all tasks of its host."""
     each, tasks = given.number("cpus-per-task"), 1 if start.step is not None else given.tasks_per_node
     return each * tasks if each is not None and tasks is not None else None
 
 
-def _ranks(start: Start) -> int | None:
+def _ranks(start: ProcessLaunch) -> int | None:
     if start.is_agent:
         return processes_of(start.launch)
     return 1 if start.launch.program == "python" else None
 
 
-def _is_short(start: Start, given: Allocation, cpus: int, ranks: int) -> bool:
+def _is_short(start: ProcessLaunch, given: Allocation, cpus: int, ranks: int) -> bool:
     if start.is_agent:
         return ranks > 1 and cpus < ranks
     return start.step is not None and cpus == 1 and (given.tasks_per_node or 1) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, rule
+from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, lines, rule
 
 _COSTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",
@@ -23,21 +23,21 @@ _OFF = ("", "0", "n", "no", "f", "false", "off")
     severity=Severity.INFO,
     reads=LaunchFile,
     cases=lambda: (
-        Bad("launches wait", lines("export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"), name="train.sh"),
-        Bad("all is compared", lines("TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"), name="train.sh"),
-        Bad("all is logged", lines("export NCCL_DEBUG=TRACE  # !", "srun python train.py"), name="job.sh"),
-        Good(
+        FileFails("launches wait", lines("export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"), name="train.sh"),
+        FileFails("all is compared", lines("TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"), name="train.sh"),
+        FileFails("all is logged", lines("export NCCL_DEBUG=TRACE  # !", "srun python train.py"), name="job.sh"),
+        FilePasses(
             "a quiet level", lines("export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"), name="a.sh"
         ),
-        Good("off", lines("export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"), name="train.sh"),
-        Good(
+        FilePasses("off", lines("export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"), name="train.sh"),
+        FilePasses(
             "on demand",
             lines("if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
             name="a.sh",
         ),
     ),
 )
-def debug_left_on(file: LaunchFile) -> Iterator[Hit]:
+def debug_left_on(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a launch file sets what is meant for the search of a fault and costs speed.
 
     Why it hurts: each launch or collective waits or writes a line: the run is many times slower, and on some releases
@@ -51,4 +51,4 @@ def debug_left_on(file: LaunchFile) -> Iterator[Hit]:
         cost = _COSTS.get(setting.name) if value.lower() not in _OFF else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
         if cost:
-            yield Hit(setting.place, f"{setting.name}={value}: {cost}", evidence=((setting.name, value),))
+            yield Violation(setting.place, f"{setting.name}={value}: {cost}", evidence=((setting.name, value),))

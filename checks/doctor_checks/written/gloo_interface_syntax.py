@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, looks_like_nccl_syntax, rule
+from doctor.lint.launch.api import (
+    FileFails,
+    FilePasses,
+    LaunchFile,
+    Severity,
+    Violation,
+    lines,
+    looks_like_nccl_syntax,
+    rule,
+)
 
 
 @rule(
@@ -12,21 +21,23 @@ from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, 
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad("what to leave out", lines("export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"), name="a.sh"),
-        Bad("a whole name", lines("GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"), name="train.sh"),
-        Bad(
+        FileFails(
+            "what to leave out", lines("export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"), name="a.sh"
+        ),
+        FileFails("a whole name", lines("GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"), name="train.sh"),
+        FileFails(
             "the value of NCCL's variable",
             lines("export NCCL_SOCKET_IFNAME=^lo", "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !", "srun x.py"),
             name="job.sh",
         ),
-        Good(
+        FilePasses(
             "a name", lines("export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"), name="a.sh"
         ),
-        Good("two names", lines("export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
-        Good("from outside", lines("export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"), name="train.sh"),
+        FilePasses("two names", lines("export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
+        FilePasses("from outside", lines("export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"), name="train.sh"),
     ),
 )
-def gloo_interface_syntax(file: LaunchFile) -> Iterator[Hit]:
+def gloo_interface_syntax(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether GLOO_SOCKET_IFNAME holds names alone, which is all that Gloo reads.
 
     Why it hurts: Gloo looks for an interface of that very name, and every rank ends with "Unable to find address for".
@@ -34,7 +45,7 @@ def gloo_interface_syntax(file: LaunchFile) -> Iterator[Hit]:
     """
     for setting in file.settings:
         if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"GLOO_SOCKET_IFNAME={setting.told or '…'}: ^ and = are NCCL's grammar, which Gloo does not read",
                 evidence=(("value", setting.told),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, effective_value, lines, rule
+from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, effective_value, lines, rule
 
 _OFF = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
@@ -22,25 +22,27 @@ _OFF = {
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "errors are not handled",
             lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
             name="train.sh",
         ),
-        Bad("wait() blocks", lines("TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
-        Bad("no dump", lines("export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"), name="job.sh"),
-        Good(
+        FileFails("wait() blocks", lines("TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
+        FileFails("no dump", lines("export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"), name="job.sh"),
+        FilePasses(
             "recorded and dumped",
             lines("export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1", "torchrun train.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "as torchrun sets it", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
         ),
-        Good("from outside", lines("export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "from outside", lines("export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"), name="train.sh"
+        ),
     ),
 )
-def hang_undebuggable(file: LaunchFile) -> Iterator[Hit]:
+def hang_undebuggable(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a launch file keeps what a hang would leave behind: a flight-recorder dump of every rank.
 
     Why it hurts: the run ends at the time-out, or never, and nothing tells which rank was missing from which
@@ -50,7 +52,7 @@ def hang_undebuggable(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings:
         value, why = _OFF.get(setting.name, ("", ""))
         if setting.is_exported and setting.told and value and effective_value(setting.name, setting.told) == value:
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"{setting.name}={setting.told}: {why}",
                 severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,

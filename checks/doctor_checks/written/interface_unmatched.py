@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, list_fault, rule
+from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, lines, list_fault, rule
 
 _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -14,20 +14,28 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "a blank behind the comma",
             lines('export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
             name="a.sh",
         ),
-        Bad("a second caret", lines("export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"), name="a.sh"),
-        Bad("quotes in quotes", lines("""export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"), name="a.sh"),
-        Good("a list", lines("export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
-        Good("what to leave out", lines("export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"), name="train.sh"),
-        Good("a whole name", lines("export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"), name="train.sh"),
-        Good("found by a command", lines("export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"), name="a.sh"),
+        FileFails(
+            "a second caret", lines("export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"), name="a.sh"
+        ),
+        FileFails(
+            "quotes in quotes", lines("""export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"), name="a.sh"
+        ),
+        FilePasses("a list", lines("export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "what to leave out", lines("export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"), name="train.sh"
+        ),
+        FilePasses("a whole name", lines("export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "found by a command", lines("export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"), name="a.sh"
+        ),
     ),
 )
-def interface_unmatched(file: LaunchFile) -> Iterator[Hit]:
+def interface_unmatched(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether each entry of a list of interfaces can be the name of one, by the library's own grammar.
 
     Why it hurts: nothing is trimmed: an entry that matches no interface selects none, or leaves none out; NCCL says
@@ -36,7 +44,7 @@ def interface_unmatched(file: LaunchFile) -> Iterator[Hit]:
     """
     for setting in file.settings:
         if setting.name in _NAMES and setting.is_exported and setting.told and (why := list_fault(setting.told)):
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"{setting.name}={setting.told!r}: {why}",
                 severity=Severity.WARNING if setting.told.startswith("^") else None,

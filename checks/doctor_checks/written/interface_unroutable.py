@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Manifest, Severity, lines, rule, spans_hosts
+from doctor.lint.launch.api import (
+    FileFails,
+    FilePasses,
+    LaunchFile,
+    Manifest,
+    Severity,
+    Violation,
+    lines,
+    rule,
+    spans_hosts,
+)
 
 _NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _NOWHERE = {"lo": "the loopback interface", "docker0": "Docker's bridge", "virbr0": "a bridge of virtual machines"}
@@ -16,12 +26,12 @@ _TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "loopback on two hosts",
             lines(*_TWO, "export NCCL_SOCKET_IFNAME=lo  # !", "srun python train.py"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "Docker's bridge",
             lines(
                 "export NCCL_SOCKET_IFNAME==docker0  # !",
@@ -29,25 +39,27 @@ _TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
             ),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "for Gloo",
             lines(*_TWO, "srun --export=ALL,GLOO_SOCKET_IFNAME=lo python train.py  # !"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "left out",
             lines(*_TWO, "export NCCL_SOCKET_IFNAME=^lo,docker0", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good("one host", lines("export NCCL_SOCKET_IFNAME=lo", "torchrun --nproc_per_node=8 x.py"), name="train.sh"),
-        Good(
+        FilePasses(
+            "one host", lines("export NCCL_SOCKET_IFNAME=lo", "torchrun --nproc_per_node=8 x.py"), name="train.sh"
+        ),
+        FilePasses(
             "one of several",
             lines(*_TWO, "export NCCL_SOCKET_IFNAME=eth0,lo", "srun python train.py"),
             name="job.sbatch",
         ),
     ),
 )
-def interface_unroutable(file: LaunchFile) -> Iterator[Hit]:
+def interface_unroutable(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the interface that a job of several hosts is told to use can lead from one to another.
 
     Why it hurts: each host offers an address that leads to itself: connections are refused or never answered.
@@ -58,7 +70,7 @@ def interface_unroutable(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings if several else ():
         name = (setting.told or "").removeprefix("=")
         if setting.name in _NAMES and setting.is_exported and name in _NOWHERE:
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"{setting.name}={setting.told} in a job of several hosts: {_NOWHERE[name]} leads to no other host",
                 evidence=(("value", setting.told),),

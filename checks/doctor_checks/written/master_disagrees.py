@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     LaunchFile,
     Severity,
+    Violation,
     endpoint_of,
     hosts_of,
+    is_known,
     is_loopback,
-    is_told,
     lines,
     port_of,
     rank_of_host,
@@ -29,7 +29,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "each host is told itself",
             lines(
                 "# node 1",
@@ -39,7 +39,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             ),
             name="run.sh",
         ),
-        Bad(
+        FileFails(
             "another port on the second host",
             lines(
                 f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
@@ -47,7 +47,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             ),
             name="run.sh",
         ),
-        Bad(
+        FileFails(
             "accelerate",
             lines(
                 "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip a x.py",
@@ -55,7 +55,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             ),
             name="run.sh",
         ),
-        Good(
+        FilePasses(
             "both are told the first",
             lines(
                 f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
@@ -63,7 +63,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             ),
             name="run.sh",
         ),
-        Good(
+        FilePasses(
             "two jobs",
             lines(
                 f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 pretrain.py",
@@ -71,7 +71,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             ),
             name="run.sh",
         ),
-        Good(
+        FilePasses(
             "from outside",
             lines(
                 f"{_OLD} --node_rank=0 --master_addr=$1 --master_port=29500 train.py",
@@ -81,7 +81,7 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
         ),
     ),
 )
-def master_disagrees(file: LaunchFile) -> Iterator[Hit]:
+def master_disagrees(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the commands for the hosts of one job name one master.
 
     Why it hurts: each host waits for the others at another address, until the store times out.
@@ -93,13 +93,13 @@ def master_disagrees(file: LaunchFile) -> Iterator[Hit]:
         hosts, number, endpoint = hosts_of(launch), rank_of_host(launch), endpoint_of(launch)
         if not hosts or hosts < 2 or number is None or not number.isdigit() or endpoint is None:
             continue
-        if not is_told(endpoint[1]) or is_loopback(endpoint[1]):
+        if not is_known(endpoint[1]) or is_loopback(endpoint[1]):
             continue
         master = f"{endpoint[1]}:{port_of(launch) or ''}"
         key = (launch.program, str(hosts), launch.script)
         first, other, line = masters.setdefault(key, (number, master, launch.place.line))
         if first != number and other != master:
-            yield Hit(
+            yield Violation(
                 launch.place,
                 f"host {number} is told {master.rstrip(':')} as its master, and host {first} (line {line}) "
                 f"{other.rstrip(':')}",

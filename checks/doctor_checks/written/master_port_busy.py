@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     LaunchFile,
     Manifest,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     Workload,
     hosts_of,
     lines,
@@ -41,12 +41,12 @@ SMALL = 4
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "all jobs of an array",
             lines(*_ARRAY, "torchrun --nproc-per-node=2 --master-port=29500 train.py $SLURM_ARRAY_TASK_ID  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "two in the background",
             lines(
                 "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 --master_port=29501 a.py &",
@@ -55,7 +55,7 @@ SMALL = 4
             ),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "a loop that waits for none of its runs",
             lines(
                 "for seed in 0 1 2 3; do",
@@ -65,13 +65,13 @@ SMALL = 4
             ),
             name="seeds.sh",
         ),
-        Bad(
+        FileFails(
             "a pod on the network of its host",
             _POD.replace("spec: {", "spec: {hostNetwork: true, "),
             name="job.yaml",
         ),
-        Good("a pod with a network of its own", _POD.replace("  # !", ""), name="job.yaml"),
-        Good(
+        FilePasses("a pod with a network of its own", _POD.replace("  # !", ""), name="job.yaml"),
+        FilePasses(
             "a port of its own for each job",
             lines(
                 *_ARRAY,
@@ -80,42 +80,42 @@ SMALL = 4
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "one job of the array at a time",
             lines("#SBATCH --array=0-7%1", "#SBATCH --gres=gpu:2", "torchrun --master-port=29500 train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "a host of its own for each job",
             lines("#SBATCH --array=0-7", "#SBATCH --gres=gpu:8", "torchrun --master-port=29500 train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "two ranks of one job, started by hand",
             lines("export MASTER_PORT=1234", "RANK=0 python train.py &", "RANK=1 python train.py &"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "one step on each host",
             lines(
                 "export MASTER_PORT=2345", "for n in $NODES; do", "  srun -w $n -N1 python train.py &", "done", "wait"
             ),
             name="job.sh",
         ),
-        Good(
+        FilePasses(
             "torchrun chooses", lines(*_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"), name="job.sbatch"
         ),
-        Good(
+        FilePasses(
             "one after the other",
             lines("torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "other ports",
             lines("torchrun --master_port=29501 a.py &", "torchrun --master_port=29502 b.py &", "wait"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "the two hosts of one job, played on one",
             lines(
                 "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
@@ -123,14 +123,14 @@ SMALL = 4
             ),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "it waits in the loop",
             lines("for seed in 0 1; do", "  torchrun --master_port=29501 a.py --seed $seed &", "  wait", "done"),
             name="train.sh",
         ),
     ),
 )
-def master_port_busy(file: LaunchFile) -> Iterator[Hit]:
+def master_port_busy(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether runs that a file starts side by side have ports of their own.
 
     Why it hurts: the second one on a host ends with "address already in use", or its ranks join the first one's
@@ -145,12 +145,12 @@ def master_port_busy(file: LaunchFile) -> Iterator[Hit]:
             yield from _judge_pods(job)
 
 
-def _judge_pods(job: Workload) -> Iterator[Hit]:
+def _judge_pods(job: Workload) -> Iterator[Violation]:
     """On the network of the host all pods of a host share its ports; PyTorchJob's own is 23456 for every job."""
     master = next((role for role in job.roles if role.name == "Master"), None)
     gpus = [box.gpus for box in master.containers if box.gpus] if master is not None else []
     if job.kind == "PyTorchJob" and master is not None and master.on_host_network and gpus and max(gpus) < SMALL:
-        yield Hit(
+        yield Violation(
             master.place,
             f"{master.name} listens on a fixed port of its host (hostNetwork), which another job may share",
             fix="Leave hostNetwork out, or give each job a containerPort named pytorchjob-port of its own.",
@@ -159,8 +159,8 @@ def _judge_pods(job: Workload) -> Iterator[Hit]:
         )
 
 
-def _judge_script(file: ShellFile) -> Iterator[Hit]:
-    before: list[Start] = []
+def _judge_script(file: ShellFile) -> Iterator[Violation]:
+    before: list[ProcessLaunch] = []
     for start in starts_of(file):
         port = _port(start)
         if port is None or (hosts_of(start.launch) or 1) > 1:
@@ -169,17 +169,17 @@ def _judge_script(file: ShellFile) -> Iterator[Hit]:
         before = [one for one in before if not _waits(file, one.launch.place.line, line)]
         why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
         if why:
-            yield Hit(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
+            yield Violation(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
         if start.launch.in_background:
             before.append(start)
 
 
-def _port(start: Start) -> str | None:
+def _port(start: ProcessLaunch) -> str | None:
     """Of a python that is started by hand with a port, the other ranks of its job have the same."""
     return port_of(start.launch) if start.is_agent or start.outer is not None else None
 
 
-def _is_local(start: Start) -> bool:
+def _is_local(start: ProcessLaunch) -> bool:
     """Whether it runs here; srun may send it to another host."""
     return start.is_agent and start.outer is None
 
@@ -188,7 +188,7 @@ def _waits(file: ShellFile, after: int, before: int) -> bool:
     return any(after <= line <= before for line in file.waits)
 
 
-def _in_array(file: ShellFile, start: Start) -> str:
+def _in_array(file: ShellFile, start: ProcessLaunch) -> str:
     job = file.allocation
     if job is None or not job.runs_beside_itself or "exclusive" in job.options or (job.nodes or 2) > 1:
         return ""
@@ -196,7 +196,7 @@ def _in_array(file: ShellFile, start: Start) -> str:
     return "jobs of the array may share a host" if gpus and gpus < SMALL else ""
 
 
-def _in_loop(file: ShellFile, start: Start) -> str:
+def _in_loop(file: ShellFile, start: ProcessLaunch) -> str:
     launch = start.launch
     if not (_is_local(start) and launch.in_loop and launch.in_background) or any(
         line > launch.place.line for line in file.waits_in_loops
@@ -205,7 +205,7 @@ def _in_loop(file: ShellFile, start: Start) -> str:
     return "the loop starts the next run before this one ends"
 
 
-def _beside(start: Start, before: list[Start]) -> str:
+def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> str:
     port = _port(start)
     for one in before:
         if _port(one) == port and not (one.launch.in_branch or start.launch.in_branch):

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
     Allocation,
-    Bad,
     Container,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Launch,
     LaunchFile,
     Manifest,
-    Node,
-    Place,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    SourceLocation,
+    Violation,
     Workload,
+    YamlNode,
     hosts_of,
     lines,
     processes_of,
@@ -65,12 +65,12 @@ num_processes: COUNT
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "two visible GPUs and four ranks",
             lines("CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.launch --nproc_per_node=4 train.py  # !"),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "four GPUs asked for and eight ranks",
             lines(
                 "#SBATCH --gres=gpu:a100:4",
@@ -79,24 +79,24 @@ num_processes: COUNT
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "accelerate is told more processes than GPUs",
             lines("accelerate launch --num_machines 1 --num_processes 4 --gpu_ids 0,1 train.py  # !"),
             name="run.sh",
         ),
-        Bad(
+        FileFails(
             "Lightning is told more devices than are asked for",
             lines("#SBATCH --gres=gpu:4", "python train.py fit --trainer.devices=8  # !"),
             name="job.sbatch",
         ),
-        Bad("pods with four GPUs each", _POD.replace("MARK", "  # !").replace("GPUS", "4"), name="job.yaml"),
-        Bad("two ids and four processes", _CONFIG.replace("COUNT", "4  # !"), name="default_config.yaml"),
-        Good(
+        FileFails("pods with four GPUs each", _POD.replace("MARK", "  # !").replace("GPUS", "4"), name="job.yaml"),
+        FileFails("two ids and four processes", _CONFIG.replace("COUNT", "4  # !"), name="default_config.yaml"),
+        FilePasses(
             "as many as are visible",
             lines("export CUDA_VISIBLE_DEVICES=1,2", "torchrun --nproc_per_node=2 train.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "another list in each branch",
             lines(
                 "export CUDA_VISIBLE_DEVICES=0,1",
@@ -105,26 +105,26 @@ num_processes: COUNT
             ),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "the command lists its own GPUs",
             lines("export CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "GPUs of two hosts together",
             lines("#SBATCH --nodes=2", "#SBATCH --gpus=16", "srun torchrun --nnodes=2 --nproc-per-node=8 x.py"),
             name="job.sbatch",
         ),
-        Good("pods with eight GPUs", _POD.replace("MARK", "").replace("GPUS", "8"), name="job.yaml"),
-        Good("as many ids as processes", _CONFIG.replace("COUNT", "2"), name="default_config.yaml"),
-        Good(
+        FilePasses("pods with eight GPUs", _POD.replace("MARK", "").replace("GPUS", "8"), name="job.yaml"),
+        FilePasses("as many ids as processes", _CONFIG.replace("COUNT", "2"), name="default_config.yaml"),
+        FilePasses(
             "ranks on the CPU",
             lines("CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node=4 train.py"),
             name="train.sh",
         ),
     ),
 )
-def ordinal_out_of_range(file: LaunchFile) -> Iterator[Hit]:
+def ordinal_out_of_range(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a host has a GPU for each rank that is started on it.
 
     Why it hurts: the rank dies with "CUDA error: invalid device ordinal", and the others wait for it until they time
@@ -146,7 +146,7 @@ def _uses_gpus(launch: Launch) -> bool:
     return launch.option("cpu") is None and "CUDA_MPS_PIPE_DIRECTORY" not in launch.settings
 
 
-def _judge_start(start: Start, file: LaunchFile) -> Iterator[Hit]:
+def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
     ranks = processes_of(start.launch) if start.is_agent else _devices(start)
     if ranks is None:
         return
@@ -163,7 +163,7 @@ def _judge_start(start: Start, file: LaunchFile) -> Iterator[Hit]:
         yield from _judge_allocation(start, start.step or file.allocation, ranks)
 
 
-def _devices(start: Start) -> int | None:
+def _devices(start: ProcessLaunch) -> int | None:
     """A Trainer that starts its ranks by itself; behind srun they are SLURM's tasks (ENV010)."""
     if start.launch.program != "python" or start.outer is not None:
         return None
@@ -171,24 +171,24 @@ def _devices(start: Start) -> int | None:
     return None if on_processor else whole_number(trainer_option(start.launch, "devices"))
 
 
-def _judge_allocation(start: Start, given: Allocation, ranks: int) -> Iterator[Hit]:
+def _judge_allocation(start: ProcessLaunch, given: Allocation, ranks: int) -> Iterator[Violation]:
     """One launcher on each host; several share the host's GPUs."""
     gpus = given.gpus_per_node
     if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
         yield _hit(start.launch.place, ranks, gpus, "the job asks for")
 
 
-def _hit(place: Place, ranks: int, gpus: int, why: str) -> Hit:
+def _hit(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
     devices = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     source = f"{why} {devices}" if why == "the job asks for" else f"{why} names {devices}"
-    return Hit(
+    return Violation(
         place,
         f"{ranks} ranks are started on a host, and {source}",
         evidence=(("ranks", ranks), ("gpus", gpus)),
     )
 
 
-def _judge_pods(job: Workload) -> Iterator[Hit]:
+def _judge_pods(job: Workload) -> Iterator[Violation]:
     """``spec.nprocPerNode`` and the launcher's own number."""
     for role in job.roles:
         for box in role.containers:
@@ -197,11 +197,11 @@ def _judge_pods(job: Workload) -> Iterator[Hit]:
                 yield from _judge_field(job, box.gpus)
 
 
-def _judge_container(box: Container, gpus: int) -> Iterator[Hit]:
+def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
     for launch in box.chain():
         ranks = processes_of(launch) if launch.program in ("torchrun", "accelerate", "deepspeed") else None
         if ranks is not None and ranks > gpus:
-            yield Hit(
+            yield Violation(
                 launch.place,
                 f"{ranks} ranks are started in a pod of {gpus} GPU{'' if gpus == 1 else 's'}",
                 fix=f"`--nproc_per_node={gpus}`, or `nvidia.com/gpu: {ranks}`.",
@@ -209,10 +209,10 @@ def _judge_container(box: Container, gpus: int) -> Iterator[Hit]:
             )
 
 
-def _judge_field(job: Workload, gpus: int) -> Iterator[Hit]:
+def _judge_field(job: Workload, gpus: int) -> Iterator[Violation]:
     ranks = whole_number(job.processes_per_pod)
     if ranks is not None and ranks > gpus and job.processes_place is not None:
-        yield Hit(
+        yield Violation(
             job.processes_place,
             f"nprocPerNode is {ranks}, and a pod has {gpus} GPU{'' if gpus == 1 else 's'}",
             fix=f'`nprocPerNode: "{gpus}"`, or `nvidia.com/gpu: {ranks}`.',
@@ -220,7 +220,7 @@ def _judge_field(job: Workload, gpus: int) -> Iterator[Hit]:
         )
 
 
-def _judge_config(root: Node) -> Iterator[Hit]:
+def _judge_config(root: YamlNode) -> Iterator[Violation]:
     """Accelerate makes CUDA_VISIBLE_DEVICES of gpu_ids (accelerate/utils/launch.py)."""
     listed, ranks, place = root.word("gpu_ids"), root.number("num_processes"), root.get("num_processes")
     if listed is None or listed == "all" or ranks is None or place is None or root.flag("use_cpu"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     is_static,
     lines,
     rank_of_host,
@@ -31,12 +31,12 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     severity=Severity.ERROR,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "the batch script fills in its own number",
             lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "double quotes do not help",
             lines(
                 *_TWO,
@@ -44,45 +44,47 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "RANK is exported before srun",
             lines(*_EIGHT, "export RANK=$SLURM_PROCID  # !", "export WORLD_SIZE=$SLURM_NTASKS", "srun python train.py"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "a number for all hosts",
             lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "each task fills in its own",
             lines(*_TWO, "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py'"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "escaped in double quotes",
             lines(*_TWO, 'srun bash -c "torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$HEAD train.py"'),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "a rendezvous passes over the number",
             lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "a script that srun runs",
             lines("export RANK=$SLURM_PROCID", "export LOCAL_RANK=$SLURM_LOCALID", "python train.py"),
             name="task.sh",
         ),
-        Good(
+        FilePasses(
             "set again in the task",
             lines(*_EIGHT, "export RANK=$SLURM_PROCID", "srun bash -c 'RANK=$SLURM_PROCID python train.py'"),
             name="job.sbatch",
         ),
-        Good("one host", lines("#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"), name="job.sbatch"),
+        FilePasses(
+            "one host", lines("#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"), name="job.sbatch"
+        ),
     ),
 )
-def rank_collision(file: ShellFile) -> Iterator[Hit]:
+def rank_collision(file: ShellFile) -> Iterator[Violation]:
     """Ask whether each task of a step gets a number of its own.
 
     Why it hurts: the batch script fills $SLURM_PROCID in before srun starts anything: all tasks are told 0. They
@@ -97,28 +99,28 @@ def rank_collision(file: ShellFile) -> Iterator[Hit]:
     yield from _judge_settings(file)
 
 
-def _judge_option(start: Start) -> Iterator[Hit]:
+def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
     number = rank_of_host(start.launch) if start.is_agent else None
     if number is None or start.step is None or (start.step.nodes or 1) < 2 or not _counts(start):
         return
     filled_in = set(untold_in(number)) & set(_PER_TASK)
     if filled_in or number.isdigit():
         why = "the batch script fills it in, as 0" if filled_in else "all hosts are told the same"
-        yield Hit(
+        yield Violation(
             start.launch.place,
             f"the number of the host is {shown(number)}, and {why}",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
 
 
-def _counts(start: Start) -> bool:
+def _counts(start: ProcessLaunch) -> bool:
     """Whether the launcher goes by the number."""
     if start.launch.program == "accelerate":
         return (start.launch.option("rdzv-backend") or "static") == "static"
     return is_static(start.launch) or start.launch.program == "fabric"
 
 
-def _judge_settings(file: ShellFile) -> Iterator[Hit]:
+def _judge_settings(file: ShellFile) -> Iterator[Violation]:
     """Variables that srun hands on to all tasks alike."""
     own = {setting.name for setting in file.settings if setting.for_task}
     steps = [start for start in starts_of(file) if start.step is not None and not start.is_agent]
@@ -127,7 +129,7 @@ def _judge_settings(file: ShellFile) -> Iterator[Hit]:
     for setting in file.settings:
         if setting.name in _RANKS and setting.is_exported and setting.name not in own and not setting.for_task:
             if set(setting.reads) & set(_PER_TASK) and _reaches(setting.name, steps):
-                yield Hit(
+                yield Violation(
                     setting.place,
                     f"{setting.name}={shown(setting.value)} is filled in by the batch script, as 0, for all tasks",
                     fix=f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`: in single quotes.",
@@ -135,7 +137,7 @@ def _judge_settings(file: ShellFile) -> Iterator[Hit]:
                 )
 
 
-def _reaches(name: str, steps: list[Start]) -> bool:
+def _reaches(name: str, steps: list[ProcessLaunch]) -> bool:
     """Whether a python of several tasks gets it; a script in between may set it anew."""
     return any(
         start.launch.program == "python" and name in start.launch.settings and (start.step.tasks or 1) > 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Launch,
     LaunchFile,
     Manifest,
     Severity,
+    Violation,
     hosts_of,
     is_static,
     lines,
@@ -31,27 +31,29 @@ _CONFIG = (
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "counted from one",
             lines("torchrun --nnodes=2 --node_rank=2 --master_addr=10.0.0.1 --master_port=29500 train.py  # !"),
             name="node2.sh",
         ),
-        Bad("the second of one machine", _CONFIG.format("1  # !", 1), name="config.yaml"),
-        Bad(
+        FileFails("the second of one machine", _CONFIG.format("1  # !", 1), name="config.yaml"),
+        FileFails(
             "accelerate",
             lines("accelerate launch --num_machines 4 --machine_rank 4 --main_process_ip a train.py  # !"),
             name="node.sh",
         ),
-        Good(
+        FilePasses(
             "counted from zero",
             lines("torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py"),
             name="node2.sh",
         ),
-        Good("the second of two machines", _CONFIG.format(1, 2), name="config.yaml"),
-        Good("from outside", lines("torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"), name="x.sh"),
+        FilePasses("the second of two machines", _CONFIG.format(1, 2), name="config.yaml"),
+        FilePasses(
+            "from outside", lines("torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"), name="x.sh"
+        ),
     ),
 )
-def rank_out_of_range(file: LaunchFile) -> Iterator[Hit]:
+def rank_out_of_range(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the number of each host is below the number of hosts.
 
     Why it hurts: the launcher or torch refuses it, or the host waits for a job that has no place for it.
@@ -60,7 +62,7 @@ def rank_out_of_range(file: LaunchFile) -> Iterator[Hit]:
     for start in starts_of(file):
         hosts, number = hosts_of(start.launch), whole_number(rank_of_host(start.launch))
         if hosts is not None and number is not None and number >= hosts and _counts(start.launch):
-            yield Hit(
+            yield Violation(
                 start.launch.place,
                 f"the number of the host is {number}, and {hosts} host{' is' if hosts == 1 else 's are'} expected",
                 evidence=(("node_rank", number), ("hosts", hosts)),
@@ -69,7 +71,7 @@ def rank_out_of_range(file: LaunchFile) -> Iterator[Hit]:
         for root in file.of_kind("accelerate"):
             number, machines, place = root.number("machine_rank"), root.number("num_machines"), root.get("machine_rank")
             if number is not None and machines and place is not None and number >= machines:
-                yield Hit(
+                yield Violation(
                     place.place,
                     f"machine_rank is {number} of {machines} machine{'' if machines == 1 else 's'}",
                     evidence=(("machine_rank", number), ("num_machines", machines)),

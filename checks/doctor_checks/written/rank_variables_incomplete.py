@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     LaunchFile,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     hosts_of,
     is_static,
     lines,
@@ -28,12 +28,12 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "srun starts torchrun on two hosts, and both are host 0",
             lines(*_BATCH, "srun torchrun --nnodes=2 --nproc-per-node=8 --master-addr=$HEAD train.py  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "an endpoint without a backend",
             lines(
                 *_BATCH,
@@ -41,45 +41,45 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "the same command on each host",
             lines("torchrun --nnodes=4 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py  # !"),
             name="train.sh",
         ),
-        Bad(
+        FileFails(
             "LLaMA-Factory",
             lines("FORCE_TORCHRUN=1 NNODES=2 MASTER_ADDR=10.0.0.1 llamafactory-cli train sft.yaml  # !"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "the rendezvous gives out the numbers",
             lines(*_BATCH, "srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "each task says its number",
             lines(*_BATCH, "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py'"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "options that can't be told",
             lines("torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "by variables",
             lines("export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
             name="train.sh",
         ),
-        Good(
+        FilePasses(
             "srun is missing, which is told alone",
             lines("#SBATCH --nodes=2", "torchrun --nnodes=2 --nproc_per_node=8 train.py"),
             name="job.sbatch",
         ),
-        Good("one host", lines("torchrun --nproc_per_node=8 train.py"), name="train.sh"),
+        FilePasses("one host", lines("torchrun --nproc_per_node=8 train.py"), name="train.sh"),
     ),
 )
-def rank_variables_incomplete(file: LaunchFile) -> Iterator[Hit]:
+def rank_variables_incomplete(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether each host of a job is told its number, where nothing else gives it out.
 
     Why it hurts: without --node-rank every host takes itself for host 0: ranks are claimed twice, and the others are
@@ -97,17 +97,17 @@ def rank_variables_incomplete(file: LaunchFile) -> Iterator[Hit]:
             yield _hit(start, hosts)
 
 
-def _lacks_srun(file: LaunchFile, start: Start) -> bool:
+def _lacks_srun(file: LaunchFile, start: ProcessLaunch) -> bool:
     """Whether the batch script starts it on one host alone, which is another fault (ENV014)."""
     job = file.allocation if isinstance(file, ShellFile) else None
     return job is not None and start.outer is None and job.nodes != 1
 
 
-def _hit(start: Start, hosts: int) -> Hit:
+def _hit(start: ProcessLaunch, hosts: int) -> Violation:
     launch = start.launch
     name = "NODE_RANK" if launch.program == "llamafactory" else "--node-rank"
     backend = ", and --rdzv-backend is static" if launch.option("rdzv-endpoint") else ""
-    return Hit(
+    return Violation(
         launch.place,
         f"{launch.program} for {hosts} hosts without {name}{backend}: each takes itself for host 0",
         severity=None if start.step is not None else Severity.WARNING,

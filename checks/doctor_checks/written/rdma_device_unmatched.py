@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, list_fault, rule
+from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, lines, list_fault, rule
 
 
 @rule(
@@ -12,21 +12,21 @@ from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, lines, 
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "a blank behind the comma", lines('export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"), name="a.sh"
         ),
-        Bad("a second caret", lines("export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"), name="a.sh"),
-        Bad("a second equals sign", lines("NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"), name="a.sh"),
-        Good("a list", lines("export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"), name="train.sh"),
-        Good("whole names", lines("export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"), name="train.sh"),
-        Good(
+        FileFails("a second caret", lines("export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"), name="a.sh"),
+        FileFails("a second equals sign", lines("NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"), name="a.sh"),
+        FilePasses("a list", lines("export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        FilePasses("whole names", lines("export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        FilePasses(
             "found by a command",
             lines("export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
             name="a.sh",
         ),
     ),
 )
-def rdma_device_unmatched(file: LaunchFile) -> Iterator[Hit]:
+def rdma_device_unmatched(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether each entry of NCCL_IB_HCA can be the name of a device, by NCCL's own grammar.
 
     Why it hurts: nothing is trimmed: an entry that matches no device selects none, or leaves none out, and NCCL goes
@@ -35,4 +35,4 @@ def rdma_device_unmatched(file: LaunchFile) -> Iterator[Hit]:
     """
     for setting in file.settings:
         if setting.name == "NCCL_IB_HCA" and setting.is_exported and setting.told and (why := list_fault(setting.told)):
-            yield Hit(setting.place, f"NCCL_IB_HCA={setting.told!r}: {why}", evidence=(("value", setting.told),))
+            yield Violation(setting.place, f"NCCL_IB_HCA={setting.told!r}: {why}", evidence=(("value", setting.told),))

@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Container, Good, Hit, Manifest, Place, Severity, Workload, rule
+from doctor.lint.launch.api import (
+    Container,
+    FileFails,
+    FilePasses,
+    Manifest,
+    Severity,
+    SourceLocation,
+    Violation,
+    Workload,
+    rule,
+)
 
 _JOB = """\
 apiVersion: kubeflow.org/v1
@@ -50,27 +60,27 @@ def _job(command: str, gpus: str) -> str:
     severity=Severity.WARNING,
     reads=Manifest,
     cases=lambda: (
-        Bad("eight GPUs and Docker's default", _job("torchrun, train.py", "8  # !"), name="job.yaml"),
-        Bad("a pod", _POD.replace("COMMAND", "torchrun").replace("MARK", "  # !"), name="pod.yaml"),
-        Bad(
+        FileFails("eight GPUs and Docker's default", _job("torchrun, train.py", "8  # !"), name="job.yaml"),
+        FileFails("a pod", _POD.replace("COMMAND", "torchrun").replace("MARK", "  # !"), name="pod.yaml"),
+        FileFails(
             "one GPU with data workers",
             _job("python, train.py, --num_workers=8", "1  # !"),
             name="job.yaml",
         ),
-        Good("an emptyDir in memory", _job("torchrun, train.py", "8") + _MOUNT, name="job.yaml"),
-        Good("one GPU", _job("python, train.py", "1"), name="job.yaml"),
-        Good("no data workers", _job("python, train.py, --num_workers=0", "1"), name="job.yaml"),
-        Good(
+        FilePasses("an emptyDir in memory", _job("torchrun, train.py", "8") + _MOUNT, name="job.yaml"),
+        FilePasses("one GPU", _job("python, train.py", "1"), name="job.yaml"),
+        FilePasses("no data workers", _job("python, train.py, --num_workers=0", "1"), name="job.yaml"),
+        FilePasses(
             "the host's own",
             _job("torchrun, train.py", "8").replace(
                 "          containers:", "          hostIPC: true\n          containers:"
             ),
             name="job.yaml",
         ),
-        Good("nothing that trains", _POD.replace("COMMAND", "nvidia-smi").replace("MARK", ""), name="pod.yaml"),
+        FilePasses("nothing that trains", _POD.replace("COMMAND", "nvidia-smi").replace("MARK", ""), name="pod.yaml"),
     ),
 )
-def shared_memory_small(file: Manifest) -> Iterator[Hit]:
+def shared_memory_small(file: Manifest) -> Iterator[Violation]:
     """Ask whether pods that train on several GPUs, or with data workers, get shared memory.
 
     Why it hurts: a container has 64 MiB of /dev/shm unless something is mounted there: NCCL fails at start ("failed to
@@ -81,8 +91,8 @@ def shared_memory_small(file: Manifest) -> Iterator[Hit]:
         for role in job.roles:
             for box in role.containers:
                 if box.gpus and not box.has_shm and (why := _why(job, box)):
-                    yield Hit(
-                        box.gpus_place or Place(1),
+                    yield Violation(
+                        box.gpus_place or SourceLocation(1),
                         f"{why}, and nothing is mounted at /dev/shm: it has 64 MiB",
                         evidence=(("container", box.name), ("gpus", box.gpus)),
                     )

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
     Allocation,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     lines,
     processes_of,
     rule,
@@ -28,17 +28,17 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
     severity=Severity.ERROR,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "Lightning with four devices, of which a task sees one",
             lines(*_EACH, "srun python train.py fit --trainer.devices=4  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "LOCAL_RANK from SLURM_LOCALID",
             lines(*_EACH, "srun bash -c 'LOCAL_RANK=$SLURM_LOCALID RANK=$SLURM_PROCID python train.py'  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "torchrun starts four ranks in a task with one GPU",
             lines(
                 "#SBATCH --nodes=2",
@@ -48,7 +48,7 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
             ),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "bound to the nearest GPU",
             lines(
                 "#SBATCH --ntasks-per-node=4",
@@ -57,23 +57,23 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "binding taken back", lines(*_EACH, "srun --gpu-bind=none python train.py --trainer.devices=4"), name="a.sh"
         ),
-        Good("each task uses device 0", lines(*_EACH, "srun python train.py"), name="job.sbatch"),
-        Good(
+        FilePasses("each task uses device 0", lines(*_EACH, "srun python train.py"), name="job.sbatch"),
+        FilePasses(
             "one task a host has all GPUs",
             lines("#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-task=4", "srun torchrun --nproc-per-node=4 x.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "GPUs by host",
             lines("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4", "srun python train.py --trainer.devices=4"),
             name="job.sbatch",
         ),
     ),
 )
-def slurm_gpus_hidden(file: ShellFile) -> Iterator[Hit]:
+def slurm_gpus_hidden(file: ShellFile) -> Iterator[Violation]:
     """Ask whether every task of SLURM sees the GPU that its local rank addresses.
 
     Why it hurts: torch.cuda.set_device(LOCAL_RANK) ends with "invalid device ordinal", Lightning says "You requested
@@ -84,7 +84,7 @@ def slurm_gpus_hidden(file: ShellFile) -> Iterator[Hit]:
     for start in starts_of(file):
         step = start.step
         if step is not None and step.splits_gpus and (why := _why(file, start, step)):
-            yield Hit(
+            yield Violation(
                 start.launch.place,
                 f"{why}, and SLURM shows each task {_seen(step)}",
                 evidence=tuple(
@@ -100,7 +100,7 @@ def _seen(step: Allocation) -> str:
     return f"{each} GPU{'' if each == 1 else 's'}"
 
 
-def _why(file: ShellFile, start: Start, step: Allocation) -> str:
+def _why(file: ShellFile, start: ProcessLaunch, step: Allocation) -> str:
     each, tasks = step.gpus_per_task, step.tasks_per_node
     if start.is_agent:
         ranks = processes_of(start.launch)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
     Allocation,
-    Bad,
-    Good,
-    Hit,
-    Place,
+    FileFails,
+    FilePasses,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    SourceLocation,
+    Violation,
     hosts_of,
     lines,
     rule,
@@ -32,27 +32,27 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     severity=Severity.ERROR,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "torchrun waits for four hosts and gets two",
             lines(*_TWO_HOSTS, "srun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "each host trains for itself",
             lines(*_TWO_HOSTS, "srun torchrun --standalone --nproc-per-node=8 train.py --epochs 3  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "Lightning is told eight devices, and four tasks start",
             lines(*_LIGHTNING, "srun python train.py fit --trainer.devices=8 --trainer.num_nodes=2  # !"),
             name="job.slurm",
         ),
-        Bad(
+        FileFails(
             "NeMo is told four hosts, and two are asked for",
             lines(*_LIGHTNING, "srun python pretrain.py trainer.devices=4 trainer.num_nodes=4  # !"),
             name="job.sh",
         ),
-        Bad(
+        FileFails(
             "two tasks for one GPU",
             lines(
                 "#!/bin/bash",
@@ -64,32 +64,32 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
             ),
             name="job.sh",
         ),
-        Bad(
+        FileFails(
             "a step on more hosts than the job has",
             lines(*_LIGHTNING, "srun --nodes=4 --ntasks-per-node=4 python train.py  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "a line that sbatch never reads",
             lines("#!/bin/bash", "#SBATCH --nodes=2", "set -e", "#SBATCH --gres=gpu:8  # !", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "a script that writes another one",
             lines("#!/bin/bash", "#SBATCH --nodes=1", "cat > x.sh <<EOF", "#SBATCH --nodes=2", "EOF", "sbatch x.sh"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "one torchrun on each of two hosts",
             lines(*_TWO_HOSTS, "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "one task for each device",
             lines(*_LIGHTNING, "srun python train.py fit --trainer.devices=4 --trainer.num_nodes=2"),
             name="job.slurm",
         ),
-        Good(
+        FilePasses(
             "a step for each host",
             lines(
                 *_TWO_HOSTS,
@@ -100,29 +100,29 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
             ),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "a helper step on one host",
             lines(*_LIGHTNING, "srun --nodes=1 --ntasks=1 python prepare.py", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "the number of hosts comes from outside",
             lines(*_TWO_HOSTS, "NNODES=${1:-4}", 'srun torchrun --nnodes="$NNODES" --nproc-per-node=8 train.py'),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "an elastic job",
             lines(*_TWO_HOSTS, "srun torchrun --nnodes=1:2 --nproc-per-node=8 --rdzv-backend=c10d train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "one task that starts its ranks by itself",
             lines("#SBATCH --gres=gpu:4", "srun python train.py --trainer.devices=auto"),
             name="job.sbatch",
         ),
     ),
 )
-def slurm_tasks_disagree(file: ShellFile) -> Iterator[Hit]:
+def slurm_tasks_disagree(file: ShellFile) -> Iterator[Violation]:
     """Ask whether the tasks and hosts that a batch script asks for are those that it starts.
 
     Why it hurts: the ranks that exist wait for others that SLURM never starts, each host trains for itself, or
@@ -135,16 +135,18 @@ def slurm_tasks_disagree(file: ShellFile) -> Iterator[Hit]:
         return
     for start in starts_of(file):
         if start.step is not None and not start.is_part:
-            found = _too_many_hosts(file.allocation, start.step, start.outer.place if start.outer else Place(1))
+            found = _too_many_hosts(
+                file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
+            )
             yield from found or _agents(start, start.step) or _trainer(start, start.step)
 
 
-def _late(file: ShellFile) -> Iterator[Hit]:
+def _late(file: ShellFile) -> Iterator[Violation]:
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
         if asked:
-            yield Hit(
-                Place(line),
+            yield Violation(
+                SourceLocation(line),
                 f"{', '.join(asked)} stands behind the first command: sbatch passes it over",
                 fix="Put all #SBATCH lines above the first command.",
                 severity=Severity.WARNING,
@@ -152,11 +154,11 @@ def _late(file: ShellFile) -> Iterator[Hit]:
             )
 
 
-def _too_many_hosts(job: Allocation, step: Allocation, place: Place) -> list[Hit]:
+def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) -> list[Violation]:
     if job.nodes is None or step.nodes is None or step.nodes <= job.nodes:
         return []
     return [
-        Hit(
+        Violation(
             place,
             f"srun asks for {step.nodes} hosts, and the job has {job.nodes}",
             fix=f"`#SBATCH --nodes={step.nodes}`, or `srun --nodes={job.nodes}`.",
@@ -165,7 +167,7 @@ def _too_many_hosts(job: Allocation, step: Allocation, place: Place) -> list[Hit
     ]
 
 
-def _agents(start: Start, step: Allocation) -> list[Hit]:
+def _agents(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     """One torchrun a host; several on one are of another kind (ENV009)."""
     expected, nodes = hosts_of(start.launch) if start.is_agent else None, step.nodes
     if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
@@ -173,7 +175,7 @@ def _agents(start: Start, step: Allocation) -> list[Hit]:
     name = start.launch.program
     told = f"is told {expected} hosts" if expected > 1 else "is told one host, or nothing of hosts"
     return [
-        Hit(
+        Violation(
             start.launch.place,
             f"{name} {told}, and srun starts it on {nodes}",
             fix=f"`{_OPTIONS.get(name, '--nnodes')}={nodes}` and one rendezvous for all of them, or "
@@ -183,7 +185,7 @@ def _agents(start: Start, step: Allocation) -> list[Hit]:
     ]
 
 
-def _trainer(start: Start, step: Allocation) -> list[Hit]:
+def _trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     """Lightning wants one task for each device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
     if start.is_agent or start.launch.program != "python":
         return []
@@ -194,7 +196,7 @@ def _trainer(start: Start, step: Allocation) -> list[Hit]:
         asked = whole_number(trainer_option(start.launch, name))
         if asked is not None and given is not None and asked != given:
             return [
-                Hit(
+                Violation(
                     start.launch.place,
                     f"trainer.{name}={asked}, and srun starts with --{option}={given}",
                     fix=f"`#SBATCH --{option}={asked}`, or trainer.{name}={given}.",
@@ -204,12 +206,12 @@ def _trainer(start: Start, step: Allocation) -> list[Hit]:
     return _too_few_gpus(start, step)
 
 
-def _too_few_gpus(start: Start, step: Allocation) -> list[Hit]:
+def _too_few_gpus(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     tasks, gpus = step.tasks_per_node, step.gpus_per_node
     if not tasks or not gpus or tasks <= gpus or tasks % gpus or step.number("ntasks-per-node") is None:
         return []
     return [
-        Hit(
+        Violation(
             start.launch.place,
             f"{tasks} tasks of a host share {gpus} GPU{'' if gpus == 1 else 's'}",
             fix=f"`#SBATCH --gpus-per-node={tasks}`, or `--ntasks-per-node={gpus}`.",

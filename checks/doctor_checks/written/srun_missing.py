@@ -8,13 +8,13 @@ from itertools import islice
 
 from doctor.lint.launch.api import (
     Allocation,
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     Launch,
+    ProcessLaunch,
     Severity,
     ShellFile,
-    Start,
+    Violation,
     hosts_of,
     lines,
     rule,
@@ -32,32 +32,32 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
     severity=Severity.ERROR,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "python in a batch script of four tasks",
             lines(*_FOUR, "source activate env", "python train.py --epochs 10  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "Lightning on two hosts",
             lines(*_HOSTS, "python train.py fit --trainer.num_nodes=2 --trainer.devices=8  # !"),
             name="job.slurm",
         ),
-        Bad(
+        FileFails(
             "torchrun for two hosts, started on the first alone",
             lines(*_HOSTS, "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
             name="job.sh",
         ),
-        Good("srun", lines(*_FOUR, "python prepare_data.py", "srun python train.py"), name="job.sbatch"),
-        Good("torchrun on one host", lines(*_FOUR, "torchrun --nproc-per-node=4 train.py"), name="job.sbatch"),
-        Good(
+        FilePasses("srun", lines(*_FOUR, "python prepare_data.py", "srun python train.py"), name="job.sbatch"),
+        FilePasses("torchrun on one host", lines(*_FOUR, "torchrun --nproc-per-node=4 train.py"), name="job.sbatch"),
+        FilePasses(
             "tasks for the CPUs of a program that uses one GPU",
             lines("#SBATCH --ntasks=8", "#SBATCH --gres=gpu:1", "python train.py"),
             name="job.sbatch",
         ),
-        Good("a script that may call srun", lines(*_HOSTS, "bash run.sh", "python train.py"), name="job.sbatch"),
-        Good("no batch script", lines("torchrun --nnodes=2 --nproc-per-node=8 train.py"), name="train.sh"),
-        Good("one task", lines("#SBATCH --gres=gpu:4", "python train.py --devices 4"), name="job.sbatch"),
-        Good(
+        FilePasses("a script that may call srun", lines(*_HOSTS, "bash run.sh", "python train.py"), name="job.sbatch"),
+        FilePasses("no batch script", lines("torchrun --nnodes=2 --nproc-per-node=8 train.py"), name="train.sh"),
+        FilePasses("one task", lines("#SBATCH --gres=gpu:4", "python train.py --devices 4"), name="job.sbatch"),
+        FilePasses(
             "ssh to the others",
             lines(
                 *_HOSTS, "for host in $(scontrol show hostnames); do", "ssh $host torchrun --nnodes=2 x.py &", "done"
@@ -66,7 +66,7 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
         ),
     ),
 )
-def srun_missing(file: ShellFile) -> Iterator[Hit]:
+def srun_missing(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script of several tasks or hosts starts the training by srun or another launcher.
 
     Why it hurts: a batch script runs once, on the first host. Nobody starts the other ranks: Lightning waits at
@@ -89,11 +89,11 @@ def _reaches_others(file: ShellFile) -> bool:
     return bool(programs & {"srun", "mpirun", "other"})
 
 
-def _judge_agent(start: Start, job: Allocation) -> Iterator[Hit]:
+def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
     """DeepSpeed's launcher goes to the other hosts by itself."""
     hosts = hosts_of(start.launch)
     if start.launch.program != "deepspeed" and (job.nodes or 1) > 1 and (hosts or 1) > 1:
-        yield Hit(
+        yield Violation(
             start.launch.place,
             f"{start.launch.program} waits for {hosts} hosts, and the batch script starts it on the first alone",
             fix=f"`srun {start.launch.program} ...`, in a job with `#SBATCH --ntasks-per-node=1`.",
@@ -101,7 +101,7 @@ def _judge_agent(start: Start, job: Allocation) -> Iterator[Hit]:
         )
 
 
-def _judge_python(launch: Launch, job: Allocation) -> Iterator[Hit]:
+def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
     if launch.program != "python" or not _TRAINS.search(launch.script.rpartition("/")[2]):
         return
     tasks, nodes = job.tasks or 1, job.nodes or 1
@@ -110,7 +110,7 @@ def _judge_python(launch: Launch, job: Allocation) -> Iterator[Hit]:
     if tasks < 2 or gpus < 2 or (job.number("ntasks-per-node") is None and nodes < 2):
         return
     where = f"on {nodes} hosts" if nodes > 1 else "on one host"
-    yield Hit(
+    yield Violation(
         launch.place,
         f"the job has {tasks} tasks {where}, and the batch script starts one process",
         severity=None if is_lightning else Severity.WARNING,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, Setting, Severity, ShellFile, effective_value, lines, rule
+from doctor.lint.launch.api import (
+    EnvironmentSetting,
+    FileFails,
+    FilePasses,
+    Severity,
+    ShellFile,
+    Violation,
+    effective_value,
+    lines,
+    rule,
+)
 
 _LINKED = re.compile(r"(v100|a100|a800|h100|h200|h800|h20|gh200|b200|b300|gb200)[\w.-]*", re.IGNORECASE)
 """GPUs of data centres, whose peers reach each other by NVLink or over PCIe switches."""
@@ -23,45 +33,45 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
     severity=Severity.WARNING,
     reads=ShellFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "no peer access between A100s",
             lines(*_FOUR, "export NCCL_P2P_DISABLE=1  # !", "srun torchrun --nproc-per-node=4 train.py"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "no shared memory",
             lines("#SBATCH --gpus-per-node=h100:8", "NCCL_SHM_DISABLE=1 srun python train.py  # !"),
             name="job.sbatch",
         ),
-        Bad(
+        FileFails(
             "no NVLink SHARP",
             lines("#SBATCH -G h200:8 -N 1", "export NCCL_NVLS_ENABLE=0  # !", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "GPUs of a workstation, which have no peer access",
             lines("#SBATCH --gres=gpu:rtx4090:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "which GPUs these are is not told",
             lines("#SBATCH --gres=gpu:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"),
             name="job.sbatch",
         ),
-        Good(
+        FilePasses(
             "one GPU",
             lines("#SBATCH --gres=gpu:a100:1", "export NCCL_P2P_DISABLE=1", "python train.py"),
             name="job.sbatch",
         ),
-        Good("on", lines(*_FOUR, "export NCCL_P2P_DISABLE=0", "srun python train.py"), name="job.sbatch"),
-        Good(
+        FilePasses("on", lines(*_FOUR, "export NCCL_P2P_DISABLE=0", "srun python train.py"), name="job.sbatch"),
+        FilePasses(
             "for the search of a fault",
             lines(*_FOUR, "if [ $DEBUG ]; then", "  export NCCL_P2P_DISABLE=1", "fi", "srun python train.py"),
             name="job.sbatch",
         ),
     ),
 )
-def transport_disabled(file: ShellFile) -> Iterator[Hit]:
+def transport_disabled(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script turns off a fast path of the GPUs that it names.
 
     Why it hurts: collectives take the way through the host's memory or the network, at a tenth of the rate.
@@ -72,7 +82,7 @@ def transport_disabled(file: ShellFile) -> Iterator[Hit]:
         return
     for setting in file.settings:
         if why := _why(setting):
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"{setting.name}={setting.told} on {model} GPUs: {why}",
                 confidence=0.8,
@@ -90,7 +100,7 @@ def _model(file: ShellFile) -> str | None:
     return next((word for word in words if _LINKED.fullmatch(word)), None)
 
 
-def _why(setting: Setting) -> str:
+def _why(setting: EnvironmentSetting) -> str:
     value, why = _OFF.get(setting.name, ("", ""))
     off = setting.told is not None and value and effective_value(setting.name, setting.told) == value
     return why if off and setting.is_exported and setting.is_certain else ""

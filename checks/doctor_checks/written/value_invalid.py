@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, known_variable, lines, rule, value_fault
+from doctor.lint.launch.api import (
+    FileFails,
+    FilePasses,
+    LaunchFile,
+    Severity,
+    Violation,
+    known_variable,
+    lines,
+    rule,
+    value_fault,
+)
 
 
 @rule(
@@ -12,21 +22,25 @@ from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, known_v
     severity=Severity.ERROR,
     reads=LaunchFile,
     cases=lambda: (
-        Bad("true is read as 0", lines("export NCCL_IB_DISABLE=true  # !", "torchrun train.py"), name="train.sh"),
-        Bad("an unknown log level", lines("NCCL_DEBUG=DEBUG srun python train.py  # !"), name="train.sh"),
-        Bad("a level in small letters", lines("export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"), name="a.sh"),
-        Bad("no level of torch", lines("export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"), name="train.sh"),
-        Good(
+        FileFails("true is read as 0", lines("export NCCL_IB_DISABLE=true  # !", "torchrun train.py"), name="train.sh"),
+        FileFails("an unknown log level", lines("NCCL_DEBUG=DEBUG srun python train.py  # !"), name="train.sh"),
+        FileFails(
+            "a level in small letters", lines("export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"), name="a.sh"
+        ),
+        FileFails(
+            "no level of torch", lines("export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"), name="train.sh"
+        ),
+        FilePasses(
             "sound values",
             lines("export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"),
             name="train.sh",
         ),
-        Good("from outside", lines("export NCCL_DEBUG=$1", "torchrun train.py"), name="train.sh"),
-        Good("empty", lines("export NCCL_IB_DISABLE=", "torchrun train.py"), name="train.sh"),
-        Good("of the script alone", lines("NCCL_DEBUG=maybe", "torchrun train.py"), name="train.sh"),
+        FilePasses("from outside", lines("export NCCL_DEBUG=$1", "torchrun train.py"), name="train.sh"),
+        FilePasses("empty", lines("export NCCL_IB_DISABLE=", "torchrun train.py"), name="train.sh"),
+        FilePasses("of the script alone", lines("NCCL_DEBUG=maybe", "torchrun train.py"), name="train.sh"),
     ),
 )
-def value_invalid(file: LaunchFile) -> Iterator[Hit]:
+def value_invalid(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a value that its reader takes.
 
     Why it hurts: NCCL reads text as 0 and passes unknown words over in silence, so the setting does not do what it
@@ -38,7 +52,7 @@ def value_invalid(file: LaunchFile) -> Iterator[Hit]:
             continue
         fault = value_fault(setting.name, setting.told)
         if fault is not None:
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"{setting.name}={setting.told or repr('')} {fault.problem}",
                 fix=f"A value that fits: {fault.expected}.",

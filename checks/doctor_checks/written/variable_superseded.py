@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, known_variable, lines, rule
+from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, known_variable, lines, rule
 
 
 @rule(
@@ -12,23 +12,25 @@ from doctor.lint.launch.api import Bad, Good, Hit, LaunchFile, Severity, known_v
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        Bad(
+        FileFails(
             "renamed by torch 2.2",
             lines("export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
             name="train.sh",
         ),
-        Bad("renamed too", lines("NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
-        Bad("for all tasks", lines("srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"), name="job.sh"),
-        Good("the name of today", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"),
-        Good(
+        FileFails("renamed too", lines("NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
+        FileFails("for all tasks", lines("srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"), name="job.sh"),
+        FilePasses(
+            "the name of today", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
+        ),
+        FilePasses(
             "both names",
             lines("export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
             name="train.sh",
         ),
-        Good("of the script alone", lines("NCCL_BLOCKING_WAIT=1", "torchrun train.py"), name="train.sh"),
+        FilePasses("of the script alone", lines("NCCL_BLOCKING_WAIT=1", "torchrun train.py"), name="train.sh"),
     ),
 )
-def variable_superseded(file: LaunchFile) -> Iterator[Hit]:
+def variable_superseded(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the variables of a launch file bear the names under which they are read today.
 
     Why it hurts: an old name is read with a warning for a while, and then no more: the setting has no effect.
@@ -42,7 +44,7 @@ def variable_superseded(file: LaunchFile) -> Iterator[Hit]:
         new = f": {info.replaced_by} replaces it" if info.replaced_by else ""
         still = "is deprecated" if info.still_read else "is no longer read"
         reader = "torch" if info.reader == "torch" else "NCCL"
-        yield Hit(
+        yield Violation(
             setting.place,
             f"{setting.name} {still} from {reader} {info.superseded} on{new}",
             fix=f"`{info.replaced_by}` in place of `{setting.name}`." if info.replaced_by else "Remove it.",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.api import (
-    Bad,
-    Good,
-    Hit,
+    FileFails,
+    FilePasses,
     LaunchFile,
     Severity,
+    Violation,
     concerns_nccl,
     is_foreign_variable,
     known_variable,
@@ -34,26 +34,32 @@ spec:
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        Bad("a letter is missing", lines("export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"), name="train.sh"),
-        Bad("an underscore too many", lines("NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"), name="train.sh"),
-        Bad(
+        FileFails(
+            "a letter is missing", lines("export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"), name="train.sh"
+        ),
+        FileFails("an underscore too many", lines("NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"), name="train.sh"),
+        FileFails(
             "for mpirun",
             lines("mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
             name="train.sh",
         ),
-        Bad("in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"),
-        Good("known names", lines("export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"), name="a.sh"),
-        Good(
+        FileFails(
+            "in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"
+        ),
+        FilePasses(
+            "known names", lines("export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"), name="a.sh"
+        ),
+        FilePasses(
             "packages, plugins and forks",
             lines("export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4", "torchrun a.py"),
             name="train.sh",
         ),
-        Good("of the script alone", lines("NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"), name="build.sh"),
-        Good("near to nothing", lines("export NCCL_TEAM_COLOUR=blue", "torchrun train.py"), name="train.sh"),
-        Good("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
+        FilePasses("of the script alone", lines("NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"), name="build.sh"),
+        FilePasses("near to nothing", lines("export NCCL_TEAM_COLOUR=blue", "torchrun train.py"), name="train.sh"),
+        FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
     ),
 )
-def variable_unknown(file: LaunchFile) -> Iterator[Hit]:
+def variable_unknown(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads.
 
     Why it hurts: a misspelled name is silently ignored, and the run behaves as if it were not set.
@@ -65,7 +71,7 @@ def variable_unknown(file: LaunchFile) -> Iterator[Hit]:
             continue
         near = nearest_variable(name)
         if near is not None:
-            yield Hit(
+            yield Violation(
                 setting.place,
                 f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it. Did you mean {near}?",
                 fix=f"`{near}` in place of `{name}`.",

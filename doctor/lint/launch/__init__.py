@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
 from doctor.lint.launch.manifest import Manifest
-from doctor.lint.launch.model import Launch, LaunchFile, Setting
-from doctor.lint.launch.reading import read_launch_file
-from doctor.lint.launch.shell import ShellFile
+from doctor.lint.launch.shell.reader import ShellFile
 
-__all__ = ["Launch", "LaunchFile", "Manifest", "Setting", "ShellFile", "read_launch_file"]
+__all__ = ["EnvironmentSetting", "Launch", "LaunchFile", "Manifest", "ShellFile", "read_launch_file"]

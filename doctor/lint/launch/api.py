@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from doctor.finding import Severity
-from doctor.knowledge.allocator import complaints as allocator_complaints
-from doctor.knowledge.grammar import looks_like_nccl_syntax
-from doctor.knowledge.values import effective as effective_value
-from doctor.knowledge.values import fault as value_fault
-from doctor.knowledge.variables import concerns_nccl
-from doctor.knowledge.variables import is_foreign as is_foreign_variable
-from doctor.knowledge.variables import known as known_variable
-from doctor.knowledge.variables import nearest as nearest_variable
-from doctor.lint.launch.configs import Config, Contradiction, contradictions_in
+from doctor.core.finding import Severity
+from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
+from doctor.knowledge.environment_variables import concerns_nccl
+from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.knowledge.interface_syntax import looks_like_nccl_syntax
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.knowledge.variable_values import fault as value_fault
+from doctor.lint.engine.rule import FileFails, FilePasses, SourceLocation, Violation, rule
+from doctor.lint.launch.configs import Contradiction, LauncherConfig, contradictions_in
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.kubernetes import Container, Role, Workload
+from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
+from doctor.lint.launch.launcher_options import AGENTS
 from doctor.lint.launch.manifest import Manifest
-from doctor.lint.launch.model import Launch, LaunchFile, Setting
-from doctor.lint.launch.names import list_fault
-from doctor.lint.launch.programs import AGENTS
-from doctor.lint.launch.reading import read_launch_file
-from doctor.lint.launch.shell import ShellFile
-from doctor.lint.launch.slurm import Allocation
-from doctor.lint.launch.starts import (
-    Start,
+from doctor.lint.launch.partial_text import is_known, names_in, shown, whole_number
+from doctor.lint.launch.process_launches import (
+    ProcessLaunch,
     endpoint_of,
     hosts_of,
     is_loopback,
@@ -35,30 +35,30 @@ from doctor.lint.launch.starts import (
     trainer_option,
     visible_devices,
 )
-from doctor.lint.launch.told import is_told, names_in, shown, whole_number
-from doctor.lint.launch.tree import Node
-from doctor.lint.rule import Bad, Good, Hit, Place, rule
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.lint.launch.yaml_tree import YamlNode
 
 __all__ = [
     "AGENTS",
     "Allocation",
-    "Bad",
-    "Config",
     "Container",
     "Contradiction",
-    "Good",
-    "Hit",
+    "EnvironmentSetting",
+    "FileFails",
+    "FilePasses",
     "Launch",
     "LaunchFile",
+    "LauncherConfig",
     "Manifest",
-    "Node",
-    "Place",
+    "ProcessLaunch",
     "Role",
-    "Setting",
     "Severity",
     "ShellFile",
-    "Start",
+    "SourceLocation",
+    "Violation",
     "Workload",
+    "YamlNode",
     "allocator_complaints",
     "concerns_nccl",
     "contradictions_in",
@@ -66,9 +66,9 @@ __all__ = [
     "endpoint_of",
     "hosts_of",
     "is_foreign_variable",
+    "is_known",
     "is_loopback",
     "is_static",
-    "is_told",
     "known_variable",
     "lines",
     "list_fault",

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from doctor.lint.launch.model import Launch, Setting
-from doctor.lint.launch.shell import ScriptReader
-from doctor.lint.launch.told import OUTPUT, untold
-from doctor.lint.launch.tree import Node
-from doctor.lint.rule import Place
+from doctor.lint.engine.rule import SourceLocation
+from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
+from doctor.lint.launch.partial_text import OUTPUT, unknown_mark
+from doctor.lint.launch.shell.reader import ScriptReader
+from doctor.lint.launch.yaml_tree import YamlNode
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
@@ -25,11 +25,11 @@ class Container:
     ``command`` and ``args`` were read into ``launches`` and ``settings``."""
 
     name: str
-    place: Place
+    place: SourceLocation
     gpus: int | None
-    gpus_place: Place | None
+    gpus_place: SourceLocation | None
     has_shm: bool
-    settings: tuple[Setting, ...]
+    settings: tuple[EnvironmentSetting, ...]
     launches: tuple[Launch, ...]
     words: str
 
@@ -43,7 +43,7 @@ class Role:
     """Pods that are alike. ``replicas``: ``None`` where it can't be told."""
 
     name: str
-    place: Place
+    place: SourceLocation
     replicas: int | None
     on_host_network: bool
     containers: tuple[Container, ...]
@@ -54,10 +54,10 @@ class Workload:
     """A job. ``kind`` as it is written there; ``processes_per_pod``: nprocPerNode, numProcPerNode."""
 
     kind: str
-    place: Place
+    place: SourceLocation
     roles: tuple[Role, ...]
     processes_per_pod: str | None = None
-    processes_place: Place | None = None
+    processes_place: SourceLocation | None = None
     is_elastic: bool = False
 
     @property
@@ -67,7 +67,7 @@ class Workload:
         return sum(count for count in counts if count is not None) if None not in counts else None
 
 
-def workloads_in(tree: Node) -> Iterator[Workload]:
+def workloads_in(tree: YamlNode) -> Iterator[Workload]:
     """The job that a document describes; each of a List."""
     if tree.word("kind") == "List":
         for item in (tree.get("items") or tree).children():
@@ -90,7 +90,7 @@ def workloads_in(tree: Node) -> Iterator[Workload]:
         )
 
 
-Given = Mapping[str, Setting]
+Given = Mapping[str, EnvironmentSetting]
 """What an operator adds to the environment of containers."""
 
 _PET = (
@@ -103,17 +103,17 @@ _PET = (
     "RDZV_ENDPOINT",
     "RDZV_ID",
 )
-_TOLD_BY_KUBEFLOW = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *(f"PET_{name}" for name in _PET))
+_SET_BY_KUBEFLOW = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *(f"PET_{name}" for name in _PET))
 """https://github.com/kubeflow/trainer/pull/1840 (training-operator pkg/controller.v1/pytorch/envvar.go, elastic.go)."""
 
 
-def _given(tree: Node) -> Given:
+def _given(tree: YamlNode) -> Given:
     if tree.word("kind") not in ("PyTorchJob", "TrainJob"):
         return {}
-    return {name: Setting(name, untold(name), tree.place) for name in _TOLD_BY_KUBEFLOW}
+    return {name: EnvironmentSetting(name, unknown_mark(name), tree.place) for name in _SET_BY_KUBEFLOW}
 
 
-def _replicated(spec: Node, key: str, given: Given) -> Iterator[Role]:
+def _replicated(spec: YamlNode, key: str, given: Given) -> Iterator[Role]:
     """Kubeflow's jobs: {Master: {replicas, template}, Worker: …}."""
     for name, role in (spec.get(key) or spec).pairs or ():
         pod = role.get("template", "spec")
@@ -121,22 +121,22 @@ def _replicated(spec: Node, key: str, given: Given) -> Iterator[Role]:
             yield _role(name.text or "", role, pod, _count(role, "replicas"), given)
 
 
-def _pytorch(spec: Node, given: Given) -> Iterator[Role]:
+def _pytorch(spec: YamlNode, given: Given) -> Iterator[Role]:
     return _replicated(spec, "pytorchReplicaSpecs", given) if spec.get("pytorchReplicaSpecs") else iter(())
 
 
-def _mpi(spec: Node, given: Given) -> Iterator[Role]:
+def _mpi(spec: YamlNode, given: Given) -> Iterator[Role]:
     return _replicated(spec, "mpiReplicaSpecs", given) if spec.get("mpiReplicaSpecs") else iter(())
 
 
-def _job(spec: Node, given: Given) -> Iterator[Role]:
+def _job(spec: YamlNode, given: Given) -> Iterator[Role]:
     """An indexed Job runs ``parallelism`` pods together; others are not known to belong together."""
     pod = spec.get("template", "spec")
     if pod is not None:
         yield _role("pod", spec, pod, _count(spec, "parallelism"), given)
 
 
-def _jobset(spec: Node, given: Given) -> Iterator[Role]:
+def _jobset(spec: YamlNode, given: Given) -> Iterator[Role]:
     for job in (spec.get("replicatedJobs") or spec).children():
         inner, pod = job.get("template", "spec"), job.get("template", "spec", "template", "spec")
         if inner is not None and pod is not None:
@@ -145,12 +145,12 @@ def _jobset(spec: Node, given: Given) -> Iterator[Role]:
             yield _role(job.word("name") or "", job, pod, pods, given)
 
 
-def _pod(spec: Node, given: Given) -> Iterator[Role]:
+def _pod(spec: YamlNode, given: Given) -> Iterator[Role]:
     if spec.get("containers"):
         yield _role("pod", spec, spec, 1, given)
 
 
-def _train_job(spec: Node, given: Given) -> Iterator[Role]:
+def _train_job(spec: YamlNode, given: Given) -> Iterator[Role]:
     """Its runtime, which is elsewhere, may mount shared memory."""
     trainer = spec.get("trainer")
     if trainer is not None and trainer.is_mapping:
@@ -162,17 +162,17 @@ def _train_job(spec: Node, given: Given) -> Iterator[Role]:
 _KINDS = {"TrainJob": _train_job, "PyTorchJob": _pytorch, "MPIJob": _mpi, "Job": _job, "JobSet": _jobset, "Pod": _pod}
 
 
-def _count(node: Node, key: str) -> int | None:
+def _count(node: YamlNode, key: str) -> int | None:
     """One where nothing is said."""
     return node.number(key) if node.get(key) is not None else 1
 
 
-def _role(name: str, node: Node, pod: Node, replicas: int | None, given: Given) -> Role:
+def _role(name: str, node: YamlNode, pod: YamlNode, replicas: int | None, given: Given) -> Role:
     boxes = tuple(_container(box, pod, given) for box in (pod.get("containers") or pod).children() if box.is_mapping)
     return Role(name, node.place, replicas, pod.flag("hostNetwork") is True, boxes)
 
 
-def _container(box: Node, pod: Node, given: Given) -> Container:
+def _container(box: YamlNode, pod: YamlNode, given: Given) -> Container:
     asked = next((found for key in GPU_RESOURCES if (found := _resource(box, key)) is not None), None)
     settings = tuple(_settings(box))
     environment = {**given, **{one.name: one for one in settings}}
@@ -191,32 +191,34 @@ def _container(box: Node, pod: Node, given: Given) -> Container:
     )
 
 
-def _resource(box: Node, key: str) -> Node | None:
+def _resource(box: YamlNode, key: str) -> YamlNode | None:
     groups = (box.get(name, kind) for name in ("resources", "resourcesPerNode") for kind in ("limits", "requests"))
     return next((found for group in groups if group is not None and (found := group.get(key)) is not None), None)
 
 
-def _settings(box: Node) -> Iterator[Setting]:
+def _settings(box: YamlNode) -> Iterator[EnvironmentSetting]:
     for entry in (box.get("env") or box).children():
         name, value = entry.word("name"), entry.get("value")
         if name is not None:
             told = value.text if value is not None and value.text is not None else None
-            yield Setting(name, untold(name) if told is None else _filled(told), entry.place)
+            yield EnvironmentSetting(name, unknown_mark(name) if told is None else _filled(told), entry.place)
 
 
 def _filled(text: str) -> str:
     """``$(NAME)`` is filled in by Kubernetes, ``${NAME}`` by envsubst before."""
-    return re.sub(r"\$(?:\(([A-Za-z_]\w*)\)|\{?([A-Za-z_]\w*)\}?)", lambda match: untold(match[1] or match[2]), text)
+    return re.sub(
+        r"\$(?:\(([A-Za-z_]\w*)\)|\{?([A-Za-z_]\w*)\}?)", lambda match: unknown_mark(match[1] or match[2]), text
+    )
 
 
-def _word(node: Node) -> tuple[str, int]:
+def _word(node: YamlNode) -> tuple[str, int]:
     """A word of a command, and its line; in a script the shell fills its own variables in."""
     text = node.text or OUTPUT
     is_script = bool(re.search(r"\s", text))
     return (re.sub(r"\$\(([A-Za-z_]\w*)\)", r"${\1}", text) if is_script else _filled(text)), node.line + node.block
 
 
-def _run_command(box: Node, reader: ScriptReader) -> str:
+def _run_command(box: YamlNode, reader: ScriptReader) -> str:
     """``command`` and ``args`` together are the words of one command; its text for those who search in it."""
     nodes = [one for key in ("command", "args") for one in (box.get(key) or box).children() if one.text is not None]
     nodes = nodes if box.get("command") or box.get("args") else []

@@ -7,21 +7,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from doctor.lint.launch.configs import Config, configs_in
+from doctor.lint.engine.discovery import UnreadableFile
+from doctor.lint.launch.configs import LauncherConfig, configs_in
 from doctor.lint.launch.kubernetes import Workload, workloads_in
-from doctor.lint.launch.model import LaunchFile
-from doctor.lint.launch.tree import Node, is_template, read_trees
-from doctor.lint.reading import Unreadable
+from doctor.lint.launch.launch_file import LaunchFile
+from doctor.lint.launch.yaml_tree import YamlNode, is_template, read_trees
 
 
 @dataclass(frozen=True)
 class Manifest(LaunchFile):
     """``configs``: of launchers; ``workloads``: jobs of Kubernetes."""
 
-    configs: tuple[Config, ...] = ()
+    configs: tuple[LauncherConfig, ...] = ()
     workloads: tuple[Workload, ...] = ()
 
-    def of_kind(self, kind: str) -> Iterator[Node]:
+    def of_kind(self, kind: str) -> Iterator[YamlNode]:
         """The configurations of one kind."""
         return (config.root for config in self.configs if config.kind == kind)
 
@@ -45,7 +45,7 @@ def read_manifest(path: str, text: str) -> Manifest | None:
     if not _CUES.search(text):
         return None
     if is_template(text):
-        raise Unreadable("it is a template, which somebody fills in first")
+        raise UnreadableFile("it is a template, which somebody fills in first")
     trees = read_trees(text.replace("\t", " ") if path.lower().endswith(".json") else text)
     configs = tuple(config for tree in trees for config in configs_in(tree))
     workloads = tuple(one for tree in trees for one in workloads_in(tree))

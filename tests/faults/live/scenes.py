@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from doctor.excluding import EXCLUDE
+from doctor.cluster.hostlist import EXCLUDE
 from tests.faults.live.stage import Outcome, Play, at_this_speed, perform, true_here
 from tests.faults.scenes import Score, others_blamed, unsaid
 from tests.faults.stage import LOUD, own_alarms

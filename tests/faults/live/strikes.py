@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from doctor.gather.messages import Hello, Unreadable, decode
-from doctor.gather.signing import SIGNED
+from doctor.cluster.gather.protocol import JoinRequest, MalformedMessage, decode
+from doctor.cluster.transport.signing import SIGNED
 from tests.faults.live.stage import Stage
 from tests.lab.hosts import LabHost
 
@@ -90,9 +90,9 @@ def is_measured(stage: Stage, rank: int) -> bool:
 def _has_greeted(stage: Stage, rank: int) -> bool:
     for path in stage.share.glob(".rankdoctor-*/*/hello/[!.]*"):
         try:
-            if decode(_unsigned(path.read_bytes()), Hello).number == rank:
+            if decode(_unsigned(path.read_bytes()), JoinRequest).number == rank:
                 return True
-        except (OSError, Unreadable):
+        except (OSError, MalformedMessage):
             continue
     return False
 

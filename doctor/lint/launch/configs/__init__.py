@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from doctor.lint.launch.configs import accelerate, deepspeed, llamafactory
 from doctor.lint.launch.configs.contradiction import Contradiction
-from doctor.lint.launch.configs.kinds import Config, configs_in
+from doctor.lint.launch.configs.kinds import LauncherConfig, configs_in
 
-__all__ = ["Config", "Contradiction", "configs_in", "contradictions_in"]
+__all__ = ["Contradiction", "LauncherConfig", "configs_in", "contradictions_in"]
 
 _JUDGES = {
     "accelerate": accelerate.contradictions,
@@ -17,6 +17,6 @@ _JUDGES = {
 }
 
 
-def contradictions_in(config: Config) -> Iterator[Contradiction]:
+def contradictions_in(config: LauncherConfig) -> Iterator[Contradiction]:
     """What can't hold together in one configuration, in the order in which it is looked for."""
     yield from _JUDGES[config.kind](config.root)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.launch.configs.contradiction import OFFLOADED, Contradiction, later
-from doctor.lint.launch.tree import Node
+from doctor.lint.launch.yaml_tree import YamlNode
 
 _SECTIONS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
 _KINDS = re.compile(r"[A-Z_]+")
@@ -33,7 +33,7 @@ _UNLESS_ASKED = 0.9
 """An option of ``accelerate launch`` goes before the file."""
 
 
-def contradictions(root: Node) -> Iterator[Contradiction]:
+def contradictions(root: YamlNode) -> Iterator[Contradiction]:
     """Of one configuration for hosts of one's own."""
     kind = (root.word("distributed_type") or "").upper()
     is_own = (root.word("compute_environment") or "LOCAL_MACHINE") == "LOCAL_MACHINE"
@@ -49,7 +49,7 @@ def contradictions(root: Node) -> Iterator[Contradiction]:
         yield from _one_gpu(root)
 
 
-def _sections(root: Node, kind: str) -> Iterator[Contradiction]:
+def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
     """commands/launch.py takes the kind of training from distributed_type alone."""
     for name, owner in _SECTIONS.items():
         place, section = root.key(name), root.get(name)
@@ -63,11 +63,11 @@ def _sections(root: Node, kind: str) -> Iterator[Contradiction]:
             )
 
 
-def _holds_something(section: Node) -> bool:
+def _holds_something(section: YamlNode) -> bool:
     return any(value.pairs or value.items or section.word(key.text or "") for key, value in section.pairs or ())
 
 
-def _beside_file(root: Node) -> Iterator[Contradiction]:
+def _beside_file(root: YamlNode) -> Iterator[Contradiction]:
     """`When using deepspeed_config_file, the following accelerate config variables will be ignored`, as an error."""
     file, section = root.get("deepspeed_config", "deepspeed_config_file"), root.get("deepspeed_config")
     if file is None or section is None or root.word("deepspeed_config", "deepspeed_config_file") is None:
@@ -83,7 +83,7 @@ def _beside_file(root: Node) -> Iterator[Contradiction]:
         )
 
 
-def _offload(root: Node) -> Iterator[Contradiction]:
+def _offload(root: YamlNode) -> Iterator[Contradiction]:
     """`Only applicable with ZeRO Stage 3`; the stage is 2 where nothing is said (DeepSpeedPlugin)."""
     section = root.get("deepspeed_config")
     place = section.get("offload_param_device") if section is not None else None
@@ -99,7 +99,7 @@ def _offload(root: Node) -> Iterator[Contradiction]:
         )
 
 
-def _loading(root: Node) -> Iterator[Contradiction]:
+def _loading(root: YamlNode) -> Iterator[Contradiction]:
     """utils/launch.py: `When using --fsdp_cpu_ram_efficient_loading set --fsdp_sync_module_states to True`."""
     loading, states = (_of_fsdp(root, name) for name in ("cpu_ram_efficient_loading", "sync_module_states"))
     if loading is not None and states is not None and _is(loading, "true") and _is(states, "false"):
@@ -110,17 +110,17 @@ def _loading(root: Node) -> Iterator[Contradiction]:
         )
 
 
-def _of_fsdp(root: Node, name: str) -> Node | None:
+def _of_fsdp(root: YamlNode, name: str) -> YamlNode | None:
     """A key of fsdp_config, whose names may lack their prefix."""
     return root.get("fsdp_config", f"fsdp_{name}") or root.get("fsdp_config", name)
 
 
-def _is(node: Node, word: str) -> bool:
+def _is(node: YamlNode, word: str) -> bool:
     """A truth without quotes; text in quotes is true, whatever it says."""
     return node.plain and (node.text or "").lower() == word
 
 
-def _one_gpu(root: Node) -> Iterator[Contradiction]:
+def _one_gpu(root: YamlNode) -> Iterator[Contradiction]:
     """`Less than two GPU ids were configured and tried to run on multiple GPUs`; that there are fewer than processes is
     GPU002's to say."""
     place, listed = root.get("gpu_ids"), root.word("gpu_ids")

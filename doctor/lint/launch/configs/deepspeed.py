@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.lint.launch.configs.contradiction import OFFLOADED, Contradiction, later, stage_of
-from doctor.lint.launch.tree import Node
+from doctor.lint.launch.yaml_tree import YamlNode
 
 
-def contradictions(root: Node) -> Iterator[Contradiction]:
+def contradictions(root: YamlNode) -> Iterator[Contradiction]:
     """Of one configuration."""
     yield from _precisions(root)
     yield from _batch(root)
@@ -23,7 +23,7 @@ def contradictions(root: Node) -> Iterator[Contradiction]:
         yield from _offloads(root, stage)
 
 
-def _precisions(root: Node) -> Iterator[Contradiction]:
+def _precisions(root: YamlNode) -> Iterator[Contradiction]:
     """runtime/config.py: `bfloat16 and fp16 modes cannot be simultaneously enabled`."""
     name = "bf16" if root.get("bf16") is not None else "bfloat16"
     half, brain = root.get("fp16", "enabled"), root.get(name, "enabled")
@@ -35,7 +35,7 @@ def _precisions(root: Node) -> Iterator[Contradiction]:
         )
 
 
-def _batch(root: Node) -> Iterator[Contradiction]:
+def _batch(root: YamlNode) -> Iterator[Contradiction]:
     """train_batch_size = micro batch x accumulation x ranks; with a micro batch in numbers it is ENV003's to say."""
     total, steps = root.number("train_batch_size"), root.number("gradient_accumulation_steps")
     place = root.get("train_batch_size")
@@ -49,7 +49,7 @@ def _batch(root: Node) -> Iterator[Contradiction]:
         )
 
 
-def _offloads(root: Node, stage: int) -> Iterator[Contradiction]:
+def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
     """runtime/zero/config.py: offload_param is `valid only with stage 3`, offload_optimizer with 1, 2 and 3, a part of
     the optimizer's states with 3."""
     parameters = _offloaded(root, "offload_param", "cpu_offload_param")
@@ -78,7 +78,7 @@ def _offloads(root: Node, stage: int) -> Iterator[Contradiction]:
         )
 
 
-def _offloaded(root: Node, section: str, old: str) -> Node | None:
+def _offloaded(root: YamlNode, section: str, old: str) -> YamlNode | None:
     """Where a section, or the flag that was there before it, moves something off the GPU."""
     if root.word("zero_optimization", section, "device") in OFFLOADED:
         return root.get("zero_optimization", section, "device")

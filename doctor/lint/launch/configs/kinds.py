@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from doctor.lint.launch.tree import Node
+from doctor.lint.launch.yaml_tree import YamlNode
 
 
 @dataclass(frozen=True)
-class Config:
+class LauncherConfig:
     """One configuration. ``kind``: ``accelerate``, ``deepspeed`` or ``llamafactory``."""
 
     kind: str
-    root: Node
+    root: YamlNode
 
 
 STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
@@ -21,17 +21,17 @@ STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 _TRAINS = ("per_device_train_batch_size", "do_train", "dataset", "output_dir")
 
 
-def configs_in(tree: Node) -> Iterator[Config]:
+def configs_in(tree: YamlNode) -> Iterator[LauncherConfig]:
     """The configuration that a document is, and one of DeepSpeed that stands in it."""
     kind = _kind_of(tree)
     if kind:
-        yield Config(kind, tree)
+        yield LauncherConfig(kind, tree)
     inner = tree.get("deepspeed") if kind == "llamafactory" else None
     if inner is not None and inner.is_mapping:
-        yield Config("deepspeed", inner)
+        yield LauncherConfig("deepspeed", inner)
 
 
-def _kind_of(tree: Node) -> str:
+def _kind_of(tree: YamlNode) -> str:
     if tree.get("distributed_type") is not None and (tree.get("num_processes") or tree.get("compute_environment")):
         return "accelerate"
     if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu") or _is_small_deepspeed(tree):
@@ -39,14 +39,14 @@ def _kind_of(tree: Node) -> str:
     return "llamafactory" if _is_llamafactory(tree) else ""
 
 
-def _is_small_deepspeed(tree: Node) -> bool:
+def _is_small_deepspeed(tree: YamlNode) -> bool:
     """One without ZeRO: many programs know a train_batch_size, none of them ``{"fp16": {"enabled": …}}`` beside it."""
     return tree.get("train_batch_size") is not None and any(
         tree.get(name, "enabled") is not None for name in ("fp16", "bf16", "bfloat16")
     )
 
 
-def _is_llamafactory(tree: Node) -> bool:
+def _is_llamafactory(tree: YamlNode) -> bool:
     """One that trains: those for inference and for merging hold nothing of ranks."""
     named = tree.get("finetuning_type") is not None or tree.word("stage") in STAGES
     return named and tree.get("model_name_or_path") is not None and any(tree.get(name) is not None for name in _TRAINS)

@@ -14,23 +14,23 @@ from functools import reduce
 from typing import NamedTuple
 
 from doctor.lint.launch.configs.contradiction import ZERO3_NAME, Contradiction, later, stage_of
-from doctor.lint.launch.tree import Node
+from doctor.lint.launch.yaml_tree import YamlNode
 
-Test = Callable[[Node, str], bool]
+Test = Callable[[YamlNode, str], bool]
 """Whether a key of a configuration has a value of some sort."""
 
 
-def _on(root: Node, key: str) -> bool:
+def _on(root: YamlNode, key: str) -> bool:
     return root.flag(key) is True
 
 
-def _given(root: Node, key: str) -> bool:
+def _given(root: YamlNode, key: str) -> bool:
     """Whether it is there, and neither empty nor off."""
     node = root.get(key)
     return bool(node is not None and (node.pairs or node.items or root.word(key))) and root.flag(key) is not False
 
 
-def _zero3(root: Node, key: str) -> bool:
+def _zero3(root: YamlNode, key: str) -> bool:
     """DeepSpeed's configuration, by its stage, or by its name where it is another file."""
     node = root.get(key)
     if node is not None and node.is_mapping:
@@ -132,7 +132,7 @@ _BY_NAME = 0.9
 """The name of DeepSpeed's file says the stage, and the file itself is not looked at."""
 
 
-def contradictions(root: Node) -> Iterator[Contradiction]:
+def contradictions(root: YamlNode) -> Iterator[Contradiction]:
     """Of one configuration."""
     if root.word("quantization_method") in (None, "bnb", "bitsandbytes"):
         yield from _judge(root, _EIGHT_BITS)
@@ -141,7 +141,7 @@ def contradictions(root: Node) -> Iterator[Contradiction]:
             yield from _judge(root, refusal)
 
 
-def _judge(root: Node, refusal: _Refusal) -> Iterator[Contradiction]:
+def _judge(root: YamlNode, refusal: _Refusal) -> Iterator[Contradiction]:
     sides = (refusal.first, refusal.second)
     if not all(test(root, key) for key, test in sides):
         return
@@ -154,7 +154,7 @@ def _judge(root: Node, refusal: _Refusal) -> Iterator[Contradiction]:
     )
 
 
-def _shown(root: Node, key: str) -> str:
+def _shown(root: YamlNode, key: str) -> str:
     """A setting as it stands there, on one line; of a flag or a section the name."""
     word = root.word(key)
     return key if word is None or root.flag(key) else f"{key}: {' '.join(word.split())}"

@@ -1,0 +1,1 @@
+"""Experiments of ``--why``: which setting to vary, and what the trials show."""

@@ -1,0 +1,120 @@
+"""By which other interfaces and addresses one host might reach another, and what would make a job go there."""
+
+from __future__ import annotations
+
+import msgspec
+
+from doctor.analysis.interface_choice import (
+    CARRIES_NOTHING,
+    InterfaceEndpoint,
+    choice_of,
+    is_loopback,
+    is_usable,
+    needs_zone,
+    network_of,
+)
+from doctor.core.facts import InterfaceFacts
+from doctor.core.job import Rank
+from doctor.core.message_bounds import Mtu, Name, Text
+
+MOST_WAYS = 4
+"""Ways between one pair of hosts that are tried: networks for training, for storage, for management."""
+
+
+class AlternativePath(msgspec.Struct, frozen=True):
+    """From one host to an ``address`` of another; ``source``: from this address of the first one, ``None`` where its
+    kernel chooses. ``knob``: what is other than usual, in words; ``setting``: how a job is made to go there, to be
+    pasted. ``mtu``: bytes, of the smaller of both ends, where it is known."""
+
+    knob: Text
+    setting: Text
+    address: Name
+    source: Name | None = None
+    mtu: Mtu | None = None
+
+
+def alternative_paths(own: Rank, peer: Rank, address: str | None) -> tuple[AlternativePath, ...]:
+    """The ways from the host of ``own`` to addresses of the host of ``peer`` other than ``address``, those of the same
+    family and of a common subnet first; at most :data:`MOST_WAYS`."""
+    here, there = _endpoints(own), [end for end in _endpoints(peer) if end.address.address != address]
+    usual = next((end for end in _endpoints(peer) if end.address.address == address), None)
+    ways = [_alternative_path(own, peer, _facing(here, end), end, usual) for end in there]
+    family = ":" in (address or "")
+    ways.sort(key=lambda way: ((":" in way.address) != family, way.source is None))
+    return tuple(ways)[:MOST_WAYS]
+
+
+def endpoint_of(member: Rank, address: str | None) -> InterfaceEndpoint | None:
+    """The interface of the host that bears ``address``."""
+    return next((end for end in _endpoints(member) if end.address.address == address), None)
+
+
+def facing(own: Rank, peer: Rank, address: str | None) -> InterfaceEndpoint | None:
+    """The interface of the host of ``own`` in the subnet of that ``address`` of ``peer``; where there is none, the one
+    that carries the training."""
+    end = endpoint_of(peer, address)
+    found = _facing(_endpoints(own), end) if end is not None else None
+    choice = choice_of(own)
+    return found or (choice.first if choice is not None else None)
+
+
+def mtu_between(one: InterfaceEndpoint | None, other: InterfaceEndpoint | None) -> int | None:
+    """Bytes of the largest packet that both ends take."""
+    sizes = [end.interface.mtu for end in (one, other) if end is not None and end.interface.mtu]
+    return min(sizes, default=None)
+
+
+def _endpoints(member: Rank) -> list[InterfaceEndpoint]:
+    interfaces = member.find(InterfaceFacts)
+    return [
+        InterfaceEndpoint(interface, address)
+        for interface in (interfaces.interfaces if interfaces else ())
+        if is_usable(interface) and interface.kind not in CARRIES_NOTHING and interface.kind != "dummy"
+        for address in interface.addresses
+        if not is_loopback(address.address) and not needs_zone(address)
+    ]
+
+
+def _facing(here: list[InterfaceEndpoint], there: InterfaceEndpoint) -> InterfaceEndpoint | None:
+    network = network_of(there.address)
+    return next((end for end in here if network is not None and network_of(end.address) == network), None)
+
+
+def _alternative_path(
+    own: Rank, peer: Rank, here: InterfaceEndpoint | None, there: InterfaceEndpoint, usual: InterfaceEndpoint | None
+) -> AlternativePath:
+    source = here.address.address if here else None
+    ends = f"{source} -> {there.address.address}" if source else f"to {there.address.address}"
+    if usual is None or usual.interface is not there.interface:
+        knob, setting = f"other interface {there.interface.name}", _interface_setting(own, peer, here, there)
+    elif usual.address.family != there.address.family:
+        family = "IPv6" if there.address.family == "inet6" else "IPv4"
+        knob, setting = f"{family} on {there.interface.name}", _family_setting(peer, there)
+    else:
+        knob, setting = f"another address of {there.interface.name}", _address_setting(peer, there)
+    return AlternativePath(f"{knob} ({ends})", setting, there.address.address, source, mtu_between(here, there))
+
+
+def _interface_setting(own: Rank, peer: Rank, here: InterfaceEndpoint | None, there: InterfaceEndpoint) -> str:
+    choice, name = choice_of(peer) or choice_of(own), there.interface.name
+    other = here.interface.name if here is not None and here.interface.name != name else None
+    if choice is None or choice.library == "NCCL":
+        # NCCL takes of a list what the host has; "=" wants names to be whole.
+        names = f"{name},{other}" if other else name
+        return f"export NCCL_SOCKET_IFNAME='={names}'  # on all hosts"
+    where = f"on {peer.host.name}, and {other} on {own.host.name}" if other else "on all hosts"
+    return f"export GLOO_SOCKET_IFNAME={name}  # {where}"
+
+
+def _family_setting(peer: Rank, there: InterfaceEndpoint) -> str:
+    choice = choice_of(peer)
+    if choice is None or choice.library == "NCCL":
+        family = "AF_INET6" if there.address.family == "inet6" else "AF_INET"
+        return f"export NCCL_SOCKET_FAMILY={family}  # on all hosts"
+    return _address_setting(peer, there)
+
+
+def _address_setting(peer: Rank, there: InterfaceEndpoint) -> str:
+    """Gloo has no variable for it: it takes the first address of the host's own name."""
+    name = peer.host.name
+    return f"sudo sed -i '1i {there.address.address} {name}' /etc/hosts  # on {name}"

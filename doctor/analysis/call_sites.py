@@ -1,0 +1,269 @@
+"""What a stack says: the call that a rank waits in, who made it, and what a rank is busy with that does not wait.
+
+Frames are innermost first. Paths are compared by their ends, so Lightning is found under both of its names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from doctor.core.facts import Collective, Frame
+
+_COMMUNICATION = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/nn/functional.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/utils.py",
+    "torch/distributed/fsdp/",
+    "torch/distributed/algorithms/",
+    "torch/nn/parallel/distributed.py",
+)
+"""Files of torch in which the innermost frame of a rank lies that waits for others."""
+_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+"""Where the interpreter is while gradients are computed, and averaged: it waits, or works."""
+_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_ops.py")
+_POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
+_DRIVERS = ("/loops/", "transformers/trainer.py")
+"""Loops of a framework: a line of the user's beyond them is only the one that started the run."""
+
+
+class Caller(NamedTuple):
+    """Who calls collectives for the user: ``path`` occurs in a frame's file, ``functions`` are those of it that do
+    (none: all). ``alone``: its words where no line of the user's asked for the call at that moment."""
+
+    path: str
+    functions: tuple[str, ...]
+    words: str
+    alone: str = ""
+
+
+_CALLERS = (
+    Caller(
+        "loops/training_epoch_loop.py",
+        ("_broadcast_sigterm_tensor",),
+        "the check for SIGTERM that Lightning makes before each batch",
+    ),
+    Caller("connectors/signal_connector.py", (), "Lightning's handling of SIGTERM"),
+    Caller(
+        "logger_connector/",
+        (),
+        "self.log(..., sync_dist=True)",
+        "self.log(..., on_epoch=True, sync_dist=True) at the end of the epoch",
+    ),
+    Caller("core/module.py", ("all_gather",), "self.all_gather()"),
+    Caller("callbacks/model_checkpoint.py", (), "ModelCheckpoint"),
+    Caller("callbacks/early_stopping.py", (), "EarlyStopping"),
+    Caller("callbacks/timer.py", (), "the Timer callback"),
+    Caller("trainer/trainer.py", ("save_checkpoint",), "trainer.save_checkpoint()"),
+    Caller("loops/fit_loop.py", ("setup_data",), "the set-up of the training loader"),
+    Caller("loops/evaluation_loop.py", ("setup_data",), "the set-up of the evaluation loader"),
+    Caller("trainer/call.py", ("_call_setup_hook",), "the setup hooks"),
+    Caller("connectors/data_connector.py", ("prepare_data",), "prepare_data()"),
+    Caller("tuner/", (), "the Tuner"),
+    Caller("torchmetrics/", (), "a metric of torchmetrics"),
+    Caller("transformers/trainer.py", ("_save_checkpoint", "save_model"), "saving a checkpoint"),
+    Caller("transformers/trainer.py", ("_nested_gather", "_pad_across_processes"), "gathering of predictions"),
+    Caller("accelerate/", ("gather", "gather_for_metrics", "reduce", "wait_for_everyone"), "accelerate"),
+    Caller("torch/nn/utils/clip_grad.py", (), "clipping of gradients"),
+    Caller("torch/distributed/checkpoint/", (), "a distributed checkpoint"),
+    Caller("torch/distributed/optim/", (), "the sharded optimizer"),
+    Caller("torch/distributed/fsdp/", (), "FSDP"),
+    Caller("torch/nn/modules/batchnorm.py", (), "SyncBatchNorm"),
+    Caller("deepspeed/", (), "DeepSpeed"),
+    Caller("torch/nn/parallel/distributed.py", ("_sync_buffers", "_pre_forward"), "DDP's broadcast of buffers"),
+    Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "wrapping of the model in DDP"),
+    Caller(*_BACKWARD[:1], _BACKWARD[1:], "backward"),
+)
+"""The first that is found from the innermost frame outwards speaks; of one frame, the first of this list."""
+_CARRIERS = (
+    Caller("/strategies/", ("reduce_boolean_decision",), "a decision that Lightning takes on all ranks together"),
+    Caller("/strategies/", ("barrier", "reduce", "broadcast", "all_gather"), "Lightning"),
+)
+"""Those that only pass a call on; they speak where nobody else does."""
+
+
+class CallSite(NamedTuple):
+    """A call of a collective: ``operation``, the line that made it, and in words for whom.
+
+    ``frame``: the user's own line, or where a framework calls on its own account, the innermost one outside of torch.
+    ``own``: it is the user's. ``condition``: on the rank, see :class:`doctor.core.facts.Frame`.
+    """
+
+    operation: str
+    frame: Frame | None
+    own: bool
+    words: str
+    condition: str
+
+    @property
+    def place(self) -> str:
+        """``train.py:57 (training_step)``; empty where no line is known."""
+        return place_of_frame(self.frame)
+
+    @property
+    def text(self) -> str:
+        """``all_gather at train.py:57 (training_step)``, ``barrier of ModelCheckpoint (model_checkpoint.py:622)``."""
+        what = " of ".join(part for part in (self.operation, self.words) if part)
+        if not self.place or not what:
+            return what or self.place
+        if self.own:
+            return f"{what}, called at {self.place}" if self.words else f"{what} at {self.place}"
+        return f"{what} ({self.place.partition(' ')[0]})"
+
+
+def place_of_frame(frame: Frame | None) -> str:
+    """``train.py:57 (training_step)``; empty without a frame."""
+    if frame is None:
+        return ""
+    function = f" ({frame.function})" if frame.function and not frame.function.startswith("<") else ""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}{function}"
+
+
+def site_of(operation: str, frames: Sequence[Frame]) -> CallSite:
+    """The call site of a collective, from its stack."""
+    own = own_line(frames)
+    near = frames[: frames.index(own) + 1] if own else frames
+    line = own or next((frame for frame in frames if not _is_torch(frame)), frames[0] if frames else None)
+    caller = _caller(near)
+    words = (caller.alone if not own and caller.alone else caller.words) if caller else ""
+    return CallSite(operation, line, own is not None, words, condition_of(frames))
+
+
+def own_line(frames: Iterable[Frame]) -> Frame | None:
+    """The user's innermost line, unless a framework's loop lies between."""
+    for frame in frames:
+        if frame.user:
+            return frame
+        if any(driver in frame.file for driver in _DRIVERS):
+            return None
+    return None
+
+
+def condition_of(frames: Iterable[Frame]) -> str:
+    """The innermost condition on the rank on the way to a line; empty without one."""
+    return next(iter(conditions_of(frames)), "")
+
+
+def conditions_of(frames: Iterable[Frame]) -> list[str]:
+    """All conditions on the rank on the way to a line, innermost first, Lightning's wrapper for rank 0 among them."""
+    wrapped = (
+        "@rank_zero_only" if frame.file.endswith("rank_zero.py") and frame.function == "wrapped_fn" else frame.condition
+        for frame in frames
+    )
+    return [condition for condition in wrapped if condition]
+
+
+def _caller(frames: Sequence[Frame]) -> Caller | None:
+    found = (
+        caller
+        for callers in (_CALLERS, _CARRIERS)
+        for frame in frames
+        for caller in callers
+        if caller.path in frame.file and (not caller.functions or frame.function in caller.functions)
+    )
+    return next(found, None)
+
+
+SiteKey = tuple[object, ...]
+
+
+def site_key(entry: Collective) -> SiteKey:
+    """What tells call sites apart: the operation, the five innermost lines outside of torch, the user's three innermost
+    ones. (Recorders keep these of older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`.)"""
+    outside = [frame for frame in entry.frames if not _is_torch(frame)]
+    own = [frame for frame in outside if frame.user]
+    return (entry.operation, *((frame.file, frame.line) for frame in (*outside[:5], *own[:3])))
+
+
+def _is_torch(frame: Frame) -> bool:
+    return not frame.user and "/torch/" in frame.file
+
+
+def waits_in(stack: Sequence[Frame]) -> str:
+    """The operation that a rank with this stack waits in; empty where it waits for nobody, as far as the stack tells.
+    In ``backward`` it may as well compute: see :func:`is_in_backward`."""
+    for frame in stack:
+        if not any(path in frame.file for path in _WRAPPERS):
+            return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""
+    return ""
+
+
+def is_in_backward(stack: Sequence[Frame]) -> bool:
+    """Whether the innermost frame is the one that runs the backward pass."""
+    return bool(stack) and stack[0].file.endswith(_BACKWARD[0]) and stack[0].function == _BACKWARD[1]
+
+
+def is_point_to_point(operation: str) -> bool:
+    """Whether an operation is between two ranks."""
+    return operation in _POINT_TO_POINT
+
+
+class LocalWork(NamedTuple):
+    """What a rank does that waits for nobody. ``kind`` is a word for it, ``frame`` the line that says so."""
+
+    kind: str
+    words: str
+    frame: Frame | None
+
+
+_BUSINESS = (
+    ("debugger", "stands in the debugger", r"/(?:pdb|bdb|ipdb|pudb|debugpy)[/.]|python\d\.\d+/code\.py:|pydevd"),
+    ("saving", "is saving a checkpoint", r"torch/serialization\.py:\w*save|/safetensors/.*:save|checkpoint_io.*:save_"),
+    ("reading", "is reading a checkpoint", r"torch/serialization\.py:\w*load|/safetensors/.*:load"),
+    (
+        "compiling",
+        "is compiling",
+        r"torch/_dynamo/convert_frame\.py|torch/_inductor/(?:compile_fx|codecache|async_compile|graph|scheduler)\.py"
+        r"|/triton/compiler/|torch/utils/cpp_extension\.py",
+    ),
+    ("tokenising", "is tokenising", r"/tokenizers/|/tokenization_\w+\.py:|/sentencepiece/|/tiktoken/"),
+    (
+        "downloading",
+        "is waiting for a download",
+        r"/(?:urllib3?|requests|httpx|huggingface_hub|botocore|boto3|s3fs|gcsfs|fsspec|aiohttp)/|http/client\.py:",
+    ),
+    ("loading", "is loading data", r"torch/utils/data/|site-packages/datasets/|/webdataset/|/litdata/|/ffcv/"),
+    ("logging", "is writing to a logger", r"/(?:wandb|mlflow|tensorboard|neptune|comet_ml)/|torch/utils/tensorboard/"),
+    ("lock", "is waiting for a file lock", r"/filelock/"),
+    ("child", "is waiting for a child process", r"/subprocess\.py:"),
+)
+"""Kinds of business, and what a frame's file and function look like in it."""
+_BUSINESS_OF_POINT = {
+    "data": ("loading", "is waiting for its next batch"),
+    "checkpoint": ("saving", "is saving a checkpoint"),
+    "setup": ("setup", "is still setting up"),
+}
+_OWN_WORDS = (
+    ("tokenising", "is tokenising", r"tokeni[sz](?:e|ation|ing)"),
+    ("saving", "is saving a checkpoint", r"(?:^|_)save(?:_|$)|write_checkpoint|dump_checkpoint"),
+    ("downloading", "is waiting for a download", r"download"),
+    ("loading", "is loading data", r"^__getitems?__$|collate|prepare_data|load_(?:data|file|image|sample|batch)"),
+)
+"""What the user's own functions are called, where nothing else tells."""
+_NEAR = 3
+"""Innermost functions of the user that count."""
+
+
+def local_work_of(stack: Sequence[Frame], point: str = "") -> LocalWork | None:
+    """What a rank is busy with, by files on its stack, by the point that it passed last, by the names of the user's
+    functions; ``None`` where nothing tells."""
+    own = own_line(stack)
+    if found := _by_file(stack, own):
+        return found
+    if point in _BUSINESS_OF_POINT:
+        return LocalWork(*_BUSINESS_OF_POINT[point], own)
+    for frame in [frame for frame in stack if frame.user][:_NEAR]:
+        for kind, words, pattern in _OWN_WORDS:
+            if re.search(pattern, frame.function):
+                return LocalWork(kind, words, frame)
+    return None
+
+
+def _by_file(stack: Sequence[Frame], own: Frame | None) -> LocalWork | None:
+    for frame in stack:
+        for kind, words, pattern in _BUSINESS:
+            if not frame.user and re.search(pattern, f"{frame.file}:{frame.function}"):
+                return LocalWork(kind, words, own or frame)
+    return None

@@ -1,0 +1,73 @@
+"""The settings that are in effect in each process, with where they come from and which ranks have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from doctor.core.facts import EnvironmentFacts, NcclFacts, Section, Setting, SoftwareFacts
+from doctor.core.job import Group, IdenticalRanks, Job
+
+A = TypeVar("A", bound=Section)
+K = TypeVar("K", bound=Hashable)
+
+
+class EffectiveSetting(NamedTuple):
+    """A setting and the ranks where it is in effect."""
+
+    setting: Setting
+    ranks: tuple[int, ...]
+
+    @property
+    def origin(self) -> str:
+        """``environment``, or the file with its line: ``/etc/nccl.conf:4``."""
+        setting = self.setting
+        if setting.layer == "environment":
+            return setting.layer
+        return setting.source if setting.line is None else f"{setting.source}:{setting.line}"
+
+
+_STATED: WeakKeyDictionary[Job, tuple[EffectiveSetting, ...]] = WeakKeyDictionary()
+
+
+def effective_settings(job: Job) -> tuple[EffectiveSetting, ...]:
+    """Every distinct setting of the job by name: all variables of the environment, and what NCCL's files add."""
+    if job not in _STATED:
+        ranks: dict[Setting, list[int]] = {}
+        for environment, alike in job.each(EnvironmentFacts, also=(NcclFacts,)):
+            for setting in _in_effect(environment, alike.find(NcclFacts)).values():
+                ranks.setdefault(setting, []).extend(alike.ranks)
+        ordered = sorted(ranks.items(), key=lambda item: (item[0].name, item[1]))
+        _STATED[job] = tuple(EffectiveSetting(setting, tuple(numbers)) for setting, numbers in ordered)
+    return _STATED[job]
+
+
+def _in_effect(environment: EnvironmentFacts, nccl: NcclFacts | None) -> dict[str, Setting]:
+    settings = {variable.name: Setting(variable.name, variable.value) for variable in environment.variables}
+    return settings | {setting.name: setting for setting in (nccl.settings if nccl else ())}
+
+
+def group_by_value(
+    job: Job, section: type[A], key: Callable[[A, IdenticalRanks], K], *, also: tuple[type[Section], ...] = ()
+) -> list[Group[K]]:
+    """Ranks by what ``key`` makes of a section and of what ``also`` may be there, in the order of their lowest rank."""
+    groups: dict[K, list[int]] = {}
+    for facts, alike in job.each(section, also=also):
+        groups.setdefault(key(facts, alike), []).extend(alike.ranks)
+    ordered = [Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()]
+    return sorted(ordered, key=lambda group: group.ranks[0])
+
+
+def only_nccl(job: Job) -> str | None:
+    """The release of NCCL that all ranks load; ``None`` where it differs or is not known."""
+    return _only({software.nccl for software, _ in job.facts(SoftwareFacts)})
+
+
+def only_torch(job: Job) -> str | None:
+    """The release of torch on all ranks; ``None`` where it differs or is not known."""
+    return _only({software.torch.version if software.torch else None for software, _ in job.facts(SoftwareFacts)})
+
+
+def _only(values: set[str | None]) -> str | None:
+    return next(iter(values)) if len(values) == 1 else None

@@ -1,0 +1,150 @@
+"""Which part makes the bandwidth between hosts low, and between whom it could not be measured at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame, Localization, Suspect, localize
+from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA, MeasuredPath, take_hosts
+from doctor.analysis.fabric.transfer_matrix import HostBandwidths, SentSample, levelled
+from doctor.core.facts import ReachFacts
+from doctor.core.job import Job
+
+FAILING_SHARE = 0.6
+"""Of a host's transfers that were not begun or not finished, from which it is the host and not its partners."""
+
+
+SIGMAS = 4.0
+"""By which the mean of the slow readings has to lie below the usual: of hundreds of parts that are asked about, chance
+makes none look like that."""
+
+LEAST_LEFT = 4
+
+
+class SlowPart(NamedTuple):
+    """A suspect of :func:`doctor.analysis.fabric.localization.localizer.localize`, by the names of its hosts.
+    ``others``: the other side of a boundary. ``value``: the median of its slow readings, bytes a second, and
+    ``share`` of the usual; ``readings``: those that touch it, slowest first."""
+
+    suspect: Suspect
+    hosts: tuple[str, ...]
+    others: tuple[str, ...]
+    value: float
+    share: float
+    readings: tuple[MeasuredPath, ...]
+
+    @property
+    def kind(self) -> Blame:
+        """What is blamed."""
+        return self.suspect.kind
+
+
+class SlowParts(NamedTuple):
+    """``typical``: the usual bandwidth, bytes a second; ``spread``: how far usual values lie apart, a share of it."""
+
+    typical: float
+    spread: float
+    rounds: int
+    parts: tuple[SlowPart, ...]
+
+
+def slow_parts(known: HostBandwidths, *, least_share: float, least_confidence: float) -> SlowParts:
+    """The parts that are slower than ``least_share`` of the usual, of which at least so much is sure."""
+    readings = levelled(known.readings)
+    count = len(known.hosts)
+    found = localize(readings, count, groups=known.groups, least_share=least_share, least_spread=known.spread)
+    if not found.typical:  # Next to nothing arrived anywhere.
+        return SlowParts(0.0, 0.0, 0, ())
+    left = _untouched(found, readings)
+    usual = math.exp(median(left)) * found.typical if len(left) >= LEAST_LEFT else found.typical
+    likely = (one for one in found.suspects if one.confidence >= least_confidence)
+    slow = (one for one in likely if one.share * found.typical < least_share * usual)
+    sure = [one for one in slow if _stands_out(one, left)]
+    turns = len({reading.round for reading in known.readings})
+    return SlowParts(usual, found.spread, turns, tuple(_part(one, known, usual) for one in sure))
+
+
+def _untouched(found: Localization, readings: Sequence[BandwidthReading]) -> list[float]:
+    """Logarithms of the shares that readings have of the typical one, of those that no suspect touches."""
+    return [
+        math.log(one.value / found.typical)
+        for one in readings
+        if one.value > 0 and not any(_touches(part, frozenset(part.members), one) for part in found.suspects)
+    ]
+
+
+def _stands_out(suspect: Suspect, left: Sequence[float]) -> bool:
+    """Whether that many slow readings would not come about by the scatter of the others alone."""
+    if len(left) < LEAST_LEFT:
+        return True
+    middle = median(left)
+    scatter = MAD_TO_SIGMA * median(abs(value - middle) for value in left)
+    return (middle - math.log(suspect.share)) * math.sqrt(max(1, suspect.slow)) >= SIGMAS * scatter
+
+
+def _part(suspect: Suspect, known: HostBandwidths, typical: float) -> SlowPart:
+    members = frozenset(suspect.members)
+    touched = sorted((one for one in known.readings if _touches(suspect, members, one)), key=lambda one: one.value)
+    others = range(len(known.hosts)) if suspect.kind == "boundary" else ()
+    value = median(one.value for one in touched[: max(1, suspect.slow)])
+    return SlowPart(
+        suspect,
+        tuple(known.hosts[place] for place in suspect.members),
+        tuple(known.hosts[place] for place in others if place not in members),
+        value,
+        value / typical,
+        tuple(MeasuredPath(known.hosts[one.source], known.hosts[one.target], one.value) for one in touched),
+    )
+
+
+def _touches(suspect: Suspect, members: frozenset[int], reading: BandwidthReading) -> bool:
+    ends = {reading.source, reading.target}
+    if suspect.kind == "link":
+        return ends == members
+    if suspect.kind == "boundary":
+        return len(ends & members) == 1
+    end = {"sending": {reading.source}, "receiving": {reading.target}}.get(suspect.kind, ends)
+    return bool(end & members)
+
+
+class UnmeasuredPairs(NamedTuple):
+    """``hosts``: that hardly anybody could exchange bytes with, and how often that failed how; of these ``cut_off``
+    are those with whom it failed each time. ``ways``: single failures between other hosts."""
+
+    hosts: tuple[tuple[str, tuple[str, ...]], ...]
+    cut_off: frozenset[str]
+    ways: tuple[SentSample, ...]
+
+
+def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
+    """Between whom no bandwidth was learnt. A way that was measured in another round is none of these."""
+    known = {(one.source, one.sample.peer) for one in sent if one.sample.bandwidth is not None}
+    ways = {(one.source, one.sample.peer): one for one in sent}
+    failed = {way: one for way, one in ways.items() if way not in known}
+    paths = [MeasuredPath(*way, float(way in known)) for way in ways]
+    hosts, rest = take_hosts(paths, [path for path in paths if not path.value], FAILING_SHARE)
+    heard = {name for way in known for name in way}
+    return UnmeasuredPairs(
+        tuple((name, _outcomes(failed[own.first, own.second] for own in ways)) for name, ways in hosts),
+        frozenset(name for name, _ in hosts if name not in heard),
+        tuple(failed[path.first, path.second] for path in rest),
+    )
+
+
+def _outcomes(sent: Iterable[SentSample]) -> tuple[str, ...]:
+    """Such as ``node1 -> node3: late``."""
+    return tuple(f"{source} -> {sample.peer}: {sample.outcome}" for source, sample in sent)
+
+
+def is_reachable(job: Job, host: str) -> bool:
+    """Whether most of the connections that other hosts tried to ``host`` were opened."""
+    outcomes = [
+        attempt.outcome == "open"
+        for reach, alike in job.each(ReachFacts)
+        for attempt in reach.attempts
+        if attempt.purpose == "peer" and attempt.peer == host and host not in alike.hosts
+    ]
+    return sum(outcomes) * 2 > len(outcomes)

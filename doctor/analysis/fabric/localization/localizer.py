@@ -1,0 +1,119 @@
+"""Which host, direction, link or boundary makes the slow pairs of hosts slow, and how sure that is.
+
+Pairs of hosts are measured in :func:`rounds`; :func:`localize` finds the parts to blame by maximum a posteriori
+estimation; :func:`confirming` plans some rounds more, after which :func:`localize` over all readings has the final
+word.
+
+**Readings.** A pair is as slow as its slowest part. The logarithm of a reading is that of the usual value, plus that of
+the share of the slowest part that has a hand in it, plus noise: normal, with a standard deviation estimated from the
+readings themselves (1 to 50 %), or, in a few cases of a hundred, anything. Both directions of a pair in one round also
+share what else kept one of its hosts busy at that moment; so that a pair that was slow in one round only is no link.
+
+**Parts.** A host, one direction of a host, a link between two, a boundary around a known group or around a run of hosts
+in the order of the job; hosts also at times, each round with probability one half; and a whole round, for which nobody
+is to blame. A part costs the logarithm of how many parts of its kind there are and of how rare it is, and for its
+unknown share what Laplace's approximation of the evidence says (of which BIC, Schwarz 1978, is the limit).
+
+**Search.** Parts are blamed greedily, the best first, with lazy re-evaluation (Minoux 1978: Accelerated greedy
+algorithms); then each is taken back that the others make needless, and noise and parts are estimated in turn. As a
+boundary explains much at once, searches without any compete with it. The usual value is where the better readings
+gather, since even with half of all hosts slow a quarter of the pairs is usual.
+
+**Confidence** is a part's posterior probability against every other part that touches the same readings, and against
+none. Group testing with pairs as pools: Aldridge, Johnson and Scarlett 2019, Group Testing: An Information Theory
+Perspective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from doctor.analysis.fabric.localization.component_model import ComponentFit, ComponentModel
+from doctor.analysis.fabric.localization.confirmation import confirming
+from doctor.analysis.fabric.localization.noise_model import (
+    NoiseModel,
+    cells_of,
+    pair_spread,
+    refined,
+    shifted,
+    upper_spread,
+    usual_level,
+)
+from doctor.analysis.fabric.localization.pairing_rounds import rounds
+from doctor.analysis.fabric.localization.suspect_search import SuspectSearch, explain
+from doctor.analysis.fabric.localization.suspects import BandwidthReading, Blame, Localization, Suspect
+
+__all__ = ["BandwidthReading", "Blame", "Localization", "Suspect", "confirming", "localize", "rounds"]
+
+
+TIMES = 3
+"""How often noise and parts are estimated in turn, at most."""
+
+
+def localize(
+    readings: Sequence[BandwidthReading],
+    count: int,
+    *,
+    groups: Sequence[frozenset[int]] = (),
+    least_share: float = 0.6,
+    least_spread: float = 0.0,
+) -> Localization:
+    """Find the parts that explain the slow ones of ``readings`` between hosts 0 to ``count`` - 1.
+
+    ``groups``: hosts that share something (a subnet, a rack), around which a boundary may run. What has more than
+    ``least_share`` of the usual value is no suspect. ``least_spread``: the standard deviation of logarithms that is
+    known from elsewhere, for readings that were cut at some bound. ``typical`` is 0 where nothing was measured.
+    """
+    cells = cells_of(readings)
+    if count < 2 or sum(one.value > 0 for one in readings) < 2:
+        return Localization(0.0, 0.0, ())
+    level = usual_level(cells, -math.log(least_share) / 2)
+    noise = NoiseModel(max(pair_spread(cells), upper_spread(cells, level), least_spread))
+    for _ in range(TIMES):
+        search = explain(partial(ComponentModel, shifted(cells, level), count, noise, least_share), groups)
+        moved, better = refined(search.model.residuals(), least_spread)
+        level += moved
+        settled = abs(moved) < 0.1 * noise.sigma and abs(math.log(better.sigma / noise.sigma)) < 0.15
+        if settled:
+            break
+        noise = better
+    suspects = _absorbed([_suspect(fit, search) for fit in search.found if fit.part.kind is not None])
+    return Localization(math.exp(level), noise.sigma, tuple(sorted(suspects, key=lambda one: -one.confidence)))
+
+
+def _absorbed(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """One suspect for a host that is slow at times, the surest: in some round its other direction, or one of its links,
+    may have been slow once too."""
+    at_times = {one.members[0] for one in suspects if one.intermittent}
+    found: dict[int, Suspect] = {}
+    kept = []
+    for one in sorted(suspects, key=lambda one: (one.kind == "link", -one.confidence)):
+        if one.kind == "boundary" or not at_times.intersection(one.members):
+            kept.append(one)
+        elif one.kind != "link":
+            first = found.setdefault(one.members[0], one)
+            if first.kind != one.kind:
+                found[one.members[0]] = first._replace(kind="host")
+    return [*kept, *found.values()]
+
+
+def _suspect(fit: ComponentFit, search: SuspectSearch) -> Suspect:
+    model, part = search.model, fit.part
+    assert part.kind is not None
+    slow, total = 0, 0
+    for place, slowed in model.touched(part):
+        for value, is_slowed in zip(model.cells[place][3:], slowed, strict=True):
+            if is_slowed and value is not None:
+                total += 1
+                slow += value < model.slow_below
+    return Suspect(
+        part.kind,
+        tuple(sorted(part.members)),
+        math.exp(fit.level),
+        search.confidence(fit),
+        slow,
+        total,
+        fit.intermittent,
+    )

@@ -1,0 +1,205 @@
+"""Messages between single ranks over the back end of the job: which rank's way to others is slow.
+
+Only ways that are built alike are compared. Ranks in the same place of their hosts share a rail, and are compared with
+one another; those of one machine or of one NVLink domain are not on it. Within a host NVLink, bridges and PCIe make
+some pairs faster by design: there each pair is compared with the same two GPUs, by model and slot, of other hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart, slow_parts
+from doctor.analysis.fabric.localization.localizer import BandwidthReading
+from doctor.analysis.fabric.pairing import places_on_hosts
+from doctor.analysis.fabric.transfer_matrix import LEAST_READINGS, MOST_WAITED, HostBandwidths
+from doctor.analysis.visible_devices import device_of
+from doctor.core.facts import CollectiveFacts
+from doctor.core.job import Job, Rank
+
+LEAST_HOSTS = 3
+"""That have the same pair: of two, which one is slow can't be told."""
+MOST_PAIRS = 0.75
+"""Of a host: where so many are slow, none of its ranks alone is to blame. Of three, one has a hand in two thirds."""
+EXPLAINED = ("host", "sending", "receiving", "link")
+"""What is told of a rail: a boundary between hosts is one of switches or of NVLink, and the bandwidth over TCP tells
+which."""
+
+
+class P2PBandwidth(NamedTuple):
+    """That came from rank ``source`` to rank ``target``: ``value`` bytes a second, of the time for which both had a
+    processor."""
+
+    source: int
+    target: int
+    value: float
+    round: int
+
+
+class Rail(NamedTuple):
+    """Ranks in the same ``place`` of their hosts, their numbers by the host's name, and what they measured."""
+
+    place: int
+    ranks: Mapping[str, int]
+    known: HostBandwidths
+
+
+class SlowRail(NamedTuple):
+    """A slow part of a rail, and the ``usual`` bandwidth there, bytes a second."""
+
+    rail: Rail
+    part: SlowPart
+    usual: float
+    spread: float
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """That are at fault."""
+        return tuple(self.rail.ranks[name] for name in self.part.hosts)
+
+
+class SlowNeighbour(NamedTuple):
+    """Ranks of one ``host`` whose messages within it are slow: one, both of a pair, or all of them; ``way``: both,
+    sending or receiving. ``share``: of what the same pairs of other hosts have; ``p2p_bandwidths``: the slowest
+    first, with what is usual for that pair."""
+
+    host: str
+    ranks: tuple[int, ...]
+    way: str
+    share: float
+    confidence: float
+    messages: tuple[tuple[P2PBandwidth, float], ...]
+
+
+class _RankLocation(NamedTuple):
+    """Of a rank: its host's place in ``Job.hosts`` and its name, its place there, its machine, its NVLink domain, and
+    its GPU by model and slot (its place, where it has none)."""
+
+    host: int
+    name: str
+    place: int
+    machine: Hashable
+    domain: Hashable
+    device: Hashable
+
+
+def p2p_bandwidths(job: Job) -> tuple[P2PBandwidth, ...]:
+    """All that arrived."""
+    return tuple(
+        P2PBandwidth(one.source, rank, one.bytes / one.seconds / (1 - min(one.waited, MOST_WAITED)), one.round)
+        for facts, alike in job.facts(CollectiveFacts)
+        for rank in alike.ranks
+        for one in facts.exchanges
+        if one.seconds > 0 and one.source != rank
+    )
+
+
+def _rank_locations(job: Job) -> dict[int, _RankLocation]:
+    places = places_on_hosts(job)
+    return {rank.number: _rank_location(rank, places[rank.host.index][rank.number]) for rank in job.ranks}
+
+
+def _rank_location(rank: Rank, place: int) -> _RankLocation:
+    facts, device = rank.find(CollectiveFacts), device_of(rank)
+    of_gpu = facts is not None and (facts.device or "").startswith("cuda")
+    fabric = device.gpu.fabric if device is not None else None
+    domain = (fabric.cluster, fabric.clique) if fabric is not None and fabric.cluster else None
+    # Without a known GPU a rank that uses one is compared with nobody.
+    slot = (device.gpu.name, device.gpu.bus_id) if device is not None else (rank.number,) if of_gpu else (place,)
+    machine = rank.host.machine if facts is not None and "nccl" in (facts.backend or "") else rank.host.index
+    return _RankLocation(rank.host.index, rank.host.name, place, machine, domain, slot)
+
+
+def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tuple[SlowRail, ...]:
+    """Of each rail the parts that are slow, compared within the rail."""
+    found = []
+    for rail in rails(job):
+        slow = slow_parts(rail.known, least_share=least_share, least_confidence=least_confidence)
+        found += [SlowRail(rail, part, slow.typical, slow.spread) for part in slow.parts if part.kind in EXPLAINED]
+    return tuple(found)
+
+
+def rails(job: Job) -> Iterator[Rail]:
+    """All of them that have enough messages to compare."""
+    seats = _rank_locations(job)
+    by_place: dict[int, list[P2PBandwidth]] = {}
+    for one in p2p_bandwidths(job):
+        source, target = seats.get(one.source), seats.get(one.target)
+        if source and target and source.place == target.place and _over_network(source, target):
+            by_place.setdefault(source.place, []).append(one)
+    for place, sent in sorted(by_place.items()):
+        ends = dict.fromkeys(rank for one in sent for rank in (one.source, one.target))
+        ranks = sorted(ends, key=lambda rank: seats[rank].host)
+        known = _bandwidths(ranks, [seats[rank].name for rank in ranks], sent)
+        if len(sent) >= LEAST_READINGS and len({*known.hosts}) == len(ranks):
+            yield Rail(place, dict(zip(known.hosts, ranks, strict=True)), known)
+
+
+def _over_network(one: _RankLocation, other: _RankLocation) -> bool:
+    same_domain = one.domain is not None and one.domain == other.domain
+    return one.machine != other.machine and one.host != other.host and not same_domain
+
+
+def _bandwidths(ranks: Sequence[int], names: Iterable[str], sent: Iterable[P2PBandwidth]) -> HostBandwidths:
+    places = {rank: number for number, rank in enumerate(ranks)}
+    readings = (BandwidthReading(places[one.source], places[one.target], one.value, one.round) for one in sent)
+    return HostBandwidths(tuple(names), tuple(readings), ())
+
+
+def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) -> Iterator[SlowNeighbour]:
+    """Ranks that are slow within their hosts, where enough other hosts have the same pair of devices."""
+    seats = _rank_locations(job)
+    inside: dict[int, list[P2PBandwidth]] = {}
+    alike: dict[tuple[Hashable, Hashable], dict[int, list[float]]] = {}
+    for one in p2p_bandwidths(job):
+        source, target = seats.get(one.source), seats.get(one.target)
+        if source and target and source.host == target.host:
+            inside.setdefault(source.host, []).append(one)
+            alike.setdefault((source.device, target.device), {}).setdefault(source.host, []).append(one.value)
+    usual = {
+        pair: median(median(values) for values in by_host.values())
+        for pair, by_host in alike.items()
+        if len(by_host) >= LEAST_HOSTS
+    }
+    for host, own in inside.items():
+        compared = [
+            (one, usual[pair]) for one in own if (pair := (seats[one.source].device, seats[one.target].device)) in usual
+        ]
+        if len(compared) > 1:
+            yield from _slow_within(job.hosts[host].name, compared, least_share, least_confidence)
+
+
+def _slow_within(
+    host: str, compared: Sequence[tuple[P2PBandwidth, float]], least_share: float, least_confidence: float
+) -> Iterator[SlowNeighbour]:
+    """All pairs of the host, or the part of them that stands out."""
+    ranks = sorted({rank for one, _ in compared for rank in (one.source, one.target)})
+    # By what is usual for the pair: all of a host that is well have 1.
+    shares = [one._replace(value=one.value / usual) for one, usual in compared]
+    share = sorted(one.value for one in shares)[int(MOST_PAIRS * (len(shares) - 1))]
+    if share < least_share:
+        yield SlowNeighbour(host, tuple(ranks), "both", share, 0.9, _slowest_first(compared))
+        return
+    if len(shares) < LEAST_READINGS:
+        return
+    known = _bandwidths(ranks, map(str, ranks), shares)
+    slow = slow_parts(known, least_share=least_share, least_confidence=least_confidence)
+    for part in slow.parts:
+        if part.kind in EXPLAINED:
+            own = tuple(int(name) for name in part.hosts)
+            touched = _slowest_first([pair for pair in compared if _is_of(part, own, pair[0])])
+            way = part.kind if part.kind in ("sending", "receiving") else "both"
+            yield SlowNeighbour(host, own, way, part.share, part.suspect.confidence, touched)
+
+
+def _slowest_first(compared: Iterable[tuple[P2PBandwidth, float]]) -> tuple[tuple[P2PBandwidth, float], ...]:
+    return tuple(sorted(compared, key=lambda pair: pair[0].value / pair[1]))
+
+
+def _is_of(part: SlowPart, ranks: tuple[int, ...], one: P2PBandwidth) -> bool:
+    if part.kind == "link":
+        return {one.source, one.target} == {*ranks}
+    ends = {"sending": (one.source,), "receiving": (one.target,)}.get(part.kind, (one.source, one.target))
+    return bool({*ranks}.intersection(ends))

@@ -1,0 +1,266 @@
+"""What measured links could carry at best, by what drivers say of them, against what was measured.
+
+Comparing tells nothing where everything is slow alike, or where nobody is there to compare with. Here each measurement
+stands beside the rate of its own link. A link whose rate is not known is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from doctor.analysis.device_speed import LEAST_PEERS, What, kinds, samples_of, speed_of
+from doctor.analysis.fabric.p2p_bandwidth import P2PBandwidth, p2p_bandwidths
+from doctor.analysis.fabric.transfer_matrix import ONE_STREAM, HostBandwidths
+from doctor.analysis.interface_choice import (
+    CHOICE_SECTIONS,
+    choice_of,
+    data_goes_by_sockets,
+    nccl_rdma_ports,
+    what_forces_sockets,
+)
+from doctor.analysis.visible_devices import ordinal_of, visible_gpus
+from doctor.core.facts import (
+    CollectiveFacts,
+    DeviceSpeed,
+    DeviceSpeedFacts,
+    EnvironmentFacts,
+    Exchange,
+    Gpu,
+    GpuFacts,
+    InterfaceFacts,
+    MissingReason,
+    NcclFacts,
+    RdmaFacts,
+)
+from doctor.core.job import IdenticalRanks, Job, Rank
+
+LEAST_MEASURED = 2
+"""One measurement may be an accident: a pair of hosts has one in each direction."""
+
+TELLING_BYTES = 1 << 24
+TELLING_TRIPS = 2
+"""Of a shorter message the latency is most of the time: one has to take so many round trips, or where these are not
+known, to have so many bytes. A GPU without free memory has room for short ones alone."""
+
+COPIES: tuple[What, ...] = ("to_device", "to_host")
+
+_LANES = {1: 2500 * 8 / 10, 2: 5000 * 8 / 10, 3: 8000 * 128 / 130, 4: 16000 * 128 / 130, 5: 32000 * 128 / 130}
+"""Mb/s of one PCIe lane by generation, without the encoding: Linux drivers/pci/pci.h, PCIE_SPEED2MBS_ENC. That is 985
+MB/s for generation 3, and twice as much for each one after it."""
+_FLIT = 64000 * 242 / 256
+"""The same for generation 6, which has no encoding but sends units of 256 bytes, of which 8 are a checksum and 6
+correct errors (PCI-SIG, PCI Express 6.0, FLIT mode)."""
+
+
+class UniformlySlowPaths(NamedTuple):
+    """All paths over TCP are slow: the ``best`` of them, and the most that any could carry, bytes a second."""
+
+    best: float
+    roofline: float
+
+
+class SlowMessages(NamedTuple):
+    """All ``p2p_bandwidths`` (so many) between ranks of different hosts are slow: the ``best`` of them by what its
+    own way could carry, the ``roofline``; ``by_rdma``: over RDMA ports, else over interfaces."""
+
+    best: P2PBandwidth
+    roofline: float
+    by_rdma: bool
+    ranks: tuple[int, ...]
+    hosts: int
+    messages: int
+
+
+class SlowCopies(NamedTuple):
+    """Copies between the host and the device of a rank that has too few peers: ``speeds`` of those that are slow, and
+    the ``roofline`` of the GPU's PCIe link, bytes a second."""
+
+    rank: int
+    gpu: Gpu
+    sample: DeviceSpeed
+    speeds: Mapping[What, float]
+    roofline: float
+
+
+def pcie_rate(generation: int | None, width: int | None) -> float | None:
+    """Bytes a second that a PCIe link carries in one direction; ``None`` where either is not known."""
+    lane = {**_LANES, 6: _FLIT}.get(generation or 0)
+    return lane * width * 1e6 / 8 if lane and width and width > 0 else None
+
+
+def interface_rates(job: Job) -> dict[str, float]:
+    """Bytes a second of the interface that each host uses, by the host's name, where it is hardware that tells its
+    speed."""
+    rates: dict[str, float] = {}
+    for _, alike in job.each(InterfaceFacts, also=(NcclFacts, *CHOICE_SECTIONS)):
+        choice = choice_of(alike)
+        interface = choice.first.interface if choice is not None and choice.first is not None else None
+        if interface is not None and interface.physical and interface.speed and interface.speed > 0:
+            rates.update(dict.fromkeys(alike.hosts, interface.speed * 1e6 / 8))
+    return rates
+
+
+def paths_below(job: Job, known: HostBandwidths, share: float) -> UniformlySlowPaths | None:
+    """Whether all measured paths over TCP carry less than ``share`` of what the interfaces at both of their ends, and
+    one stream, would."""
+    if len(known.readings) < LEAST_MEASURED:
+        return None
+    rates = interface_rates(job)
+    bounds = [
+        min(ONE_STREAM, *(rates.get(known.hosts[place], 0.0) for place in (one.source, one.target)))
+        for one in known.readings
+    ]
+    if any(one.value >= share * bound for one, bound in zip(known.readings, bounds, strict=True)):
+        return None
+    return UniformlySlowPaths(max(one.value for one in known.readings), max(bounds))
+
+
+def messages_below(job: Job, share: float) -> SlowMessages | None:
+    """Whether all messages over NCCL between hosts have less than ``share`` of what their ways would carry.
+
+    A way is as fast as its slower end, and an end is shared by the ranks of the host that send in the same round.
+    """
+    ranks = {rank.number: rank for rank in job.ranks}
+    sent = _between_hosts(job, ranks)
+    if len(sent) < LEAST_MEASURED:
+        return None
+    sharing: dict[tuple[int, int], set[int]] = {}
+    for one in sent:
+        for number in (one.source, one.target):
+            sharing.setdefault((ranks[number].host.index, one.round), set()).add(number)
+    ways = _HostLinks(job)
+    best: tuple[float, P2PBandwidth, _PathBound] | None = None
+    for one in sent:
+        ends = [
+            (host, len(sharing[host.index, one.round])) for host in (ranks[one.source].host, ranks[one.target].host)
+        ]
+        bound = ways.bound(*((host.index, host.name, count) for host, count in ends))
+        if bound is None or one.value >= share * bound.rate:
+            return None
+        if best is None or one.value / bound.rate > best[0]:
+            best = (one.value / bound.rate, one, bound)
+    if best is None:
+        return None
+    members = tuple(sorted({number for one in sent for number in (one.source, one.target)}))
+    hosts = len({ranks[number].host.index for number in members})
+    return SlowMessages(best[1], best[2].rate, best[2].by_rdma, members, hosts, len(sent))
+
+
+def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
+    """Messages that NCCL carried from one machine to another, and that tell something. Containers of one machine need
+    no network."""
+    telling = {
+        (one.source, rank, one.round)
+        for facts, alike in job.facts(CollectiveFacts)
+        if facts.backend == "nccl"
+        for rank in alike.ranks
+        for one in facts.exchanges
+        if _tells(one)
+    }
+    return [
+        one
+        for one in p2p_bandwidths(job)
+        if (one.source, one.target, one.round) in telling
+        and one.source in ranks
+        and ranks[one.source].host.machine != ranks[one.target].host.machine
+    ]
+
+
+def _tells(one: Exchange) -> bool:
+    if one.round_trip is None:
+        return one.bytes >= TELLING_BYTES
+    return one.seconds >= TELLING_TRIPS * one.round_trip
+
+
+class _PathBound(NamedTuple):
+    rate: float
+    by_rdma: bool
+
+
+class _HostLinks:
+    """What leads out of each host: RDMA ports, or where NCCL takes sockets, whatever ports are there, the interface.
+    That it leaves ports unused is said elsewhere; here its data is measured by the way that it takes."""
+
+    def __init__(self, job: Job) -> None:
+        self._interfaces = interface_rates(job)
+        self._ports: dict[int, dict[str, float | None]] = {}
+        self._sockets: set[int] = set()
+        for nccl, alike in job.each(NcclFacts, also=(RdmaFacts,)):
+            self._take(nccl, alike)
+
+    def _take(self, nccl: NcclFacts, alike: IdenticalRanks) -> None:
+        hosts = {rank.host.index for rank in alike.members}
+        rdma, missing = alike.find(RdmaFacts), alike.missing(RdmaFacts)
+        unseen = missing is not None and missing.lack is not MissingReason.ABSENT and what_forces_sockets(nccl) is None
+        if not unseen and data_goes_by_sockets(nccl, rdma):
+            self._sockets |= hosts
+            return
+        rates = {one.name: one.port.rate for one in nccl_rdma_ports(nccl, rdma)} if rdma is not None else {}
+        for host in hosts:
+            self._ports.setdefault(host, {}).update(rates)
+
+    def bound(self, *ends: tuple[int, str, int]) -> _PathBound | None:
+        """Bytes a second of a message between ``ends``, each a host's number and name and how many ranks share it.
+        NCCL takes one kind of network for all: where one end has no port, both use sockets."""
+        by_rdma = not any(host in self._sockets for host, _, _ in ends)
+        rates = [
+            self._by_ports(host, sharing) if by_rdma else self._by_interface(name, sharing)
+            for host, name, sharing in ends
+        ]
+        found = [rate for rate in rates if rate is not None]
+        return _PathBound(min(found), by_rdma) if len(found) == len(rates) else None
+
+    def _by_ports(self, host: int, sharing: int) -> float | None:
+        """As much as the fastest port alone at most: of several ports, nobody knows which ones a message takes."""
+        told = [*self._ports.get(host, {}).values()]
+        rates = [rate * 1e9 / 8 for rate in told if rate is not None and rate > 0]
+        return min(max(rates), sum(rates) / sharing) if rates and len(rates) == len(told) else None
+
+    def _by_interface(self, name: str, sharing: int) -> float | None:
+        """Without the bound of one stream: NCCL may open several connections (NCCL_NSOCKS_PERTHREAD)."""
+        rate = self._interfaces.get(name)
+        return None if rate is None else rate / sharing
+
+
+def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
+    """Ranks without enough peers to be compared with whose copies have less than ``share`` of what the PCIe link of
+    their GPU carries as it is now. An idle link may be at a lower generation: then this asks for less."""
+    alone = _without_peers(job)
+    found: dict[int, SlowCopies] = {}
+    for facts, gpus, alike in job.each(DeviceSpeedFacts, GpuFacts, also=(EnvironmentFacts,)):
+        samples = [one for one in facts.samples if one.error is None]
+        gpu = _measured_gpu(samples[0], gpus, alike.find(EnvironmentFacts)) if samples else None
+        roofline = pcie_rate(gpu.pcie_generation, gpu.pcie_width) if gpu is not None else None
+        if gpu is None or roofline is None:
+            continue
+        speeds = {what: speed for what, speed in _best(samples) if speed < share * roofline}
+        for rank in alike.ranks:
+            own = {what: speed for what, speed in speeds.items() if (rank, what) in alone}
+            if own:
+                found[rank] = SlowCopies(rank, gpu, samples[0], own, roofline)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def _without_peers(job: Job) -> set[tuple[int, What]]:
+    """The ranks, and what was measured of them, of which fewer than three can be compared."""
+    found: set[tuple[int, What]] = set()
+    for peers in kinds(samples_of(job, 0)).values():
+        for what in COPIES:
+            known = [rank for rank, sample in peers.items() if speed_of(sample, what) is not None]
+            found |= {(rank, what) for rank in known if len(known) < LEAST_PEERS}
+    return found
+
+
+def _measured_gpu(sample: DeviceSpeed, gpus: GpuFacts, environment: EnvironmentFacts | None) -> Gpu | None:
+    """The GPU that torch called by the name in ``sample``."""
+    ordinal, devices = ordinal_of(sample.device), visible_gpus(environment, gpus).devices
+    return devices[ordinal].gpu if ordinal is not None and devices and ordinal < len(devices) else None
+
+
+def _best(samples: list[DeviceSpeed]) -> Iterator[tuple[What, float]]:
+    """The fastest of what was measured several times: others may have disturbed the rest."""
+    for what in COPIES:
+        speeds = [speed for sample in samples if (speed := speed_of(sample, what)) is not None]
+        if speeds:
+            yield what, max(speeds)

@@ -1,0 +1,529 @@
+"""Which interface, port and address NCCL and Gloo would use, from the facts of one rank and its host.
+
+Sources: NCCL ``src/misc/socket.cc`` (ncclFindInterfaces), ``src/os/linux.cc`` (ncclOsFindInterfaces),
+``src/transport/net_ib/init.cc`` and ``connect.cc`` (ports, GID index), ``src/plugin/net.cc`` (order of networks);
+torch ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` (createDefaultDevice).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from doctor.analysis.logs.event_timeline import events_of_kinds
+from doctor.analysis.visible_devices import uses_nccl
+from doctor.core.facts import (
+    Address,
+    EnvironmentFacts,
+    Event,
+    Gid,
+    GpuFacts,
+    HostFacts,
+    Interface,
+    InterfaceFacts,
+    MissingReason,
+    NcclFacts,
+    NcclPlugin,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Setting,
+    SoftwareFacts,
+    TrainerFacts,
+)
+from doctor.core.job import IdenticalRanks, Job, Rank
+from doctor.knowledge.interface_syntax import (
+    MAX_INTERFACES,
+    MAX_RDMA_DEVICES,
+    gloo_names,
+    nccl_device_list,
+    nccl_interface_list,
+    nccl_socket_family,
+    parse_nccl_integer,
+    parse_nccl_list,
+)
+
+RUNNING_SINCE = (2, 28, 3)
+"""The NCCL release that began to want IFF_RUNNING and to leave virbr* for last."""
+
+GID_AUTOMATIC_SINCE = (2, 21)
+"""The NCCL release that began to choose the RoCE GID index itself; before, it was 0 unless set."""
+
+AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+AUTOMATIC_BEFORE = ("ib", "^docker,lo", "docker", "lo")
+"""Classes of interfaces that NCCL tries in turn; NCCL_COMM_ID's subnet stands after the first."""
+
+CHOICE_SECTIONS = (SoftwareFacts, EnvironmentFacts, HostFacts, GpuFacts, TrainerFacts)
+"""What :func:`choice_of` looks at besides NcclFacts and InterfaceFacts; the ``also`` of :meth:`Job.each`."""
+
+CARRIES_NOTHING = frozenset({"loopback", "container-bridge", "virtual-bridge"})
+"""Kinds of interfaces that never lead to another host."""
+
+
+class InterfaceEndpoint(NamedTuple):
+    """An interface and the address of it that would be used."""
+
+    interface: Interface
+    address: Address
+
+    @property
+    def text(self) -> str:
+        """Such as ``eth0 (10.0.0.1)``."""
+        return f"{self.interface.name} ({self.address.address})"
+
+
+class NetworkChoice(NamedTuple):
+    """What a library would use. ``variable`` steers it; ``value`` is what it is set to, ``None`` in automatic mode;
+    the first endpoint is the one that other ranks are told."""
+
+    library: str
+    variable: str
+    value: str | None
+    endpoints: tuple[InterfaceEndpoint, ...]
+    setting: Setting | None = None
+
+    @property
+    def first(self) -> InterfaceEndpoint | None:
+        """The endpoint that other ranks are told."""
+        return self.endpoints[0] if self.endpoints else None
+
+
+class RdmaChoice(NamedTuple):
+    """A port of an RDMA device."""
+
+    device: RdmaDevice
+    port: RdmaPort
+
+    @property
+    def name(self) -> str:
+        """As NCCL writes it: ``mlx5_0:1``."""
+        return f"{self.device.name}:{self.port.number}"
+
+
+def release_of(text: str | None) -> tuple[int, ...] | None:
+    """``2.27.3`` or ``2.27.3+cuda12`` as numbers; ``None`` where there is no release."""
+    match = re.match(r"\d+(?:\.\d+)*", text or "")
+    return tuple(int(part) for part in match[0].split(".")) if match else None
+
+
+def _is_since(release: str | None, first: tuple[int, ...]) -> bool:
+    """Whether the release is ``first`` or later; an unknown one is taken for the newest."""
+    known = release_of(release)
+    return known is None or known >= first
+
+
+@lru_cache(maxsize=1 << 17)
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """An IP address, its zone dropped, or ``None`` where the text is none."""
+    try:
+        return ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1 << 17)
+def network_of(address: Address) -> IPv4Network | IPv6Network | None:
+    """The subnet of an interface's address; without a prefix length the address alone."""
+    length = address.prefix_length
+    try:
+        return ip_network(address.address if length is None else f"{address.address}/{length}", strict=False)
+    except ValueError:
+        return None
+
+
+def is_loopback(text: str) -> bool:
+    """Whether the address never leaves the host."""
+    address = parse_address(text)
+    return address is not None and address.is_loopback
+
+
+def _endpoints(interfaces: InterfaceFacts) -> Iterator[InterfaceEndpoint]:
+    """Every address in the order of getifaddrs: IPv4 of all interfaces first, then IPv6 (RTM_GETADDR is answered
+    family by family), within a family in the kernel's order of interfaces."""
+    for family in ("inet", "inet6"):
+        for interface in interfaces.interfaces:
+            for address in interface.addresses:
+                if address.family == family:
+                    yield InterfaceEndpoint(interface, address)
+
+
+def nccl_endpoints(
+    nccl: NcclFacts, interfaces: InterfaceFacts, release: str | None = None
+) -> tuple[InterfaceEndpoint, ...]:
+    """The interfaces that NCCL of that ``release`` would pick, in its order, with the address that it keeps of each.
+
+    The first is the one of the bootstrap; NET/Socket uses all. Empty where NCCL would fail. A host name in
+    NCCL_COMM_ID is not resolved here and gives no hint.
+    """
+    seen = [endpoint for endpoint in _endpoints(interfaces) if _nccl_sees(endpoint, nccl, release)]
+    chosen = nccl_interface_list(nccl.get("NCCL_SOCKET_IFNAME"))
+    if chosen is not None:
+        return _one_a_name(endpoint for endpoint in seen if chosen.selects(endpoint.interface.name))
+    classes = AUTOMATIC if _is_since(release, RUNNING_SINCE) else AUTOMATIC_BEFORE
+    for position, names in enumerate(classes):
+        wanted = parse_nccl_list(names)
+        found = _one_a_name(endpoint for endpoint in seen if wanted.selects(endpoint.interface.name))
+        if not found and position == 0:
+            found = _near_comm_id(nccl, interfaces)
+        if found:
+            return found
+    return ()
+
+
+def _nccl_sees(endpoint: InterfaceEndpoint, nccl: NcclFacts, release: str | None) -> bool:
+    family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
+    if family is not None and endpoint.address.family != family:
+        return False
+    if endpoint.address.family == "inet6" and is_loopback(endpoint.address.address):
+        return False
+    return endpoint.interface.running or not _is_since(release, RUNNING_SINCE)
+
+
+def _one_a_name(endpoints: Iterable[InterfaceEndpoint]) -> tuple[InterfaceEndpoint, ...]:
+    first: dict[str, InterfaceEndpoint] = {}
+    for endpoint in endpoints:
+        first.setdefault(endpoint.interface.name, endpoint)
+    return tuple(first.values())[:MAX_INTERFACES]
+
+
+def _near_comm_id(nccl: NcclFacts, interfaces: InterfaceFacts) -> tuple[InterfaceEndpoint, ...]:
+    """The first interface in the subnet of NCCL_COMM_ID (ncclFindInterfaceMatchSubnet asks for nothing else)."""
+    text = nccl.get("NCCL_COMM_ID") or ""
+    target = parse_address(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
+    if target is None:
+        return ()
+    near = (endpoint for endpoint in _endpoints(interfaces) if _holds(network_of(endpoint.address), target))
+    return tuple(endpoint for endpoint, _ in zip(near, range(1), strict=False))
+
+
+def _holds(network: IPv4Network | IPv6Network | None, address: IPv4Address | IPv6Address) -> bool:
+    return network is not None and network.version == address.version and address in network
+
+
+def gloo_endpoints(
+    environment: EnvironmentFacts, interfaces: InterfaceFacts, host: HostFacts | None
+) -> tuple[InterfaceEndpoint, ...]:
+    """What Gloo would bind to: the interfaces of GLOO_SOCKET_IFNAME (one that is not there is left out, though Gloo
+    fails), else the first address of the host's own name that is this host's, else loopback."""
+    names = gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
+    everything = tuple(_endpoints(interfaces))
+    if names:
+        by_name = {endpoint.interface.name: endpoint for endpoint in reversed(everything)}
+        return tuple(by_name[name] for name in names if name in by_name)
+    own = {endpoint.address.address: endpoint for endpoint in everything}
+    for address in _addresses_of_name(host):
+        if address in own:
+            return (own[address],)
+        if is_loopback(address):
+            break
+    return tuple(endpoint for endpoint in everything if endpoint.address.address == "127.0.0.1")
+
+
+def _addresses_of_name(host: HostFacts | None) -> tuple[str, ...]:
+    own = next((name for name in host.names if name.role == "hostname"), None) if host else None
+    return own.addresses if own else ()
+
+
+def nccl_release(member: Rank | IdenticalRanks) -> str | None:
+    """The release of the NCCL that torch would load there."""
+    software = member.find(SoftwareFacts)
+    return software.nccl if software else None
+
+
+def nccl_matters(member: Rank | IdenticalRanks) -> bool:
+    """Whether NCCL (or RCCL) may run there: its ranks use GPUs, and GPUs are there or could not be seen."""
+    if not uses_nccl(member):
+        return False
+    software = member.find(SoftwareFacts)
+    if software is not None and software.torch is not None and software.torch.hip:
+        return True
+    missing = member.missing(GpuFacts)
+    return missing is None or missing.lack is not MissingReason.ABSENT
+
+
+def choice_of(member: Rank | IdenticalRanks) -> NetworkChoice | None:
+    """What would carry the training there: NCCL's choice where NCCL may run or is told an interface, else Gloo's.
+    ``None`` where interfaces or settings are not known."""
+    interfaces, nccl = member.find(InterfaceFacts), member.find(NcclFacts)
+    environment = member.find(EnvironmentFacts)
+    if interfaces is None:
+        return None
+    if nccl is not None and (nccl_matters(member) or nccl_interface_list(nccl.get("NCCL_SOCKET_IFNAME"))):
+        setting = nccl.setting("NCCL_SOCKET_IFNAME")
+        value = setting.value if setting and len(setting.value) > 1 else None
+        found = nccl_endpoints(nccl, interfaces, nccl_release(member))
+        return NetworkChoice("NCCL", "NCCL_SOCKET_IFNAME", value, found, setting)
+    if environment is None:
+        return None
+    value = environment.get("GLOO_SOCKET_IFNAME")
+    found = gloo_endpoints(environment, interfaces, member.find(HostFacts))
+    return NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", value if gloo_names(value) else None, found)
+
+
+def is_usable(interface: Interface, family: str | None = None) -> bool:
+    """Whether the interface is up, has a carrier and an address (of ``family``)."""
+    wanted = any(family is None or address.family == family for address in interface.addresses)
+    return interface.up and interface.running and wanted
+
+
+def good_interfaces(interfaces: InterfaceFacts) -> tuple[Interface, ...]:
+    """The interfaces to recommend: usable, with an address that leaves the host, real devices before virtual ones,
+    the one of the default route first among equals, then the fastest."""
+    default = {route.interface for route in interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")}
+    usable = [one for one in interfaces.interfaces if is_usable(one) and _leads_out(one)]
+    real = [one for one in usable if one.physical] or usable
+    return tuple(sorted(real, key=lambda one: (one.name not in default, -(one.speed or 0))))
+
+
+def _leads_out(interface: Interface) -> bool:
+    if interface.kind in CARRIES_NOTHING or interface.kind == "dummy":
+        return False
+    return any(not (is_loopback(one.address) or needs_zone(one)) for one in interface.addresses)
+
+
+def needs_zone(address: Address) -> bool:
+    """Whether it is a link-local IPv6 address: who dials it needs an interface of their own host beside it, which
+    libraries do not know of other hosts. (Link-local IPv4 works between hosts on one cable or switch.)"""
+    parsed = parse_address(address.address)
+    return parsed is not None and parsed.version == 6 and parsed.is_link_local
+
+
+def export_line(variable: str, interfaces: InterfaceFacts) -> str:
+    """A line that sets ``variable`` to a real interface of the host, or says what to look for."""
+    good = good_interfaces(interfaces)
+    if not good:
+        return f"`export {variable}=<name>`, the name of an interface that `ip -br address` shows up, with an address"
+    exact = "=" if variable.startswith("NCCL_") else ""
+    value = f"'{exact}{good[0].name}'" if exact else good[0].name
+    others = f" (also up here: {', '.join(one.name for one in good[1:4])})" if len(good) > 1 else ""
+    return f"`export {variable}={value}`{others}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _network(text: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _length(text: str) -> int:
+    network = _network(text)
+    return network.prefixlen if network else -1
+
+
+def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = True) -> tuple[tuple[int, int], ...]:
+    """The addresses that the host has a route to, as sorted ranges (both ends included) of numbers that do not
+    overlap; its own subnets count, the default route where ``default`` asks for it. ``version``: 4 or 6."""
+    networks = [_network(route.destination) for route in interfaces.routes if default or _length(route.destination)]
+    networks += [network_of(endpoint.address) for endpoint in _endpoints(interfaces) if endpoint.interface.up]
+    spans = sorted(
+        (int(network.network_address), int(network.broadcast_address))
+        for network in networks
+        if network is not None and network.version == version
+    )
+    merged: list[tuple[int, int]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def active_rdma_ports(rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
+    """The ports that NCCL could use whatever the settings say: ACTIVE, InfiniBand or Ethernet, and to be opened."""
+    return tuple(
+        RdmaChoice(device, port)
+        for device in rdma.devices
+        for port in device.ports
+        if device.has_uverbs is not False
+        and port.state == "ACTIVE"
+        and port.link_layer in (None, "InfiniBand", "Ethernet")
+    )
+
+
+def nccl_rdma_ports(nccl: NcclFacts, rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
+    """The ports that NCCL's own network IB would take by NCCL_IB_HCA; NCCL_IB_DISABLE is not looked at."""
+    wanted = nccl_device_list(nccl.get("NCCL_IB_HCA"))
+    chosen = (one for one in active_rdma_ports(rdma) if wanted.selects(one.device.name, one.port.number))
+    return tuple(chosen)[:MAX_RDMA_DEVICES]
+
+
+def loaded_net_plugin(nccl: NcclFacts) -> NcclPlugin | None:
+    """The network plug-in that would be tried before NCCL's own networks: it is found and has an interface."""
+    return next((one for one in nccl.plugins if one.kind == "net" and one.path and not one.error), None)
+
+
+def what_forces_sockets(nccl: NcclFacts) -> Setting | None:
+    """The setting by which NCCL's own networks end at sockets: NCCL_NET=Socket, or NCCL_IB_DISABLE read as another
+    number than 0 (so ``true`` disables nothing). ``None`` where a plug-in would take the place or nothing forces it."""
+    network = nccl.setting("NCCL_NET")
+    if network is not None and network.value.lower() == "socket":
+        return network
+    disable = nccl.setting("NCCL_IB_DISABLE")
+    if disable is None or parse_nccl_integer(disable.value, 0) == 0 or loaded_net_plugin(nccl) is not None:
+        return None
+    return disable
+
+
+def data_goes_by_sockets(nccl: NcclFacts, rdma: RdmaFacts | None) -> bool:
+    """Whether NCCL would carry data between hosts over plain sockets, as far as can be seen."""
+    if what_forces_sockets(nccl) is not None:
+        return True
+    if loaded_net_plugin(nccl) is not None:
+        return False
+    return rdma is None or rdma.verbs_library is False or not nccl_rdma_ports(nccl, rdma)
+
+
+def gid_index(nccl: NcclFacts, port: RdmaPort, release: str | None = None) -> int:
+    """The index in the port's GID table that NCCL of that ``release`` would use on a RoCE port."""
+    fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1)
+    if fixed >= 0:
+        return fixed
+    if not _is_since(release, GID_AUTOMATIC_SINCE):
+        return 0
+    index = 0
+    table = {gid.index: gid for gid in port.gids}
+    for candidate in sorted(table):
+        if candidate > 0 and _is_better_gid(nccl, table.get(index), table[candidate]):
+            index = candidate
+    return index
+
+
+def _is_better_gid(nccl: NcclFacts, current: Gid | None, candidate: Gid) -> bool:
+    """Whether NCCL moves on to ``candidate`` (ncclUpdateGidIndex): the family asked for, then the RoCE version."""
+    family = 6 if nccl.get("NCCL_IB_ADDR_FAMILY") == "AF_INET6" else 4
+    if gid_family(candidate) != family or not _in_range(nccl.get("NCCL_IB_ADDR_RANGE"), family, candidate):
+        return False
+    if current is None or gid_family(current) != family:
+        return True
+    wanted = f"RoCE v{parse_nccl_integer(nccl.get('NCCL_IB_ROCE_VERSION_NUM'), 2)}"
+    moves = current.kind != candidate.kind or not is_routable_gid(current)
+    return is_routable_gid(candidate) and moves and candidate.kind == wanted
+
+
+def _in_range(text: str | None, family: int, gid: Gid) -> bool:
+    network = _network(text) if text and "/" in text else None
+    address = gid_address(gid)
+    return network is None or network.version != family or (address is not None and address in network)
+
+
+def gid_address(gid: Gid) -> IPv4Address | IPv6Address | None:
+    """The IP address that a GID stands for; IPv4 where it is a mapped one."""
+    address = parse_address(gid.gid)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def gid_family(gid: Gid) -> int:
+    """4 for a GID made from an IPv4 address, else 6."""
+    address = gid_address(gid)
+    return address.version if address else 6
+
+
+def is_routable_gid(gid: Gid) -> bool:
+    """Whether the GID is set and more than link-local (validGid)."""
+    address = gid_address(gid)
+    return address is not None and not address.is_unspecified and not address.is_link_local
+
+
+def setting_text(setting: Setting) -> str:
+    """A setting as a report names it: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
+    line = f":{setting.line}" if setting.line is not None else ""
+    return f"{setting.name}={setting.value} ({setting.source}{line})"
+
+
+def hosts_text(names: Iterable[str]) -> str:
+    """``node1``, or ``node1 and 3 more hosts``."""
+    first, *others = dict.fromkeys(names)
+    return f"{first} and {len(others)} more host{'s' if len(others) > 1 else ''}" if others else first
+
+
+_OF_ITSELF = (
+    (re.compile(r"lo\d*"), ("127.0.0.0/8", "::1/128"), "loopback"),
+    (
+        re.compile(r"docker\d*|podman\d*|br-[0-9a-f]{12}|veth\w*|cni\w*|cali\w*"),
+        ("172.17.0.0/16",),
+        "a container bridge",
+    ),
+    (re.compile(r"virbr\d*(?:-nic)?|vmnet\d*|vboxnet\d*|lxcbr\d*"), ("192.168.122.0/24",), "a virtual bridge"),
+    (re.compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link of this host alone"),
+    (re.compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "a tunnel that leads nowhere"),
+)
+"""Names of interfaces and ranges of addresses that every host has for itself: Docker's and libvirt's defaults, the
+link-local range of a service processor, and the tunnels that the kernel makes with its modules."""
+
+
+def leads_nowhere(interface: str | None, address: str | None) -> str | None:
+    """What an interface or an address of a log is, in words, where it can't carry traffic to another host."""
+    parsed = parse_address(address or "")
+    for names, ranges, words in _OF_ITSELF:
+        if interface and names.fullmatch(interface):
+            return words
+        if parsed is not None and any(_is_in(parsed, text) for text in ranges) and not interface:
+            return words
+    return None
+
+
+def _is_in(address: IPv4Address | IPv6Address, text: str) -> bool:
+    network = ip_network(text)
+    return address.version == network.version and address in network
+
+
+_UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknown", "net.name.pdsh", "net.name.windows")
+_OWN_NAME = re.compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
+_OTHER_NAME = re.compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
+"""How `hostname -i` and sudo say that the host does not know its own name."""
+
+
+_OF_THE_WEB = re.compile(
+    r"gai error|https?://|\b(?:curl|wget|git|pip|conda|apt(?:-get)?|fatal)\b|"
+    r"\b(?:huggingface|github|gitlab|pypi|pythonhosted|wandb|comet|mlflow|neptune|googleapis|amazonaws|azure|docker|nvidia|"
+    r"openai|modelscope|aliyuncs|ubuntu|debian|anaconda)\.\w"
+)
+"""What torch's store says, programs that load something, and sites that they load it from."""
+
+
+class UnknownName(NamedTuple):
+    """A name that a program could not resolve, as far as its message tells: ``name``, ``error``, and whether it is the
+    ``own`` one of the host."""
+
+    event: Event
+    name: str | None
+    error: str
+    own: bool
+
+
+def names_unknown(job: Job) -> tuple[UnknownName, ...]:
+    """What logs say of names that do not resolve. That torch's store can't resolve one has a message of its own, and
+    names of web sites are no matter of the network between ranks."""
+    web = bool(events_of_kinds(job, "host.web_unreachable"))
+    return tuple(
+        _unknown_name(event)
+        for event in events_of_kinds(job, *_UNKNOWN_NAMES)
+        if "gai error" not in event.text
+        and not _OF_THE_WEB.search(event.text)
+        and not (web and "gaierror" in event.text)
+    )
+
+
+def _unknown_name(event: Event) -> UnknownName:
+    own = _OWN_NAME.search(event.text)
+    stated = own or _OTHER_NAME.search(event.text)
+    named = (event.value(field) for field in ("name", "host", "host2"))
+    name = stated["name"] if stated else next((value for value in named if value), None)
+    return UnknownName(event, name, event.value("err") or "unknown name", own is not None)
+
+
+_GLOO_NAME = re.compile(r"Unable to find address for: (?P<name>\S+)")
+
+
+def gloo_name_refused(event: Event) -> str | None:
+    """The interface for which Gloo found no address, from its message; ``None`` where it does not name one."""
+    found = _GLOO_NAME.search(event.text)
+    return found["name"] if found else None

@@ -1,0 +1,325 @@
+"""Who really started a process, and what of its launch variables is left over from somewhere else.
+
+A variable proves little by itself: a batch script, an interactive allocation and a shell inside a task all carry
+SLURM_NTASKS, and any shell may carry a RANK of yesterday. The functions below put several of them together.
+
+Sources: slurm src/common/env.c and src/common/slurm_protocol_defs.h (what sbatch, salloc and srun set; step numbers),
+torch/distributed/rendezvous.py (env://), torch/distributed/elastic/agent/server/local_elastic_agent.py (torchrun),
+lightning/fabric/plugins/environments (what Lightning takes for a launcher).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from doctor.analysis.logs.event_timeline import parse_count
+from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
+from doctor.core.job import IdenticalRanks, Job, Rank
+from doctor.core.logs.event_groups import EventGroup
+from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
+
+LOCAL_RANK_NAMES = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+)
+"""Where a launcher tells a process its number on the host."""
+
+STARTS_WORKERS = {
+    "accelerate": "accelerate launch",
+    "deepspeed": "deepspeed",
+    "pt_elastic": "torchrun",
+    "raylet": "Ray",
+    "torchrun": "torchrun",
+}
+"""Programs that start ranks inside a task or a batch script, by the name of a process. Since torch 2.5
+torchrun calls itself pt_elastic (torch/distributed/run.py)."""
+
+MAX_HOSTS = 65_536
+"""Names that :func:`expand_hosts` writes out; a longer list is taken for damaged."""
+MAX_LIST = 1 << 20
+"""Characters of a list that are read; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
+MAX_CHARACTERS = 16 << 20
+"""Characters of all names: 65,536 names of 253 characters, the longest that a name service has."""
+_PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+
+
+def whole_number(text: str | None) -> int | None:
+    """``text`` as Python's ``int()`` reads it, which is how torch and Lightning read ranks, sizes and ports."""
+    if text is None or len(text) > 32:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def launch_number(launch: LaunchFacts, name: str) -> int | None:
+    """The launch variable ``name`` as a number; ``None`` where it is not set, or is none."""
+    return whole_number(launch.get(name))
+
+
+def has_value(launch: LaunchFacts, name: str) -> bool:
+    """Whether ``name`` is set and not empty: to torch an empty variable is a missing one."""
+    return bool((launch.get(name) or "").strip())
+
+
+class SlurmStep(NamedTuple):
+    """A job step of srun that a process is in. ``size``: its tasks; ``most_per_node``: the most tasks on one node."""
+
+    number: int
+    task: int | None
+    size: int | None
+    nodes: int | None
+    most_per_node: int | None
+
+
+def slurm_step(launch: LaunchFacts) -> SlurmStep | None:
+    """The step whose task this process is, or runs in. ``None`` in a batch script, under salloc, outside SLURM."""
+    number = launch_number(launch, "SLURM_STEP_ID")
+    if number is None or not 0 <= number < FIRST_SPECIAL_STEP:
+        return None
+    size = launch_number(launch, "SLURM_STEP_NUM_TASKS")
+    size = launch_number(launch, "SLURM_NTASKS") if size is None else size
+    nodes = launch_number(launch, "SLURM_STEP_NUM_NODES")
+    most = most_tasks(launch.get("SLURM_STEP_TASKS_PER_NODE") or "")
+    return SlurmStep(
+        number, launch_number(launch, "SLURM_PROCID"), size, nodes, most or _most_by_size(launch, size, nodes)
+    )
+
+
+def _most_by_size(launch: LaunchFacts, size: int | None, nodes: int | None) -> int | None:
+    if size is not None and nodes:
+        return -(-size // nodes)
+    local = launch_number(launch, "SLURM_LOCALID")
+    return local + 1 if local else None
+
+
+@lru_cache(maxsize=64)
+def most_tasks(text: str) -> int | None:
+    """The most tasks that one node runs by SLURM's ``8(x2),4``. ``None`` where it is missing or damaged."""
+    counts = [re.fullmatch(r"\s*(\d{1,6})(?:\(x\d{1,6}\))?\s*", part, re.ASCII) for part in text.split(",")]
+    return max((int(match[1]) for match in counts if match), default=None) if all(counts) else None
+
+
+def is_interactive_job(launch: LaunchFacts) -> bool:
+    """Whether the SLURM job is an interactive session to Lightning, by its name."""
+    return launch.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
+
+
+def inner_launcher(launch: LaunchFacts) -> str | None:
+    """The launcher that started this process inside a task, an allocation or a shell: torchrun, mpirun, Ray …
+
+    ``None`` where srun started it directly, or nobody did.
+    """
+    if has_value(launch, "TORCHELASTIC_RUN_ID"):
+        return "torchrun"
+    if has_value(launch, "OMPI_COMM_WORLD_SIZE") and not _says_the_same(launch, "OMPI_COMM_WORLD"):
+        return "mpirun"
+    if has_value(launch, "PMI_SIZE") and not _says_the_same(launch, "PMI"):
+        return "mpirun"
+    if launch.launcher in ("ray", "sagemaker"):
+        return launch.launcher
+    for source in ("accelerate", "lightning"):
+        if launch.claim(source) is not None:
+            return source
+    return next((STARTS_WORKERS[name] for name in launch.ancestors if name in STARTS_WORKERS), None)
+
+
+def _says_the_same(launch: LaunchFacts, prefix: str) -> bool:
+    """Whether MPI's variables repeat those of the step: srun --mpi sets them too, and then there is no mpirun."""
+    step = slurm_step(launch)
+    if step is None:
+        return False
+    return (step.task, step.size) == (launch_number(launch, f"{prefix}_RANK"), launch_number(launch, f"{prefix}_SIZE"))
+
+
+class DirectLaunch(NamedTuple):
+    """srun or mpirun started the rank itself. Its number, the size, and the variables that say so."""
+
+    program: str
+    rank: int | None
+    size: int | None
+    rank_name: str
+    size_name: str
+    most_per_node: int | None
+
+
+def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
+    """How srun or mpirun started this rank itself, one process a rank; ``None`` where it was not so."""
+    inner = inner_launcher(launch)
+    if inner == "mpirun":
+        return _by_mpi(launch)
+    step = slurm_step(launch)
+    if inner or step is None:
+        return None
+    size_name = "SLURM_NTASKS" if has_value(launch, "SLURM_NTASKS") else "SLURM_STEP_NUM_TASKS"
+    size = launch_number(launch, size_name)
+    return DirectLaunch("srun", step.task, size, "SLURM_PROCID", size_name, step.most_per_node)
+
+
+def _by_mpi(launch: LaunchFacts) -> DirectLaunch:
+    prefix = "OMPI_COMM_WORLD" if has_value(launch, "OMPI_COMM_WORLD_SIZE") else "PMI"
+    local = "OMPI_COMM_WORLD_LOCAL_SIZE" if prefix.startswith("OMPI") else "MPI_LOCALNRANKS"
+    names = (f"{prefix}_RANK", f"{prefix}_SIZE")
+    rank, size = (launch_number(launch, name) for name in names)
+    return DirectLaunch("mpirun", rank, size, *names, launch_number(launch, local))
+
+
+def is_left_alone(launch: LaunchFacts) -> bool:
+    """Whether nobody starts ranks around this process: no torchrun, srun, mpirun, Ray, and no full set of variables.
+
+    What is set of RANK, LOCAL_RANK or NODE_RANK then is left over, or was meant for somebody else.
+    """
+    started = launch.running_together or inner_launcher(launch) or slurm_step(launch)
+    claimed = any(has_value(launch, name) for name in ("RANK", "WORLD_SIZE", "JSM_NAMESPACE_RANK"))
+    return not started and not claimed
+
+
+def is_lightning_slurm(launch: LaunchFacts) -> bool:
+    """Whether Lightning takes this process for a task of SLURM: SLURM_NTASKS is set, the job is not interactive, and
+    no torchrun comes first (its order of detection)."""
+    torchrun = has_value(launch, "TORCHELASTIC_RUN_ID")
+    return not torchrun and launch.get("SLURM_NTASKS") is not None and not is_interactive_job(launch)
+
+
+def starts_tasks_unlaunched(job: Job, launch: LaunchFacts) -> bool:
+    """Whether a process stands in an allocation of several tasks that neither srun nor anybody else started.
+
+    Several processes that were seen together have been started by somebody. One task needs no srun.
+    """
+    if len(job.ranks) > 1 or not is_lightning_slurm(launch) or inner_launcher(launch):
+        return False
+    tasks = launch_number(launch, "SLURM_NTASKS")
+    return slurm_step(launch) is None and (tasks is None or tasks > 1)
+
+
+@lru_cache(maxsize=8)
+def expand_hosts(text: str | None) -> tuple[str, ...]:
+    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty where it is missing or damaged.
+
+    Cached, because all ranks of a job have the same list.
+    """
+    names: list[str] = []
+    for part in _PARTS.findall((text or "")[:MAX_LIST]):
+        found = _expanded(part.strip(), MAX_HOSTS - len(names))
+        if found is None:
+            return ()
+        names.extend(found)
+    return tuple(names)
+
+
+def _expanded(part: str, most: int) -> list[str] | None:
+    """The names that one entry stands for; ``None`` where they are more than ``most`` or longer than names can be."""
+    pieces = _BRACKETS.split(part)
+    names = [pieces[0]]
+    for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        ends = [number + text for number in itertools.islice(_numbers(numbers), most + 1)]
+        if len(names) * len(ends) > most or len(names) * len(ends) * len(names[0] + text) > MAX_CHARACTERS:
+            return None
+        names = [name + end for name in names for end in ends]
+    return names if len(names) <= most else None
+
+
+def _numbers(text: str) -> Iterator[str]:
+    for piece in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip())
+        if match is None:
+            continue
+        last = int(match[2] or match[1])
+        for number in range(int(match[1]), min(last, int(match[1]) + MAX_HOSTS) + 1):
+            yield f"{number:0{len(match[1])}d}"
+
+
+def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
+    """The absent ranks by the host that they belong to; ``""`` for those whose host can't be derived.
+
+    A rank that said hello named its host. Launchers number ranks host by host, so the host of a block is that of a
+    sibling that came. A block of which nobody came belongs to a host of the node list that nobody else is on: for
+    certain where one such host is left, or where srun gave out its ranks in the order of the list.
+    """
+    size = _block_size(job)
+    told = [(seen.rank, seen.host) for seen in job.last_seen if seen.host]
+    homes = [*told, *((rank.number, rank.host.name) for rank in job.ranks)]
+    seen = {number // size: name for number, name in homes} if size else {}
+    blocks = {block: list(ranks) for block, ranks in groupby(job.absent, key=lambda rank: rank // size if size else -1)}
+    silent = _silent_hosts(job, [block for block in blocks if block not in seen])
+    found: dict[str, list[int]] = {}
+    for block, ranks in blocks.items():
+        for rank in ranks:
+            name = dict(told).get(rank) or seen.get(block) or silent.get(block, "")
+            found.setdefault(name, []).append(rank)
+    return {host: tuple(ranks) for host, ranks in found.items()}
+
+
+def _block_size(job: Job) -> int | None:
+    """Ranks a host, where all hosts say the same and the numbers go from host to host."""
+    sizes = {launch.local_world_size for launch, _ in job.each(LaunchFacts)}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if not size:
+        return None
+    homes: dict[int, int] = {}
+    fits = all(homes.setdefault(rank.number // size, rank.host.index) == rank.host.index for rank in job.ranks)
+    return size if fits else None
+
+
+def _silent_hosts(job: Job, blocks: list[int]) -> dict[int, str]:
+    names, in_order = _node_list(job)
+    seen = {rank.host.name.partition(".")[0] for rank in job.ranks}
+    left = [name for name in names if name.partition(".")[0] not in seen]
+    if in_order and blocks and max(blocks) < len(names):
+        placed = {block: names[block] for block in blocks}
+        return placed if set(placed.values()) <= set(left) else {}
+    if len(left) != len(blocks):
+        return {}
+    return dict.fromkeys(blocks, ", ".join(left))
+
+
+def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
+    """The hosts that the scheduler gave the job, and whether ranks follow the order of the list."""
+    for rank in job.ranks:
+        launch, slurm = rank.find(LaunchFacts), rank.find(SlurmFacts)
+        direct = direct_launch(launch) if launch else None
+        for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+            if launch and has_value(launch, name):
+                block = (launch.get("SLURM_DISTRIBUTION") or "block").startswith("block")
+                return expand_hosts(launch.get(name)), bool(direct and direct.program == "srun" and block)
+        if slurm and slurm.node_list:
+            return expand_hosts(slurm.node_list), False
+    return (), False
+
+
+def devices_asked(process: Rank | IdenticalRanks) -> int | None:
+    """How many devices a host the Trainer is told to use; ``None`` where it is not told, or told ``auto``."""
+    trainer = process.find(TrainerFacts)
+    return trainer.devices if trainer else None
+
+
+def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
+    """Ranks in words, runs folded: ``rank 3``, ``ranks 0-7, 9 and 4 more``."""
+    ordered = sorted(set(ranks))
+    runs = [list(run) for _, run in groupby(enumerate(ordered), key=lambda item: item[1] - item[0])]
+    words = [f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs]
+    left = sum(len(run) for run in runs[most:])
+    return f"rank{'' if len(ordered) == 1 else 's'} " + ", ".join(words[:most]) + (f" and {left} more" if left else "")
+
+
+def joined_ranks(told: EventGroup) -> dict[int, int]:
+    """Ranks that say in a log that they wait for the others, and how many times each was said: more than once where
+    processes claim the same rank, or where a run follows another."""
+    times: dict[int, int] = {}
+    for event in told.events:
+        rank = parse_count(event.value("rank"))
+        if rank is not None:
+            times[rank] = times.get(rank, 0) + event.count
+    return times

@@ -1,0 +1,173 @@
+"""How the job of a log went: what came before a message and after it, and on how many hosts."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from doctor.core.facts import Event, LogEvidence
+from doctor.core.job import Job
+
+_SET_UP = (
+    "nccl.connected",
+    "nccl.channels",
+    "torch.store.barrier_done",
+    "pl.all_registered",
+    "pl.local_rank",
+    "run.training",
+    "run.ended_well",
+)
+"""Messages of a job whose ranks have found each other."""
+
+_EXCEPTIONS = ("python.exception", "py.exc")
+
+_OF_CONNECTIONS = re.compile(
+    r"(?i)\b(?:connect|connection|timed? ?out|refused|unreachable|no route|socket|store|rendezvous|nccl|gloo|resolve|"
+    r"name or service|name resolution|address already|child ?failed|signal ?exception|keyboardinterrupt)\b"
+)
+"""Words of exceptions that ranks end with because they did not find each other, or because they were ended."""
+
+
+class _LogTimeline:
+    """What is asked of one log again and again, found once. ``places`` of events, by identity."""
+
+    def __init__(self, events: tuple[Event, ...]) -> None:
+        self.places = {id(event): place for place, event in enumerate(events)}
+        set_up = [place for place, event in enumerate(events) if is_set_up(event)]
+        self.first_set_up, self.last_set_up = (set_up[0], set_up[-1]) if set_up else (len(events), -1)
+        self.first_failure = next((place for place, event in enumerate(events) if _is_failure(event)), len(events))
+
+    def place(self, event: Event) -> int:
+        """Where it stands; before all others, where it is none of them."""
+        return self.places.get(id(event), -1)
+
+
+class _EvidenceKey:
+    """Evidence as a key: the same object, not an equal one, which takes long to compare."""
+
+    def __init__(self, evidence: LogEvidence) -> None:
+        self.evidence = evidence
+
+    def __hash__(self) -> int:
+        return id(self.evidence)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _EvidenceKey) and other.evidence is self.evidence
+
+
+@lru_cache(maxsize=1)
+def _timeline_of(same: _EvidenceKey) -> _LogTimeline:
+    return _LogTimeline(same.evidence.events)
+
+
+def _timeline(job: Job) -> _LogTimeline:
+    return _timeline_of(_EvidenceKey(job.evidence or _NOTHING))
+
+
+_NOTHING = LogEvidence()
+
+
+def events_before(job: Job, event: Event) -> tuple[Event, ...]:
+    """What was said before, in order."""
+    return job.evidence.events[: max(_timeline(job).place(event), 0)] if job.evidence else ()
+
+
+def events_after(job: Job, event: Event) -> tuple[Event, ...]:
+    """What was said after, in order."""
+    return job.evidence.events[_timeline(job).place(event) + 1 :] if job.evidence else ()
+
+
+MOST_COUNTED = 1 << 20
+"""Ranks, hosts and tasks that a log may speak of: a larger number stands in a garbled line."""
+
+
+def parse_count(text: str | None) -> int | None:
+    """A rank or a count of ranks, hosts or tasks as a log tells it; ``None`` where it can't be one."""
+    if text is None or not text.isdecimal() or len(text) > len(str(MOST_COUNTED)):
+        return None
+    return int(text) if int(text) <= MOST_COUNTED else None
+
+
+def is_set_up(one: Event) -> bool:
+    """Whether a message shows that ranks have found each other: a communicator that is complete, a step done."""
+    if one.kind == "nccl.init":
+        return one.value("phase") == "COMPLETE"
+    return one.kind in _SET_UP
+
+
+def set_up_after(job: Job, event: Event) -> bool:
+    """Whether the ranks found each other all the same, later on."""
+    return _timeline(job).last_set_up > _timeline(job).place(event)
+
+
+def set_up_before(job: Job, event: Event) -> bool:
+    """Whether the ranks had found each other already."""
+    return _timeline(job).first_set_up < _timeline(job).place(event)
+
+
+def failed_before(job: Job, event: Event) -> Event | None:
+    """The first failure that came earlier and is no mere word of lost connections: an exception of the program, a
+    process that ended badly. What is said afterwards of peers may well follow from it."""
+    first = _timeline(job).first_failure
+    return job.evidence.events[first] if job.evidence and first < _timeline(job).place(event) else None
+
+
+def _is_failure(one: Event) -> bool:
+    if one.kind in _EXCEPTIONS:
+        return not _OF_CONNECTIONS.search(
+            _spaced(f"{one.value('type')} {one.value('message') or one.value('msg') or ''}")
+        )
+    if one.kind in ("elastic.failed", "slurm.task_exit"):
+        return one.value("code") not in ("-15", "143", "0", "-1")
+    return one.kind.startswith(("oom.", "cuda.oom", "dl.killed")) or one.kind == "torch.nccl.watchdog_timeout"
+
+
+def _spaced(text: str) -> str:
+    """Class names in words: DistNetworkError is about the network."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
+
+
+def has_worked(job: Job, event: Event) -> bool:
+    """Whether ranks had exchanged data before: a communicator was complete, or a watchdog counts finished work."""
+    if set_up_before(job, event):
+        return True
+    told = job.evidence.of("torch.nccl.pg_status", "torch.nccl.pg_status.old") if job.evidence else ()
+    return any((one.value("done") or "").strip("0").isdecimal() for one in told)
+
+
+_COUNTS = (("nccl.nodes", "nodes"), ("launch.hosts_given", "n"), ("launch.hosts_given", "n2"))
+"""Messages that tell the number of hosts, and their field."""
+
+
+def spans_hosts(job: Job) -> bool:
+    """Whether captures or logs show that the job runs on several hosts."""
+    if job.evidence is None:
+        return len(job.hosts) > 1
+    told = job.evidence.of(*(kind for kind, _ in _COUNTS), "launch.node_given")
+    counts = [one.value(name) for one in told for kind, name in _COUNTS if kind == one.kind]
+    if any((parse_count(count) or 0) > 1 for count in (*counts, launch_setting(job, "max_nodes"))):
+        return True
+    if any((one.value("node") or "0") != "0" for one in told):
+        return True
+    return len({_short(one.host) for one in job.evidence.events if one.host}) > 1
+
+
+def launch_setting(job: Job, name: str) -> str | None:
+    """What torchrun printed of its own settings when it began (``rdzv_endpoint``, ``max_nodes``)."""
+    told = job.evidence.of("elastic.launch") if job.evidence else ()
+    return next((one.value("value") for one in told if one.value("key") == name), None)
+
+
+def events_of_kinds(job: Job, *kinds: str) -> tuple[Event, ...]:
+    """What was said of these kinds in order, each line once: one may be known as several."""
+    events = job.evidence.of(*kinds) if job.evidence else ()
+    return tuple({(one.file, one.line, one.rank): one for one in reversed(events)}.values())[::-1]
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
+
+
+def names_itself(event: Event, name: str | None) -> bool:
+    """Whether the host that says it is the one that it names."""
+    return bool(name and event.host) and _short(name or "") == _short(event.host or "")

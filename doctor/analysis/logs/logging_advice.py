@@ -1,0 +1,23 @@
+"""What makes the next run tell more, by the releases that were seen."""
+
+from __future__ import annotations
+
+from doctor.core.facts import SoftwareFacts
+from doctor.core.job import Job
+from doctor.knowledge.releases import is_older
+
+SINCE = "2.8"
+"""The release of torch that reads TORCH_FR_BUFFER_SIZE; those before read TORCH_NCCL_TRACE_BUFFER_SIZE."""
+
+
+def recorder_switch(job: Job | None, entries: int = 2000) -> str:
+    """The assignment that turns torch's flight recorder on: of the torch that was seen, else of both kinds."""
+    new, old = f"TORCH_FR_BUFFER_SIZE={entries}", f"TORCH_NCCL_TRACE_BUFFER_SIZE={entries}"
+    torch = _torch_release(job) if job else None
+    if torch is None:
+        return f"{new} (before torch {SINCE} {old})"
+    return old if is_older(torch, SINCE) else new
+
+
+def _torch_release(job: Job) -> str | None:
+    return next((facts.version("torch") for facts, _ in job.each(SoftwareFacts) if facts.version("torch")), None)

@@ -1,0 +1,114 @@
+"""Ends of processes that Python does not report: crashes and aborts of native code, and commands that never began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.analysis.hang.exits import nature_of
+from doctor.analysis.logs.root_event import LOST_PEERS, TIMED_OUT, exceptions, nature_of_exception
+from doctor.core.facts import Event, Failure, LogEvidence
+from doctor.core.job import Job
+from doctor.core.logs.event_groups import EventGroup
+
+_SIGNAL, _TERMINATE, _WHAT, _ASSERTION, _HEAP, _NOT_STARTED = (
+    "end.signal",
+    "end.terminate",
+    "end.what",
+    "end.assertion",
+    "end.heap",
+    "end.not_started",
+)
+_WORKER = "dl.bus"
+_CAUSES = (_ASSERTION, _HEAP, _TERMINATE)
+"""Messages that say why a process aborts itself; the shell reports only that it did."""
+_OF_STEPS = ("mark.step", "mark.end")
+_NEAR = 10
+"""Lines within which C++ prints what it threw."""
+
+
+class NativeCrash(NamedTuple):
+    """How a process ended: the lines, what happened to it in ``words`` (``crashed: Segmentation fault``), and a fix."""
+
+    said: EventGroup
+    words: str
+    fix: str
+
+
+def native_crashes(job: Job) -> NativeCrash | None:
+    """The first end of a process in native code, or before it began, that the run did not outlive and that is no
+    consequence: watchdogs abort their process on purpose, after a timeout or a lost peer."""
+    evidence = job.evidence
+    if evidence is None:
+        return None
+    told = {(one.file, one.line) for one in evidence.of("slurm.task_exit", "mpi.peer_exit", "elastic.", "python.fatal")}
+    ends = [one for one in evidence.of(*_CAUSES, _SIGNAL, _NOT_STARTED) if (one.file, one.line) not in told]
+    # A bus error has a check of its own: shared memory that is full.
+    ends += [one for one in evidence.of(_WORKER) if one.value("what") != "bus error"]
+    fatal = [one for one in ends if not _is_outlived(evidence, one) and not _is_consequence(evidence, one)]
+    if not fatal:
+        return None
+    first = next((one for one in fatal if one.kind in _CAUSES), fatal[0])
+    words, fix = _claim(evidence, first)
+    rest = (one for one in (*fatal, *_whats(evidence, first)) if one is not first)
+    return NativeCrash(EventGroup(first.kind, (first, *rest)), words, fix)
+
+
+def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
+    """Whether the same log counts steps behind it, or reports an orderly end."""
+    later = (
+        one for one in (*evidence.marks, *evidence.of("run.ended_well")) if one.kind in (*_OF_STEPS, "run.ended_well")
+    )
+    return any(one.file == end.file and one.line > end.line for one in later)
+
+
+def _is_consequence(evidence: LogEvidence, end: Event) -> bool:
+    """Whether a process ended itself because its peers were lost or late: aborts alone, never crashes."""
+    if end.kind == _TERMINATE:
+        return _nature_of_thrown(evidence, end) != "own" or _lost_before(evidence)
+    return end.kind == _SIGNAL and end.value("what") == "Aborted" and _lost_before(evidence)
+
+
+def _lost_before(evidence: LogEvidence) -> bool:
+    natures = (nature_of_exception(one) for one in exceptions(evidence))
+    return bool(evidence.of(*TIMED_OUT, *LOST_PEERS)) or any(nature in ("timeout", "peer") for nature in natures)
+
+
+def _nature_of_thrown(evidence: LogEvidence, end: Event) -> str:
+    """What a C++ exception is a sign of. Those of torch and Gloo say so in their message."""
+    thrown = end.value("type") or ""
+    kind = "RuntimeError" if thrown.startswith(("c10::", "torch::", "gloo::")) else thrown
+    return nature_of(Failure(kind, _what(evidence, end)))
+
+
+def _what(evidence: LogEvidence, end: Event) -> str:
+    return next((one.value("what") or "" for one in _whats(evidence, end)), "")
+
+
+def _whats(evidence: LogEvidence, end: Event) -> Iterator[Event]:
+    """The messages of what C++ threw, behind the line that says that it did."""
+    return (one for one in evidence.of(_WHAT) if one.file == end.file and 0 <= one.line - end.line <= _NEAR)
+
+
+def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
+    if end.kind == _NOT_STARTED:
+        return f"never began: {end.text}", _FIX_OF_START
+    if end.kind == _WORKER:
+        return f"lost a data loader worker: {end.value('what')}", _FIX_OF_CRASH
+    if end.kind == _TERMINATE:
+        what = _what(evidence, end)
+        thrown = end.value("type")
+        return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", _FIX_OF_ABORT
+    if end.kind == _ASSERTION:
+        place = f"{end.value('file')}:{end.value('line')}"
+        return f"aborted: assertion {end.value('condition')} failed at {place}", _FIX_OF_ABORT
+    if end.kind == _HEAP:
+        return f"aborted: {end.value('what')}", _FIX_OF_ABORT
+    return f"crashed: {end.value('what')}", _FIX_OF_CRASH
+
+
+_FIX_OF_START = (
+    "Check the path, the environment and the container in which the command ran: `command -v torchrun python`."
+)
+_FIX_OF_ABORT = "Run it again with `export PYTHONFAULTHANDLER=1 TORCH_SHOW_CPP_STACKTRACES=1` to see which call aborts."
+_FIX_OF_CRASH = "Run it again with `export PYTHONFAULTHANDLER=1` to see which call crashes."

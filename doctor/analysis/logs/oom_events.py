@@ -1,0 +1,125 @@
+"""Devices that ran out of memory, as logs tell it: who, with which numbers, where in the program, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.analysis.call_sites import place_of_frame
+from doctor.analysis.logs.oom_message import Cause, OomMessage, cause_of, parse_oom
+from doctor.core.facts import Event, Frame, ProgressFacts
+from doctor.core.job import Job
+from doctor.core.logs.event_groups import EventGroup
+
+KINDS = ("oom.device", "oom.device_library", "python.exception")
+_LOADING = ("torch/serialization.py", "torch/storage.py", "fabric/utilities/cloud_io.py")
+"""Where a checkpoint's tensors come to the device that they were saved from."""
+
+_CAUGHT = re.compile(
+    r"\b(?:skipping|retry(?:ing)?|recover(?:ing)?|reducing|halving|trying batch size)\b", re.IGNORECASE
+)
+
+
+class OomEvent(NamedTuple):
+    """An allocation that failed. ``rank`` is ``None`` where nothing tells it. ``frame``: the innermost line of the
+    user's program, where a traceback shows it. ``is_loading``: while a stored checkpoint was read. ``is_certain``: it
+    was said in so many words; libraries give a code of theirs that has other causes, too. ``is_caught``: the program
+    says that it goes on."""
+
+    event: Event
+    shortage: OomMessage
+    cause: Cause
+    frame: Frame | None
+    is_loading: bool
+    is_certain: bool
+    is_caught: bool
+
+    @property
+    def rank(self) -> int | None:
+        """Who ran out of memory."""
+        return self.event.rank
+
+    @property
+    def place(self) -> str:
+        """``train.py:57 (training_step)``, or nothing."""
+        return place_of_frame(self.frame)
+
+
+def exhaustions(job: Job) -> tuple[OomEvent, ...]:
+    """The first failure of each process, in the order in which they happened; the wording that names numbers goes
+    before one that does not."""
+    pids = {event.pid for event in job.evidence.events if event.rank is not None and event.pid} if job.evidence else ()
+    best: dict[tuple[object, ...], tuple[Event, OomMessage]] = {}
+    for event, shortage in _shortages(job):
+        speaker = (event.file, event.rank, event.pid if event.rank is None else None)
+        known = best.get(speaker)
+        if known is None or _worth(event, shortage) > _worth(*known):
+            best[speaker] = (event, shortage)
+    return tuple(_oom_event(event, shortage, frozenset(pids)) for event, shortage in best.values())
+
+
+def _shortages(job: Job) -> Iterator[tuple[Event, OomMessage]]:
+    for event in job.evidence.of(*KINDS) if job.evidence else ():
+        shortage = parse_oom(event.value("message") or event.text)
+        if shortage is not None or event.kind == "oom.device":
+            yield event, shortage or OomMessage()
+
+
+def _worth(event: Event, shortage: OomMessage) -> tuple[bool, bool]:
+    """How much a message tells: numbers, then the frames of its traceback."""
+    return shortage.wanted is not None, bool(event.frames)
+
+
+def _oom_event(event: Event, shortage: OomMessage, pids: frozenset[int]) -> OomEvent:
+    paths = [frame.file.replace("\\", "/") for frame in event.frames]
+    return OomEvent(
+        event=event,
+        shortage=shortage,
+        cause=cause_of(shortage, peers=pids - {event.pid}),
+        frame=next((frame for frame in event.frames if frame.user), None),
+        is_loading=any(path.endswith(_LOADING) for path in paths),
+        is_certain=event.kind != "oom.device_library" and "_STATUS_ALLOC_FAILED" not in event.text,
+        is_caught=_CAUGHT.search(event.text) is not None,
+    )
+
+
+def on_first_device(one: OomEvent) -> bool:
+    """Whether a process that is not the first of its host failed on the first device, where it has no business: it
+    loads a checkpoint there, or other ranks' processes fill it."""
+    if one.shortage.device != 0 or one.cause == "demand":
+        return False
+    if one.is_loading and one.rank is None:
+        return one.cause in ("others", "skew")
+    is_stranger = bool(one.event.local_rank or (one.event.local_rank is None and one.rank))
+    return one.cause == "skew" or (is_stranger and (one.is_loading or one.cause == "others"))
+
+
+def ended_by_signal(job: Job, name: str) -> tuple[int, ...]:
+    """The ranks of which it is known that this signal ended them (``SIGKILL``)."""
+    failures = ((rank.number, facts.failure) for rank in job.ranks if (facts := rank.find(ProgressFacts)))
+    return tuple(number for number, failure in failures if failure is not None and failure.kind == name)
+
+
+def as_event_groups(found: tuple[OomEvent, ...]) -> EventGroup:
+    """The messages, for a finding."""
+    return EventGroup(found[0].event.kind, tuple(one.event for one in found))
+
+
+def numbers_of(one: OomEvent) -> dict[str, object]:
+    """What is known of it, as evidence; bytes."""
+    told = one.shortage
+    named = {
+        "cause": one.cause,
+        "device": told.device,
+        "wanted_bytes": told.wanted,
+        "total_bytes": told.total,
+        "free_bytes": told.free,
+        "allocated_bytes": told.allocated,
+        "reserved_unallocated_bytes": told.reserved_unallocated,
+        "held_by_others_bytes": told.other_bytes,
+        "others": {str(pid): size for pid, size in told.others} or None,
+        "allowed_bytes": told.allowed,
+        "place": one.place or None,
+    }
+    return {name: value for name, value in named.items() if value is not None}

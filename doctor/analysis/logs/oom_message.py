@@ -1,0 +1,235 @@
+"""What a message of an allocator that found no room says in numbers, and what these tell of the cause.
+
+Wordings: torch/c10/cuda/CUDACachingAllocator.cpp (0.4 to 1.3 "cached", 1.4 to 2.0 "reserved in total by PyTorch", from
+2.1 on "reserved by PyTorch but unallocated"), its copies for HIP, XPU and Ascend's NPU, and ATen/mps/MPSAllocator.mm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from statistics import median
+from typing import Literal, NamedTuple
+
+Cause = Literal["demand", "others", "fragmented", "skew", "limit", "unknown"]
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+READ = 4000
+"""Characters from the message's first word on: with 40 processes named it has 2,500."""
+CONTEXT = 800 * MIB
+"""A CUDA context takes 300 to 800 MiB, by architecture and loaded kernels; older messages don't count it."""
+LEAST_CONTEXT = 250 * MIB
+OVERHEAD_SHARE, OVERHEAD = 0.1, 4 * GIB
+"""What a process holds at most beside torch's own memory: context, libraries' work spaces, NCCL's buffers."""
+
+FULL = 0.02
+"""Of a device that is full: so much may be free, and in pieces that the driver can't hand out."""
+
+_SIZE = r"(?<!\d)(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_FULL = re.compile(
+    r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MLU|GPU|MPS)(?: backend)? out of memory\b"
+    r"|Allocation on device \d* ?would exceed allowed"
+    r"|Free memory on device[^()]{0,40}\([^()]{1,40}\) on startup is less than"
+)
+_BARE = re.compile(
+    r"(?:(?:CUDA|cuda|HIP|hip|XPU|NPU)(?: driver| runtime)? error(?: ?\(\d+\))? ?: out of memory"
+    r"|Failed to CUDA [cm]alloc|Cuda failure (?:\d+ )?'out of memory'"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+)
+_WANTED = re.compile(f"Tried to allocate {_SIZE}|Requested *: {_SIZE}|utilization \\([\\d.]+, {_SIZE}")
+_DEVICE = re.compile(r"[ (](?:GPU|NPU|XPU|MUSA|MLU|on device) (\d+)\b")
+_TOTAL = re.compile(f"total capac?i?ty of {_SIZE}|{_SIZE} total capacity|Device limit *: {_SIZE}")
+_FREE = re.compile(f"of which {_SIZE} is free|{_SIZE} free|Free \\(according to CUDA\\): {_SIZE}")
+_AT_START = re.compile(
+    r"Free memory on device[^()]{0,40}"
+    r"\((?P<free>\d{1,9}(?:\.\d{1,9})?)/(?P<total>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[KMGT]i?B)\)"
+)
+_OWN = re.compile(f"this process has {_SIZE} memory in use")
+_ALLOCATED = re.compile(
+    f"allocated memory {_SIZE} is allocated|{_SIZE} already allocated|MPS allocated: {_SIZE}"
+    f"|Currently allocated *: {_SIZE}"
+)
+_UNALLOCATED = re.compile(f"{_SIZE} is reserved by PyTorch but unallocated|{_SIZE} cached")
+_RESERVED = re.compile(f"{_SIZE} reserved in total")
+_ALLOWED = re.compile(f"{_SIZE} allowed|max allowed: {_SIZE}|memory fraction\\) ?: {_SIZE}")
+_PRIVATE = re.compile(f"with {_SIZE} allocated in private pools")
+_PROCESS = re.compile(f"Process (\\d{{1,11}}) has {_SIZE} memory in use")
+
+
+class OomMessage(NamedTuple):
+    """An allocation that failed; bytes, ``None`` where the message does not say.
+
+    ``total`` and ``free`` of the device. ``in_use_by_process``: with context and libraries. ``reserved_unallocated``:
+    held by the allocator and used by no tensor. ``others``: process ids and what they hold; ``other_bytes``: all that
+    others hold, told or inferred. ``allowed``: a limit that was set for this process. ``in_private_pools``: kept for
+    CUDA graphs, a part of what is unallocated. ``device`` as this process numbers it.
+    """
+
+    wanted: int | None = None
+    total: int | None = None
+    free: int | None = None
+    in_use_by_process: int | None = None
+    allocated: int | None = None
+    reserved_unallocated: int | None = None
+    others: tuple[tuple[int, int], ...] = ()
+    other_bytes: int | None = None
+    allowed: int | None = None
+    in_private_pools: int | None = None
+    device: int | None = None
+
+    @property
+    def reserved(self) -> int | None:
+        """Bytes that the allocator holds."""
+        return None if self.allocated is None else self.allocated + (self.reserved_unallocated or 0)
+
+
+def parse_oom(text: str) -> OomMessage | None:
+    """The first message of a device without memory in a text; ``None`` where there is none. One that names no numbers
+    (``CUDA error: out of memory``) is a shortage of which nothing is known."""
+    found = _FULL.search(text)
+    if found is None:
+        return OomMessage() if _BARE.search(text) else None
+    end = _FULL.search(text, found.end())
+    said = " ".join(text[found.start() : min(end.start() if end else len(text), found.start() + READ)].split())
+    return _with_others(_numbers(said), _processes(said))
+
+
+def _numbers(said: str) -> OomMessage:
+    allocated, reserved, unallocated = _size(_ALLOCATED, said), _size(_RESERVED, said), _size(_UNALLOCATED, said)
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = max(0, reserved - allocated)
+    device = _DEVICE.search(said)
+    if start := _AT_START.search(said):
+        free, total = (_bytes(start[name], start["unit"]) for name in ("free", "total"))
+        return OomMessage(wanted=_size(_WANTED, said), total=total, free=free, allocated=0)
+    return OomMessage(
+        wanted=_size(_WANTED, said),
+        total=_size(_TOTAL, said),
+        free=_size(_FREE, said),
+        in_use_by_process=_size(_OWN, said),
+        allocated=allocated,
+        reserved_unallocated=unallocated,
+        allowed=_size(_ALLOWED, said),
+        in_private_pools=_size(_PRIVATE, said),
+        device=int(device[1]) if device and len(device[1]) < 6 else None,
+    )
+
+
+def _size(pattern: re.Pattern[str], said: str) -> int | None:
+    found = pattern.search(said)
+    if found is None:
+        return None
+    number, unit = (group for group in found.groups() if group is not None)
+    return _bytes(number, unit)
+
+
+def _bytes(number: str, unit: str) -> int:
+    """Allocators count by 1,024 however they write it (c10/util: format_size)."""
+    return int(float(number) * _UNITS.get(unit[0], 1))
+
+
+def _processes(said: str) -> tuple[tuple[int, int], ...]:
+    found = _PROCESS.finditer(said)
+    return tuple((int(one[1]), _bytes(one[2], one[3])) for one in found)
+
+
+def _with_others(told: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
+    """In a container torch does not know itself among the processes, whose ids are the host's: the one that holds just
+    more than its allocator is it."""
+    if told.in_use_by_process is None and (own := _own(told, processes)) is not None:
+        processes = tuple(one for one in processes if one is not own)
+        told = told._replace(in_use_by_process=own[1])
+    named = sum(size for _, size in processes)
+    return told._replace(others=processes, other_bytes=named if processes else _unnamed(told))
+
+
+def _own(told: OomMessage, processes: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+    if not told.reserved:
+        return None
+    most = told.reserved + max(OVERHEAD, int(OVERHEAD_SHARE * (told.total or 0)))
+    # Numbers are rounded to two places, and the driver's count in whole pages.
+    fitting = [one for one in processes if 0.98 * told.reserved <= one[1] <= most]
+    return min(fitting, key=lambda one: one[1], default=None)
+
+
+def _unnamed(told: OomMessage) -> int | None:
+    """What nobody named holds of the device: all but the free memory and this process's, context included."""
+    own = told.in_use_by_process
+    if own is None and told.reserved is not None:
+        own = told.reserved + CONTEXT
+    if own is None or told.total is None or told.free is None:
+        return None
+    return max(0, told.total - told.free - own)
+
+
+def cause_of(
+    shortage: OomMessage,
+    *,
+    peers: Collection[int] = (),
+    unallocated_share: float = 0.1,
+    named_share: float = 0.1,
+    unnamed_share: float = 0.25,
+) -> Cause:
+    """What the numbers say of why there was no room.
+
+    ``limit``: this process may not use what is free. ``demand``: what it wants and holds is more than there is.
+    ``fragmented``: the allocator holds enough, in pieces that are too small. ``others``: processes that are not this
+    one hold what is missing; ``skew`` where they are other ranks: ``peers`` (process ids), or several of the same size
+    on the first device. ``unknown``: numbers are missing, or there is as much free memory as was wanted (freed since,
+    or refused by a driver).
+
+    ``unallocated_share`` of the device is a fragmented allocator's, half of it where that is twice what was wanted, and
+    two fifths where it is eight times as much: torch's advice ("if reserved but unallocated memory is large") names no
+    number; a tenth is what one more large activation needs, and far below are devices that are just full.
+    ``named_share``: held by others whom the message names. ``unnamed_share``: by nobody whom it names, which may be
+    buffers of libraries in part.
+    """
+    wanted, total, free = shortage.wanted, shortage.total, shortage.free
+    if wanted is None:
+        return "unknown"
+    if _is_limited(shortage, wanted):
+        return "limit"
+    if total is None or free is None or shortage.allocated is None:
+        return "demand" if total is not None and wanted > total else "unknown"
+    if wanted + shortage.allocated > total:
+        return "demand"
+    if free >= wanted and free > FULL * total:
+        return "unknown"
+    unallocated, other = shortage.reserved_unallocated or 0, shortage.other_bytes or 0
+    is_fragmented = _is_fragmented(unallocated, wanted, unallocated_share * total)
+    would_do = free + other >= wanted
+    if would_do and _is_skew(shortage, peers):
+        return "skew" if not is_fragmented or other > unallocated else "fragmented"
+    if would_do and other >= (named_share if shortage.others else unnamed_share) * total:
+        return "others" if not is_fragmented or other > unallocated else "fragmented"
+    return "fragmented" if is_fragmented else "demand"
+
+
+def _is_limited(shortage: OomMessage, wanted: int) -> bool:
+    if shortage.allowed is None:
+        return False
+    has_room = shortage.free is None or shortage.free >= wanted
+    # Segments are larger than what is wanted, and the limit is rounded to two places.
+    return has_room and (shortage.reserved or 0) + wanted > 0.98 * shortage.allowed
+
+
+def _is_fragmented(unallocated: int, wanted: int, large: float) -> bool:
+    return any(unallocated >= max(times * wanted, share * large) for times, share in ((1, 1.0), (2, 0.5), (8, 0.4)))
+
+
+def _is_skew(shortage: OomMessage, peers: Collection[int]) -> bool:
+    """Whether the others are ranks: known by their ids, or, as ids of a container are not the host's, contexts that are
+    alike on the device that a process uses which was told of none."""
+    known = set(peers)
+    if any(pid in known for pid, _ in shortage.others):
+        return True
+    sizes = [size for _, size in shortage.others if size >= LEAST_CONTEXT]
+    if shortage.device != 0 or len(sizes) < 2:
+        return False
+    typical = median(sizes)
+    return all(abs(size - typical) <= 0.1 * typical for size in sizes)

@@ -1,0 +1,214 @@
+"""What came first in logs, what only followed from it, and which errors a job outlived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from doctor.analysis.hang.exits import Nature, nature_of
+from doctor.core.facts import Event, Failure, LogEvidence
+from doctor.core.job import Job
+
+EXCEPTION = "python.exception"
+"""Kind of the event that stands for a traceback, or for its last line alone."""
+CRASH = "python.fatal"
+"""Kind of the event that stands for what the interpreter writes when native code crashes."""
+CERTAIN = 1.0
+"""Seconds apart from which stamps tell which of two events was first: clocks of hosts and whole seconds blur less."""
+OUTLIVED_LINES = 100
+"""Lines that follow an error which the process outlived, at least: one that dies of it leaves some to the launcher."""
+OUTLIVED_SECONDS = 60.0
+"""Seconds that a log goes on for behind an error which was outlived: ranks that die of one are ended sooner."""
+NEAR = 300
+"""Lines within which exceptions of one process are one chain."""
+
+LOST_PEERS = (
+    "torch.store.recv0",
+    "torch.store.op_failed",
+    "torch.store.reset",
+    "torch.nccl.dump_flag_store",
+    "torch.nccl.aborted",
+    "nccl.peer_closed",
+    "nccl.peer_closed.old",
+    "gloo.closed",
+    "gloo.reset",
+    "nccl.recv_fail",
+    "elastic.rdzv_node",
+    "gloo.app_timeout",
+)
+"""Messages of ranks that lost another one, or the store that it kept."""
+TIMED_OUT = (
+    "torch.nccl.watchdog_timeout",
+    "torch.nccl.desync.missing",
+    "torch.nccl.blocking_wait",
+    "torch.nccl2.timeout",
+    "torch.store.wait",
+    "torch.store.wait.old",
+    "torch.monitored_barrier",
+    "torch.monitored_barrier.rank0",
+    "gloo.timeout",
+)
+"""Messages of ranks whose collective or store ran out of time."""
+ENDS = (
+    "elastic.failed",
+    "elastic.child_line",
+    "elastic.entry",
+    "elastic.closing",
+    "elastic.sigexc",
+    "exit.killed",
+    "host.oom_kernel",
+    "launch.ended",
+    "launch.exit_code",
+    "launch.spawn_died",
+    "mpi.abort",
+    "mpi.peer_exit",
+    "pl.child",
+    "slurm.aborted",
+    "slurm.cancel",
+    "slurm.oom",
+    "slurm.task_exit",
+    "torch.nccl.takedown",
+    *TIMED_OUT,
+)
+"""Messages that tell that ranks ended, or soon will."""
+ROOTS = (
+    EXCEPTION,
+    CRASH,
+    "cuda.error",
+    "cuda.fork",
+    "cuda.oom.",
+    "dl.bus",
+    "dl.exitcode",
+    "dl.exited",
+    "dl.killed",
+    "elastic.entry",
+    "elastic.failed",
+    "exit.bus_error",
+    "exit.killed",
+    "gloo.size_mismatch",
+    "gpu.assertion",
+    "gpu.fault",
+    "gpu.lost",
+    "gpu.memory_error",
+    "gpu.nvlink_error",
+    "host.oom_kernel",
+    "host.segfault",
+    "host.xid",
+    "launch.ended",
+    "launch.spawn_died",
+    "mpi.peer_exit",
+    "nccl.cuda_fail",
+    "nccl.result",
+    "oom.device",
+    "oom.host",
+    "shm.full",
+    "slurm.cancel",
+    "slurm.oom",
+    "slurm.task_exit",
+    "torch.mismatch",
+    "torch.nccl.heartbeat",
+)
+"""Messages of trouble that need no other one before them."""
+_WRAPPERS = frozenset(
+    {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "WorkerCrashedError"}
+)
+"""Exceptions by which a launcher tells that a process of its own failed."""
+
+
+def earlier(job: Job, one: Event, other: Event) -> bool | None:
+    """Whether ``one`` happened before ``other``: by their stamps where these are far enough apart, else by their lines
+    in one file; ``None`` where neither tells. (Stamps are by one clock already, see
+    :class:`doctor.core.facts.LogEvidence`.)"""
+    if one.at is not None and other.at is not None and abs(one.at - other.at) > CERTAIN:
+        return one.at < other.at
+    if one.file == other.file and one.line != other.line:
+        return one.line < other.line
+    return None
+
+
+def first_trouble(job: Job) -> Event | None:
+    """The first message of trouble that is not known to be another one's consequence, and that the job did not outlive;
+    else the first of those that are; ``None`` in a healthy log."""
+    if job.evidence is None:
+        return None
+    aftermath = LaterEvents(job.evidence)
+    roots = (one for one in job.evidence.of(*ROOTS) if _is_root(aftermath, one))
+    return next(roots, next(iter(job.evidence.of(*TIMED_OUT, *LOST_PEERS)), None))
+
+
+def _is_root(aftermath: LaterEvents, event: Event) -> bool:
+    if event.kind in (EXCEPTION, CRASH):
+        return nature_of_exception(event) == "own" and not aftermath.outlived(event)
+    return "-15" not in (event.value("code"), event.value("exitcode"))
+
+
+def exceptions(evidence: LogEvidence) -> Iterator[Event]:
+    """Exceptions of ranks, without those by which a launcher only tells that there was one."""
+    return (one for one in evidence.of(EXCEPTION, CRASH) if _plain(one) not in _WRAPPERS and not _is_abort(one))
+
+
+def launcher_reports(evidence: LogEvidence) -> Iterator[Event]:
+    """Exceptions by which a launcher tells that a process of its own failed, and not why."""
+    return (one for one in evidence.of(EXCEPTION) if _plain(one) in _WRAPPERS)
+
+
+def nature_of_exception(event: Event) -> Nature:
+    """What an exception is a sign of, see :data:`doctor.analysis.hang.exits.Nature`."""
+    return nature_of(failure_of(event))
+
+
+def failure_of(event: Event) -> Failure:
+    """An exception in a log, as the failure of a rank."""
+    if event.kind == CRASH:
+        return Failure("Fatal Python error", event.value("what") or "", event.at, event.frames)
+    return Failure(event.value("type") or "exception", event.value("message") or "", event.at, event.frames)
+
+
+def _is_abort(event: Event) -> bool:
+    """Whether C code ended the process on purpose, and has said why: watchdogs do so after a time-out."""
+    return event.kind == CRASH and (event.value("what") or "").startswith("Aborted")
+
+
+def cause_in_chain(events: Sequence[Event]) -> Event:
+    """Of the exceptions of one process, in their order, the one that it ended by: the first of the last chain (``During
+    handling of the above exception …``) that is no consequence. Those of earlier chains were outlived."""
+    chain = [events[-1]]
+    for event in reversed(events[:-1]):
+        if event.file != chain[0].file or chain[0].line - event.line > NEAR:
+            break
+        chain.insert(0, event)
+    return next((event for event in chain if nature_of_exception(event) == "own"), chain[0])
+
+
+def _plain(event: Event) -> str:
+    return (event.value("type") or "").rpartition(".")[2]
+
+
+class LaterEvents:
+    """What is said behind an error: whether the process went on, or anybody ended."""
+
+    def __init__(self, evidence: LogEvidence) -> None:
+        self._files = {file.path: file for file in evidence.files}
+        self._last_end: dict[str, int] = {}
+        self._last_peace: dict[str, int] = {}
+        for event in evidence.of(*ENDS, "run.ended_well"):
+            last = self._last_peace if event.kind == "run.ended_well" else self._last_end
+            last[event.file] = max(event.line, last.get(event.file, 0))
+
+    def outlived(self, event: Event) -> bool:
+        """Whether the log goes on behind an error, and nothing in it tells that anybody ended: the error was printed
+        and handled."""
+        if self._last_end.get(event.file, 0) > event.line:
+            return False
+        if self._last_peace.get(event.file, 0) > event.line:
+            return True
+        file = self._files.get(event.file)
+        if file is None or file.lines - event.line < OUTLIVED_LINES:
+            return False
+        return event.at is None or file.last_at is None or file.last_at - event.at >= OUTLIVED_SECONDS
+
+    @property
+    def is_peaceful(self) -> bool:
+        """Whether the job says that it ended well, and no log says anything else behind it."""
+        return bool(self._last_peace) and all(
+            self._last_end.get(file, 0) < line for file, line in self._last_peace.items()
+        )

@@ -1,0 +1,266 @@
+"""How a run ended, as far as what it left shows: the evidence for or against calling it healthy.
+
+That no check found anything proves nothing about a log that no check understood. A run is healthy only if an orderly
+end was seen, or steps that still advance at this moment. Facts of hosts (captures, tables of nvidia-smi) have no end:
+checks alone judge them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+from doctor.analysis.logs.root_event import (
+    CRASH,
+    EXCEPTION,
+    LOST_PEERS,
+    ROOTS,
+    TIMED_OUT,
+    LaterEvents,
+    nature_of_exception,
+)
+from doctor.core.facts import Event, LogEvidence, ProgressFacts, RecorderFacts
+from doctor.core.job import Job
+from doctor.core.report_document import Kind, LastStep, QuotedLine, RunOutcome
+
+Place = tuple[str, int]
+"""File and line."""
+
+STEP, END, ERROR, NAN = "mark.step", "mark.end", "mark.error", "mark.nan"
+MOST_LINES = 10
+"""Lines that look like errors which are quoted."""
+MOST_STEPS = 8
+"""Processes whose last step is shown."""
+LIVE_SECONDS = 120.0
+"""Seconds since the last step within which a run counts as running, or the time that :data:`LIVE_STEPS` steps take."""
+LIVE_STEPS = 5
+_SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup")
+"""Messages of processes that were told to end."""
+_TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
+
+
+def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOutcome | None:
+    """How the run of ``job`` ended; ``None`` where only facts of hosts are left, which have no end.
+
+    Args:
+        job: what is left of one run.
+        quoted: places that findings quote, and so explain.
+        now: seconds since the epoch.
+    """
+    evidence = job.evidence if job.evidence is not None and job.evidence.files else None
+    records = _records(job)
+    if evidence is None and not records:
+        return _of_dumps(job)
+    evidence = evidence or LogEvidence()
+    errors = _unexplained(evidence, quoted)
+    kind, reason, proof = _judged(evidence, records, errors, now)
+    return RunOutcome(
+        kind,
+        reason,
+        lines=sum(file.lines for file in evidence.files),
+        recognized=sum(file.recognized for file in evidence.files),
+        evidence=tuple(map(_quoted, proof)),
+        last_steps=_last_steps(evidence, records),
+        unexplained=_shown(errors),
+        unexplained_lines=len(errors),
+        collect=tuple(_collect(job, kind)) if kind in ("interrupted", "unknown") else (),
+    )
+
+
+def _of_dumps(job: Job) -> RunOutcome | None:
+    """Dumps of a flight recorder show a moment of a run, and never its end."""
+    if not any(rank.find(RecorderFacts) is not None for rank in job.ranks):
+        return None
+    reason = "dumps of the flight recorder show one moment, and not how the run ended"
+    return RunOutcome("unknown", reason, collect=tuple(_collect(job, "unknown")))
+
+
+def _records(job: Job) -> dict[int, ProgressFacts]:
+    """Where ranks were by records of the callback. A log tells of failures alone, and leaves the stage empty."""
+    found = ((rank.number, rank.find(ProgressFacts)) for rank in job.ranks)
+    return {number: facts for number, facts in found if facts is not None and facts.stage}
+
+
+Judged = tuple[Kind, str, tuple[Event, ...]]
+
+
+def _judged(evidence: LogEvidence, records: dict[int, ProgressFacts], errors: list[Event], now: float) -> Judged:
+    if records:
+        by_records = _by_records(records, now)
+        if by_records[0] != "unknown" or not evidence.files:
+            return by_records
+    spoilt = [one for one in errors if one.kind == NAN]
+    ends = [one for one in _ends(evidence) if not _is_contradicted(one, errors, evidence)]
+    if ends and not spoilt:
+        return "ended", "an orderly end was seen", tuple(ends[-2:])
+    live = _live_step(evidence, now)
+    if live is not None and not any(_is_strong(one) for one in errors):
+        return "running", "steps still advance", (live,)
+    if interrupted := _interruptions(evidence):
+        return "interrupted", f"the run was interrupted: {interrupted[0].text}", tuple(interrupted[:2])
+    return "unknown", _why_unknown(evidence, errors), ()
+
+
+def _by_records(records: dict[int, ProgressFacts], now: float) -> Judged:
+    states = {rank: facts.state for rank, facts in records.items()}
+    if set(states.values()) == {"ended"}:
+        return "ended", "every record tells of an orderly end", ()
+    if set(states.values()) <= {"running", "ended"} and all(_is_live(one, now) for one in records.values()):
+        return "running", "steps still advance", ()
+    open_ones = sorted(rank for rank, state in states.items() if state != "ended")
+    first = open_ones[0]
+    return "unknown", f"the record of rank {first} does not show an orderly end (last state: {states[first]})", ()
+
+
+def _is_live(facts: ProgressFacts, now: float) -> bool:
+    if facts.state == "ended":
+        return True
+    return facts.at is not None and abs(now - facts.at) <= max(LIVE_SECONDS, facts.limit or 0.0)
+
+
+def _ends(evidence: LogEvidence) -> list[Event]:
+    """Signs of an orderly end, in order."""
+    marks = (one for one in evidence.marks if one.kind == END)
+    return sorted((*evidence.of("run.ended_well"), *marks), key=lambda one: (one.at or 0.0, one.line))
+
+
+def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence) -> bool:
+    """Whether an error came behind it: in the same file; or, in one without an end of its own, not surely before it."""
+    ended = {one.file for one in _ends(evidence)}
+    for error in errors:
+        if not _is_strong(error):
+            continue
+        if error.file == end.file:
+            if error.line > end.line:
+                return True
+        elif error.file not in ended and not _is_before(error, end):
+            return True
+    return False
+
+
+def _is_before(one: Event, other: Event) -> bool:
+    return one.at is not None and other.at is not None and one.at < other.at
+
+
+def _is_strong(error: Event) -> bool:
+    return error.kind != ERROR or error.value("strong") is not None
+
+
+def _live_step(evidence: LogEvidence, now: float) -> Event | None:
+    """The newest step, if it is about as old as a step takes: by its own time stamp, since copies have new dates."""
+    steps = [one for one in evidence.marks if one.kind == STEP and one.at is not None and one.count > 1]
+    newest = max(steps, key=lambda one: one.at or 0.0, default=None)
+    if newest is None or newest.at is None:
+        return None
+    pace = newest.at - float(newest.value("earlier_at") or newest.at)
+    # A stamp without a zone is read as UTC, and was written in the zone of its host, which most often is this one's.
+    ages = (abs(now - newest.at), abs(now - newest.at + time.localtime(now).tm_gmtoff))
+    return newest if pace > 0 and min(ages) <= max(LIVE_SECONDS, LIVE_STEPS * pace) else None
+
+
+def _interruptions(evidence: LogEvidence) -> list[Event]:
+    raised = [one for one in evidence.of(EXCEPTION, CRASH) if nature_of_exception(one) == "outside"]
+    return raised or list(evidence.of(*_SIGNALLED))
+
+
+def _why_unknown(evidence: LogEvidence, errors: list[Event]) -> str:
+    lines = sum(file.lines for file in evidence.files)
+    strong = [one for one in errors if _is_strong(one)]
+    if strong:
+        several = f"{len(strong)} lines look like errors" if len(strong) > 1 else "a line looks like an error"
+        return f"{several}, and no check explains {'them' if len(strong) > 1 else 'it'}"
+    steps = [one for one in evidence.marks if one.kind == STEP]
+    if steps:
+        last = max(steps, key=lambda one: (one.at or 0.0, one.line))
+        return f"the log stops at {step_in_words(last)}, without an error and without an orderly end"
+    if not any(file.recognized for file in evidence.files):
+        return f"no training output was recognized in {_counted(lines, 'line')}"
+    return f"no training step and no orderly end in {_counted(lines, 'line')}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+# Lines that nothing explains.
+
+
+def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
+    """Lines that look like errors, without those that findings quote and those of the same kind: a finding quotes a few
+    of many. In the order of the log."""
+    places = set(quoted)
+    kinds = {one.kind for one in evidence.events if (one.file, one.line) in places}
+    places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
+    aftermath = LaterEvents(evidence)
+    found: dict[Place, Event] = {}
+    for one in (*_trouble(evidence, aftermath), *evidence.marks):
+        if one.kind not in (STEP, END) and (one.file, one.line) not in places:
+            found.setdefault((one.file, one.line), one)
+    order = {file.path: number for number, file in enumerate(evidence.files)}
+    return sorted(found.values(), key=lambda one: (order.get(one.file, 0), one.line))
+
+
+def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
+    """Known messages of failures. An interruption is a matter of its own."""
+    for one in evidence.events:
+        if one.kind not in _TROUBLE and not one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith("."))):
+            continue
+        if one.kind in (EXCEPTION, CRASH) and (nature_of_exception(one) == "outside" or aftermath.outlived(one)):
+            continue
+        yield one
+
+
+def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:
+    """The first ones of each rank; where there are sure ones, only these."""
+    chosen = [one for one in errors if _is_strong(one)] or errors
+    seen: dict[object, int] = {}
+    turns: list[tuple[int, int]] = []
+    for number, one in enumerate(chosen):
+        who = one.rank if one.rank is not None else one.file
+        turns.append((seen.get(who, 0), number))
+        seen[who] = seen.get(who, 0) + 1
+    first = sorted(number for _, number in sorted(turns)[:MOST_LINES])
+    return tuple(_quoted(chosen[number]) for number in first)
+
+
+def _quoted(event: Event) -> QuotedLine:
+    return QuotedLine(event.file, event.line, event.text, event.rank, event.host)
+
+
+# The last steps.
+
+
+def step_in_words(step: Event) -> str:
+    """``epoch 0, batch 37/370``."""
+    words = [f"{name} {value}" for name in ("epoch", "batch", "step") if (value := step.value(name))]
+    return ", ".join(words) or "a step"
+
+
+def _last_steps(evidence: LogEvidence, records: dict[int, ProgressFacts]) -> tuple[LastStep, ...]:
+    steps: dict[object, LastStep] = {}
+    for one in sorted((one for one in evidence.marks if one.kind == STEP), key=lambda one: one.line):
+        who = one.rank if one.rank is not None else one.file
+        steps[who] = LastStep(step_in_words(one), one.file, one.line, one.rank, one.at)
+    for rank, facts in records.items():
+        places = (("epoch", facts.epoch), ("batch", facts.batch), ("step", facts.step))
+        words = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+        if words:
+            steps[rank] = LastStep(words, f"rank-{rank}.json", 1, rank, facts.at)
+    return tuple(steps.values())[:MOST_STEPS]
+
+
+# What to collect.
+
+
+def _collect(job: Job, kind: Kind) -> Iterator[str]:
+    """What would show more, with commands that exist."""
+    seen = {event.rank for event in job.evidence.events if event.rank is not None} if job.evidence else set()
+    if len(seen) < max(job.world_size, 2):
+        yield "The logs of all ranks to their end: `torchrun --tee 3 --log-dir logs …`, or `srun --label …`."
+    yield "How the processes ended: `sacct -j JOB --format=JobID,State,ExitCode`, or `dmesg -T | tail -n 50` on a host."
+    if kind == "unknown":
+        yield "While it hangs: `py-spy dump --pid PID` on each rank."
+        yield "For the next run: `export NCCL_DEBUG=INFO PYTHONFAULTHANDLER=1 TORCH_NCCL_DUMP_ON_TIMEOUT=1`."
+        # Since torch 2.9 the flight recorder has another variable; each release ignores the other one.
+        yield "Flight recorder: `export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000`."
+        yield "In the script: `Trainer(callbacks=[DoctorCallback()])` records every rank and reports a hang itself."

@@ -1,0 +1,1 @@
+"""Statistics over ranks: majorities, outliers, trends and deviations from a baseline."""

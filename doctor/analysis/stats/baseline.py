@@ -1,0 +1,117 @@
+"""What a job that worked had: the reference in place of the majority.
+
+A capture of it is given with ``--expect`` and hangs on the job as ``job.expected``. A check asks for the values that
+carry over from one job to another (releases, drivers, models, MTUs, settings); what belongs to one job alone (its
+size, addresses, ports, devices granted by a scheduler) must not be asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from doctor.core.facts import Section
+from doctor.core.job import Job
+
+S = TypeVar("S", bound=Section)
+K = TypeVar("K", bound=Hashable)
+
+SHOWN_VALUES = 4
+"""Values that one line can carry."""
+
+
+class BaselineValue(NamedTuple):
+    """A value that a job which worked had on all ranks; ``None``: it did not have the thing, or had not set it.
+    ``source``: such as ``capture of node0, 2026-11-20``."""
+
+    value: Any
+    source: str
+
+
+def baseline_value(job: Job, values: Callable[[Job], Iterable[Hashable]]) -> BaselineValue | None:
+    """The one value that ``values`` reads in the job that worked; ``None`` where there is no such job, where it tells
+    nothing, or where its own ranks disagree."""
+    return baseline_values(job, lambda worked: ((None, value) for value in values(worked))).get(None)
+
+
+def baseline_values(job: Job, pairs: Callable[[Job], Iterable[tuple[K, Hashable]]]) -> dict[K, BaselineValue]:
+    """:func:`baseline_value` for many names at once: ``pairs`` reads names with their values."""
+    known: dict[K, set[Hashable]] = {}
+    for name, value in pairs(job.expected) if job.expected else ():
+        known.setdefault(name, set()).add(value)
+    source = _source(job.expected) if job.expected and known else ""
+    return {name: BaselineValue(values.pop(), source) for name, values in known.items() if len(values) == 1}
+
+
+def expected_value(job: Job, section: type[S], key: Callable[[S], Hashable]) -> BaselineValue | None:
+    """The ``key`` of ``section`` in the job that worked. Ranks of it without the section tell nothing."""
+    return baseline_value(job, lambda worked: (key(facts) for facts, _ in worked.each(section)))
+
+
+def _source(worked: Job) -> str:
+    name, more = worked.hosts[0].name, len(worked.hosts) - 1
+    hosts = name + (f" and {more:,} other host{'s' if more > 1 else ''}" if more else "")
+    date = re.match(r"\d{4}-\d\d-\d\d(?=T)", worked.captured)
+    return f"capture of {hosts}" + (f", {date[0]}" if date else "")
+
+
+def stands_alone(job: Job, expected: Iterable[object]) -> bool:
+    """Whether one process is all there is and nothing is ``expected`` of it, so that there is nothing to compare."""
+    return len(job.ranks) == 1 and not job.ungathered and not job.absent and not any(expected)
+
+
+class BaselineDifference(NamedTuple):
+    """Something that is not as expected, in words: ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``."""
+
+    what: str
+    expected: str
+    found: str
+    source: str
+
+
+class BaselineDeviation(NamedTuple):
+    """What some ranks have unlike the job that worked, as a finding tells it. ``drifted``: all ranks of the job have
+    it so, and do not harm one another."""
+
+    rows: tuple[BaselineDifference, ...]
+    drifted: bool
+
+    @property
+    def summary(self) -> str:
+        """``torch, CUDA: expected 2.8.0, 12.8 (capture of node0, 2026-11-20), found 2.7.1, 12.6``."""
+        what, expected, found, _ = map(_listed, zip(*self.rows, strict=True))
+        return f"{what}: expected {expected} ({self.rows[0].source}), found {found}"
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        """``expected`` and ``found``, each by what is compared, and ``expected_from``."""
+        return {
+            "expected": {row.what: row.expected for row in self.rows},
+            "expected_from": self.rows[0].source,
+            "found": {row.what: row.found for row in self.rows},
+        }
+
+    @property
+    def effect(self) -> str:
+        """Why it matters where all ranks are alike; else empty: what the check says of ranks that differ."""
+        return _DRIFT_EFFECT if self.drifted else ""
+
+    @property
+    def fix(self) -> str:
+        """The way out where all ranks are alike; else empty, as ``effect``."""
+        return _DRIFT_FIX if self.drifted else ""
+
+
+_DRIFT_EFFECT = (
+    "The ranks agree with one another and not with the job that worked: what it proved is not proved for this one."
+)
+_DRIFT_FIX = (
+    "Go back to what is expected. Where the change is meant, and the job works with it, take a new capture: "
+    "`doctor capture -o expected.json`"
+)
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    more = len(words) - SHOWN_VALUES
+    return ", ".join(words[:SHOWN_VALUES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,251 @@
+"""Who differs from the others, or from what is expected, and what goes along with it.
+
+No naive vote: a thing that is not there is a value too, an even split is said to be one, and :func:`correlates` names
+what the odd ranks have in common. All of it is linear in the ranks of a job, however many groups there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from doctor.analysis.launch_origin import ranks_in_words
+from doctor.analysis.stats.baseline import BaselineDifference, BaselineValue
+from doctor.core.facts import DriverFacts, GpuFacts, HostFacts, MissingReason, Section, SlurmFacts, SoftwareFacts
+from doctor.core.job import Group, Host, Job, Rank
+
+S = TypeVar("S", bound=Section)
+
+SHOWN_GROUPS = 4
+"""Groups that :func:`describe` spells out."""
+
+NAMED_RANKS = 8
+"""Ranks of a split that :func:`describe` names; of more it says how many have each value."""
+
+SHOWN_NAMES = 4
+"""Host names, or ranges of them, that one line can carry."""
+
+
+class MajoritySplit(NamedTuple):
+    """Ranks by a value.
+
+    ``common``: the largest group, ``None`` where the largest ones are equally large. ``minorities``: every other
+    group, largest first; in an even split all groups. ``even``: two or more groups, none of them the largest.
+    ``expected``: what decides in place of their sizes; ``common`` is then the group that has it, ``None`` where no
+    rank does, and no split is even.
+    """
+
+    common: Group[Any] | None
+    minorities: tuple[Group[Any], ...]
+    even: bool
+    expected: BaselineValue | None = None
+
+    @property
+    def groups(self) -> tuple[Group[Any], ...]:
+        """All groups, largest first."""
+        return tuple(sorted(((self.common,) if self.common else ()) + self.minorities, key=_by_size))
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks of all minorities."""
+        return tuple(sorted(rank for group in self.minorities for rank in group.ranks))
+
+    @property
+    def drifted(self) -> bool:
+        """Whether all ranks agree with one another, and not with what is expected."""
+        return self.expected is not None and self.common is None and len(self.minorities) == 1
+
+    def unlike(self, what: str, word: Callable[[Any], str], *groups: Group[Any]) -> BaselineDifference:
+        """The value of ``groups`` (by default all minorities) against the expected one; ``word`` spells a value."""
+        value, source = self.expected or (None, "")
+        found = ", ".join(word(group.value) for group in (groups or self.minorities)[:SHOWN_GROUPS])
+        return BaselineDifference(what, word(value), found, source)
+
+
+def split(
+    job: Job, section: type[S], key: Callable[[S], Hashable], *, expected: BaselineValue | None = None
+) -> MajoritySplit:
+    """Ranks by ``key`` of their section.
+
+    A section that the machine does not have counts as the value ``None``. Ranks whose section could not be had
+    (hidden, failed, timed out, not measured) are in no group: nothing is known of them. ``expected``: the right value
+    (:func:`doctor.analysis.stats.baseline.expected_value`) where one is known; else the majority's is taken for it.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for facts, alike in job.facts(section):
+        groups.setdefault(key(facts), []).extend(alike.ranks)
+    if without := [rank.number for rank in job.ranks if _is_absent(rank, section)]:
+        groups.setdefault(None, []).extend(without)
+    return split_groups(groups, expected=expected)
+
+
+def split_groups(groups: Mapping[Hashable, Iterable[int]], *, expected: BaselineValue | None = None) -> MajoritySplit:
+    """:func:`split` for ranks that are already grouped by a value of theirs."""
+    ordered = sorted((Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()), key=_by_size)
+    if expected is not None:
+        common = next((group for group in ordered if group.value == expected.value), None)
+        return MajoritySplit(
+            common, tuple(group for group in ordered if group is not common), even=False, expected=expected
+        )
+    if len(ordered) > 1 and len(ordered[0].ranks) == len(ordered[1].ranks):
+        return MajoritySplit(None, tuple(ordered), even=True)
+    return MajoritySplit(ordered[0] if ordered else None, tuple(ordered[1:]), even=False)
+
+
+def _by_size(group: Group[Any]) -> tuple[int, int]:
+    return (-len(group.ranks), group.ranks[0])
+
+
+def _is_absent(rank: Rank, section: type[Section]) -> bool:
+    missing = rank.missing(section)
+    return missing is not None and missing.lack is MissingReason.ABSENT
+
+
+def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
+    """The groups in words: ``63 ranks: 2.27.3; 1 rank: 2.21.5``, or ``split evenly: …``, and by name where there are
+    few: ``rank 0: 20; rank 1: 21``; empty without ranks. Where a value is expected, that first: ``expected 2.21.5
+    (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that are meant, where the split is of
+    something else."""
+    groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
+    are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
+    parts = [
+        f"{ranks_in_words(group.ranks) if are_few else _count(len(group.ranks), 'rank')}: {_word(group.value)}"
+        for group in groups[:SHOWN_GROUPS]
+    ]
+    if len(groups) > SHOWN_GROUPS:
+        rest = groups[SHOWN_GROUPS:]
+        ranks = sum(len(group.ranks) for group in rest)
+        parts.append(f"{_count(ranks, 'rank')}: {_count(len(rest), 'other value')}")
+    even = not are_few and len(groups) > 1 and len(groups[0].ranks) == len(groups[1].ranks)
+    found = ("split evenly: " if even else "") + "; ".join(parts)
+    expected = split.expected
+    return f"expected {_word(expected.value)} ({expected.source}), found {found}" if expected else found
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _word(value: object) -> str:
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, tuple):
+        return " ".join(_word(part) for part in value if part is not None and part != "") or "none"
+    return str(value)
+
+
+def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
+    """What goes along with exactly these ranks and no others, the most telling first.
+
+    Such as ``all on node3``, ``hosts node4-node7``, ``local rank 0 of every host``, ``driver 550.54``, ``image X``,
+    ``partition Y``. Empty where nothing does, or where ``ranks`` are all there are.
+    """
+    table = _table_of(job)
+    members = [rank for number in dict.fromkeys(ranks) for rank in table.by_number.get(number, ())]
+    if not members or len(members) == len(job.ranks):
+        return ()
+    return tuple(_shared(table, members))
+
+
+def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
+    hosts = list({rank.host.index: rank.host for rank in members}.values())
+    if sum(table.on_host[host.index] for host in hosts) == len(members):
+        yield f"all on {hosts[0].name}" if len(hosts) == 1 else f"hosts {_host_names(hosts)}"
+    for trait, counts in table.counts.items():
+        values = {_TRAITS[trait](rank) for rank in members}
+        value = values.pop()
+        if not values and value is not None and counts[value] == len(members):
+            yield f"local rank {value} of every host" if trait == "local rank" else f"{trait} {value}"
+
+
+class _TraitTable:
+    """Of one job: its ranks by number, and how many ranks share each host and each trait."""
+
+    def __init__(self, job: Job) -> None:
+        self.by_number: dict[int, list[Rank]] = {}
+        self.on_host: dict[int, int] = {}
+        self.counts: dict[str, dict[Hashable, int]] = {trait: {} for trait in _TRAITS}
+        for rank in job.ranks:
+            self.by_number.setdefault(rank.number, []).append(rank)
+            self.on_host[rank.host.index] = self.on_host.get(rank.host.index, 0) + 1
+            for trait, counts in self.counts.items():
+                value = _TRAITS[trait](rank)
+                counts[value] = counts.get(value, 0) + 1
+        if len(self.on_host) == 1:
+            del self.counts["local rank"]
+
+
+_TABLES: WeakKeyDictionary[Job, _TraitTable] = WeakKeyDictionary()
+
+
+def _table_of(job: Job) -> _TraitTable:
+    """The table, built once a job, so that asking about every group of it stays linear."""
+    if job not in _TABLES:
+        _TABLES[job] = _TraitTable(job)
+    return _TABLES[job]
+
+
+def _driver(rank: Rank) -> str | None:
+    gpus = rank.find(GpuFacts)
+    if gpus is not None and gpus.driver_version:
+        return gpus.driver_version
+    drivers = rank.find(DriverFacts)
+    return drivers.kernel_driver if drivers else None
+
+
+def _gpu_model(rank: Rank) -> str | None:
+    gpus = rank.find(GpuFacts)
+    return gpus.gpus[0].name or None if gpus and gpus.gpus else None
+
+
+def _partition(rank: Rank) -> str | None:
+    slurm = rank.find(SlurmFacts)
+    return slurm.partition if slurm else None
+
+
+def _of_host(field: str) -> Callable[[Rank], Hashable]:
+    def read(rank: Rank) -> Hashable:
+        host = rank.find(HostFacts)
+        return getattr(host, field) if host else None
+
+    return read
+
+
+def _prefix(rank: Rank) -> str | None:
+    software = rank.find(SoftwareFacts)
+    return software.prefix if software else None
+
+
+_TRAITS: dict[str, Callable[[Rank], Hashable]] = {
+    "image": _of_host("image"),
+    "partition": _partition,
+    "driver": _driver,
+    "GPU": _gpu_model,
+    "Python environment": _prefix,
+    "container": _of_host("container"),
+    "distribution": _of_host("distribution"),
+    "kernel": _of_host("kernel"),
+    "local rank": lambda rank: rank.local_rank,
+}
+"""What may tell ranks apart, by its word in a report."""
+
+
+def _host_names(hosts: Sequence[Host]) -> str:
+    """Names with neighbouring numbers folded: ``node4-node7, gpu12``."""
+    ordered = sorted({host.name: _numbered(host.name) for host in hosts}.items(), key=lambda item: item[1])
+    runs = [
+        [name for _, (name, _) in run]
+        for _, run in groupby(enumerate(ordered), key=lambda item: (item[1][1][0], item[1][1][1] - item[0]))
+    ]
+    words = [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    more = len(words) - SHOWN_NAMES
+    return ", ".join(words[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """What neighbours have in common, and their number: the last digits of the first label. -1 without digits."""
+    match = re.fullmatch(r"([^.]*?)(\d+)([^.\d]*(?:\..*)?)", name)
+    return (f"{match[1]}#{match[3]}", int(match[2])) if match else (name, -1)

@@ -1,0 +1,76 @@
+"""Which of several peers stand out in a number: by the median of the others, and by how far these lie apart."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
+
+MANY = 16
+"""Peers among which one value more or less does not move the median of the deviations."""
+
+
+class Outlier(NamedTuple):
+    """A rank whose ``value`` is far from ``typical``, what its peers have at the median."""
+
+    rank: int
+    value: float
+    typical: float
+
+    @property
+    def excess(self) -> float:
+        """How much more than its peers, less than 0 for less."""
+        return self.value - self.typical
+
+
+class PeerValues:
+    """Values of peers, each to be compared with those of all others."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self._sorted = sorted(values)
+
+    def median(self, value: float) -> float:
+        """The median of all values but one ``value`` among them; the value itself where it has no peers."""
+        count = len(self._sorted) - 1
+        if count < 1:
+            return value
+        place = bisect_left(self._sorted, value)
+        low, high = ((count - 1) // 2, count // 2)
+        return (self._sorted[low + (low >= place)] + self._sorted[high + (high >= place)]) / 2
+
+    def spread(self, value: float) -> float:
+        """The median absolute deviation of all values but one ``value`` among them; 0 where it has no peers."""
+        if len(self._sorted) > MANY:
+            return self._spread_of_all
+        place = bisect_left(self._sorted, value)
+        rest = self._sorted[:place] + self._sorted[place + 1 :]
+        typical = self.median(value)
+        return median(abs(other - typical) for other in rest) if rest else 0.0
+
+    @cached_property
+    def _spread_of_all(self) -> float:
+        typical = median(self._sorted)
+        return median(abs(value - typical) for value in self._sorted)
+
+
+def outliers(
+    values: Mapping[int, float], *, share: float, least: float = 0.0, deviations: float = 4.0
+) -> tuple[Outlier, ...]:
+    """The ranks whose value is off the median of the others: by more than ``share`` of it, more than ``least``, and
+    more than ``deviations`` robust standard deviations of the others, all three; the farthest first.
+
+    Of two ranks only the larger one: which of them is odd can't be told, and it is the one that meets a limit first.
+    """
+    peers = PeerValues(values.values())
+    found = []
+    for rank, value in values.items():
+        typical = peers.median(value)
+        apart = abs(value - typical)
+        if apart > max(least, share * abs(typical)) and (len(values) > 2 or value > typical):
+            if apart > deviations * MAD_TO_SIGMA * peers.spread(value):
+                found.append(Outlier(rank, value, typical))
+    return tuple(sorted(found, key=lambda outlier: -abs(outlier.excess)))

@@ -1,0 +1,529 @@
+"""Which GPU a rank will use: the grammar of CUDA_VISIBLE_DEVICES, and the way from a local rank to a device.
+
+Sources: CUDA programming guide, "CUDA environment variables"; torch/cuda/__init__.py ``_parse_visible_devices`` and
+``_transform_uuid_to_ordinals``, which repeat the driver's rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from doctor.core.facts import (
+    EnvironmentFacts,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    HiddenField,
+    HostFacts,
+    LaunchFacts,
+    MigDevice,
+    NcclFacts,
+    ProcessFacts,
+    SlurmFacts,
+    SoftwareFacts,
+    TrainerFacts,
+    TrainingFacts,
+)
+from doctor.core.job import IdenticalRanks, Job, LocalRanks, Rank
+
+HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
+"""Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task
+without GPUs."""
+
+_LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+class VisibleList(NamedTuple):
+    """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver.
+
+    ``entries``: what counts, in order (index as digits, UUID or its beginning). ``is_set``: whether the variable is
+    set at all. ``fault``: what is wrong with it, as the end of a sentence that begins with the value; ``None`` for a
+    sound one, and for one that hides every GPU on purpose.
+    """
+
+    entries: tuple[str, ...] = ()
+    is_set: bool = True
+    fault: str | None = None
+
+    @property
+    def is_by_index(self) -> bool:
+        """Whether the entries are indices."""
+        return bool(self.entries) and self.entries[0].isdigit()
+
+
+def parse_visible_devices(text: str | None) -> VisibleList:
+    """The list in a value of CUDA_VISIBLE_DEVICES; ``None`` stands for a variable that is not set.
+
+    Either indices or UUIDs, not both; reading ends at the first entry that is neither, and a repeated entry leaves
+    nothing visible.
+    """
+    if text is None:
+        return VisibleList(is_set=False)
+    if text.strip().lower() in HIDE_ALL:
+        return VisibleList()
+    prefix = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), None)
+    return _read_uuids(text, prefix) if prefix else _read_indices(text)
+
+
+def _read_uuids(text: str, prefix: str) -> VisibleList:
+    taken: list[str] = []
+    words = text.split(",")
+    for position, word in enumerate(words):
+        if not word.startswith(prefix):
+            return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]))
+        if word in taken:
+            return VisibleList(fault=_repeats(word))
+        taken.append(word)
+    return VisibleList(tuple(taken))
+
+
+def _read_indices(text: str) -> VisibleList:
+    taken: list[str] = []
+    fault = None
+    words = [word.strip() for word in text.split(",")]
+    for position, word in enumerate(words):
+        number = _LEADING_NUMBER.match(word)
+        if number is None or int(number[0]) < 0:
+            return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]) or fault)
+        index = str(int(number[0]))
+        if index in taken:
+            return VisibleList(fault=_repeats(index))
+        if number[0] != word:
+            fault = fault or f"holds {word!r}, of which CUDA reads {index} alone"
+        taken.append(index)
+    return VisibleList(tuple(taken), fault=fault)
+
+
+def _cut(word: str, rest: list[str]) -> str | None:
+    """What an entry that ends the list costs; nothing where it is an empty or negative one with nothing behind it."""
+    lost = [name for name in rest if name.strip()]
+    if not lost and (not word.strip() or word.strip() == "-1"):
+        return None
+    behind = f"; {', '.join(lost)} behind it {'is' if len(lost) == 1 else 'are'} ignored" if lost else ""
+    return f"is cut short at {word!r}, which is no device{behind}"
+
+
+def _repeats(word: str) -> str:
+    return f"repeats device {word}: CUDA then shows no device at all"
+
+
+class VisibleDevice(NamedTuple):
+    """What a process sees as one CUDA device: a GPU, or a MIG slice of it."""
+
+    gpu: Gpu
+    slice: MigDevice | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of the slice, else of the GPU."""
+        return self.slice.uuid if self.slice else self.gpu.uuid
+
+    @property
+    def label(self) -> str:
+        """How people call it: ``GPU 3``, or ``MIG slice 0 of GPU 3``."""
+        return f"MIG slice {self.slice.index} of GPU {self.gpu.index}" if self.slice else f"GPU {self.gpu.index}"
+
+
+class VisibleDevices(NamedTuple):
+    """What a process with some environment sees of its host's GPUs.
+
+    ``devices``: in CUDA's order, ``None`` where that can't be known, for the reason ``why``. ``size``: how many
+    devices, ``None`` where even that can't be known. ``error``: what is wrong with CUDA_VISIBLE_DEVICES.
+    """
+
+    devices: tuple[VisibleDevice, ...] | None
+    size: int | None
+    error: str | None = None
+    why: str = ""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...] | None:
+        """The GPUs behind the devices, in their order."""
+        return None if self.devices is None else tuple(device.gpu for device in self.devices)
+
+
+def visible_gpus(environment: EnvironmentFacts | None, gpus: GpuFacts) -> VisibleDevices:
+    """What CUDA shows a process with this ``environment`` of its host's ``gpus``."""
+    get = environment.get if environment else lambda _: None
+    listed = parse_visible_devices(get("CUDA_VISIBLE_DEVICES"))
+    if listed.entries and not listed.is_by_index:
+        return _by_uuid(listed, gpus)
+    chosen, fault = _by_index(listed, gpus)
+    return _in_order(chosen, fault or listed.fault, gpus, get("CUDA_DEVICE_ORDER"))
+
+
+def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | None]:
+    if not listed.is_set:
+        return list(gpus.gpus), None
+    there = len(gpus.gpus)
+    for position, entry in enumerate(listed.entries):
+        if int(entry) >= there:
+            kept = [gpus.gpus[int(index)] for index in listed.entries[:position]]
+            return kept, f"names device {entry}, and this host shows {_counted(there)}"
+    return [gpus.gpus[int(index)] for index in listed.entries], None
+
+
+def _counted(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:
+    """Devices by index. CUDA's default order puts the fastest first, NVML's is that of the PCI bus: they agree for
+    certain only where all GPUs are of one model."""
+    if any(gpu.mig for gpu in chosen):
+        return _slices(chosen, error)
+    if len({gpu.name for gpu in gpus.gpus if gpu.name}) > 1 and (order or "").strip() != "PCI_BUS_ID":
+        why = "the GPUs are of different models and CUDA_DEVICE_ORDER is not PCI_BUS_ID"
+        return VisibleDevices(None, len(chosen), error, why)
+    return VisibleDevices(tuple(VisibleDevice(gpu) for gpu in chosen), len(chosen), error)
+
+
+def _slices(chosen: list[Gpu], error: str | None) -> VisibleDevices:
+    """CUDA shows a process one MIG slice alone, the first one (MIG user guide, "CUDA device enumeration")."""
+    if not all(gpu.mig for gpu in chosen):
+        return VisibleDevices(None, None, error, "MIG is enabled on some of the GPUs and not on others")
+    first = next(((gpu, gpu.mig_devices[0]) for gpu in chosen if gpu.mig_devices), None)
+    if first is None:
+        return VisibleDevices(None, None, error, "MIG is enabled and no MIG slice can be seen")
+    return VisibleDevices((VisibleDevice(*first),), 1, error)
+
+
+def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> VisibleDevices:
+    found: list[VisibleDevice] = []
+    for entry in listed.entries:
+        matches = list(_named(entry, gpus))
+        if len(matches) != 1:
+            if not matches and any(gpu.lost or not gpu.uuid for gpu in gpus.gpus):
+                return VisibleDevices(None, None, listed.fault, "the UUID of a GPU could not be read")
+            kind = "fits several devices" if matches else "is not on this host"
+            return VisibleDevices(tuple(found), len(found), f"names {entry}, which {kind}")
+        if matches[0] in found:
+            return VisibleDevices((), 0, _repeats(entry))
+        found.append(matches[0])
+    taken = found[:1] if found and found[0].slice else found
+    return VisibleDevices(tuple(taken), len(taken), listed.fault)
+
+
+def _named(entry: str, gpus: GpuFacts) -> Iterator[VisibleDevice]:
+    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is the form before
+    driver 470."""
+    for gpu in gpus.gpus:
+        if entry.startswith("GPU-"):
+            if gpu.uuid.startswith(entry):
+                yield VisibleDevice(gpu)
+        elif entry.startswith("MIG-GPU-"):
+            if gpu.uuid and entry[4:].partition("/")[0] == gpu.uuid:
+                yield VisibleDevice(gpu, MigDevice(uuid=entry, index=-1))
+        else:
+            yield from (VisibleDevice(gpu, slice_) for slice_ in gpu.mig_devices if slice_.uuid.startswith(entry))
+
+
+Process = Rank | IdenticalRanks
+"""A rank, or ranks that are alike in what is asked."""
+
+
+def backend_asked(process: Process) -> str | None:
+    """The backend of torch.distributed in use, else the one that settings outside the script ask for, lower case;
+    ``None`` where neither is known.
+
+    PL_TORCH_DISTRIBUTED_BACKEND is read by Lightning 1 alone; 2.0 removed it (its changelog, "Removed")."""
+    for told in (process.find(TrainingFacts), process.find(TrainerFacts)):
+        if told and told.backend and told.backend.strip():
+            return told.backend.strip().lower()
+    environment, software = process.find(EnvironmentFacts), process.find(SoftwareFacts)
+    value = environment.get("PL_TORCH_DISTRIBUTED_BACKEND") if environment else None
+    lightning = software and (software.version("pytorch-lightning") or software.version("lightning"))
+    if not value or not value.strip() or (lightning and not lightning.startswith("1.")):
+        return None
+    return value.strip().lower()
+
+
+def processor_asked(process: Process) -> str | None:
+    """The setting by which these ranks will compute on the CPU although the host has GPUs; ``None`` without one. A run
+    that has chosen its device is asked first."""
+    training = process.find(TrainingFacts)
+    if training and training.device:
+        return None if training.device.startswith("cuda") else f"the run computes on {training.device}"
+    trainer = process.find(TrainerFacts)
+    if trainer and (trainer.accelerator or "").lower() == "cpu":
+        return "the accelerator asked for is cpu"
+    environment = process.find(EnvironmentFacts)
+    text = environment.get("CUDA_VISIBLE_DEVICES") if environment else None
+    if text is not None and text.strip().lower() in HIDE_ALL:
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    if environment and (environment.get("ACCELERATE_USE_CPU") or "").lower() in ("1", "true", "yes"):
+        return "ACCELERATE_USE_CPU asks for the CPU"
+    return None
+
+
+def on_processor(process: Process) -> str | None:
+    """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
+    software = process.find(SoftwareFacts)
+    if software and software.torch and not software.torch.cuda and not software.torch.hip:
+        return "this torch is built without CUDA"
+    return processor_asked(process)
+
+
+def uses_nccl(process: Process) -> bool:
+    """Whether these ranks will talk by NCCL: they use GPUs, and no other backend is asked for."""
+    backend = backend_asked(process)
+    return on_processor(process) is None and (backend is None or "nccl" in backend)
+
+
+def asks_to_share(process: Process) -> bool:
+    """Whether settings say that several ranks shall use one GPU: through MPS, or by NCCL's own switch for it."""
+    nccl, environment = process.find(NcclFacts), process.find(EnvironmentFacts)
+    by_nccl = nccl is not None and nccl.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return by_nccl or (environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY")))
+
+
+def bound_per_task(process: Process) -> bool:
+    """Whether SLURM gives each task GPUs of its own. Each task may then see them as device 0 behind a device cgroup,
+    so equal lists do not mean equal GPUs."""
+    launch, slurm = process.find(LaunchFacts), process.find(SlurmFacts)
+    if launch and (done := _binding_done(launch)) is not None:
+        return done
+    if slurm and (slurm.gpus_per_task or (slurm.gpu_binding or "none").lower() not in ("none", "")):
+        return True
+    return launch is not None and states_binding(launch)
+
+
+def states_binding(launch: LaunchFacts) -> bool:
+    """Whether the variables of a task alone say that SLURM gives each task GPUs of its own."""
+    if (done := _binding_done(launch)) is not None:
+        return done
+    stated = {name: (launch.get(name) or "none").lower() for name in _BINDING}
+    return any(
+        not value.endswith("none") and (name not in _OF_ANY_RESOURCE or "gpu" in value)
+        for name, value in stated.items()
+    )
+
+
+def _binding_done(launch: LaunchFacts) -> bool | None:
+    """What slurmd tells the task of what it did, whatever was asked of sbatch: ``gpu:per_task:1``, ``gpu:none``."""
+    done = (launch.get("SLURMD_TRES_BIND") or "").lower()
+    return not done.endswith("none") if "gpu" in done else None
+
+
+_OF_ANY_RESOURCE = ("SLURM_TRES_BIND", "SLURM_TRES_PER_TASK")
+_BINDING = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", *_OF_ANY_RESOURCE)
+"""What srun exports of its options of the same names (srun(1), "Output environment variables")."""
+
+
+def has_own_gpus(rank: Rank) -> bool:
+    """Whether SLURM gives this rank GPUs of its own: it is a task that is bound to them. Ranks that torchrun starts
+    inside a task share the task's."""
+    launch = rank.find(LaunchFacts)
+    return bound_per_task(rank) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
+
+
+def local_rank_of(rank: Rank) -> int | None:
+    """The local rank; 0 for a lone process, ``None`` where the launcher does not tell."""
+    launch = rank.find(LaunchFacts)
+    if launch is None:
+        return None
+    if launch.local_rank is not None:
+        return launch.local_rank
+    return None if launch.running_together else 0
+
+
+def device_of(rank: Rank) -> VisibleDevice | None:
+    """The device that a rank uses, as its run says; before that the one that it will use: the visible ones addressed by
+    its local rank, or the only visible one.
+
+    ``None``: it will use none, or which one can't be known."""
+    gpus = rank.find(GpuFacts)
+    if gpus is None or on_processor(rank):
+        return None
+    return _chosen(rank, gpus, visible_gpus(rank.find(EnvironmentFacts), gpus).devices)
+
+
+def _chosen(rank: Rank, gpus: GpuFacts, devices: tuple[VisibleDevice, ...] | None) -> VisibleDevice | None:
+    """The device that the run says it uses, else the one of the visible ``devices`` that the local rank addresses."""
+    training = rank.find(TrainingFacts)
+    if training is None or training.device is None:
+        return _addressed(devices, local_rank_of(rank))
+    return _identified(training.device_id or "", gpus) or _addressed(devices, ordinal_of(training.device))
+
+
+def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
+    """The device of that UUID or bus id; a bus id does not tell the slices of a GPU apart."""
+    for gpu in gpus.gpus if name else ():
+        for device in (VisibleDevice(gpu), *(VisibleDevice(gpu, one) for one in gpu.mig_devices)):
+            if _bare(name) == _bare(device.uuid):
+                return device
+        if gpu.bus_id and bus_key(name) == bus_key(gpu.bus_id) and not gpu.mig:
+            return VisibleDevice(gpu)
+    return None
+
+
+def _bare(uuid: str) -> str:
+    """A UUID without the prefix of NVML, which torch leaves out."""
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def ordinal_of(device: str) -> int | None:
+    """The number in torch's name of a device: 1 for ``cuda:1``, 0 for ``cuda``; ``None`` for what is no GPU."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return None
+    return int(number) if number.isdigit() else 0
+
+
+def _addressed(devices: tuple[VisibleDevice, ...] | None, local_rank: int | None) -> VisibleDevice | None:
+    if not devices:
+        return None
+    if len(devices) == 1:
+        return devices[0]
+    return devices[local_rank] if local_rank is not None and 0 <= local_rank < len(devices) else None
+
+
+def gpu_of(rank: Rank) -> Gpu | None:
+    """The GPU that a rank will use (see :func:`device_of`)."""
+    device = device_of(rank)
+    return device.gpu if device else None
+
+
+class GpuSharers(NamedTuple):
+    """A GPU of a host and the ranks that will use it; nobody where another job has it, or nobody."""
+
+    gpu: Gpu
+    ranks: tuple[int, ...]
+
+
+def shares(local: LocalRanks) -> list[GpuSharers]:
+    """Every GPU that the drivers of these hosts show, with the ranks that will use it, whatever they compute on.
+
+    A lone process may start others by itself, and one whose device can't be known may use any: each of them counts
+    for all GPUs that it sees. A GPU that several containers of a machine show is one.
+    """
+    found: dict[str, Gpu] = {}
+    users: dict[str, list[int]] = {}
+    for rank in local.members:
+        facts = rank.find(GpuFacts)
+        for gpu in facts.gpus if facts else ():
+            found.setdefault(_identity(rank, gpu), gpu)
+        for gpu in _may_use(rank, facts) if facts else ():
+            users.setdefault(_identity(rank, gpu), []).append(rank.number)
+    return [GpuSharers(gpu, tuple(users.get(identity, ()))) for identity, gpu in found.items()]
+
+
+def _identity(rank: Rank, gpu: Gpu) -> str:
+    return gpu.uuid or f"{rank.host.index}/{gpu.index}"
+
+
+def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
+    visible = visible_gpus(rank.find(EnvironmentFacts), facts)
+    launch = rank.find(LaunchFacts)
+    if visible.size == 0:
+        return ()
+    if (launch and launch.running_together) or rank.find(TrainingFacts):
+        device = _chosen(rank, facts, visible.devices)
+        if device:
+            return (device.gpu,)
+    return facts.gpus if visible.gpus is None else visible.gpus
+
+
+def bus_key(bus_id: str | None) -> str:
+    """A PCI address for comparisons: ``00000000:3B:00.0``, ``0000:3b:00.0`` and ``0000:3b:00`` are one device."""
+    domain, _, rest = (bus_id or "").strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+
+
+INITIAL_PID_NAMESPACE = 4026531836
+"""Inode of the host's own PID namespace, PROC_PID_INIT_INO in Linux include/linux/proc_ns.h."""
+
+_PRIVATE_NAMESPACES = 4026531837
+"""Namespaces made later have inodes from here on (proc_ns.h, PROC_DYNAMIC_FIRST and above)."""
+
+
+def process_ids(local: LocalRanks) -> dict[int, int]:
+    """Process id -> rank, as the ranks see their own ids."""
+    found = ((rank.find(ProcessFacts), rank.number) for rank in local.members)
+    return {process.pid: number for process, number in found if process}
+
+
+def sees_host_processes(local: LocalRanks) -> bool:
+    """Whether process ids of these ranks are those of the host, as NVML's are; in most containers they are not."""
+    process = local.members[0].find(ProcessFacts) if local.members else None
+    digits = "".join(filter(str.isdigit, (process.namespace("pid") or "") if process else ""))
+    number = int(digits or 0)
+    if number == INITIAL_PID_NAMESPACE or number >= _PRIVATE_NAMESPACES:
+        return number == INITIAL_PID_NAMESPACE
+    host = local.find(HostFacts)
+    return host is not None and host.container is None
+
+
+def is_foreign(process: GpuProcess, own: Mapping[int, int], host_ids: bool) -> bool | None:
+    """Whether a process on a GPU is none of the job's ranks (``own``: their ids); ``None`` where that can't be told,
+    because the ranks live in a PID namespace of their own and see other ids than NVML (``host_ids`` is false)."""
+    if not host_ids and process.name is None:
+        return None
+    return process.pid not in own
+
+
+_DATA_CENTRE = re.compile(r"\b(?:Tesla|T4|G?[ABHLPV]\d{1,3}[A-Z]?)\b")
+_DESKTOP = re.compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECASE)
+
+
+def is_data_centre(gpu: Gpu) -> bool:
+    """Whether the model is one for servers (A100, H100, L40S, GB200, Tesla T4 …), by its name."""
+    return bool(_DATA_CENTRE.search(gpu.name)) and not _DESKTOP.search(gpu.name)
+
+
+def mebibytes(size: int | None) -> str:
+    """Bytes as people read them from nvidia-smi: ``512 MiB``, ``76.2 GiB``, or ``an unknown size``."""
+    if size is None:
+        return "an unknown size"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
+
+
+GpuSharersByHost = tuple[tuple[LocalRanks, tuple[GpuSharers, ...]], ...]
+"""Hosts or machines, each with its GPUs."""
+
+_BY_HOST: WeakKeyDictionary[Job, GpuSharersByHost] = WeakKeyDictionary()
+_BY_MACHINE: WeakKeyDictionary[Job, GpuSharersByHost] = WeakKeyDictionary()
+_DEVICES: WeakKeyDictionary[Job, Mapping[Rank, VisibleDevice | None]] = WeakKeyDictionary()
+
+
+def shares_by_host(job: Job) -> GpuSharersByHost:
+    """:func:`shares` of every host, worked out once a job."""
+    if job not in _BY_HOST:
+        _BY_HOST[job] = tuple((local, tuple(shares(local))) for local in job.by_host())
+    return _BY_HOST[job]
+
+
+def shares_by_machine(job: Job) -> GpuSharersByHost:
+    """:func:`shares` of every machine, worked out once a job: containers of one machine show the same GPUs."""
+    if job not in _BY_MACHINE:
+        alone = len({host.machine for host in job.hosts}) == len(job.hosts)
+        found = shares_by_host(job) if alone else tuple((local, tuple(shares(local))) for local in job.by_machine())
+        _BY_MACHINE[job] = found
+    return _BY_MACHINE[job]
+
+
+def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
+    """:func:`device_of` of every rank, worked out once a job. Of a rank that only a log tells of nobody knows which GPU
+    it took, though a table of its host may show all of them."""
+    if job not in _DEVICES:
+        found: dict[Rank, VisibleDevice | None] = {}
+        for _, alike in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
+            gpus = alike.find(GpuFacts)
+            seen = any(alike.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
+            used = gpus is not None and seen and on_processor(alike) is None
+            devices = visible_gpus(alike.find(EnvironmentFacts), gpus).devices if gpus and used else None
+            if gpus and used:
+                found.update((rank, _chosen(rank, gpus, devices)) for rank in alike.members)
+        _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
+    return _DEVICES[job]
+
+
+def hidden_of_gpus(local: LocalRanks, *fields: str) -> HiddenField | None:
+    """The first note that NVML refused one of these ``fields`` of a host's GPUs. A field that is ``None`` without a
+    note is one that the card or driver does not have."""
+    facts = local.find(GpuFacts)
+    notes = (facts.why_hidden(f"gpus.{field}") for field in fields) if facts else ()
+    return next((note for note in notes if note), None)

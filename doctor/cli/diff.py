@@ -1,0 +1,54 @@
+"""Two things that ``doctor diff`` was given, compared as what they are: captures and records, or reports."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from doctor.core.capture import FILE_LIMIT, merge_captures
+from doctor.core.diff.captures import Difference, compare
+from doctor.core.diff.reports import compare_reports
+from doctor.core.errors import UnusableError
+from doctor.core.masking import mask_record
+from doctor.core.report_document import SCHEMA, Report
+from doctor.postmortem.inputs import kind_of, read_inputs
+
+
+def difference(before: Path, after: Path) -> list[Difference]:
+    """What changed, the likeliest causes of trouble first.
+
+    Raises:
+        UnusableError: one of them can't be read, or they are of different kinds.
+    """
+    kinds = [_is_report(path) for path in (before, after)]
+    if all(kinds):
+        return compare_reports(read_report(before), read_report(after))
+    if any(kinds):
+        report, other = (before, after) if kinds[0] else (after, before)
+        raise UnusableError(f"{report} is a report and {other} is not: only like can be compared")
+    return compare(*(merge_captures(read_inputs([path]).captures) for path in (before, after)))
+
+
+def _is_report(path: Path) -> bool:
+    return os.path.isfile(path) and kind_of(path) == "report"  # noqa: PTH113 - Path.is_file raises where a parent is shut
+
+
+def read_report(path: Path) -> Report:
+    """The report in a file.
+
+    Raises:
+        UnusableError: it can't be read, is of another schema, or is malformed.
+    """
+    try:
+        if path.stat().st_size > FILE_LIMIT:
+            raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
+        report = mask_record(msgspec.json.decode(path.read_bytes(), type=Report))
+    except OSError as error:
+        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise UnusableError(f"{path} is no report that can be read: {error}") from None
+    if report.schema != SCHEMA:
+        raise UnusableError(f"{path} has schema {report.schema}; this release reads schema {SCHEMA}")
+    return report

@@ -1,0 +1,224 @@
+"""``doctor estimate``: options into a plan, traces into an answer, the answer onto paper."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from doctor.cli.options import (
+    PATH,
+    fail_on_option,
+    format_option,
+    ignore_option,
+    output_option,
+    quiet_option,
+    redact_option,
+    select_option,
+    settings_options,
+    verbose_option,
+)
+from doctor.cli.output import print_notice, write
+from doctor.cli.settings_overrides import here, print_notes, settings_of
+from doctor.core.errors import UnusableError
+
+if TYPE_CHECKING:
+    from doctor.core.job import Job
+    from doctor.core.report_document import FailOn, Report
+    from doctor.estimate.data_model import Estimate, MeasuredThroughput, TrainingPlan
+    from doctor.estimate.device_budget import DeviceBudget
+
+STRATEGIES = ("none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3")
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+COUNT = click.IntRange(1, 1 << 20)
+SECONDS = 90.0
+"""Time for all traces, and again for ``--measure``, unless another is asked for."""
+
+BEGINNING = 0.8
+"""Share of that time in which a further trace is begun; the rest is for the last one to end."""
+
+FACTORY = re.compile(r"[^:]+:\w+")
+
+
+@click.command("estimate")
+@click.argument("factory", metavar="MODULE:FACTORY")
+@click.option("--devices", type=COUNT, metavar="N", help="Devices of a node (default: as the Trainer says, else 1).")
+@click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: as the Trainer says, else 1).")
+@click.option("--strategy", type=click.Choice(STRATEGIES), help="How ranks train together (several: ddp).")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Of weights and of the computation (32-true).")
+@click.option("--optimizer", metavar="NAME", help="A class of torch.optim (default: the factory's, else AdamW).")
+@click.option("--batch-size", type=COUNT, metavar="N", help="Samples of one rank and micro-batch (the factory's).")
+@click.option("--accumulate", type=COUNT, metavar="N", help="Micro-batches of one optimizer step.")
+@click.option(
+    "--checkpointing", is_flag=True, default=None, help="Run each block that repeats again in the backward pass."
+)
+@click.option("--device-memory", metavar="SIZE", help="Of one device, such as 80GiB.")
+@click.option("--device", metavar="NAME", help='A device by name, such as "H100 80GB".')
+@click.option(
+    "--like", type=PATH, metavar="CAPTURE", help="Devices and hosts as a capture shows them, with what is free."
+)
+@click.option("--host-memory", metavar="SIZE", help="Of one node, such as 512GiB.")
+@click.option("--ranks-per-device", type=COUNT, metavar="N", help="Ranks that share a device.")
+@click.option("--measure", is_flag=True, help="Train a few steps here: are several ranks on one device worth it?")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 3600),
+    default=SECONDS,
+    help=f"Seconds for all traces, and again for --measure (default: {SECONDS:g}).",
+)
+@format_option("text", "json", "markdown", "junit", "github")
+@output_option
+@select_option
+@ignore_option
+@fail_on_option
+@settings_options
+@redact_option
+@quiet_option
+@verbose_option
+def command(
+    factory: str,
+    device_memory: str | None,
+    device: str | None,
+    like: Path | None,
+    host_memory: str | None,
+    measure: bool,
+    timeout: float,
+    form: str,
+    output: Path | None,
+    select: str,
+    ignore: str,
+    fail_on: FailOn | None,
+    redact: bool,
+    quiet: bool,
+    verbose: bool,
+    **typed: Any,
+) -> None:
+    """Tell the peak memory of a rank before the run, whether it fits, the largest batch that does, and what would help.
+
+    MODULE may be a file: train.py:make. The factory returns a module (or a LightningModule) and a batch, or a Trainer
+    with them. It is called in a child process on tensors without data: no GPU is needed, no weights are allocated.
+    """
+    import msgspec
+
+    from doctor.estimate.evaluation import report_of
+    from doctor.session import load_checks
+
+    started = time.time()
+    _require_factory(factory)
+    settings = settings_of(select, ignore, fail_on, (), None)
+    print_notes(settings)
+    offer = _offer(device_memory, device, host_memory, like, typed["devices"], redact=redact)
+    catalog = load_checks(settings)
+    estimate = _estimate(factory, typed, offer, timeout)
+    if measure:
+        estimate = msgspec.structs.replace(estimate, measured=_measured(factory, estimate.plan, timeout))
+    report = report_of(estimate, offer, catalog, settings, started=started)
+    write(_text(report, estimate, form, output, quiet=quiet, verbose=verbose), output)
+    raise SystemExit(report.exit_code)
+
+
+def _require_factory(factory: str) -> None:
+    if not FACTORY.fullmatch(factory):
+        raise click.BadParameter("it is written as train:make or train.py:make", param_hint="MODULE:FACTORY")
+
+
+def _offer(
+    memory: str | None,
+    device: str | None,
+    host_memory: str | None,
+    like: Path | None,
+    devices: int | None,
+    *,
+    redact: bool,
+) -> DeviceBudget:
+    from doctor.estimate.device_budget import device_budget_of, with_host_memory
+
+    job = _captured(like, redact=redact) if like is not None else None
+    offer = device_budget_of(memory, device, job, devices=devices or 1)
+    return with_host_memory(offer, host_memory) if host_memory else offer
+
+
+def _captured(path: Path, *, redact: bool) -> Job:
+    """The job of a capture, with stand-ins for its names where they are asked for."""
+    from doctor.core.capture import from_document, read_capture, to_document
+    from doctor.core.redact.placeholders import redact as redacted
+
+    job = read_capture(path).job()
+    return from_document(redacted(to_document(job))) if redact else job
+
+
+def _estimate(factory: str, typed: dict[str, Any], offer: DeviceBudget, seconds: float) -> Estimate:
+    from doctor.estimate.estimator import estimate_of
+    from doctor.estimate.memory.non_torch import workspace
+    from doctor.estimate.plan_options import plan_of
+    from doctor.estimate.tracer_client import TracerClient
+
+    tell, done = _progress()
+    tell(f"loading {factory}")
+    last = time.monotonic() + seconds * BEGINNING
+    try:
+        size = workspace(offer.capability)
+        with TracerClient(factory, directory=here(), seconds=seconds, workspace=size) as tracer:
+            plan = plan_of(typed, tracer.loading.asked)
+            left = last - time.monotonic()
+            return estimate_of(tracer.run, tracer.loading, plan, offer, seconds=left, tell=tell)
+    finally:
+        done()
+
+
+def _measured(factory: str, plan: TrainingPlan, seconds: float) -> tuple[MeasuredThroughput, ...]:
+    from doctor.estimate.measure.throughput import measure
+
+    say, done = _progress()
+    try:
+        say("measuring")
+        return measure(factory, plan, directory=here(), seconds=seconds)
+    except UnusableError as error:
+        print_notice(str(error))
+        return ()
+    finally:
+        done()
+
+
+def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Two functions for somebody who waits at a terminal: what is being done, and that it is over."""
+    if not sys.stderr.isatty():
+        return lambda _: None, lambda: None
+
+    def line(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
+
+    return lambda words: line(f"doctor: {words} …"[:78]), lambda: line("")
+
+
+def _text(
+    report: Report,
+    estimate: Estimate,
+    form: str,
+    output: Path | None,
+    *,
+    quiet: bool,
+    verbose: bool,
+) -> str:
+    if form == "text":
+        from doctor.report.estimate.terminal import draw_estimate
+        from doctor.report.terminal import make_console
+
+        console = make_console(sys.stdout if output is None else io.StringIO())
+        return draw_estimate(report, estimate, console, quiet=quiet, verbose=verbose)
+    if form == "markdown":
+        from doctor.report.estimate.markdown import render_estimate_markdown
+
+        return render_estimate_markdown(report, estimate)
+    from doctor.report import MACHINE_FORMATS
+    from doctor.report.estimate.wording import github_notice
+
+    text = (github_notice(estimate) if form == "github" else "") + MACHINE_FORMATS[form](report)
+    return text if text.endswith("\n") else text + "\n"

@@ -1,0 +1,1 @@
+"""How the processes of a job exchange facts: transports, rendezvous, gathering, Ray, host lists."""

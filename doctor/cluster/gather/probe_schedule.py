@@ -1,0 +1,181 @@
+"""The probes of a job as part of a gathering: one stage of measuring after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.cluster.gather.membership import MemberRecord
+from doctor.cluster.gather.protocol import MOST_STEPS, MalformedMessage, ProbeTask
+from doctor.collectors.base import Machine
+from doctor.collectors.host.host_identity import Identity
+from doctor.core.facts import Missing, MissingReason, Section
+from doctor.core.job import Job, Rank
+from doctor.probes import LIMIT_SECONDS, Responder
+from doctor.probes.authorization import Forbidden
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StageResult
+from doctor.probes.reachability.stage import LightStage
+from doctor.probes.runtime.deadline import ProbeDeadline
+
+MARGIN = 1.5
+"""Seconds for tasks and results to travel."""
+
+
+class ProbeRound(NamedTuple):
+    """The next step: tasks by the token of the process that is to do them. ``seconds``: until all are back."""
+
+    tasks: Mapping[str, ProbeTask]
+    seconds: float
+    makes: tuple[str, ...]
+
+
+class ProbeSchedule:
+    """All stages, for the process that keeps a gathering and for those that attend it.
+
+    ``seconds``: for all of them; ``overtime``: of these, seconds after the gathering is closed. ``speaks``: this
+    process measures for its host, and answers the probes of others from now on; where no port can be listened on, it
+    measures what needs none. ``tell`` gets what each step costs, before it begins.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stages: Sequence[Stage],
+        surroundings: Machine,
+        *,
+        speaks: bool,
+        tell: Callable[[str], None],
+        within: float | None = None,
+    ) -> None:
+        most = sum(stage.most_seconds + MARGIN for stage in stages)
+        self.seconds = most if within is None else min(most, within)
+        self.overtime = 0.0 if within is not None else most
+        self._stages = {stage.name: stage for stage in stages}
+        self._waiting = list(stages)
+        self._steps = 0
+        self._tell = tell
+        responder = None
+        if speaks:
+            with contextlib.suppress(OSError):
+                responder = Responder()
+        self._bench = ProbeContext(number, responder, surroundings)
+
+    @property
+    def answers_at(self) -> tuple[int, str] | None:
+        """The port and the word of this process's responder."""
+        responder = self._bench.responder
+        return (responder.port, responder.word) if responder else None
+
+    def next(
+        self, job: Job, arrivals: Sequence[MemberRecord], notes: Mapping[str, bytes], seconds: float
+    ) -> ProbeRound | None:
+        """The next step, from what is known so far; ``None`` when all is measured, or no time is left.
+
+        ``notes``: what everybody said to the last step; ``seconds``: that are left.
+        """
+        posts = probe_addresses(job, arrivals, notes)
+        while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
+            stage = self._waiting[0]
+            orders = self._planned(stage, job, posts)
+            if orders is not None and orders.by_token:
+                return self._plan(stage, orders, min(orders.seconds, seconds - MARGIN))
+            self._waiting.pop(0)
+            posts = [post._replace(note=b"") for post in posts]
+        return None
+
+    def _planned(self, stage: Stage, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """What a stage asks for next; nothing if it breaks: facts and notes of other processes may be anything."""
+        try:
+            return stage.plan(job, posts)
+        except Exception as error:  # noqa: BLE001 - as in take_part
+            self._tell(_broken(stage, error).reason)
+            return None
+
+    def _plan(self, stage: Stage, orders: StageOrders, seconds: float) -> ProbeRound:
+        self._steps += 1
+        if orders.words:
+            self._tell(orders.words)
+        tasks = {token: ProbeTask(self._steps, stage.name, seconds, order) for token, order in orders.by_token.items()}
+        return ProbeRound(tasks, seconds + MARGIN, tuple(section.key for section in stage.makes))
+
+    def take_part(self, task: ProbeTask) -> StageResult:
+        """Measure what this process was asked to.
+
+        Raises:
+            Unreadable: it was asked for nothing that can be understood.
+        """
+        stage = self._stages.get(task.stage)
+        if stage is None:
+            return StageResult({})
+        try:
+            return stage.take_part(task.order, self._bench, ProbeDeadline(min(task.seconds, stage.most_seconds)))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise MalformedMessage(str(error)) from None
+        except Forbidden as error:
+            self._tell(f"refused an order of the {stage.name} probe: {error}")
+            return StageResult({})
+        except Exception as error:  # noqa: BLE001 - probes are collectors: one that breaks is missing, and the report goes on
+            broken = _broken(stage, error)
+            self._tell(broken.reason)
+            return StageResult({section.key: broken for section in stage.makes})
+
+    def close(self) -> None:
+        """End what still runs for it."""
+        self._bench.close()
+
+
+class LocalProbeSchedule(ProbeSchedule):
+    """Light probes alone, which keep the sections that this process measured. ``within``: seconds for all of them."""
+
+    def __init__(self, number: int, *, speaks: bool, tell: Callable[[str], None], within: float) -> None:
+        within = min(LIMIT_SECONDS, within)
+        super().__init__(number, (LightStage(),), Machine(), speaks=speaks, tell=tell, within=within)
+        self.sections: dict[str, Section | Missing] = {}
+
+    def take_part(self, task: ProbeTask) -> StageResult:
+        """Measure, and keep what was found."""
+        found = super().take_part(task)
+        self.sections = dict(found.sections)
+        return found
+
+
+def _broken(stage: Stage, error: Exception) -> Missing:
+    words = str(error).strip().splitlines()
+    said = words[0] if words else "no words"
+    return Missing(MissingReason.FAILED, f"the probe {stage.name} raised {type(error).__name__}: {said}")
+
+
+def probe_addresses(job: Job, arrivals: Sequence[MemberRecord], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
+    """Everybody who came, as stages see them, by rank; one process of each host speaks for it."""
+    places: dict[Identity | None, int] = {host.identity: host.index for host in job.hosts}
+    ranks: dict[tuple[int, int], list[Rank]] = {}
+    for rank in job.ranks:
+        ranks.setdefault((rank.number, rank.host.index), []).append(rank)
+    spoken_for: set[int] = set()
+    posts = []
+    for arrival in arrivals:
+        place = places.get(arrival.host)
+        twins = ranks.get((arrival.number, place), []) if place is not None else []
+        if place is None or not twins:
+            continue
+        rank = twins.pop(0) if len(twins) > 1 else twins[0]
+        speaks = arrival.port is not None and place not in spoken_for
+        if speaks:
+            spoken_for.add(place)
+        posts.append(
+            ProbeParticipant(
+                arrival.token, rank, place, speaks, arrival.port, arrival.word, notes.get(arrival.token, b"")
+            )
+        )
+    return posts
+
+
+def light_schedule(
+    number: int, timeout: float, surroundings: Machine, *, speaks: bool, tell: Callable[[str], None]
+) -> ProbeSchedule:
+    """The light probes of a gathering that may take ``timeout`` seconds, within these."""
+    within = min(LIMIT_SECONDS, timeout / 2)
+    return ProbeSchedule(number, (LightStage(),), surroundings, speaks=speaks, tell=tell, within=within)

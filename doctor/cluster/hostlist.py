@@ -1,0 +1,51 @@
+"""The hosts that a job should do without, as SLURM takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from doctor.core.report_document import Report
+
+EXCLUDE = "exclude"
+"""The key of a finding's evidence that lists hosts to do without."""
+
+
+MOST_DIGITS = 9
+"""Digits of a number that SLURM folds into a list."""
+
+
+def hosts_to_exclude(report: Report) -> tuple[str, ...]:
+    """The hosts that findings say to exclude, each once, sorted. What is ignored does not count, nor what follows from
+    something else: a host whose MTU is wrong is slow, and needs another MTU."""
+    found: set[str] = set()
+    for result in report.results:
+        for finding in result.findings:
+            named = finding.evidence.get(EXCLUDE) if finding.stands and not finding.explained_by else None
+            found.update(str(name) for name in (named if isinstance(named, (list, tuple)) else ()))
+    return tuple(sorted(found))
+
+
+def as_hostlist(names: Iterable[str]) -> str:
+    """Names as ``srun --exclude`` takes them: ``node[003,007-009],login``. Empty for none."""
+    bundles: dict[tuple[str, int], list[int]] = {}
+    plain = []
+    for name in names:
+        prefix = name.rstrip("0123456789")
+        digits = name[len(prefix) :]
+        if digits and len(digits) <= MOST_DIGITS:
+            bundles.setdefault((prefix, len(digits)), []).append(int(digits))
+        else:
+            plain.append(name)
+    folded = [_fold(prefix, width, sorted(set(numbers))) for (prefix, width), numbers in bundles.items()]
+    return ",".join(sorted([*folded, *plain]))
+
+
+def _fold(prefix: str, width: int, numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs]
+    return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"

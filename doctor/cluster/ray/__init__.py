@@ -1,0 +1,1 @@
+"""Gathering on a Ray cluster."""

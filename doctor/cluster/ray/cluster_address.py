@@ -1,0 +1,81 @@
+"""Where a Ray cluster is, whether anybody listens there, and why it does not let a driver in."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from collections.abc import Mapping
+
+import psutil
+
+from doctor.cluster.rendezvous.connect_attempt import ConnectAttempt, attempt_connect
+from doctor.collectors.launch.launcher import PORTS
+from doctor.core.errors import UnusableError
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for which an address is tried that nobody answers at: the head may just be starting."""
+
+
+class RayUnreachable(Exception):
+    """There is no way into the cluster; says why."""
+
+
+def ray_head_address(text: str, environ: Mapping[str, str]) -> str:
+    """The address to go to. ``auto`` is RAY_ADDRESS where that is set, else whatever runs on this host.
+
+    Raises:
+        UnusableError: it is no address of a cluster, or Ray is not installed here.
+    """
+    named = text.strip()
+    source = "--ray"
+    if named == "auto" and environ.get("RAY_ADDRESS", "").strip():
+        named, source = environ["RAY_ADDRESS"].strip(), "RAY_ADDRESS"
+    if named != "auto" and _parsed(named) is None:
+        raise UnusableError(f"{source} {named!r} is none of auto, HOST:PORT and ray://HOST:PORT")
+    found = importlib.util.find_spec("ray")
+    if found is None or found.origin is None:  # None too for a mere folder of that name
+        raise UnusableError("Ray is not installed in this Python, which --ray needs: pip install 'rankdoctor[ray]'")
+    return named
+
+
+def _parsed(address: str) -> tuple[str, int] | None:
+    match = re.fullmatch(r"(?:ray://)?(?:\[([^\[\]\s]+)\]|([^:/\[\]\s]+)):(\d{1,5})", address, re.ASCII)
+    if match is None or int(match[3]) not in PORTS:
+        return None
+    return match[1] or match[2], int(match[3])
+
+
+def check_listening(address: str, until: float) -> None:
+    """See whether anybody listens at ``address``: Ray itself would try for two minutes, and not say what is wrong.
+
+    Raises:
+        Unconnected: nobody does, by the monotonic moment ``until`` and in :data:`CONNECT_TIMEOUT` seconds.
+    """
+    parsed = _parsed(address)
+    if parsed is None:
+        return
+    name, port = parsed
+    found = attempt_connect((name,), port, until=min(until, time.monotonic() + CONNECT_TIMEOUT))
+    if found.open_at is None:
+        raise RayUnreachable(f"no Ray cluster at {address}: {_in_words(name, found)}")
+
+
+def _in_words(name: str, found: ConnectAttempt) -> str:
+    if not found.resolved:
+        return f"{name} does not resolve here ({found.lookup_error or 'no address'})"
+    outcome = found.attempts[-1].outcome
+    return {
+        "refused": "the port refuses; no head runs there, or it listens elsewhere (`ray status` on the head)",
+        "silent": "no answer; a firewall drops it, or it is the wrong network",
+        "unroutable": "this host has no way to that network",
+    }[outcome]
+
+
+def explain_no_answer(address: str) -> str:
+    """Why Ray tries and tries, where somebody listens at ``address``."""
+    if address.startswith("ray://"):
+        return "its client server is stopped, or something else listens there"
+    if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):
+        return "its head does not answer, is of another release of Ray, or something else listens there"
+    return "this host is no node of it (`ray start --address=HOST:PORT` makes it one, or --ray ray://HEAD:10001)"

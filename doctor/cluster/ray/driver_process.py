@@ -1,0 +1,171 @@
+"""The driver of a Ray cluster, a process of its own: Ray's C++ half prints, blocks, and ends processes as it sees fit.
+
+It keeps the gathering, whose ranks are the nodes, and hands over the job. It is no rank itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from doctor.analysis.launch_origin import ranks_in_words
+from doctor.cluster.gather.coordinator import Coordinator
+from doctor.cluster.gather.probe_options import probe_schedule
+from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.ray.cluster_address import RayUnreachable
+from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
+from doctor.cluster.ray.ray_cluster import RayCluster, RayNode
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport.ray_store import RayStoreBackend, new_run
+from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ
+from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
+from doctor.cluster.transport.store import KeyValueStore, StoreLost, first_line
+from doctor.collectors.base import Machine
+from doctor.core.capture import to_document
+from doctor.core.job import Job
+
+LOOK_EVERY = 0.25
+"""Seconds between two looks at which tasks are over."""
+
+
+def main(order: str) -> None:
+    """Do what the ``order`` says; this process ends here, with whatever threads Ray has left in it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    driver = RayDriver(msgspec.json.decode(order, type=DriverOrder), _take_standard_output())
+    try:
+        driver.drive()
+    finally:
+        driver.tell_of(sys.exc_info()[1])
+        os._exit(0)
+
+
+def _take_standard_output() -> BinaryIO:
+    """Standard output for this module alone; what anybody else writes there or on standard error is not seen."""
+    paper = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    return paper
+
+
+class RayDriver:
+    """One gathering of a cluster; messages go to ``paper``."""
+
+    def __init__(self, order: DriverOrder, paper: BinaryIO) -> None:
+        self._order = order
+        self._paper = paper
+
+    def drive(self) -> None:
+        """Gather the cluster and hand over the job, or say why there is none; then leave."""
+        cluster = RayCluster()
+        try:
+            cluster.enter(self._order.address, self._order.close_at)
+            self._keep(cluster)
+        except (RayUnreachable, StoreLost) as lost:
+            self._say(ClusterLost("the Ray cluster can't be reached" if self._order.discreet else str(lost)))
+        finally:
+            cluster.leave()
+
+    def tell_of(self, error: BaseException | None) -> None:
+        """Say what broke, if it is a fault and no end that was asked for."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(BrokenPipeError):
+                self._say(ClusterLost(f"the driver of Ray broke: {type(error).__name__}: {first_line(error)}"))
+
+    def _keep(self, cluster: RayCluster) -> None:
+        nodes, run, tell = cluster.nodes(), new_run(), self._tell
+        self._tell_of_the_lost(cluster.lost())
+        seat = ProcessIdentity(len(nodes), len(nodes), run)  # the number after the last one: no rank
+        secret, rejected = secret_from_environ(os.environ), RejectedMessages()
+        board = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
+        register = RayNodeRegistry(cluster, nodes, tell, discreet=self._order.discreet)
+        nonce, close_at = secrets.token_hex(8), self._order.close_at
+        try:
+            survey = self._survey(seat)
+            overtime = survey.overtime if survey else 0.0
+            keeper = Coordinator(
+                board,
+                seat,
+                nonce,
+                close_at=close_at,
+                tell=tell,
+                register=register,
+                overtime=overtime,
+                rejected=rejected,
+            )
+            keeper.open()
+            # The key itself does not travel: nodes read the same path. Older releases take no more than is needed.
+            key = (os.environ[VARIABLE],) if secret else ()
+            cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *key)
+            job = keeper.gather(None, survey)
+            if rejected.words:
+                tell(rejected.words)
+            self._hand_over(job)
+            keeper.announce(0)
+            keeper.dismiss()
+        finally:
+            board.close()
+
+    def _survey(self, seat: ProcessIdentity) -> ProbeSchedule | None:
+        if self._order.wanted is None:
+            return None
+        around = Machine()
+        return probe_schedule(
+            self._order.wanted, seat.number, self._order.timeout, around, speaks=False, tell=self._tell
+        )
+
+    def _tell_of_the_lost(self, nodes: list[RayNode]) -> None:
+        if nodes:
+            names = "" if self._order.discreet else f" ({', '.join(node.text for node in nodes[:4])})"
+            count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
+            self._tell(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
+
+    def _hand_over(self, job: Job) -> None:
+        if not job.ranks:
+            raise RayUnreachable("no node of the cluster answered")
+        self._say(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
+
+    def _tell(self, line: str) -> None:
+        self._say(StatusLine(line))
+
+    def _say(self, message: DriverMessage) -> None:
+        self._paper.write(msgspec.json.encode(message) + b"\n")
+        self._paper.flush()
+
+
+class RayNodeRegistry:
+    """What Ray knows of the ``nodes`` of a ``cluster``; see
+    :class:`doctor.cluster.gather.coordinator.MemberRegistry`. ``tell`` gets one line for each node that is gone;
+    ``discreet``: without its name and the reason."""
+
+    def __init__(
+        self, cluster: RayCluster, nodes: list[RayNode], tell: Callable[[str], None], *, discreet: bool
+    ) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._tell = tell
+        self._discreet = discreet
+        self._gone: set[int] = set()
+        self._look_at = 0.0
+
+    def host_of(self, number: int) -> str:
+        """The host name of a node."""
+        return self._nodes[number].host
+
+    def gone(self) -> set[int]:
+        """The nodes whose task is over."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_EVERY
+            for number, why in self._cluster.ended().items():
+                self._gone.add(number)
+                where = "" if self._discreet else f" on {self._nodes[number].text}"
+                self._tell(f"{ranks_in_words((number,))}{where}: {'does not come' if self._discreet else why}")
+        return self._gone

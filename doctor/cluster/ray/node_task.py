@@ -1,0 +1,69 @@
+"""What runs on one node of a Ray cluster, as a task of Ray: a rank of the job that is the cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from doctor.cluster.gather.member import GatherMember, NoCoordinator
+from doctor.cluster.gather.participant_setup import start_participant
+from doctor.cluster.gather.probe_options import ProbeOptions
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport.ray_store import RayStoreBackend
+from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ
+from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
+from doctor.cluster.transport.store import KeyValueStore, StoreLost
+from doctor.collectors.base import Machine
+from doctor.core.errors import UnusableError
+
+
+def join_from_node(
+    number: int,
+    world_size: int,
+    run: str,
+    timeout: float,
+    wanted: ProbeOptions | None,
+    directories: tuple[tuple[str, str], ...],
+    secret_file: str = "",
+) -> str:
+    """Take part in the gathering ``run`` as the node of that ``number``. ``secret_file``: the key of the job on this
+    node. Empty, or why it came to nothing."""
+    try:
+        secret = secret_from_environ({VARIABLE: secret_file})
+    except UnusableError as error:
+        return str(error)
+    seat = ProcessIdentity(number, world_size, run)
+    surroundings = Machine(environ=given_environ(), directories=directories)
+    party, survey = start_participant(seat, surroundings, timeout=timeout, wanted=wanted, tell=_discard_line)
+    rejected = RejectedMessages()
+    board = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
+    close_at = time.monotonic() + timeout
+    try:
+        GatherMember(board, seat, party.hello, party.card, survey, close_at=close_at).attend()
+    except NoCoordinator:
+        return rejected.words or "the driver was not heard of any more"
+    except StoreLost as lost:
+        return str(lost)
+    return ""
+
+
+def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
+    """The environment that this node and the job give every worker: the one that this process was started with.
+
+    Ray changes it while a task runs: CUDA_VISIBLE_DEVICES is empty for one without GPUs, and OMP_NUM_THREADS is the
+    number of its CPUs. A rank would see other values. Where the beginning can't be read it is the environment of now.
+    """
+    try:
+        entries = (proc / "self" / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
+    given = {name: value for name, _, value in pairs}
+    # A process that gives itself a title may write it over its environment (setproctitle without SPT_NOENV).
+    return given if "RAY_RAYLET_PID" in given or "RAY_JOB_ID" in given else dict(os.environ)
+
+
+def _discard_line(line: str) -> None:
+    """The driver speaks for all."""

@@ -1,0 +1,110 @@
+"""The gathering of a Ray cluster, as the command sees it: a driver is started, and brings the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import msgspec
+
+from doctor.cluster.gather.dismissal import Dismissed
+from doctor.cluster.gather.gather_session import INCONCLUSIVE
+from doctor.cluster.gather.probe_options import ProbeOptions
+from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
+from doctor.cluster.rendezvous.endpoint import NoRendezvous
+from doctor.core.capture import parse_capture
+from doctor.core.job import Job
+from doctor.core.process import abandon_child, start_python
+
+OVERTIME = 10.0
+"""Seconds that a driver may take beyond the gathering: to start, to get in at the last moment, to hand over."""
+LEAVING = 8.0
+"""Seconds in which a driver that has handed over has let the nodes go and left the cluster."""
+
+_NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Else a call that comes when Ray has been left would start a cluster (ray/_private/auto_init_hook.py)."""
+
+
+class RayGatherSession:
+    """A gathering of all nodes of a cluster, used as :class:`doctor.cluster.gather.gather_session.GatherSession` is.
+    It begins at once.
+
+    ``timeout``: seconds within which the cluster lets a driver in and all nodes answer. ``directories``: pairs of role
+    and path that every node looks at besides. ``tell`` gets lines for stderr; ``discreet``: without names and
+    addresses. Raises :class:`doctor.cluster.rendezvous.endpoint.NoRendezvous` where no process can be started.
+    """
+
+    judges = True
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        wanted: ProbeOptions | None,
+        timeout: float,
+        directories: tuple[tuple[str, str], ...],
+        tell: Callable[[str], None],
+        discreet: bool = False,
+    ) -> None:
+        self._tell = tell
+        self._until = time.monotonic() + timeout + OVERTIME
+        order = DriverOrder(address, time.monotonic() + timeout, timeout, wanted, directories, discreet)
+        arguments = [msgspec.json.encode(order).decode()]
+        environ = {**os.environ, **_NO_CLUSTER_OF_ITS_OWN}
+        try:
+            # Ray has all workers of a job look for modules in the directory of its driver: here is nothing to be found.
+            self._driver = start_python("doctor.cluster.ray.driver_process", arguments, cwd="/", env=environ)
+        except OSError as error:
+            raise NoRendezvous(f"no driver of Ray can be started here: {error.strerror or error}") from None
+
+    def __enter__(self) -> RayGatherSession:
+        """The driver is at work already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """See to it that the driver leaves the cluster, for so long as it may take."""
+        if error is not None:
+            self._driver.send_signal(signal.SIGTERM)
+        try:
+            self._driver.wait(LEAVING)
+        except subprocess.TimeoutExpired:
+            abandon_child(self._driver)
+
+    def announce(self, code: int) -> None:
+        """No node waits for it: none leaves with an exit code."""
+
+    def gather(self) -> Job:
+        """The job whose ranks are the nodes.
+
+        Raises:
+            Dismissed: the cluster can't be had.
+        """
+        for message in self._messages():
+            if isinstance(message, CollectedJob):
+                return parse_capture(bytes(message.capture), "the job of the cluster", masked=True).job()
+            if isinstance(message, ClusterLost):
+                self._tell(message.why)
+                raise Dismissed(INCONCLUSIVE)
+            self._tell(message.line)
+        code = self._driver.wait()
+        self._tell(f"Ray's driver {f'was ended by signal {-code}' if code < 0 else 'ended'} before it brought the job")
+        raise Dismissed(INCONCLUSIVE)
+
+    def _messages(self) -> Iterator[DriverMessage]:
+        """What the driver says, until it ends or has to be ended."""
+        assert self._driver.stdout is not None
+        late = threading.Timer(self._until - time.monotonic(), self._driver.kill)
+        late.daemon = True
+        late.start()
+        try:
+            for line in self._driver.stdout:
+                yield msgspec.json.decode(line, type=StatusLine | ClusterLost | CollectedJob)
+        finally:
+            late.cancel()

@@ -1,0 +1,1 @@
+"""Who a process is, where the ranks meet, and whether that address answers."""

@@ -1,0 +1,106 @@
+"""Where the store of a job is, or would be: known from the environment alone, alike in all of its processes."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import NamedTuple
+
+from doctor.analysis.launch_origin import expand_hosts
+from doctor.cluster.rendezvous.mpirun import mpirun_of
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.collectors.launch.launcher import PORTS
+from doctor.collectors.launch.rank_variables import Environ, whole_number
+from doctor.core.errors import UnusableError
+
+FIRST_PORT, PORT_COUNT = 20_000, 8_000
+"""Ports for jobs that are told none: above the well-known ones, and below those that Linux gives to outgoing
+connections (32768 on) and torch's own default (29500)."""
+
+
+class NoRendezvous(Exception):
+    """Nothing tells the processes where to meet; says what would."""
+
+
+class StoreEndpoint(NamedTuple):
+    """``names``: host names or addresses, of one host or of two that may host, the likelier first. ``hosted``:
+    ``agent`` (torchrun's store is there already), ``here`` (this process is to host it) or ``there``. ``source``: what
+    says so."""
+
+    names: tuple[str, ...]
+    port: int
+    hosted: str
+    source: str
+
+    @property
+    def text(self) -> str:
+        """Such as ``node0:29500``."""
+        name = self.names[0]
+        return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
+
+
+def store_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity, master: str | None = None) -> StoreEndpoint:
+    """Where the store of this job is. ``master``: what the user said, ``HOST:PORT``.
+
+    Raises:
+        NoWay: neither the user nor the launcher says.
+        UnusableError: ``master`` is no ``HOST:PORT``.
+    """
+    here = "here" if seat.number == 0 else "there"
+    if master is not None:
+        name, port = parse_master(master)
+        return StoreEndpoint((name,), port, here, "--master")
+    name, told_port = environ.get("MASTER_ADDR", "").strip(), whole_number(environ, "MASTER_PORT")
+    if name and told_port in PORTS and told_port is not None:
+        by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RUN_ID" in environ
+        return StoreEndpoint((name,), told_port, "agent" if by_agent else here, "MASTER_ADDR and MASTER_PORT")
+    found = {"slurm": _of_slurm, "openmpi": _of_open_mpi}.get(launcher, _of_nobody)(environ, seat)
+    if found is None:
+        raise NoRendezvous(
+            "neither MASTER_ADDR and MASTER_PORT nor the launcher tell where the ranks can meet: add "
+            "--master HOST:PORT (a host of rank 0 and a free port) or --share DIR (a folder that all hosts see)"
+        )
+    return found
+
+
+def parse_master(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[IPv6]:PORT`` as host and port.
+
+    Raises:
+        UnusableError: it is neither.
+    """
+    match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text.strip(), re.ASCII)
+    if match is None or int(match[3]) not in PORTS:
+        raise UnusableError(f"--master {text!r} is no HOST:PORT")
+    return match[1] or match[2], int(match[3])
+
+
+def _port_for(*identity: object) -> int:
+    """A port that only this run derives; neighbouring runs get other ones."""
+    return FIRST_PORT + zlib.crc32(repr(identity).encode()) % PORT_COUNT
+
+
+def _of_nobody(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
+    """Launchers that tell their processes nothing of the kind."""
+
+
+def _of_slurm(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
+    """The first node of the step, where its task 0 runs in every distribution but ``arbitrary`` and ``plane``."""
+    nodes = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"))
+    if not nodes:
+        return None
+    port = _port_for(environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID"))
+    return StoreEndpoint(nodes[:1], port, "here" if seat.number == 0 else "there", "SLURM's node list")
+
+
+def _of_open_mpi(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
+    """The node of mpirun itself, where its first process hosts, which need not be rank 0. Where that node has no rank,
+    rank 0 hosts, on the first node that has any: the others look in both places."""
+    place = mpirun_of(environ)
+    if place is None or (place.first_node == "" and seat.number == 0 and not place.at_home):
+        return None
+    at_home = place.at_home and whole_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK") == 0
+    hosting = at_home or (bool(place.first_node) and seat.number == 0)
+    names = (*place.names, place.first_node) if place.first_node else place.names
+    job = environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMIX_NAMESPACE")
+    return StoreEndpoint(names, _port_for(job), "here" if hosting else "there", "mpirun's node")

@@ -1,0 +1,1 @@
+"""Key-value stores between processes: TCPStore, a shared folder, Ray; signing and failover."""

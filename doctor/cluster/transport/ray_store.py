@@ -1,0 +1,125 @@
+"""A board in the key-value store that the head of every Ray cluster keeps (GCS).
+
+An actor could carry a board too, by public names alone. It is not used: an actor is one more process to start, all
+nodes would need a way to a port of it that is chosen by chance, and nobody could tell a sick network from a sick node.
+The way to the head is there wherever there is a node. ``ray.experimental.internal_kv`` has had the same functions from
+Ray 2.9 to 2.60 at least; Ray's own libraries (Serve, Jobs) keep their state there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Iterator
+
+from doctor.cluster.transport.store import first_line
+
+NAMESPACE = b"rankdoctor"
+STALE_AFTER = 3600.0
+"""Seconds after which what a driver left behind that was killed is swept away. No gathering takes longer than minutes;
+the clocks of two drivers may differ."""
+
+
+def new_run() -> str:
+    """A name for one gathering in the store, with the time in it by which left-overs are known."""
+    return f"{int(time.time())}-{secrets.token_hex(6)}"
+
+
+class RayStoreBackend:
+    """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. A box is all keys below its name."""
+
+    words = "the key-value store of the Ray cluster"
+    outlives_its_keeper = False
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def set(self, name: str, data: bytes) -> None:
+        """Write a key."""
+        self._put(name, data, overwrite=True)
+
+    def get(self, name: str) -> bytes | None:
+        """The value of a key."""
+        return self._read(self._key(name))
+
+    def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
+        """Only the first who succeeds ``old`` gets to write: the store takes a key once."""
+        if self.get(name) != old:
+            return False
+        turn = f"turns/{hashlib.sha256(old or b'').hexdigest()[:16]}"
+        if not self._put(turn, b"", overwrite=False):
+            return False
+        self.set(name, new)
+        return True
+
+    def append(self, name: str, data: bytes) -> None:
+        """An entry is a key of any name in the box."""
+        self.set(f"{name}/{secrets.token_hex(8)}", data)
+
+    def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
+        """``mark`` is the set of keys that were read."""
+        known = mark if isinstance(mark, set) else set()
+        fresh = [key for key in _keys(self._key(f"{name}/")) if key not in known]
+        entries = [entry for key in fresh if (entry := self._read(key)) is not None]
+        return entries, known.union(fresh)
+
+    def clear(self, name: str) -> None:
+        """Remove a gathering that has ended."""
+        _remove(self._key(f"{name}/"))
+
+    def close(self) -> None:
+        """Remove all of the run, and what was left behind by others long ago: the store outlives every driver."""
+        _remove(f"{self._run}/".encode())
+        for key in _keys(b""):
+            if _is_stale(key):
+                _remove(key)
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._run}/{name}".encode()
+
+    def _put(self, name: str, data: bytes, *, overwrite: bool) -> bool:
+        """Write a key; ``False`` where it is there and may not be overwritten."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        with _in_our_terms():
+            already_there = _internal_kv_put(self._key(name), data, overwrite, namespace=NAMESPACE)
+        return overwrite or not already_there
+
+    @staticmethod
+    def _read(key: bytes) -> bytes | None:
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        with _in_our_terms():
+            return _internal_kv_get(key, namespace=NAMESPACE)
+
+
+def _keys(prefix: bytes) -> list[bytes]:
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    with _in_our_terms():
+        return list(_internal_kv_list(prefix, namespace=NAMESPACE))
+
+
+def _remove(prefix: bytes) -> None:
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    with _in_our_terms():
+        _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
+
+
+def _is_stale(key: bytes) -> bool:
+    began = key.partition(b"-")[0]
+    return began.isdigit() and time.time() - int(began) > STALE_AFTER
+
+
+@contextlib.contextmanager
+def _in_our_terms() -> Iterator[None]:
+    """Ray's errors are no kind of OSError."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        raise OSError(first_line(error)) from None

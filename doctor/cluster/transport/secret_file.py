@@ -1,0 +1,68 @@
+"""The key of a job in a file that the user names."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from doctor.cluster.transport.signing import Secret
+from doctor.cluster.transport.store import DeadlineWorker
+from doctor.core.errors import UnusableError
+
+VARIABLE = "DOCTOR_SECRET_FILE"
+LEAST, MOST = 16, 4096
+"""Bytes of a key; the least is 128 bits."""
+SECONDS = 5.0
+"""For the file system to answer."""
+
+
+def secret_from_environ(environ: Mapping[str, str]) -> Secret | None:
+    """The key in the file that the environment names; ``None`` if it names none.
+
+    Raises:
+        UnusableError: the file can't be used; says why in one sentence.
+    """
+    named = environ.get(VARIABLE, "")
+    if not named:
+        return None
+    worker = DeadlineWorker()
+    try:
+        return Secret(worker.run(lambda: _key_in(Path(named)), SECONDS), VARIABLE)
+    except TimeoutError:
+        raise UnusableError(
+            f"{named}, which {VARIABLE} names, can't be read: the file system does not answer"
+        ) from None
+    except OSError as error:
+        raise UnusableError(f"{named}, which {VARIABLE} names, can't be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UnusableError(f"{named}, which {VARIABLE} names, is not used: {error}") from None
+    finally:
+        worker.close()
+
+
+def _key_in(path: Path) -> bytes:
+    """The key. The user names the file, so it may be a link (mounted secrets of Kubernetes are); what counts is the
+    file that was opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        _require_private(os.fstat(descriptor))
+        key = stream.read(MOST + 1).rstrip(b"\r\n")
+    if not LEAST <= len(key) <= MOST:
+        raise ValueError(f"a key has {LEAST} to {MOST} bytes; this one has {_size(len(key))}")
+    return key
+
+
+def _size(length: int) -> str:
+    return f"more than {MOST}" if length > MOST else str(length)
+
+
+def _require_private(seen: os.stat_result) -> None:
+    """Raises ``ValueError`` unless this user alone can have written the file and can read it."""
+    if not stat.S_ISREG(seen.st_mode):
+        raise ValueError("it is not a regular file")
+    if seen.st_uid != os.geteuid():
+        raise ValueError(f"it belongs to uid {seen.st_uid}, and this process runs as uid {os.geteuid()}")
+    if seen.st_mode & 0o077:
+        raise ValueError(f"other users have access to it (mode {stat.S_IMODE(seen.st_mode):04o}): chmod 600")

@@ -1,0 +1,143 @@
+"""Signs what this process leaves on a board, and takes from it only what was signed with the same key.
+
+The signature is over the name under which a message stands, and its bytes: a message can't be moved to another name. An
+earlier one can be put back under the same name; names of a gathering begin with its nonce, which is drawn anew.
+Withholding and removing messages can't be prevented: whoever serves the board can always do so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+
+from doctor.cluster.transport.store import StoreBackend
+
+SIGNED = b"\xc1rankdoctor\x01"
+"""Before a signature. 0xc1 is never used in MessagePack, so that a process without a key reads no message in it."""
+_DIGEST = hashlib.sha256().digest_size
+LARGEST = 64 << 20
+"""Bytes of a message: longer ones are ignored."""
+MOST_COUNTED = 1 << 16
+
+
+class Secret:
+    """What only the processes of this job know. ``source``: where it comes from, for a sentence."""
+
+    def __init__(self, key: bytes, source: str) -> None:
+        self._key = key
+        self.source = source
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"Secret({self.source!r})"
+
+    def signer(self, run: str) -> Callable[[str, bytes], bytes]:
+        """The signature of a message by its name on the board of that run."""
+        key = hmac.digest(self._key, b"rankdoctor messages\0" + run.encode(), "sha256")
+
+        def sign(name: str, data: bytes) -> bytes:
+            head = name.encode("utf-8", "surrogateescape")
+            return hmac.digest(key, len(head).to_bytes(4, "big") + head + data, "sha256")
+
+        return sign
+
+
+class RejectedMessages:
+    """What could not be authenticated: each message counts once, however often it is read. ``kept``: names whose latest
+    message is kept."""
+
+    def __init__(self, *kept: str) -> None:
+        self._kept = kept
+        self._seen: set[bytes] = set()
+        self.is_signed = False
+        """Whether one of them was signed, and this process has no key."""
+        self.latest: dict[str, bytes] = {}
+        """Under some names what stood there last, without its signature."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self._seen)
+
+    def note(self, name: str, data: bytes) -> None:
+        """One that stands under that name."""
+        if name in self._kept:
+            self.latest[name] = data[len(SIGNED) + _DIGEST :] if data.startswith(SIGNED) else data
+        if len(self._seen) < MOST_COUNTED:
+            self._seen.add(hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + data).digest()[:12])
+
+    @property
+    def words(self) -> str:
+        """A sentence for the user; empty where there is nothing to be said."""
+        if not self._seen:
+            return ""
+        messages = "1 message" if self.count == 1 else f"{self.count} messages"
+        if self.is_signed:
+            return f"{messages} of other ranks ignored: they are signed, and this rank has no key. {GIVE_ALL}"
+        return f"{messages} could not be authenticated and were ignored. {GIVE_ALL}"
+
+
+GIVE_ALL = "Give every rank of the job the same DOCTOR_SECRET_FILE."
+
+
+class SignedBackend:
+    """A carrier that signs and verifies; see :class:`doctor.cluster.transport.store.StoreBackend`. ``run``: names the
+    board within its carrier. Without a ``secret`` nothing is signed, and what others have signed is ignored."""
+
+    def __init__(self, carrier: StoreBackend, run: str, secret: Secret | None, rejected: RejectedMessages) -> None:
+        self.words = carrier.words
+        self.outlives_its_keeper = carrier.outlives_its_keeper
+        self.is_authentic = secret is not None
+        self._carrier = carrier
+        self._sign = secret.signer(run) if secret is not None else None
+        self._rejected = rejected
+
+    def set(self, name: str, data: bytes) -> None:
+        """Write it signed."""
+        self._carrier.set(name, self._sealed(name, data))
+
+    def get(self, name: str) -> bytes | None:
+        """What stands under ``name`` and is authentic."""
+        data = self._carrier.get(name)
+        return None if data is None else self._opened(name, data)
+
+    def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
+        """Where nothing authentic stands, ``old`` is ``None``: what does not count is written over."""
+        standing = self._carrier.get(name)
+        if (None if standing is None else self._opened(name, standing)) != old:
+            return False
+        return self._carrier.exchange(name, standing, self._sealed(name, new))
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add it signed."""
+        self._carrier.append(name, self._sealed(name, data))
+
+    def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
+        """The authentic entries."""
+        entries, mark = self._carrier.fetch(name, mark)
+        opened = (self._opened(name, data) for data in entries)
+        return [data for data in opened if data is not None], mark
+
+    def clear(self, name: str) -> None:
+        """As the carrier does."""
+        self._carrier.clear(name)
+
+    def close(self) -> None:
+        """As the carrier does."""
+        self._carrier.close()
+
+    def _sealed(self, name: str, data: bytes) -> bytes:
+        return data if self._sign is None else SIGNED + self._sign(name, data) + data
+
+    def _opened(self, name: str, data: bytes) -> bytes | None:
+        if self._sign is None:
+            if not data.startswith(SIGNED):
+                return data if len(data) <= LARGEST else None
+            self._rejected.is_signed = True
+        elif data.startswith(SIGNED) and len(data) <= LARGEST:
+            start = len(SIGNED) + _DIGEST
+            if hmac.compare_digest(data[len(SIGNED) : start], self._sign(name, data[start:])):
+                return data[start:]
+        self._rejected.note(name, data)
+        return None

@@ -1,0 +1,147 @@
+"""What the system shows of the NVIDIA and InfiniBand drivers: files, modules, daemons. The driver is not asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from doctor.collectors.base import Collector, Machine, NotPresent, read_text
+from doctor.collectors.filesystem import listed
+from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, is_initial, process_folders
+from doctor.collectors.software.dynamic_loader import DynamicLoader
+from doctor.core.facts import DriverFacts, HiddenField, Service
+
+NVIDIA = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+"""PCI classes VGA and 3D controller; data-centre cards are of the second."""
+
+BRIDGE_OTHER = "0x0680"
+"""The PCI class of an NVSwitch."""
+
+MODULES = re.compile(
+    r"nvidia\w*|nv_peer_mem|nvidia_peermem|gdrdrv|gdrcopy|nouveau|amdgpu|dmabuf\w*|efa|irdma|bnxt_re|rdma_\w+|ib_\w+|mlx[45]_\w+"
+)
+SERVICES = {
+    "fabric-manager": ("nv-fabricmanager", "nvidia-fabricmanager"),
+    "imex": ("nvidia-imex", "nvidia-imex"),
+    "persistenced": ("nvidia-persistenced", "nvidia-persistenced"),
+}
+"""Each service with the name of its process, cut to 15 characters as the kernel does, and of its Debian package."""
+
+DEVICE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband")
+COMPAT = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
+_MODULES_LIMIT = 1 << 20
+_STATUS_LIMIT = 64 << 20
+
+
+def collect_drivers(surroundings: Machine) -> DriverFacts:
+    """The files around the drivers. Raises :class:`NotPresent` where nothing of NVIDIA or InfiniBand is there."""
+    gpus, switches = nvidia_on_pci(surroundings.sys)
+    kernel_driver = read_kernel_driver(surroundings.proc)
+    files = _device_files(surroundings.dev)
+    modules = _modules(surroundings.proc)
+    if not (gpus or switches or kernel_driver or files or any(_is_telling(module) for module in modules)):
+        raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
+    services = tuple(_services(surroundings))
+    return DriverFacts(
+        kernel_driver=kernel_driver,
+        pci_gpus=tuple(gpus),
+        nvswitches=len(switches) if (surroundings.sys / "bus/pci/devices").is_dir() else None,
+        device_files=files,
+        modules=modules,
+        services=services,
+        imex_channels=_imex_channels(surroundings),
+        forward_compatibility=_forward_compatibility(surroundings),
+        hidden=_notes(services),
+    )
+
+
+def read_kernel_driver(proc: Path) -> str | None:
+    """The release of the loaded kernel driver (``570.124.06``), open or proprietary, ``None`` without one."""
+    text = read_text(proc / "driver/nvidia/version") or ""
+    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text + "\n", re.MULTILINE)
+    return match[1] if match else None
+
+
+def nvidia_on_pci(sys: Path) -> tuple[list[str], list[str]]:
+    """Bus ids of NVIDIA's display controllers and of its NVSwitches."""
+    gpus: list[str] = []
+    switches: list[str] = []
+    folder = sys / "bus/pci/devices"
+    for name in listed(folder):
+        if read_text(folder / name / "vendor") != NVIDIA:
+            continue
+        kind = (read_text(folder / name / "class") or "")[:6]
+        if kind in DISPLAY_CLASSES:
+            gpus.append(name)
+        elif kind == BRIDGE_OTHER:
+            switches.append(name)
+    return gpus, switches
+
+
+def _device_files(dev: Path) -> tuple[str, ...]:
+    """Paths as a process would write them, ``/dev/nvidia0``, whatever tree is read."""
+    found = [name for name in listed(dev) if name.startswith("nvidia") and name not in DEVICE_FOLDERS]
+    for folder in DEVICE_FOLDERS:
+        found.extend(f"{folder}/{name}" for name in listed(dev / folder))
+    return tuple(f"/dev/{name}" for name in found)
+
+
+def _modules(proc: Path) -> tuple[str, ...]:
+    names = (line.split(" ", 1)[0] for line in (read_text(proc / "modules", _MODULES_LIMIT) or "").splitlines())
+    return tuple(sorted(name for name in names if MODULES.fullmatch(name)))
+
+
+def _is_telling(module: str) -> bool:
+    """Whether a module alone says that there is such a device; several of InfiniBand are loaded on every host."""
+    return module.startswith(("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re"))
+
+
+def _services(surroundings: Machine) -> Iterator[Service]:
+    names = {read_text(folder / "comm") for folder in process_folders(surroundings.proc)}
+    # Only where process 1 can be read are the processes of other users visible at all (hidepid of proc(5)).
+    complete = is_initial(surroundings.proc, "pid", INITIAL_PID_NAMESPACE) and bool(
+        read_text(surroundings.proc / "1/comm")
+    )
+    installed = _package_versions(surroundings.etc)
+    for service, (process, package) in SERVICES.items():
+        running = True if process[:15] in names else False if complete else None
+        versions = [version for name, version in installed.items() if name == package or name.startswith(package + "-")]
+        yield Service(service, running, versions[0] if len(set(versions)) == 1 else None)
+
+
+def _notes(services: tuple[Service, ...]) -> tuple[HiddenField, ...]:
+    if all(service.running is not None for service in services):
+        return ()
+    reason = "the processes of the host are not visible from here: a container, or /proc mounted with hidepid"
+    return (HiddenField("services", reason, "run on the host, or in a container with the host's PID namespace"),)
+
+
+def _package_versions(etc: Path) -> dict[str, str]:
+    """Upstream versions of the driver's packages by dpkg's list; empty on a system with another package manager."""
+    text = read_text(etc.parent / "var/lib/dpkg/status", _STATUS_LIMIT) or ""
+    pattern = r"^Package: (nvidia-(?:fabricmanager|imex|persistenced)\S*)\n(?:.+\n)*?Version: (?:\d+:)?([0-9.]+)"
+    stanzas = re.finditer(pattern, text, re.MULTILINE)
+    return {stanza[1]: stanza[2] for stanza in stanzas if "deinstall" not in stanza[0]}
+
+
+def _imex_channels(surroundings: Machine) -> int | None:
+    """Channels that this process could open, ``None`` where no driver is loaded that has them."""
+    folder = surroundings.dev / "nvidia-caps-imex-channels"
+    if folder.is_dir():
+        return sum(1 for name in listed(folder) if name.startswith("channel"))
+    devices = read_text(surroundings.proc / "devices") or ""
+    return 0 if "nvidia-caps-imex-channels" in devices else None
+
+
+def _forward_compatibility(surroundings: Machine) -> str | None:
+    """The release of the libcuda that the loader takes, where it lies in a compat folder of a CUDA toolkit."""
+    path = DynamicLoader(surroundings.environ, surroundings.etc).find("libcuda.so.1")
+    if path is None or "compat" not in path.resolve().parent.parts:
+        return None
+    match = COMPAT.fullmatch(path.resolve().name)
+    return match[1] if match else None
+
+
+COLLECTOR = Collector(section=DriverFacts, collect=collect_drivers)

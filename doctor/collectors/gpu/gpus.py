@@ -1,0 +1,202 @@
+"""GPUs as NVML shows them. Runs in a process of its own: a sick driver blocks inside a call for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
+from doctor.collectors.gpu.drivers import nvidia_on_pci
+from doctor.collectors.gpu.gpu_processes import read_processes
+from doctor.collectors.gpu.interconnect import read_fabric, read_nvlinks, read_peer_links
+from doctor.collectors.gpu.memory_state import read_memory, read_memory_errors, recovery_action
+from doctor.collectors.gpu.nvml import LOST, UNKNOWN, DeviceLost, Nvml, require_library, start_nvml
+from doctor.collectors.host.pci import numa_node
+from doctor.core.facts import Gpu, GpuFacts, MigDevice
+from doctor.knowledge.nvidia import kernel_bus_id, reason_names
+
+CLOCK_SM = 1
+SENSOR_GPU = 0
+SCOPE_NODE = 0
+CPU_WORDS = 64
+"""64-bit words of a mask of processors or memory nodes: 4096, more than any host with GPUs has."""
+
+COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+"""nvml.h nvmlComputeMode_t."""
+
+
+def collect_gpus(surroundings: Machine) -> GpuFacts:
+    """Every GPU that the driver shows. Raises ``NotPresent`` without a driver and ``NotVisible`` where NVML refuses."""
+    nvml = _start(surroundings)
+    count, code = nvml.call("nvmlDeviceGetCount")
+    if code:
+        raise NotVisible(f"NVML does not count the GPUs: {nvml.words(code)}")
+    read = [_read_gpu(nvml, index, surroundings) for index in range(count)]
+    handles = {gpu.index: handle for gpu, handle in read if not gpu.lost and handle is not None}
+    links = tuple(read_peer_links(nvml, handles))
+    return GpuFacts(
+        driver_version=nvml.ask("nvmlSystemGetDriverVersion", field="driver_version"),
+        cuda_version=cuda_release(nvml.ask("nvmlSystemGetCudaDriverVersion_v2", field="cuda_version")),
+        nvml_version=nvml.ask("nvmlSystemGetNVMLVersion", field="nvml_version"),
+        gpus=tuple(gpu for gpu, _ in read),
+        links=links,
+        hidden=nvml.hidden(),
+    )
+
+
+def _start(surroundings: Machine) -> Nvml:
+    """NVML; a driver that is installed and not loaded hides GPUs where the PCI bus has some."""
+    try:
+        return start_nvml()
+    except NotPresent:
+        on_bus, _ = nvidia_on_pci(surroundings.sys)
+        if not on_bus:
+            raise
+    count = "1 NVIDIA GPU is" if len(on_bus) == 1 else f"{len(on_bus)} NVIDIA GPUs are"
+    raise NotVisible(
+        f"{count} on the PCI bus, and the driver is not loaded",
+        "sudo modprobe nvidia, then sudo dmesg | grep -i nvrm; in a container: give it the GPUs (--gpus all)",
+    )
+
+
+def cuda_release(number: int | None) -> str | None:
+    """``12080``, as CUDA counts, is ``12.8``."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def _read_gpu(nvml: Nvml, index: int, surroundings: Machine) -> tuple[Gpu, Any]:
+    handle, code = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    if code:
+        # A GPU that fell off the bus is counted, and its handle is refused with "unknown error" by most drivers.
+        return Gpu(index, lost=code in LOST or code == UNKNOWN, error=nvml.words(code)), None
+    values: dict[str, Any] = {}
+    try:
+        for values_of_one_part in _parts(nvml, handle, index, surroundings):
+            values.update(values_of_one_part)
+    except DeviceLost as loss:
+        values.update(lost=True, error=str(loss))
+    return Gpu(index, **{name: value for name, value in values.items() if value is not None}), handle
+
+
+def _parts(nvml: Nvml, handle: Any, index: int, surroundings: Machine) -> Iterator[dict[str, Any]]:
+    """The values of one GPU, part by part, so that a GPU that is lost half-way keeps what was read before."""
+
+    def ask(field: str, function: str, *arguments: Any) -> Any:
+        return nvml.ask(function, handle, *arguments, field=field, index=index)
+
+    bus_id = _bus_id(ask("bus_id", "nvmlDeviceGetPciInfo"))
+    yield {"uuid": ask("uuid", "nvmlDeviceGetUUID"), "name": ask("name", "nvmlDeviceGetName"), "bus_id": bus_id}
+    yield _identity(ask)
+    mig_handles = _mig_handles(nvml, handle, ask)
+    yield read_memory(nvml, handle, index)
+    yield {"processes": read_processes(nvml, (handle, *mig_handles), index, surroundings.proc)}
+    yield _activity(ask)
+    yield _settings(ask)
+    yield read_memory_errors(nvml, handle, index)
+    yield {"recovery_action": recovery_action(nvml, handle, index)}
+    yield _pcie(ask)
+    yield {"mig_devices": tuple(_mig_device(nvml, slice_, number) for number, slice_ in enumerate(mig_handles))}
+    yield _locality(ask, surroundings.sys, bus_id)
+    yield {"nvlinks": read_nvlinks(nvml, handle, index), "fabric": read_fabric(nvml, handle)}
+
+
+Ask = Callable[..., Any]
+
+
+def _identity(ask: Ask) -> dict[str, Any]:
+    capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    return {
+        "minor": ask("minor", "nvmlDeviceGetMinorNumber"),
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
+    }
+
+
+def _activity(ask: Ask) -> dict[str, Any]:
+    rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
+    reasons = ask("clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # the name before driver 535
+        reasons = ask("clock_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    temperature = ask("temperature", "nvmlDeviceGetTemperature", SENSOR_GPU)
+    if temperature is None:  # its successor, since driver 575
+        temperature = ask("temperature", "nvmlDeviceGetTemperatureV", SENSOR_GPU)
+    return {
+        "utilization": rates.gpu if rates else None,
+        "temperature": temperature,
+        "power": ask("power", "nvmlDeviceGetPowerUsage"),
+        "power_limit": ask("power_limit", "nvmlDeviceGetEnforcedPowerLimit"),
+        "clock": ask("clock", "nvmlDeviceGetClockInfo", CLOCK_SM),
+        "clock_max": ask("clock_max", "nvmlDeviceGetMaxClockInfo", CLOCK_SM),
+        "clock_reasons": None if reasons is None else reason_names(reasons),
+    }
+
+
+def _settings(ask: Ask) -> dict[str, Any]:
+    mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
+    mig = ask("mig", "nvmlDeviceGetMigMode")
+    return {
+        "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, f"mode-{mode}"),
+        "persistence": _flag(ask("persistence", "nvmlDeviceGetPersistenceMode")),
+        "mig": _flag(mig[0]) if mig else None,
+    }
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _pcie(ask: Ask) -> dict[str, Any]:
+    return {
+        "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_generation_max": ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+        "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+        "pcie_width_max": ask("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    }
+
+
+def _mig_handles(nvml: Nvml, handle: Any, ask: Ask) -> tuple[Any, ...]:
+    mode = ask("mig", "nvmlDeviceGetMigMode")
+    if not mode or not mode[0]:
+        return ()
+    slots = ask("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
+    slices = (
+        nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, field="gpus.mig_devices") for slot in range(slots)
+    )
+    return tuple(slice_ for slice_ in slices if slice_ is not None)
+
+
+def _mig_device(nvml: Nvml, handle: Any, number: int) -> MigDevice:
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, field="gpus.mig_devices.memory")
+    return MigDevice(
+        uuid=nvml.ask("nvmlDeviceGetUUID", handle, field="gpus.mig_devices.uuid") or "",
+        index=number,
+        memory=memory.total if memory else None,
+        name=nvml.ask("nvmlDeviceGetName", handle, field="gpus.mig_devices.name"),
+    )
+
+
+def _bus_id(info: Any) -> str | None:
+    return kernel_bus_id(info.busId.decode() if isinstance(info.busId, bytes) else info.busId) if info else None
+
+
+def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:
+    cpus = ask("cpus", "nvmlDeviceGetCpuAffinity", CPU_WORDS)
+    nodes = set_bits(ask("numa_node", "nvmlDeviceGetMemoryAffinity", CPU_WORDS, SCOPE_NODE))
+    node = nodes[0] if len(nodes) == 1 else None
+    if node is None and bus_id:
+        node = numa_node(sys / "bus/pci/devices" / bus_id)
+    return {"cpus": set_bits(cpus) or None, "numa_node": node}
+
+
+def set_bits(words: Any) -> tuple[int, ...]:
+    """The numbers of the bits that are set in a sequence of 64-bit words; nothing for ``None``."""
+    return tuple(
+        64 * position + bit for position, word in enumerate(words or ()) if word for bit in range(64) if word >> bit & 1
+    )
+
+
+def _present(surroundings: Machine) -> None:
+    require_library(surroundings.environ)
+
+
+COLLECTOR = Collector(section=GpuFacts, collect=collect_gpus, deadline=10.0, isolated=True, present=_present)

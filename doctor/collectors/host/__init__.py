@@ -1,0 +1,1 @@
+"""Facts about the host: memory, limits, mounts, clocks, control groups."""

@@ -1,0 +1,138 @@
+"""Whether this is a container or a virtual machine, which kind, and from which image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.collectors.base import Machine, read_text
+from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, INITIAL_UTS_NAMESPACE, is_initial
+from doctor.collectors.storage.mounts import mount_of, read_mounts
+
+_BY_VARIABLE = (
+    ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+    ("APPTAINER_CONTAINER", "apptainer"),
+    ("APPTAINER_NAME", "apptainer"),
+    ("SINGULARITY_CONTAINER", "apptainer"),
+    ("SINGULARITY_NAME", "apptainer"),
+)
+_BY_GROUP = (("kubepods", "kubernetes"), ("libpod", "podman"), ("/docker", "docker"), ("/lxc", "lxc"))
+_BY_WORD = {
+    "docker": "docker",
+    "podman": "podman",
+    "lxc": "lxc",
+    "lxc-libvirt": "lxc",
+    "apptainer": "apptainer",
+    "singularity": "apptainer",
+    "enroot": "enroot",
+}
+"""Values of the variable ``container`` that container managers set for the first process (systemd's interface)."""
+
+_IMAGE_VARIABLES = (
+    "APPTAINER_CONTAINER",
+    "SINGULARITY_CONTAINER",
+    "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image",
+    "SLURM_CONTAINER",
+)
+
+_BY_DMI = (
+    ("qemu", "kvm"),
+    ("kvm", "kvm"),
+    ("amazon ec2", "nitro"),
+    ("google compute engine", "google"),
+    ("vmware", "vmware"),
+    ("virtual machine", "hyper-v"),
+    ("virtualbox", "virtualbox"),
+    ("openstack", "kvm"),
+    ("xen", "xen"),
+    ("alibaba cloud", "kvm"),
+)
+
+
+def read_container(surroundings: Machine) -> str | None:
+    """The kind of container, ``unknown`` for one whose kind is not told, ``None`` where nothing speaks of one."""
+    return next(_container_signs(surroundings), None)
+
+
+def _container_signs(surroundings: Machine) -> Iterator[str]:
+    root = surroundings.etc.parent
+    yield from (kind for variable, kind in _BY_VARIABLE if surroundings.environ.get(variable))
+    if (root / ".dockerenv").exists() and not _owns_machine(surroundings):
+        yield "docker"
+    if (root / "run" / ".containerenv").exists():
+        yield "podman"
+    if _is_enroot(surroundings):
+        yield "enroot"
+    groups = "\n".join(read_text(surroundings.proc / one / "cgroup") or "" for one in ("1", "self"))
+    yield from (kind for word, kind in _BY_GROUP if word in groups)
+    yield from (_BY_WORD.get(word, "unknown") for word in _container_words(surroundings) if word)
+
+
+def _owns_machine(surroundings: Machine) -> bool:
+    """Whether processes and host name are the machine's own: one booted from a container's image keeps its marks."""
+    proc = surroundings.proc
+    return is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
+
+
+def _is_enroot(surroundings: Machine) -> bool:
+    """Enroot leaves no variable; its root file system lies in its data folder, which Pyxis names after itself."""
+    mount = mount_of("/", read_mounts(surroundings))
+    words = "" if mount is None else f"{mount.root} {mount.options} {mount.source}"
+    return "enroot" in words or "pyxis" in words
+
+
+def _container_words(surroundings: Machine) -> Iterator[str]:
+    first = read_text(surroundings.proc / "1" / "environ") or ""
+    yield from (entry[len("container=") :] for entry in first.split("\0") if entry.startswith("container="))
+    yield surroundings.environ.get("container", "")
+    yield read_text(surroundings.etc.parent / "run" / "systemd" / "container") or ""
+
+
+def read_image(surroundings: Machine) -> str | None:
+    """What names the image: a file or reference from the container's manager, else the vendor's product and build."""
+    environ = surroundings.environ
+    named = next((environ[name] for name in _IMAGE_VARIABLES if environ.get(name)), None)
+    return named or _podman_image(surroundings) or _nvidia_image(surroundings)
+
+
+def _podman_image(surroundings: Machine) -> str | None:
+    text = read_text(surroundings.etc.parent / "run" / ".containerenv") or ""
+    lines = (line.partition("=") for line in text.splitlines())
+    return next((value.strip('"') for name, _, value in lines if name == "image" and value.strip('"')), None)
+
+
+def _nvidia_image(surroundings: Machine) -> str | None:
+    """Variables that NVIDIA's own images carry: product, its version, number of the build."""
+    environ = surroundings.environ
+    product = environ.get("NVIDIA_PRODUCT_NAME")
+    version = environ.get(f"NVIDIA_{product.upper()}_VERSION") if product else None
+    build = environ.get("NVIDIA_BUILD_ID")
+    words = [product or "", version or "", f"build {build}" if build else ""]
+    return " ".join(word for word in words if word) or None
+
+
+def read_hypervisor(surroundings: Machine) -> str | None:
+    """kvm, xen, hyper-v, vmware, nitro, google, virtualbox or ``unknown``; ``None`` on bare metal.
+
+    x86 guests have the ``hypervisor`` flag (CPUID leaf 1); without it, as on ARM, only the firmware's tables and
+    /sys/hypervisor speak, and makers that also sell bare metal under the same name are not believed.
+    """
+    if (kind := read_text(surroundings.sys / "hypervisor" / "type")) is not None:
+        return kind or "unknown"
+    firmware = _firmware_hypervisor(surroundings)
+    flagged = _has_flag(surroundings)
+    if flagged:
+        return firmware or "unknown"
+    return firmware if flagged is None and firmware not in ("nitro", "google") else None
+
+
+def _has_flag(surroundings: Machine) -> bool | None:
+    """Whether the processor says that it is virtual; ``None`` where it has no such flag (not x86)."""
+    text = read_text(surroundings.proc / "cpuinfo", 1 << 16) or ""
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), None)
+    return None if flags is None else "hypervisor" in flags
+
+
+def _firmware_hypervisor(surroundings: Machine) -> str | None:
+    folder = surroundings.sys / "class" / "dmi" / "id"
+    words = " ".join(read_text(folder / name) or "" for name in ("product_name", "sys_vendor", "bios_vendor")).lower()
+    return next((kind for word, kind in _BY_DMI if word in words), None)

@@ -1,0 +1,26 @@
+"""What tells one host from another: the id of its boot, of its machine, and its name."""
+
+from __future__ import annotations
+
+import socket
+
+from doctor.collectors.base import Machine, read_text
+
+Identity = tuple[str | None, str | None, str]
+"""Boot id, machine id and host name."""
+
+
+def host_identity(surroundings: Machine) -> Identity:
+    """Who this host is, as :class:`doctor.core.job.Host` tells hosts apart."""
+    return read_boot_id(surroundings), read_machine_id(surroundings), socket.gethostname()
+
+
+def read_boot_id(surroundings: Machine) -> str | None:
+    """The id of this boot of the kernel, which containers of one machine share."""
+    return read_text(surroundings.proc / "sys" / "kernel" / "random" / "boot_id") or None
+
+
+def read_machine_id(surroundings: Machine) -> str | None:
+    """The machine's id; images carry the word ``uninitialized`` until their first boot (machine-id(5))."""
+    text = read_text(surroundings.etc / "machine-id")
+    return None if text in (None, "", "uninitialized") else text

@@ -1,0 +1,150 @@
+"""The kernel log: GPU faults, processes killed for memory, PCIe errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from doctor.collectors.base import Collector, Machine, NotVisible, parse_int, read_text
+from doctor.core.facts import KernelEvent, KernelLogFacts
+
+EVENTS = 200
+"""Events of one kind that are kept, the latest: a failing link can write thousands of lines."""
+
+_BYTES = 32 << 20
+_TEXT = 300
+_UNHIDE = "run `sudo dmesg` on the host, or let users read the log: `sudo sysctl kernel.dmesg_restrict=0`"
+
+# "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus." The process is missing in older
+# drivers, and pid='<unknown>' in newer ones; see NVIDIA's "Xid Errors" guide.
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})"
+    r"(?:,\s*(?:Ch \S{1,40}, )?pid='?(?P<pid>\d{1,9}))?"
+)
+# "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ..."; see NVIDIA's fabric manager guide.
+_SXID = re.compile(r"SXid \((?:PCI:)?(?P<device>[^)\s]{1,40})\): (?P<code>\d{1,6})")
+# mm/oom_kill.c: "Out of memory: Killed process 12 (python) ..." and "Memory cgroup out of memory: ...".
+_OOM = re.compile(r"[Oo]ut of memory:? .{0,120}?Kill(?:ed)? process (?P<pid>\d{1,9})")
+# drivers/pci/pcie/aer.c: "pcieport 0000:00:01.0: AER: ..." or "nvidia 0000:3b:00.0: PCIe Bus Error: severity=...".
+_PCIE = re.compile(
+    r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: (?!enabled)|PCIe Bus Error)", re.IGNORECASE
+)
+_PATTERNS = (("sxid", _SXID), ("xid", _XID), ("oom", _OOM), ("pcie", _PCIE))
+
+_LAUNCHERS = re.compile(
+    r"python|pt_main_thread|pt_elastic|torchrun|accelerate|deepspeed|lightning|fabric|doctor|rankdoctor|srun|slurmstepd|"
+    r"mpirun|mpiexec|orterun|orted|prterun|prted|hydra_pmi_proxy|hydra_bstrap|pmi_proxy|jsrun|raylet|ray::"
+)
+
+
+def collect_kernel_log(surroundings: Machine) -> KernelLogFacts:
+    """The events in the log. :class:`NotVisible` where the log is not there (containers) or may not be read."""
+    lines = _records(_read(surroundings.dev / "kmsg"))
+    return KernelLogFacts(events=tuple(parse_events(lines)), job_started=job_started(surroundings))
+
+
+def _read(path: Path) -> str:
+    """All of the ring buffer, without waiting for more: reads give one record each, until none is left.
+
+    See the kernel's Documentation/ABI/testing/dev-kmsg.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise NotVisible(f"there is no {path} here, as in most containers", _UNHIDE) from error
+    except OSError as error:
+        raise NotVisible(f"the kernel log may not be read: {error.strerror}", _UNHIDE) from error
+    try:
+        return b"".join(_chunks(handle)).decode("utf-8", "replace")
+    finally:
+        os.close(handle)
+
+
+def _chunks(handle: int) -> Iterator[bytes]:
+    size = 0
+    while size < _BYTES:
+        try:
+            chunk = os.read(handle, 1 << 16)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            # Overwritten while it was read; the next read goes on with the oldest record that is left.
+            continue
+        except OSError as error:
+            raise NotVisible(f"the kernel log may not be read: {error.strerror}", _UNHIDE) from error
+        if not chunk:
+            return
+        size += len(chunk)
+        yield chunk
+
+
+def _records(text: str) -> Iterator[tuple[float | None, str]]:
+    """Time in seconds since boot and message of each record; lines that begin with a blank continue a record."""
+    for line in text.splitlines():
+        head, semicolon, message = line.partition(";")
+        fields = head.split(",")
+        if semicolon and len(fields) >= 3 and not line.startswith(" "):
+            microseconds = parse_int(fields[2])
+            yield (None if microseconds is None else microseconds / 1e6), message
+
+
+def parse_events(records: Iterable[tuple[float | None, str]]) -> list[KernelEvent]:
+    """The records that matter, in their order, the latest :data:`EVENTS` of each kind."""
+    kept: dict[str, deque[tuple[int, KernelEvent]]] = {kind: deque(maxlen=EVENTS) for kind, _ in _PATTERNS}
+    for order, (time, message) in enumerate(records):
+        event = parse_event(time, message)
+        if event is not None:
+            kept[event.kind].append((order, event))
+    return [event for _, event in sorted((pair for pairs in kept.values() for pair in pairs), key=lambda pair: pair[0])]
+
+
+def parse_event(time: float | None, message: str) -> KernelEvent | None:
+    """The event that a message speaks of, or ``None``."""
+    for kind, pattern in _PATTERNS:
+        if match := pattern.search(message):
+            found = match.groupdict()
+            return KernelEvent(
+                kind=kind,
+                time=time,
+                code=parse_int(found.get("code")),
+                device=(found.get("device") or "").lower() or None,
+                pid=parse_int(found.get("pid")),
+                text=message[:_TEXT],
+            )
+    return None
+
+
+def job_started(surroundings: Machine) -> float | None:
+    """Seconds since boot when the job began: the start of the oldest launcher above this process.
+
+    Goes up from this process as long as the parent is a launcher, a Python interpreter, or a shell right below one
+    (a batch step's script). An interactive shell ends the way, so that a check started by hand counts as a job that
+    has just begun.
+    """
+    ticks = os.sysconf("SC_CLK_TCK")
+    started, pending = None, parse_int((read_text(surroundings.proc / "self" / "stat") or "").partition(" ")[0])
+    for _ in range(32):
+        name, parent, start = _stat(surroundings.proc / str(pending))
+        if start is None:
+            break
+        if started is None or _LAUNCHERS.match(name):
+            started = start / ticks
+        elif name not in ("sh", "bash", "dash"):
+            break
+        pending = parent
+    return started
+
+
+def _stat(folder: Path) -> tuple[str, int | None, int | None]:
+    """Name, parent and start (clock ticks since boot) of a process; the name may hold blanks and brackets (proc(5))."""
+    head, _, tail = (read_text(folder / "stat") or "").rpartition(")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return "", None, None
+    return head.partition("(")[2], parse_int(fields[1]), parse_int(fields[19])
+
+
+COLLECTOR = Collector(section=KernelLogFacts, collect=collect_kernel_log, deadline=5.0)

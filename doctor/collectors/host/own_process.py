@@ -1,0 +1,116 @@
+"""This process: limits, CPUs, namespaces, and whether somebody types into it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from doctor.collectors.base import Collector, Machine, parse_int, read_text
+from doctor.collectors.filesystem import link_target
+from doctor.core.facts import UNLIMITED, HiddenField, Limit, Namespace, ProcessFacts
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+"""The kinds of namespaces(7) that decide what two ranks of a machine share."""
+
+INITIAL_USER_NAMESPACE = "user:[4026531837]"
+"""The inode number that Linux fixes for it (include/linux/proc_ns.h)."""
+
+CAP_IPC_LOCK = 14
+"""The bit of the capability (include/uapi/linux/capability.h)."""
+
+LIMITS = {
+    "locked_memory": resource.RLIMIT_MEMLOCK,
+    "open_files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+    "stack": resource.RLIMIT_STACK,
+}
+"""The limits of getrlimit(2) that stop training."""
+
+
+def collect_process(surroundings: Machine) -> ProcessFacts:
+    """What the kernel and the interpreter say of this process."""
+    spaces = _namespaces(surroundings.proc)
+    device = _device_of(surroundings.dev / "shm")
+    return ProcessFacts(
+        pid=os.getpid(),
+        user_id=os.geteuid(),
+        interactive=is_interactive(),
+        cpus_allowed=tuple(sorted(os.sched_getaffinity(0))),
+        limits=tuple(_limit(name, number) for name, number in LIMITS.items()),
+        namespaces=spaces,
+        shm_device=device,
+        threads_per_process=threads_asked(surroundings.environ),
+        can_lock_memory=can_lock_memory(surroundings.proc),
+        forked_after_cuda=forked_after_cuda(),
+        hidden=_notes(spaces, device),
+    )
+
+
+def is_interactive() -> bool:
+    """Whether a prompt reads what comes next: a Python prompt, ``python -i``, or a live IPython or Jupyter shell.
+
+    IPython in ``sys.modules`` alone says nothing (libraries import it), and neither does JPY_PARENT_PID: a terminal in
+    Jupyter inherits it. ``sys.ps1`` is also what Lightning goes by (lightning/fabric/utilities/imports.py).
+    """
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return True
+    shell_of = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return shell_of is not None and shell_of() is not None
+
+
+def threads_asked(environ: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, the outermost level of a list such as ``4,2`` (OpenMP 5.2, section 21.1.2)."""
+    threads = parse_int(environ.get("OMP_NUM_THREADS", "").partition(",")[0])
+    return threads if threads is not None and 0 < threads < 1 << 31 else None
+
+
+def can_lock_memory(proc: Path) -> bool | None:
+    """Whether RLIMIT_MEMLOCK does not bind this process: it has CAP_IPC_LOCK, and in the first user namespace, the
+    only one that can_do_mlock() of the kernel asks. ``None`` where /proc does not tell."""
+    namespace = link_target(proc / "self" / "ns" / "user")
+    rows = (read_text(proc / "self" / "status", limit=8192) or "").splitlines()
+    mask = next((row.partition(":")[2].strip() for row in rows if row.startswith("CapEff:")), None)
+    if namespace is None or mask is None:
+        return None
+    try:
+        return bool(int(mask, 16) >> CAP_IPC_LOCK & 1) and namespace == INITIAL_USER_NAMESPACE
+    except ValueError:
+        return None
+
+
+def forked_after_cuda() -> bool | None:
+    """What torch says where this process has loaded it (torch/cuda/__init__.py); torch is not imported for this."""
+    asked = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
+    return None if asked is None else bool(asked())
+
+
+def _limit(name: str, number: int) -> Limit:
+    soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
+    return Limit(name, soft, hard)
+
+
+def _namespaces(proc: Path) -> tuple[Namespace, ...]:
+    links = ((kind, link_target(proc / "self" / "ns" / kind)) for kind in NAMESPACES)
+    return tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
+
+
+def _device_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
+
+
+def _notes(spaces: tuple[Namespace, ...], device: int | None) -> tuple[HiddenField, ...]:
+    notes = []
+    if not spaces:
+        notes.append(HiddenField("namespaces", "/proc/self/ns can't be read", "mount /proc in the container"))
+    if device is None:
+        notes.append(HiddenField("shm_device", "no folder /dev/shm that can be read", "mount a tmpfs at /dev/shm"))
+    return tuple(notes)
+
+
+COLLECTOR = Collector(section=ProcessFacts, collect=collect_process)

@@ -1,0 +1,129 @@
+"""What stands between devices that talk to one another over PCIe: IOMMU groups and access control (ACS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from doctor.collectors.base import Machine, read_int, read_text
+from doctor.collectors.filesystem import link_target
+from doctor.core.facts import HiddenField
+
+# Registers by the PCI Express base specification; names as in Linux, include/uapi/linux/pci_regs.h.
+_CAPABILITY_LIST = 0x34
+_CAPABILITY_EXPRESS = 0x10
+_EXTENDED_START = 0x100
+_EXTENDED_ACS = 0x000D
+_ACS_CONTROL = 6
+_REDIRECT = 0x04 | 0x08
+"""Request and completion redirect: traffic between devices below a switch goes up to the root complex."""
+
+_SWITCH_PORTS = (5, 6)
+_BRIDGE_CLASS = 0x0604
+_IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "iommu.strict=")
+
+
+def count_iommu_groups(surroundings: Machine) -> int | None:
+    """The groups of devices that an IOMMU keeps apart; 0 without an active one, ``None`` where sysfs is not shown."""
+    try:
+        return sum(1 for _ in (surroundings.sys / "kernel" / "iommu_groups").iterdir())
+    except FileNotFoundError:
+        return 0 if (surroundings.sys / "kernel").is_dir() else None
+    except OSError:
+        return None
+
+
+def read_iommu_setting(surroundings: Machine) -> str | None:
+    """The words of the kernel's command line that speak of the IOMMU."""
+    words = (read_text(surroundings.proc / "cmdline") or "").split()
+    return " ".join(word for word in words if word.startswith(_IOMMU_WORDS)) or None
+
+
+def read_access_control(surroundings: Machine) -> tuple[bool | None, tuple[HiddenField, ...]]:
+    """Whether a PCIe switch redirects traffic between its devices; ``None`` and why where that may not be read.
+
+    Only root sees the extended configuration space, in which the control bits lie.
+    """
+    folder = surroundings.sys / "bus" / "pci" / "devices"
+    try:
+        devices = sorted(folder.iterdir())
+    except OSError:
+        return None, (HiddenField("pci_access_control", f"{folder} is not shown here"),)
+    answers = [_redirects(device) for device in devices if _is_bridge(device)]
+    if any(answers):
+        return True, ()
+    if None in answers:
+        reason = "the extended configuration space of PCIe switches is readable by root alone"
+        return None, (HiddenField("pci_access_control", reason, "sudo lspci -vvv | grep ACSCtl"),)
+    return False, ()
+
+
+def _is_bridge(device: Path) -> bool:
+    text = read_text(device / "class")
+    return text is not None and text.startswith(f"0x{_BRIDGE_CLASS:04x}")
+
+
+def _redirects(device: Path) -> bool | None:
+    """Whether this bridge is a switch port that redirects; ``None`` if its configuration is cut off or unreadable."""
+    try:
+        data = (device / "config").read_bytes()
+        size = (device / "config").stat().st_size
+    except OSError:
+        return None
+    if len(data) >= 256 and _port_type(data) not in _SWITCH_PORTS:
+        return False
+    if len(data) < min(size, 4096) or len(data) <= 64:
+        return None
+    control = next((_word(data, at + _ACS_CONTROL) for at in _extended(data) if _word(data, at) == _EXTENDED_ACS), 0)
+    return bool(control & _REDIRECT)
+
+
+def _port_type(data: bytes) -> int | None:
+    """The kind of port from the PCI Express capability: 4 root port, 5 and 6 switch ports; ``None`` without one."""
+    at, steps = data[_CAPABILITY_LIST] & 0xFC, 0
+    while 0x40 <= at < 0xFC and steps < 48:
+        if data[at] == _CAPABILITY_EXPRESS:
+            return (_word(data, at + 2) >> 4) & 0xF
+        at, steps = data[at + 1] & 0xFC, steps + 1
+    return None
+
+
+def _extended(data: bytes) -> Iterator[int]:
+    """Offsets of the extended capabilities."""
+    at, seen = _EXTENDED_START, set[int]()
+    while _EXTENDED_START <= at <= len(data) - 8 and at not in seen and _word(data, at) not in (0, 0xFFFF):
+        seen.add(at)
+        yield at
+        at = (_word(data, at + 2) >> 4) & 0xFFC
+
+
+def _word(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 2], "little")
+
+
+def pci_address(folder: Path) -> str | None:
+    """The PCI bus id that a device link such as /sys/class/net/eth0/device leads to, over virtio and the like."""
+    try:
+        parts = folder.resolve(strict=True).parts
+    except (OSError, RuntimeError):
+        return None
+    return next((part for part in reversed(parts) if _is_address(part)), None)
+
+
+def _is_address(name: str) -> bool:
+    domain, _, rest = name.partition(":")
+    bus, _, slot = rest.partition(":")
+    shape = len(domain) >= 4 and len(bus) == 2 and len(slot) == 4 and slot[2] == "."
+    return shape and all(character in "0123456789abcdef" for character in domain + bus + slot[:2] + slot[3])
+
+
+def numa_node(folder: Path) -> int | None:
+    """The NUMA node of a device folder; ``None`` where the firmware names none (-1)."""
+    node = read_int(folder / "numa_node")
+    return node if node is not None and node >= 0 else None
+
+
+def driver_name(folder: Path) -> str | None:
+    """The name of the driver that is bound to a device folder."""
+    target = link_target(folder / "driver")
+    return None if target is None else Path(target).name

@@ -1,0 +1,62 @@
+"""Which processes can be seen from here, and what files they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from doctor.collectors.filesystem import link_target, listed
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+INITIAL_IPC_NAMESPACE = "ipc:[4026531839]"
+INITIAL_UTS_NAMESPACE = "uts:[4026531838]"
+"""Inode numbers that Linux fixes for the first namespaces (include/linux/proc_ns.h)."""
+
+
+def is_initial(proc: Path, kind: str, initial: str) -> bool:
+    """Whether this process lives in the machine's first namespace of ``kind``; ``False`` where that is not shown."""
+    return link_target(proc / "self" / "ns" / kind) == initial
+
+
+def process_folders(proc: Path) -> Iterator[Path]:
+    """The folder of every visible process."""
+    yield from (proc / name for name in listed(proc) if name.isdecimal())
+
+
+def held_files(process: Path) -> set[str] | None:
+    """Paths that a process has open or mapped; ``None`` where this user may not see that."""
+    try:
+        held = {link for handle in (process / "fd").iterdir() if (link := link_target(handle)) is not None}
+        with (process / "maps").open("rb") as maps:
+            rows = (line.decode("utf-8", "replace").split(None, 5) for line in maps)
+            held.update(row[5].rstrip("\n") for row in rows if len(row) == 6)
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    except OSError:
+        return None
+    return held
+
+
+def owner(path: Path) -> int | None:
+    """The user id that owns ``path``."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def files_held_open(proc: Path, users: Collection[int]) -> tuple[set[str], bool]:
+    """Paths that the visible processes of ``users`` hold, root's included, and whether that is all there is to see.
+
+    Process 1 may refuse to be read even by its own user; it starts others and holds none of the job's files.
+    """
+    held: set[str] = set()
+    complete = True
+    for process in process_folders(proc):
+        user = owner(process)
+        if user is None or (user != 0 and user not in users):
+            continue
+        files = held_files(process)
+        held.update(files or ())
+        complete = complete and (files is not None or user not in users or process.name == "1")
+    return held, complete

@@ -1,0 +1,149 @@
+"""The host: names, processors, memory, kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
+from pathlib import Path
+
+from doctor.collectors.base import Collector, Machine, parse_int, read_int, read_text
+from doctor.collectors.host.cgroup import read_cgroup
+from doctor.collectors.host.container import read_container, read_hypervisor, read_image
+from doctor.collectors.host.host_identity import read_boot_id, read_machine_id
+from doctor.collectors.host.kernel_clock import read_clock
+from doctor.collectors.host.pci import count_iommu_groups, read_access_control, read_iommu_setting
+from doctor.collectors.host.shared_memory import read_shared_memory
+from doctor.collectors.network.dns import look_up
+from doctor.collectors.network.interface_kinds import kind_of
+from doctor.collectors.network.interfaces import seen_interfaces
+from doctor.core.facts import HostFacts
+
+REVERSED = 4
+"""Own addresses that are looked up backwards: enough to notice a silent name server, few enough not to burden it."""
+
+
+def collect_host(surroundings: Machine) -> HostFacts:
+    """The host as this process sees it; the name look-ups take three seconds at most."""
+    return read_host(surroundings, socket.gethostname(), own_addresses())
+
+
+def own_addresses() -> list[str]:
+    """Addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first.
+
+    Loopback, link-local addresses and those of container bridges are left out.
+    """
+    try:
+        seen = seen_interfaces()
+    except OSError:
+        return []
+    kinds = {name: kind_of(None, name, one.driver) for name, one in seen.items()}
+    outward = [one for name, one in seen.items() if kinds[name] not in ("container-bridge", "virtual-bridge")]
+    found = [ip_address(address.address) for one in outward for address in one.addresses]
+    useful = [address for address in found if not (address.is_loopback or address.is_link_local)]
+    return [str(address) for address in sorted(useful, key=lambda address: address.version)][:REVERSED]
+
+
+def read_host(surroundings: Machine, hostname: str, addresses: Iterable[str]) -> HostFacts:
+    """The facts about a host called ``hostname`` with those ``addresses``."""
+    own = look_up(hostname, addresses)
+    groups = read_cgroup(surroundings)
+    memory = _memory(surroundings)
+    shared = read_shared_memory(surroundings)
+    clock = read_clock()
+    access_control, access_hidden = read_access_control(surroundings)
+    proc = surroundings.proc
+    return HostFacts(
+        hostname=hostname,
+        fqdn=own.fqdn,
+        machine_id=read_machine_id(surroundings),
+        boot_id=read_boot_id(surroundings),
+        kernel=read_text(proc / "sys" / "kernel" / "osrelease") or None,
+        architecture=platform.machine() or None,
+        distribution=_distribution(surroundings),
+        container=read_container(surroundings),
+        hypervisor=read_hypervisor(surroundings),
+        image=read_image(surroundings),
+        names=own.names,
+        reverse=own.reverse,
+        cpu_count=_cpu_count(surroundings),
+        cpu_quota=groups.cpu_quota,
+        cpu_periods=groups.cpu_periods,
+        cpu_throttled_periods=groups.cpu_throttled,
+        cpu_governor=_frequency(surroundings, "scaling_governor"),
+        cpu_driver=_frequency(surroundings, "scaling_driver"),
+        ram_total=memory.get("MemTotal"),
+        ram_available=memory.get("MemAvailable"),
+        memory_limit=groups.memory_limit,
+        memory_used=groups.memory_used,
+        shm=shared.filesystem,
+        nccl_shm_files=shared.left_files,
+        nccl_shm_bytes=shared.left_bytes,
+        pids_limit=groups.pids_limit,
+        pids_used=groups.pids_used,
+        port_range=_port_range(surroundings),
+        unprivileged_port_start=read_int(proc / "sys" / "net" / "ipv4" / "ip_unprivileged_port_start"),
+        iommu_groups=count_iommu_groups(surroundings),
+        iommu_setting=read_iommu_setting(surroundings),
+        pci_access_control=access_control,
+        clock_synchronised=clock.synchronised,
+        clock_error=clock.error,
+        uptime=_uptime(surroundings),
+        hidden=(*own.hidden, *groups.hidden, *shared.hidden, *access_hidden, *clock.hidden),
+    )
+
+
+def _distribution(surroundings: Machine) -> str | None:
+    for line in (read_text(surroundings.etc / "os-release") or "").splitlines():
+        name, _, value = line.partition("=")
+        if name == "PRETTY_NAME":
+            return value.strip("\"' ") or None
+    return None
+
+
+def _cpu_count(surroundings: Machine) -> int | None:
+    """The processors that are online, from a list of ranges such as ``0-63,128-191``."""
+    text = read_text(surroundings.sys / "devices" / "system" / "cpu" / "online") or ""
+    count = 0
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        low, high = parse_int(first), parse_int(last if dash else first)
+        if low is None or high is None or high < low:
+            return os.cpu_count()
+        count += high - low + 1
+    return count
+
+
+def _frequency(surroundings: Machine, name: str) -> str | None:
+    """What all processors say, with commas between where they differ."""
+    folders = (surroundings.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
+    return ",".join(sorted({text for folder in folders if (text := read_text(folder / name))})) or None
+
+
+def _memory(surroundings: Machine) -> dict[str, int]:
+    """/proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
+    rows = (line.split() for line in (read_text(surroundings.proc / "meminfo") or "").splitlines())
+    numbers = ((row[0].rstrip(":"), parse_int(row[1])) for row in rows if len(row) == 3 and row[2] == "kB")
+    return {name: value * 1024 for name, value in numbers if value is not None}
+
+
+def _port_range(surroundings: Machine) -> tuple[int, int] | None:
+    words = _words(surroundings.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
+    numbers = [number for word in words if (number := parse_int(word)) is not None]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
+
+
+def _uptime(surroundings: Machine) -> float | None:
+    try:
+        return float(_words(surroundings.proc / "uptime")[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def _words(path: Path) -> list[str]:
+    return (read_text(path) or "").split()
+
+
+COLLECTOR = Collector(section=HostFacts, collect=collect_host, deadline=8.0)

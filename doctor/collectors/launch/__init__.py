@@ -1,0 +1,1 @@
+"""Facts about how the job was started: launcher, scheduler, rank variables."""

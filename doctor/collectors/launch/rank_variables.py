@@ -1,0 +1,275 @@
+"""What each source says of this process: its rank, the world, its place on the host. Pure functions of variables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from doctor.collectors.base import parse_int
+from doctor.collectors.launch.trainer_variables import device_count
+from doctor.core.facts import Claim
+from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP
+
+Environ = Mapping[str, str]
+
+TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""The tasks of the step; of the job where there is no step."""
+
+
+def whole_number(environ: Environ, *names: str) -> int | None:
+    """The first of ``names`` that holds a whole number, read as Python and so torch reads it."""
+    numbers = (parse_int(environ.get(name)) for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+class RankVariables(NamedTuple):
+    """The variables in which a source states what a :class:`Claim` holds, the preferred name first.
+
+    ``marks``: the source says something where one of these is set.
+    """
+
+    source: str
+    marks: str
+    rank: str = ""
+    world_size: str = ""
+    local_rank: str = ""
+    local_world_size: str = ""
+    node_rank: str = ""
+    node_count: str = ""
+
+
+ENVIRONMENT = RankVariables(
+    "environment",
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+)
+TORCHRUN = RankVariables(
+    "torchrun",
+    "TORCHELASTIC_RUN_ID",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+)
+OPEN_MPI = RankVariables(
+    "openmpi",
+    # OMPI_COMM_WORLD_NODE_RANK counts processes on the node: it is no number of a node.
+    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+PMI = RankVariables(
+    "pmi",
+    "PMI_RANK PMI_SIZE MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE PALS_RANKID",
+    "PMI_RANK MV2_COMM_WORLD_RANK PALS_RANKID",
+    "PMI_SIZE MV2_COMM_WORLD_SIZE",
+    "MPI_LOCALRANKID MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID",
+    "MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE PALS_LOCAL_SIZE",
+    "PALS_NODEID",
+)
+LSF = RankVariables(
+    "lsf",
+    "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+)
+RAY = RankVariables(
+    # Set in processes that a raylet starts; RAY_ADDRESS may stand in any shell. Ray Train adds the plain names.
+    "ray",
+    "RAY_JOB_ID RAY_RAYLET_PID",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+)
+ACCELERATE = RankVariables(
+    # Set by "accelerate launch" alone; the order is that of accelerate/utils/environment.py.
+    "accelerate",
+    "ACCELERATE_MIXED_PRECISION ACCELERATE_DYNAMO_BACKEND",
+    "RANK PMI_RANK OMPI_COMM_WORLD_RANK MV2_COMM_WORLD_RANK",
+    "WORLD_SIZE PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE",
+    "LOCAL_RANK MPI_LOCALRANKID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE MPI_LOCALNRANKS OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_LOCAL_SIZE",
+)
+
+
+def claim_from(names: RankVariables, environ: Environ) -> Claim | None:
+    """What a source states in variables of its own, or ``None`` where none of its marks is set."""
+    if not any_set(environ, names.marks):
+        return None
+    return Claim(names.source, *(whole_number(environ, *field.split()) for field in names[2:]))
+
+
+def slurm_claim(environ: Environ) -> Claim | None:
+    """What SLURM says: of the task in a step; elsewhere of the batch script (task 0), or of the allocation alone."""
+    if not any_set(environ, "SLURM_PROCID SLURM_NTASKS SLURM_STEP_NUM_TASKS"):
+        return None
+    node = whole_number(environ, "SLURM_NODEID")
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    return Claim(
+        "slurm",
+        whole_number(environ, "SLURM_PROCID"),
+        whole_number(environ, *TASK_COUNTS),
+        whole_number(environ, "SLURM_LOCALID"),
+        None if node is None else tasks_on_node(tasks, node),
+        node,
+        whole_number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    )
+
+
+def task_counts(text: str) -> list[tuple[int, int]] | None:
+    """Tasks a node and how many nodes in a row have them: ``4(x2),3`` is 4 on two nodes, then 3 on one.
+
+    ``None`` where the text is none of the kind (SLURM_TASKS_PER_NODE in srun(1)).
+    """
+    counts: list[tuple[int, int]] = []
+    for part in text.split(",") if text else []:
+        tasks, repeated, nodes = part.partition("(x")
+        count, times = parse_int(tasks), parse_int(nodes.rstrip(")")) if repeated else 1
+        if count is None or times is None or not 0 <= count < 1 << 31 or not 0 < times < 1 << 31:
+            return None
+        counts.append((count, times))
+    return counts or None
+
+
+def tasks_on_node(text: str, node: int) -> int | None:
+    """How many tasks run on the node with that number, counted from 0; see :func:`task_counts`."""
+    for tasks, nodes in task_counts(text) or ():
+        if 0 <= node < nodes:
+            return tasks
+        node -= nodes
+    return None
+
+
+def kubeflow_claim(environ: Environ) -> Claim | None:
+    """What Kubeflow says of this pod. Its RANK and WORLD_SIZE count pods, not processes
+    (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go); PET_* are defaults of torchrun's arguments.
+    """
+    told = any_set(environ, "PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK")
+    if not told and not is_pod_of_kubeflow(environ):
+        return None
+    pod_rank, pods = ("RANK", "WORLD_SIZE") if is_pod_of_kubeflow(environ) else ("", "")
+    nodes = whole_number(environ, "PET_NNODES") if told else whole_number(environ, pods)
+    return _claim_of_nodes(
+        "kubeflow",
+        node_rank=whole_number(environ, "PET_NODE_RANK", pod_rank),
+        node_count=nodes,
+        processes=whole_number(environ, "PET_NPROC_PER_NODE"),
+    )
+
+
+def sagemaker_claim(environ: Environ) -> Claim | None:
+    """What SageMaker says of this host: its place among SM_HOSTS (sagemaker-training-toolkit)."""
+    if not any_set(environ, "SM_HOSTS SM_CURRENT_HOST"):
+        return None
+    hosts = _texts(environ.get("SM_HOSTS", ""))
+    current = environ.get("SM_CURRENT_HOST")
+    return _claim_of_nodes(
+        "sagemaker",
+        node_rank=hosts.index(current) if current in hosts else None,
+        node_count=len(hosts) or None,
+        processes=whole_number(environ, "SM_NUM_GPUS") or None,
+    )
+
+
+def llamafactory_claim(environ: Environ) -> Claim | None:
+    """What LLaMA-Factory hands to the torchrun that it starts (its src/llamafactory/launcher.py)."""
+    if "FORCE_TORCHRUN" not in environ and not {"NNODES", "NPROC_PER_NODE"} <= environ.keys():
+        return None
+    return _claim_of_nodes(
+        "llamafactory",
+        node_rank=whole_number(environ, "NODE_RANK"),
+        node_count=whole_number(environ, "NNODES"),
+        processes=whole_number(environ, "NPROC_PER_NODE"),
+    )
+
+
+def lightning_claim(environ: Environ) -> Claim | None:
+    """What Lightning tells the processes that it starts (lightning/fabric/strategies/launchers/subprocess_script.py).
+
+    It sets no RANK: a rank is the node's rank times the devices of a node, plus the local rank.
+    """
+    if not is_started_by_lightning(environ) and "LT_CLI_USED" not in environ:
+        return None
+    node_rank, local_rank = whole_number(environ, "NODE_RANK", "GROUP_RANK"), whole_number(environ, "LOCAL_RANK")
+    devices = device_count(environ.get("LT_DEVICES"))
+    rank = local_rank if not node_rank else None
+    if node_rank and local_rank is not None and devices:
+        rank = node_rank * devices + local_rank
+    nodes = whole_number(environ, "LT_NUM_NODES")
+    return Claim("lightning", rank, whole_number(environ, "WORLD_SIZE"), local_rank, devices, node_rank, nodes)
+
+
+def claims_of(environ: Environ) -> tuple[Claim, ...]:
+    """What every source says, in a fixed order; sources that say nothing are left out."""
+    found = (
+        claim_from(ENVIRONMENT, environ),
+        claim_from(TORCHRUN, environ),
+        slurm_claim(environ),
+        claim_from(OPEN_MPI, environ),
+        claim_from(PMI, environ),
+        claim_from(LSF, environ),
+        kubeflow_claim(environ),
+        claim_from(RAY, environ),
+        sagemaker_claim(environ),
+        lightning_claim(environ),
+        claim_from(ACCELERATE, environ),
+        llamafactory_claim(environ),
+    )
+    return tuple(claim for claim in found if claim is not None)
+
+
+def is_slurm_step(environ: Environ) -> bool:
+    """Whether the variables are those of a task of srun, and not of a batch script, salloc or an interactive step."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isascii() and step.isdecimal() and len(step) <= 10 and int(step) < FIRST_SPECIAL_STEP
+
+
+def is_ray_worker(environ: Environ) -> bool:
+    """Whether a raylet started this process."""
+    return any_set(environ, RAY.marks)
+
+
+def is_pod_of_kubeflow(environ: Environ) -> bool:
+    """Whether the plain variables are those that the training operator gives a pod, with no launcher inside it."""
+    wanted = {"KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return wanted <= environ.keys() and not any_set(environ, f"TORCHELASTIC_RUN_ID LOCAL_RANK {RAY.marks}")
+
+
+def is_started_by_lightning(environ: Environ) -> bool:
+    """Whether the variables are those that Lightning's own launcher sets: all but RANK. Several tasks of srun have no
+    need of it: a batch script exported these."""
+    wanted = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    tasks = whole_number(environ, *TASK_COUNTS) if is_slurm_step(environ) else None
+    return wanted <= environ.keys() and "RANK" not in environ and (tasks is None or tasks < 2)
+
+
+def _claim_of_nodes(source: str, *, node_rank: int | None, node_count: int | None, processes: int | None) -> Claim:
+    world = node_count * processes if node_count is not None and processes is not None else None
+    world = world if world is not None and abs(world) < 1 << 63 else None
+    return Claim(source, None, world, None, processes, node_rank, node_count)
+
+
+def _texts(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [entry for entry in found if isinstance(entry, str)] if isinstance(found, list) else []
+
+
+def any_set(environ: Environ, names: str) -> bool:
+    """Whether one of the space-separated ``names`` is set, be it to nothing."""
+    return any(name in environ for name in names.split())

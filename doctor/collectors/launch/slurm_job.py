@@ -1,0 +1,234 @@
+"""What SLURM says about this job: its record (``scontrol show job``), and the environment for what that lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from doctor.collectors.base import Collector, Machine, NotPresent, parse_int
+from doctor.collectors.launch.rank_variables import is_slurm_step, task_counts, whole_number
+from doctor.core.facts import HiddenField, SlurmFacts
+from doctor.core.masking import mask_text, readable
+from doctor.core.process import abandon_child, start_child
+
+Environ = Mapping[str, str]
+JobRecord = dict[str, str]
+
+LIMIT = 4.0
+"""Seconds for scontrol, which goes on trying for a minute and more where the controller does not answer."""
+
+LARGEST_OUTPUT = 1 << 20
+"""Bytes of its output that are read. A record has about two thousand, and an array prints one for each task."""
+
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)")
+_FREE_TEXT = ("JobId=", "Command=", "WorkDir=", "Std", "Comment=", "AdminComment=", "SystemComment=", "SubmitLine=")
+"""Lines that hold a user's words, which may look like fields."""
+
+_EMPTY = frozenset({"", "(null)", "N/A", "None", "Unknown", "UNKNOWN"})
+_TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
+_GPUS = re.compile(
+    r"(?:^|[,:/])gpu(?::(?!\d+(?:[,(]|$))[^,:=]+)?(?:[:=](\d{1,6})(?:\([^)]*\))?)?(?=,|$)",
+    re.ASCII,
+)
+"""``gpu``, a type that is no number (``a100``, ``1g.5gb``), a count, the sockets in brackets."""
+
+_ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
+_JOB_ID = re.compile(r"\d{1,12}", re.ASCII)
+
+
+class ScontrolResult(NamedTuple):
+    """The record of the job, or why there is none and how to get it."""
+
+    record: JobRecord
+    reason: str = ""
+    unhide: str = ""
+
+
+def collect_slurm(surroundings: Machine) -> SlurmFacts:
+    """The job's facts. Raises ``NotPresent`` outside SLURM; without an answer of scontrol, what the environment
+    says."""
+    environ = surroundings.environ
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    if not job_id:
+        raise NotPresent("SLURM_JOB_ID is not set")
+    # One question a node: thousands of tasks that ask at once would stop the controller.
+    asks = environ.get("SLURM_LOCALID", "0") == "0"
+    answer = ask_scontrol(environ, job_id) if asks else ScontrolResult({}, "the first task of the node asks scontrol")
+    return slurm_facts(readable(job_id), answer, environ)
+
+
+def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> ScontrolResult:
+    """Ask ``scontrol show job`` for at most ``limit`` seconds. As text: ``--json`` differs from release to release."""
+    unhide = f"scontrol show job {readable(job_id)}"
+    if not _JOB_ID.fullmatch(job_id):
+        return ScontrolResult({}, "SLURM_JOB_ID is no number")
+    program = shutil.which("scontrol", path=environ.get("PATH", os.defpath))
+    if program is None:
+        return ScontrolResult(
+            {}, "scontrol is not on PATH", f"mount SLURM's commands and munge's socket here, or run {unhide}"
+        )
+    try:
+        code, output, errors = _run([program, "show", "job", job_id], environ, limit)
+    except subprocess.TimeoutExpired:
+        return ScontrolResult({}, f"scontrol gave no answer within {limit:g} s", unhide)
+    except (OSError, ValueError) as error:
+        return ScontrolResult({}, f"scontrol could not be run: {error}", unhide)
+    if code != 0:
+        words = readable(mask_text(errors.strip().partition("\n")[0]))[:200]
+        return ScontrolResult({}, f"scontrol ended with code {code}: {words}", unhide)
+    record = read_record(output, job_id)
+    return ScontrolResult(record) if record else ScontrolResult({}, "scontrol printed no record of the job", unhide)
+
+
+def _run(command: list[str], environ: Environ, limit: float) -> tuple[int, str, str]:
+    process = start_child(command, stderr=subprocess.PIPE, env={**environ, "LC_ALL": "C"})
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        abandon_child(process)
+        raise
+    return process.returncode, _text(output), _text(errors)
+
+
+def _text(output: bytes) -> str:
+    return output[:LARGEST_OUTPUT].decode("utf-8", "replace")
+
+
+def read_record(text: str, job_id: str) -> JobRecord:
+    """The fields of the job ``job_id`` in the output of ``scontrol show job``; empty where it is not there.
+
+    The job id of an array's last task is that of the array, for which scontrol prints every task.
+    """
+    for block in re.split(r"\n\s*\n", text):
+        if re.match(rf"\s*JobId={job_id}\b", block):
+            return _fields(block)
+    return {}
+
+
+def _fields(block: str) -> JobRecord:
+    record: JobRecord = {}
+    for line in block.splitlines():
+        line = line.strip()
+        if not line.startswith(_FREE_TEXT):
+            for name, value in _FIELD.findall(line):
+                if value not in _EMPTY:
+                    record.setdefault(name, value)
+    return record
+
+
+def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmFacts:
+    """The facts of a record, with the environment's word where the record has none; a note for each that is lacking.
+
+    ``time_limit`` and ``time_left`` are ``None`` without a note where the job has no limit.
+    """
+    record = answer.record
+    nodes = _first(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
+    limit = read_duration(record.get("TimeLimit"))
+    return SlurmFacts(
+        job_id=job_id,
+        state=record.get("JobState"),
+        partition=_words(record.get("Partition") or environ.get("SLURM_JOB_PARTITION")),
+        node_count=nodes,
+        node_list=_words(record.get("NodeList") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")),
+        task_count=_first(_count(record.get("NumTasks")), whole_number(environ, "SLURM_NTASKS")),
+        tasks_per_node=_tasks_per_node(record, environ, nodes),
+        cpus_per_task=_first(_count(record.get("CPUs/Task")), whole_number(environ, "SLURM_CPUS_PER_TASK")),
+        gpus_per_node=_gpus_per_node(record, environ, nodes),
+        gpus_per_task=_first(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
+        gpu_binding=_gpu_binding(record, environ),
+        time_limit=limit,
+        time_left=_time_left(limit, record),
+        batch=_is_batch(record, environ),
+        hidden=_notes(answer),
+    )
+
+
+def _notes(answer: ScontrolResult) -> tuple[HiddenField, ...]:
+    """The environment never has the state and the times; the rest it has, or the job has none."""
+    missing = ("state", "time_limit", "time_left") if answer.reason else ()
+    return tuple(HiddenField(name, answer.reason, answer.unhide) for name in missing)
+
+
+def read_duration(text: str | None) -> int | None:
+    """Seconds of ``[days-][hours:]minutes:seconds`` (scontrol(1)); ``None`` for UNLIMITED and Partition_Limit."""
+    found = _TIME.fullmatch(text or "")
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def gpu_count(text: str | None) -> int | None:
+    """GPUs in a request: ``gres:gpu:2``, ``gres/gpu:a100:4,gres/gpu:v100:1``, ``a100:2``, ``2``; without a number 1.
+
+    ``None`` where the text names none.
+    """
+    if not text:
+        return None
+    plain = re.fullmatch(r"(?:[^:,=/]+:)?(\d{1,6})", text, re.ASCII)
+    if plain:
+        return int(plain.group(1))
+    counts = [int(number or 1) for number in _GPUS.findall(text)]
+    return sum(counts) if counts else None
+
+
+def _gpus_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> int | None:
+    asked = gpu_count(record.get("TresPerNode"))
+    total = _ALL_GPUS.search(record.get("AllocTRES") or record.get("TRES") or "")
+    if asked is None and total and nodes and int(total.group(1)) % nodes == 0:
+        asked = int(total.group(1)) // nodes
+    return _first(asked, whole_number(environ, "SLURM_GPUS_ON_NODE"))
+
+
+def _tasks_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> int | None:
+    """The job's tasks on each node where all have the same; ``None`` where they differ.
+
+    In a step SLURM_TASKS_PER_NODE speaks of the step, which may be a helper of one task.
+    """
+    asked = _count(record.get("NtasksPerN:B:S:C", "").partition(":")[0])
+    if not asked and nodes == 1:
+        asked = _count(record.get("NumTasks"))
+    if asked or is_slurm_step(environ):
+        return asked or whole_number(environ, "SLURM_NTASKS_PER_NODE")
+    counts = {count for count, _ in task_counts(environ.get("SLURM_TASKS_PER_NODE", "")) or ()}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _gpu_binding(record: JobRecord, environ: Environ) -> str | None:
+    """How GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1))."""
+    stated = environ.get("SLURM_GPU_BIND") or environ.get("SLURMD_TRES_BIND") or record.get("TresBind")
+    return _words(re.sub(r"^(?:gres[:/])?gpu:", "", stated)) if stated else None
+
+
+def _time_left(limit: int | None, record: JobRecord) -> int | None:
+    """Limit less run time: the difference of two durations, so that no clock of another host is needed."""
+    spent = read_duration(record.get("RunTime"))
+    return None if limit is None or spent is None else max(0, limit - spent)
+
+
+def _is_batch(record: JobRecord, environ: Environ) -> bool | None:
+    """Whether the job is a batch job; without a record, whether this process is none of a step but a batch script's,
+    which alone knows its task without a step."""
+    if "BatchFlag" in record:
+        return record["BatchFlag"] != "0"
+    return True if "SLURM_PROCID" in environ and not is_slurm_step(environ) else None
+
+
+def _count(text: str | None) -> int | None:
+    number = parse_int(text)
+    return number if number is not None and 0 <= number < 1 << 31 else None
+
+
+def _words(text: str | None) -> str | None:
+    return readable(mask_text(text)) if text else None
+
+
+def _first(number: int | None, other: int | None) -> int | None:
+    return other if number is None else number
+
+
+COLLECTOR = Collector(section=SlurmFacts, collect=collect_slurm)

@@ -1,0 +1,82 @@
+"""What the Trainer or Fabric is told through the environment, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from doctor.collectors.base import Collector, Machine, NotPresent, parse_int
+from doctor.core.facts import TrainerFacts, Variable
+from doctor.core.masking import mask_value, readable
+
+TRAINER = "PL_TRAINER_"
+"""Defaults of the Trainer's arguments (lightning/pytorch/utilities/argparse.py)."""
+
+FABRIC = "LT_"
+"""Arguments that ``fabric run`` hands to Fabric, with or without LT_CLI_USED (lightning/fabric/connector.py)."""
+
+FABRIC_ARGUMENTS = ("accelerator", "devices", "num_nodes", "precision", "strategy")
+"""What Fabric reads; other LT_ names are not its own."""
+
+
+def collect_trainer(surroundings: Machine) -> TrainerFacts:
+    """The arguments that variables set; those of the Trainer where both kinds are there. Raises ``NotPresent``."""
+    told = arguments_from(surroundings.environ, TRAINER)
+    source = f"{TRAINER}*" if told else f"{FABRIC}*"
+    if not told:
+        told = {name: text for name, text in arguments_from(surroundings.environ, FABRIC).items() if _is_fabric(name)}
+    if not told:
+        raise NotPresent(f"no {TRAINER}* or {FABRIC}* variable is set")
+    return TrainerFacts(
+        source=source,
+        devices=device_count(told.get("devices")),
+        node_count=_positive(told.get("num_nodes")),
+        strategy=told.get("strategy"),
+        accelerator=told.get("accelerator"),
+        backend=told.get("process_group_backend"),
+        arguments=tuple(Variable(name, told[name]) for name in sorted(told)),
+    )
+
+
+def arguments_from(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The variables that begin with ``prefix``, by the rest of their names in lower case, secrets replaced."""
+    return {
+        readable(name[len(prefix) :].lower()): mask_value(name, value)
+        for name, value in environ.items()
+        if name.startswith(prefix) and len(name) > len(prefix)
+    }
+
+
+def device_count(text: str | None) -> int | None:
+    """How many devices an argument ``devices`` asks for: ``4`` is a count, ``0,1`` and ``[0, 1]`` are lists.
+
+    ``None`` for ``auto``, ``-1`` (all), and what is neither; ``0,`` is a list of one
+    (lightning/fabric/utilities/device_parser.py).
+    """
+    text = (text or "").strip()
+    if text.startswith("["):
+        return _listed(text)
+    if "," not in text:
+        return _positive(text)
+    numbers = [parse_int(part) for part in text.split(",") if part.strip()]
+    return len(numbers) if numbers and None not in numbers and -1 not in numbers else None
+
+
+def _listed(text: str) -> int | None:
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return len(entries) if isinstance(entries, list) and entries else None
+
+
+def _positive(text: str | None) -> int | None:
+    number = parse_int(text)
+    return number if number is not None and 0 < number < 1 << 31 else None
+
+
+def _is_fabric(name: str) -> bool:
+    return name in FABRIC_ARGUMENTS
+
+
+COLLECTOR = Collector(section=TrainerFacts, collect=collect_trainer)

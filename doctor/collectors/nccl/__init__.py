@@ -1,0 +1,1 @@
+"""Facts about NCCL: its configuration files, plugins and library."""

@@ -1,0 +1,191 @@
+"""NCCL's configuration files, and the files that settings name."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.parsers import expat
+
+from doctor.collectors.base import Machine
+from doctor.core.facts import HiddenField, Layer, ReferencedFile, SettingsFile
+
+LONGEST_LINE = 4095
+LONGEST_VALUE = 1023
+"""Bytes that NCCL's buffers hold (src/misc/param.cc): the rest of a line counts as another line."""
+
+CONF_LIMIT = 1 << 20
+XML_LIMIT = 4 << 20
+"""Bytes of a topology file; those of machines with 16 GPUs have about 20 kB."""
+
+NAMED_FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_CONFIG_FILE")
+"""Variables that name a file to read. NCCL_*_DUMP_FILE and NCCL_DEBUG_FILE name files to write."""
+
+_CR_LF = "its lines end in CR LF; NCCL before 2.30 takes the CR for a part of the value"
+
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+
+
+@dataclass(frozen=True)
+class ConfEntry:
+    """A line of a configuration file."""
+
+    name: str
+    value: str
+    line: int
+
+
+def conf_paths(surroundings: Machine) -> Iterator[tuple[Path, Layer, bool]]:
+    """The files that NCCL reads, the strongest first, each with its layer and whether the user asked for it by name.
+
+    NCCL_CONF_FILE takes the place of the file in the home folder (since NCCL 2.23) and is not expanded.
+    """
+    asked = surroundings.environ.get("NCCL_CONF_FILE")
+    in_homes = home_files(surroundings.environ)
+    if asked:
+        yield Path(asked), "user file", True
+    elif in_homes:
+        yield next((path for path in in_homes if path.exists()), in_homes[0]), "user file", False
+    yield surroundings.etc / "nccl.conf", "system file", False
+
+
+def home_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where the user's file can be: in the home of the user database, or since NCCL 2.30 in that of HOME."""
+    homes = (_home(), environ.get("HOME"))
+    return tuple(dict.fromkeys(Path(home, ".nccl.conf") for home in homes if home))
+
+
+def ambiguous_home(surroundings: Machine) -> tuple[HiddenField, ...]:
+    """A note where it depends on the release of NCCL which user file counts."""
+    files = home_files(surroundings.environ)
+    if surroundings.environ.get("NCCL_CONF_FILE") or len(files) < 2 or not any(path.exists() for path in files):
+        return ()
+    reason = f"NCCL before 2.30 reads {files[0]}, newer releases {files[1]}"
+    return (HiddenField("files", reason, f"let HOME and the user database agree, or set NCCL_CONF_FILE={files[0]}"),)
+
+
+def _home() -> str | None:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return None
+
+
+def read_conf(path: Path, layer: Layer) -> tuple[SettingsFile, tuple[ConfEntry, ...]]:
+    """A configuration file and its entries, in the file's order."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(CONF_LIMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        return SettingsFile(str(path), layer, exists=False), ()
+    except OSError as error:
+        return SettingsFile(str(path), layer, error=error.strerror or str(error)), ()
+    entries = tuple(parse_conf(data))
+    return SettingsFile(str(path), layer, settings=len(entries), error=_CR_LF if b"\r\n" in data else None), entries
+
+
+def parse_conf(data: bytes) -> Iterator[ConfEntry]:
+    """The entries of a configuration file as NCCL understands it (src/misc/param.cc setEnvFile).
+
+    ``#`` starts a comment in the first column only; a line without ``=`` is no entry; blanks belong to the name or to
+    the value that they touch; the first of two entries with one name counts.
+    """
+    for number, line in enumerate(data.split(b"\n"), 1):
+        for start in range(0, len(line), LONGEST_LINE):
+            part = line[start : start + LONGEST_LINE].partition(b"\0")[0].removesuffix(b"\r")
+            name, equals, value = part.partition(b"=")
+            if equals and name and not part.startswith(b"#"):
+                yield ConfEntry(_text(name), _text(value), number)
+
+
+def _text(data: bytes) -> str:
+    return data[:LONGEST_VALUE].decode("utf-8", "replace")
+
+
+def read_references(settings: Mapping[str, str], surroundings: Machine) -> Iterator[ReferencedFile]:
+    """The files that settings name, and the topology file that a cloud's virtual machine provides unasked."""
+    for variable in NAMED_FILES:
+        if settings.get(variable):
+            yield read_reference(variable, Path(settings[variable]))
+    provided = surroundings.etc.parent / "var/run/nvidia-topologyd/virtualTopology.xml"
+    if "NCCL_TOPO_FILE" not in settings and provided.is_file():
+        yield read_reference("NCCL_TOPO_FILE (default)", provided)
+
+
+def read_reference(variable: str, path: Path) -> ReferencedFile:
+    """Whether a named file is there and readable, and what a topology file in it speaks of."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(XML_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return ReferencedFile(variable, str(path), exists=False, readable=False)
+    except OSError as error:
+        return ReferencedFile(variable, str(path), exists=True, readable=False, error=error.strerror or str(error))
+    if not variable.startswith("NCCL_TOPO_FILE"):
+        return ReferencedFile(variable, str(path), exists=True, readable=True)
+    topology = parse_topology(data)
+    return ReferencedFile(
+        variable,
+        str(path),
+        exists=True,
+        readable=True,
+        error=topology.error,
+        gpus=tuple(dict.fromkeys(topology.gpus)),
+        devices=tuple(dict.fromkeys(topology.devices)),
+    )
+
+
+@dataclass
+class Topology:
+    """What a topology file names: bus ids of GPUs, network devices; and why it could not be read to its end."""
+
+    gpus: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    error: str | None = None
+    _bus_ids: list[str] = field(default_factory=list)
+
+    def opened(self, tag: str, attributes: dict[str, str]) -> None:
+        """An element starts. A GPU is a PCI device of a display class or one that holds a ``gpu`` element."""
+        if tag == "pci":
+            bus_id = attributes.get("busid", "").lower()
+            self._bus_ids.append(bus_id)
+            if attributes.get("class", "").startswith(DISPLAY_CLASSES):
+                self.gpus.append(bus_id)
+        elif tag == "gpu" and self._bus_ids:
+            self.gpus.append(self._bus_ids[-1])
+        elif tag == "net" and attributes.get("name"):
+            self.devices.append(attributes["name"])
+
+    def closed(self, tag: str) -> None:
+        """An element ends."""
+        if tag == "pci" and self._bus_ids:
+            self._bus_ids.pop()
+
+
+class _RefusedXml(Exception):
+    """The document has a declaration of types, which NCCL's files never have and which could expand without end."""
+
+
+def parse_topology(data: bytes) -> Topology:
+    """The GPUs and network devices of a topology file (NCCL src/graph/xml.cc)."""
+    topology = Topology()
+    if len(data) > XML_LIMIT:
+        topology.error = f"larger than {XML_LIMIT} bytes: no topology file"
+        return topology
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = topology.opened
+    parser.EndElementHandler = topology.closed
+    parser.StartDoctypeDeclHandler = _refuse
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        topology.error = f"not well-formed: {error}"
+    except _RefusedXml as refusal:
+        topology.error = str(refusal)
+    return topology
+
+
+def _refuse(*_: object) -> None:
+    raise _RefusedXml("a document type declaration is not accepted")

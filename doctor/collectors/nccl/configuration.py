@@ -1,0 +1,77 @@
+"""NCCL's effective settings: the environment over the user's file over the system's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from doctor.collectors.base import Collector, Machine
+from doctor.collectors.nccl.config_files import ConfEntry, ambiguous_home, conf_paths, read_conf, read_references
+from doctor.collectors.nccl.plugins import read_plugins
+from doctor.collectors.software.dynamic_loader import DynamicLoader
+from doctor.core.facts import NcclFacts, Setting, SettingsFile
+from doctor.core.masking import mask_value, readable
+
+PREFIX = "NCCL_"
+
+
+def collect_nccl(surroundings: Machine) -> NcclFacts:
+    """The settings that NCCL would find when it starts in this process, and the files and plug-ins they name."""
+    files: list[SettingsFile] = []
+    layers: list[tuple[SettingsFile, tuple[ConfEntry, ...]]] = []
+    for path, layer, asked in conf_paths(surroundings):
+        file, entries = read_conf(path, layer)
+        layers.append((file, entries))
+        if file.exists or asked:
+            files.append(file)
+    settings = tuple(effective_settings(surroundings.environ, layers))
+    values = {setting.name: setting.value for setting in settings}
+    return NcclFacts(
+        settings=settings,
+        files=tuple(files),
+        references=tuple(read_references(values, surroundings)),
+        plugins=tuple(read_plugins(values, DynamicLoader(surroundings.environ, surroundings.etc))),
+        hidden=ambiguous_home(surroundings),
+    )
+
+
+def effective_settings(
+    environ: Mapping[str, str], layers: Iterable[tuple[SettingsFile, tuple[ConfEntry, ...]]]
+) -> Iterator[Setting]:
+    """Each setting once, by name. ``layers``: files with their entries, the strongest first.
+
+    NCCL hands every entry to setenv() without overwriting: a variable that the environment has, even an empty one,
+    and an entry that was read before stay as they are.
+    """
+    from_files = _by_name(layers)
+    names = {name for name in environ if name.startswith(PREFIX)}
+    for name in sorted(names | {name for name in from_files if name not in environ}):
+        entries = from_files.get(name, [])
+        if name in environ:
+            yield Setting(readable(name), mask_value(name, environ[name]), overrides=_overridden(name, entries))
+            continue
+        file, entry = entries[0]
+        yield Setting(
+            readable(name),
+            mask_value(name, entry.value),
+            file.layer,
+            file.path,
+            entry.line,
+            _overridden(name, entries[1:]),
+        )
+
+
+def _by_name(
+    layers: Iterable[tuple[SettingsFile, tuple[ConfEntry, ...]]],
+) -> dict[str, list[tuple[SettingsFile, ConfEntry]]]:
+    found: dict[str, list[tuple[SettingsFile, ConfEntry]]] = {}
+    for file, entries in layers:
+        for entry in entries:
+            found.setdefault(entry.name, []).append((file, entry))
+    return found
+
+
+def _overridden(name: str, entries: Iterable[tuple[SettingsFile, ConfEntry]]) -> tuple[str, ...]:
+    return tuple(f"{file.path}:{entry.line}={mask_value(name, entry.value)}" for file, entry in entries)
+
+
+COLLECTOR = Collector(section=NcclFacts, collect=collect_nccl)

@@ -1,0 +1,174 @@
+"""Every NCCL that this process could load, and the one that torch would get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from doctor.collectors.base import read_text
+from doctor.collectors.software.dynamic_loader import DynamicLoader
+from doctor.collectors.software.elf import ElfError, ElfLibrary, read_library, search_read_only
+from doctor.collectors.software.packages import Distribution
+from doctor.collectors.software.torch_build import NCCL_VERSION, TorchFiles
+from doctor.core.facts import NcclLibrary
+
+SONAME = "libnccl.so.2"
+WHEEL_FOLDERS = ("nvidia/nccl/lib", "nvidia/cu11/lib", "nvidia/cu12/lib", "nvidia/cu13/lib")
+_MAPS_LIMIT = 16 << 20
+_NUMBERED = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class NcclSearch:
+    """What decides which NCCL is loaded. ``paths`` is sys.path; ``maps`` the text of /proc/self/maps."""
+
+    loader: DynamicLoader
+    torch: TorchFiles | None
+    paths: Sequence[str]
+    distributions: Mapping[str, Distribution]
+    maps: str = ""
+
+    def libraries(self) -> tuple[NcclLibrary, ...]:
+        """All libraries that could be loaded, once each, in the order in which they would be found."""
+        built_in = self._built_in()
+        if built_in is not None:
+            return built_in, *self._shared(None)
+        return tuple(self._shared(self.chosen()))
+
+    def chosen(self) -> Path | None:
+        """The file that torch gets: what is loaded already, else what would be."""
+        mapped = _mapped(self.maps)
+        user = self.torch.nccl_user() if self.torch else None
+        if mapped or self.torch is None or user is None:
+            return mapped
+        first = next((path for path in self.loader.preloads if _is_nccl(path)), None)
+        return first or self._loaded_by_torch() or self.loader.find(SONAME, user)
+
+    def _shared(self, chosen: Path | None) -> Iterator[NcclLibrary]:
+        seen: set[Path] = set()
+        candidates = list(self._candidates())
+        if chosen is not None:
+            candidates.append((chosen, "system"))
+        for path, origin in candidates:
+            real = path.resolve()
+            if real not in seen and path.is_file():
+                seen.add(real)
+                yield NcclLibrary(
+                    path=str(path),
+                    version=self._version(path, origin),
+                    origin=origin,
+                    chosen=chosen is not None and chosen.resolve() == real,
+                )
+
+    def _candidates(self) -> Iterator[tuple[Path, str]]:
+        yield from ((path, "LD_PRELOAD") for path in self.loader.preloads if _is_nccl(path))
+        yield from ((directory / SONAME, "LD_LIBRARY_PATH") for directory in self.loader.library_path)
+        yield from self._wheels()
+        if self.torch is not None:
+            yield self.torch.library_folder / SONAME, "torch"
+            user = self.torch.nccl_user()
+            if user is not None:
+                yield from ((path, "torch") for path in _search_path(user, self.loader))
+        yield from ((path, "system") for path in self.loader.candidates(SONAME))
+
+    def _wheels(self) -> Iterator[tuple[Path, str]]:
+        for path in dict.fromkeys(self.paths):
+            root = Path(path or ".")
+            names = " and ".join(one.name for one in self._wheels_at(root)) or "unknown"
+            yield from ((root / folder / SONAME, f"wheel {names}") for folder in WHEEL_FOLDERS)
+
+    def _wheels_at(self, location: Path) -> list[Distribution]:
+        return [
+            one
+            for one in self.distributions.values()
+            if one.name.startswith("nvidia-nccl-") and one.location == location
+        ]
+
+    def _version(self, path: Path, origin: str) -> str | None:
+        """By the name of the file that a link leads to, by the wheel if only one owns the file, else by its text."""
+        match = _NUMBERED.fullmatch(path.resolve().name)
+        if match:
+            return match[1]
+        if origin.startswith("wheel"):
+            wheels = self._wheels_at(path.parents[3]) if len(path.parents) > 3 else []
+            # Wheels for different CUDA releases overwrite each other's file; then only the file itself tells.
+            release = re.match(r"\d+\.\d+\.\d+", wheels[0].version) if len(wheels) == 1 else None
+            if release:
+                return release[0]
+        return nccl_release(path)
+
+    def _built_in(self) -> NcclLibrary | None:
+        if self.torch is None or not self.torch.has("libtorch_cuda.so") or self.torch.nccl_user() is not None:
+            return None
+        version = self.torch.built_in_nccl()
+        path = str(self.torch.library_folder / "libtorch_cuda.so")
+        return NcclLibrary(path, version, origin="torch", chosen=True) if version else None
+
+    def _loaded_by_torch(self) -> Path | None:
+        """What torch/__init__.py loads by its path before its own libraries, from the first entry of sys.path.
+
+        Since 2.9 it does so whenever libtorch_global_deps.so found a libcudart; before, only when that library could
+        not be loaded. It goes through a list and gives up at the first library that is not there.
+        """
+        if self.torch is None:
+            return None
+        text = read_text(self.torch.package / "__init__.py") or ""
+        always = re.search(r"^\s+_preload_cuda_deps\(\)\s*$", text, re.MULTILINE) is not None
+        if not (always if self._finds_needs_of_torch() else "_preload_cuda_deps" in text):
+            return None
+        for folder, pattern in re.findall(r"\"(\w+)\"\s*[,:]\s*\"(lib\w+\.so\.[^\"]+)\"", text):
+            path = self._first_match(folder, pattern)
+            if path is None or folder == "nccl":
+                return path
+        return None
+
+    def _first_match(self, folder: str, pattern: str) -> Path | None:
+        """The file that torch/__init__.py finds for a library, by the places where wheels put it."""
+        release = (self.torch.cuda if self.torch else None) or ""
+        places = (f"nvidia/{folder}/lib", f"nvidia/cu{release.split('.')[0]}/lib", f"{folder}/lib")
+        for path in self.paths:
+            for place in places:
+                match = next(iter(sorted(Path(path or ".", place).glob(pattern))), None)
+                if match is not None:
+                    return match
+        return None
+
+    def _finds_needs_of_torch(self) -> bool:
+        """Whether libtorch_global_deps.so, which torch loads first, would find the CUDA libraries that it needs."""
+        dependencies = self.torch.read("libtorch_global_deps.so") if self.torch else None
+        needed = [name for name in dependencies.needed if name.startswith(("libcu", "libnv"))] if dependencies else []
+        return all(self.loader.find(name, dependencies) is not None for name in needed)
+
+
+def nccl_release(path: Path) -> str | None:
+    """The release that a libnccl carries in its read-only data."""
+    match = search_read_only(path, NCCL_VERSION)
+    return match[1].decode() if match else None
+
+
+def _search_path(user: ElfLibrary, loader: DynamicLoader) -> Iterable[Path]:
+    """The places of DT_RPATH or DT_RUNPATH of a library of torch."""
+    only_own = replace(loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=())
+    return only_own.candidates(SONAME, user)
+
+
+def _is_nccl(path: Path) -> bool:
+    """Whether the loader would take an already loaded library for libnccl.so.2: by its DT_SONAME."""
+    try:
+        return read_library(path).soname == SONAME
+    except (ElfError, OSError):
+        return False
+
+
+def _mapped(maps: str) -> Path | None:
+    """The libnccl that this process has already loaded, where it is exactly one."""
+    rows = (line.split(None, 5) for line in maps.splitlines() if "libnccl.so" in line)
+    found = {row[5] for row in rows if len(row) == 6 and Path(row[5]).name.startswith("libnccl.so")}
+    return Path(found.pop()) if len(found) == 1 else None
+
+
+def read_maps(proc: Path) -> str:
+    """The memory map of this process; empty where it may not be read."""
+    return read_text(proc / "self/maps", _MAPS_LIMIT) or ""

@@ -1,0 +1,72 @@
+"""NCCL's plug-in libraries: which are asked for, and which the loader would find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from doctor.collectors.software.dynamic_loader import DynamicLoader
+from doctor.collectors.software.elf import ElfError, exported_symbols
+from doctor.core.facts import NcclPlugin
+
+KINDS = {
+    "net": "NCCL_NET_PLUGIN",
+    "tuner": "NCCL_TUNER_PLUGIN",
+    "profiler": "NCCL_PROFILER_PLUGIN",
+    "env": "NCCL_ENV_PLUGIN",
+}
+"""The variable of each kind; the library of a kind is called libnccl-<kind>.so (src/plugin/plugin_open.cc)."""
+
+INTERFACES = re.compile(rb"nccl(?:(?:Net|CollNet|Gin|Tuner|Env)Plugin|Profiler)_v\d+")
+"""The symbols that NCCL looks for in a plug-in (src/plugin/*/*_v*.cc)."""
+
+
+def read_plugins(settings: Mapping[str, str], loader: DynamicLoader) -> Iterator[NcclPlugin]:
+    """The plug-ins that settings ask for, found or not, and those that NCCL takes unasked where they are found."""
+    for kind, variable in KINDS.items():
+        requested = settings.get(variable)
+        if requested is None:
+            plugin = _plugin(kind, "", loader)
+            if plugin.path is not None:
+                yield plugin
+            continue
+        names = requested.split(",") if kind == "net" else [requested]
+        yield from (_plugin(kind, name, loader) for name in names if _is_library(name))
+
+
+def _is_library(name: str) -> bool:
+    """Whether a name stands for a file: ``none`` switches plug-ins off, STATIC_PLUGIN is linked into the program."""
+    return name.lower() not in ("none", "static_plugin")
+
+
+def _plugin(kind: str, requested: str, loader: DynamicLoader) -> NcclPlugin:
+    names = library_names(kind, requested)
+    found = next(((name, path) for name in names if (path := loader.find(name)) is not None), None)
+    if found is None:
+        return NcclPlugin(kind, names[-1], requested, error=f"not found by the loader: {', '.join(names)}")
+    name, path = found
+    symbols, error = _symbols(path)
+    return NcclPlugin(kind, name, requested, str(path), symbols, error)
+
+
+def library_names(kind: str, requested: str) -> tuple[str, ...]:
+    """What NCCL gives to dlopen, in its order (src/plugin/plugin_open.cc openPluginLib; 2.27 and newer).
+
+    Older releases try the name with prefix and suffix first, which finds the same library unless both are there.
+    """
+    prefix = f"libnccl-{kind}"
+    if not requested:
+        return (f"{prefix}.so",)
+    if "/" in requested or (requested.startswith("lib") and requested.endswith(".so")):
+        return (requested,)
+    return requested, f"{prefix}-{requested}.so"
+
+
+def _symbols(path: Path) -> tuple[tuple[str, ...], str | None]:
+    try:
+        return exported_symbols(path, INTERFACES), None
+    except ElfError as error:
+        return (), str(error)
+    except OSError as error:
+        return (), error.strerror or str(error)

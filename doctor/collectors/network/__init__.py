@@ -1,0 +1,1 @@
+"""Facts about interfaces, routes, names and RDMA devices."""

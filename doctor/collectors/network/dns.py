@@ -1,0 +1,131 @@
+"""Name look-ups that a silent name server cannot hold up: each runs in a thread of its own and has a limit.
+
+The calls are those that torch and Gloo make: ``getaddrinfo`` of the host's own name, ``socket.getfqdn`` for what
+torchrun advertises (torch/distributed/elastic/rendezvous/api.py), and ``getnameinfo`` for the peers of a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Generic, TypeVar
+
+from doctor.core.background import start_thread
+from doctor.core.facts import HiddenField, NameLookup, ReverseLookup
+
+LIMIT = 2.5
+"""Seconds for an answer. The resolver itself waits 5 s a try and server by default (resolv.conf(5))."""
+
+TOTAL = 3.0
+"""Seconds for everything, the look-up of a full name after it was learnt included."""
+
+SURPRISING = 0.5
+"""Seconds of a look-up that make it worth another one: a name server that is slow is slow again. A crowded processor,
+or a thread that holds the interpreter while it loads a library, looks like one only once."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class TimedLookup(Generic[Answer]):
+    """A call in a thread, made again where it took long: the shorter time counts. ``wait`` gives the answer or the
+    error, and the seconds that passed."""
+
+    call: Callable[[], Answer]
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    answer: Answer | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        """Ask at once."""
+        self._thread = start_thread("doctor-look-up", self._ask)
+
+    def _ask(self) -> None:
+        try:
+            self.answer = self.call()
+        except (OSError, UnicodeError) as error:
+            self.error = _words(error)
+        self.seconds = time.monotonic() - self.started
+        if self.seconds >= SURPRISING:
+            began = time.monotonic()
+            with contextlib.suppress(OSError, UnicodeError):
+                self.call()
+            self.seconds = min(self.seconds, time.monotonic() - began)
+
+    def wait(self, limit: float) -> tuple[Answer | None, str | None, float]:
+        """Answer, error, seconds. Without an answer after ``limit`` seconds since the start that is the error."""
+        self._thread.join(max(0.0, self.started + limit - time.monotonic()))
+        if self.seconds is None:
+            return None, f"no answer within {limit:.1f} s", limit
+        return self.answer, self.error, self.seconds
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class OwnNames:
+    """What the look-ups of one host gave. ``fqdn`` is ``None`` where it could not be had in time."""
+
+    fqdn: str | None
+    names: tuple[NameLookup, ...]
+    reverse: tuple[ReverseLookup, ...]
+    hidden: tuple[HiddenField, ...] = ()
+
+
+def look_up(hostname: str, addresses: Iterable[str], limit: float = LIMIT, total: float = TOTAL) -> OwnNames:
+    """Look up ``hostname``, the full name that it stands for, and the names of ``addresses`` as torch's store asks for
+    them, all side by side.
+
+    Takes ``limit`` seconds at most, or ``total`` where the full name was learnt late.
+    """
+    started = time.monotonic()
+    own = TimedLookup(lambda: _forward(hostname))
+    full = TimedLookup(lambda: socket.getfqdn(hostname))
+    seen = [peer_name_of(address) for address in addresses]
+    backwards = [(address, TimedLookup(_backward(address))) for address in seen]
+    fqdn, error, _ = full.wait(limit)
+    names = [_name(hostname, "hostname", own, limit)]
+    if fqdn and fqdn != hostname:
+        left = max(0.5, min(limit, started + total - time.monotonic()))
+        names.append(_name(fqdn, "fqdn", TimedLookup(lambda: _forward(fqdn)), left))
+    hidden = (HiddenField("fqdn", error, "make the name server in /etc/resolv.conf answer"),) if error else ()
+    return OwnNames(fqdn, tuple(names), tuple(_reverse(address, ask, limit) for address, ask in backwards), hidden)
+
+
+def _name(name: str, role: str, question: TimedLookup[tuple[str, ...]], limit: float) -> NameLookup:
+    addresses, error, seconds = question.wait(limit)
+    return NameLookup(name, role, addresses or (), error, round(seconds, 4))
+
+
+def _reverse(address: str, question: TimedLookup[str], limit: float) -> ReverseLookup:
+    name, error, seconds = question.wait(limit)
+    return ReverseLookup(address, name, error, round(seconds, 4))
+
+
+def _forward(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+
+def peer_name_of(address: str) -> str:
+    """The address as torch's store sees a client of it: its socket serves both families, so an IPv4 address is mapped
+    into IPv6 (torch/csrc/distributed/c10d/socket.cpp), which /etc/hosts seldom holds."""
+    return f"::ffff:{address}" if ":" not in address and _has_both_families() else address
+
+
+@cache
+def _has_both_families() -> bool:
+    return socket.has_dualstack_ipv6()
+
+
+def _backward(address: str) -> Callable[[], str]:
+    return lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]

@@ -1,0 +1,123 @@
+"""What kind of interface a name in /sys/class/net stands for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from doctor.collectors.base import read_int, read_text
+from doctor.collectors.filesystem import listed
+
+CARRIERS = frozenset({"bond", "vlan", "bridge", "other"})
+"""Kinds that may carry a physical device's traffic under their own name (``other``: macvlan and ipvlan)."""
+
+_CONTAINER_BRIDGE = re.compile(
+    r"docker(\d|_gwbridge)|br-[0-9a-f]{12}$|cni|cbr|lxdbr|lxcbr|podman|nerdctl|kube-bridge|weave"
+)
+_VIRTUAL_BRIDGE = re.compile(r"virbr")
+_TUNNEL_NAME = re.compile(r"tun|tap|wg|tailscale|zt|flannel|vxlan|gre|ipip|sit|tunl|cali|ppp|cilium_vxlan|genev")
+
+# Hardware types of include/uapi/linux/if_arp.h.
+_HARDWARE = {772: "loopback", 32: "infiniband", 801: "wireless", 802: "wireless", 803: "wireless"}
+_TUNNELS = frozenset({512, 768, 769, 776, 778, 823, 0xFFFE})
+_ETHERNET = 1
+
+_DEVICE_TYPES = {
+    "bridge": "bridge",
+    "bond": "bond",
+    "vlan": "vlan",
+    "wlan": "wireless",
+    "vxlan": "tunnel",
+    "geneve": "tunnel",
+    "wireguard": "tunnel",
+    "gre": "tunnel",
+    "ppp": "tunnel",
+    "wwan": "other",
+    "macvlan": "other",
+    "hsr": "other",
+}
+"""DEVTYPE in an interface's uevent, as drivers set it with SET_NETDEV_DEVTYPE."""
+
+_DRIVERS = {
+    "veth": "veth",
+    "dummy": "dummy",
+    "tun": "tunnel",
+    "bridge": "bridge",
+    "openvswitch": "bridge",
+    "bonding": "bond",
+    "team": "bond",
+    "802.1Q VLAN Support": "vlan",
+    "vxlan": "tunnel",
+    "geneve": "tunnel",
+    "wireguard": "tunnel",
+    "macvlan": "other",
+    "ipvlan": "other",
+}
+"""Drivers of virtual interfaces, as ethtool's ioctl names them."""
+
+
+def kind_of(folder: Path | None, name: str, driver: str | None) -> str:
+    """The kind of the interface ``name``; ``folder`` is ``None`` where sysfs does not describe it."""
+    kind = _DRIVERS.get(driver or "") or (_by_name(name) if folder is None else _by_folder(folder, name))
+    return _named_bridge(name) if kind == "bridge" else kind
+
+
+def _named_bridge(name: str) -> str:
+    if _CONTAINER_BRIDGE.match(name):
+        return "container-bridge"
+    return "virtual-bridge" if _VIRTUAL_BRIDGE.match(name) else "bridge"
+
+
+def _by_name(name: str) -> str:
+    bridge = _named_bridge(name)
+    if bridge != "bridge":
+        return bridge
+    signs = (("lo", name == "lo"), ("tunnel", bool(_TUNNEL_NAME.match(name))), ("veth", name.startswith("veth")))
+    known = next((sign for sign, holds in signs if holds), None)
+    if known:
+        return "loopback" if known == "lo" else known
+    starts = (("ib", "infiniband"), ("bond", "bond"), ("wl", "wireless"), ("dummy", "dummy"), ("br", "bridge"))
+    return next((kind for start, kind in starts if name.startswith(start)), "ethernet")
+
+
+def _by_folder(folder: Path, name: str) -> str:
+    if (folder / "bonding").is_dir():
+        return "bond"
+    if (folder / "bridge").is_dir():
+        return "bridge"
+    if (folder / "wireless").is_dir() or (folder / "phy80211").exists():
+        return "wireless"
+    kind = _DEVICE_TYPES.get(_device_type(folder))
+    if kind:
+        return kind
+    hardware = read_int(folder / "type")
+    if (folder / "tun_flags").exists() or hardware in _TUNNELS:
+        return "tunnel"
+    if hardware == _ETHERNET:
+        return _ethernet(folder, name)
+    return "other" if hardware is None else _HARDWARE.get(hardware, "other")
+
+
+def _device_type(folder: Path) -> str:
+    lines = (read_text(folder / "uevent") or "").splitlines()
+    return next((line[len("DEVTYPE=") :] for line in lines if line.startswith("DEVTYPE=")), "")
+
+
+def _ethernet(folder: Path, name: str) -> str:
+    """An interface of Ethernet's type: a device, or one of the virtual kinds that sysfs does not name.
+
+    The two ends of a veth name each other's index in ``iflink`` and have no interface below them.
+    """
+    if (folder / "device").exists():
+        return "ethernet"
+    if name.startswith("dummy"):
+        return "dummy"
+    index, link = read_int(folder / "ifindex"), read_int(folder / "iflink")
+    if name.startswith("veth") or (index is not None and link not in (None, 0, index) and not lower_interfaces(folder)):
+        return "veth"
+    return "other"
+
+
+def lower_interfaces(folder: Path) -> list[str]:
+    """The interfaces directly below the one that ``folder`` describes."""
+    return [name[len("lower_") :] for name in listed(folder) if name.startswith("lower_")]

@@ -1,0 +1,251 @@
+"""Network interfaces, their kinds and addresses, and the routes."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from doctor.collectors.base import Collector, Machine, NotVisible, parse_int, read_int, read_text
+from doctor.collectors.filesystem import link_target, listed
+from doctor.collectors.host.pci import driver_name, numa_node, pci_address
+from doctor.collectors.network.interface_kinds import CARRIERS, kind_of, lower_interfaces
+from doctor.collectors.network.routes import read_routes, read_segments
+from doctor.core.facts import Address, Family, HiddenField, Interface, InterfaceFacts
+
+# Flags of include/uapi/linux/if.h.
+_IFF_UP = 0x1
+_IFF_RUNNING = 0x40
+
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_GDRVINFO = 0x3
+
+
+@dataclass(frozen=True)
+class KernelInterface:
+    """An interface as the process's own system calls show it; ``None`` where they were not asked.
+
+    System calls answer for the network namespace of this process; /sys may have been mounted in another one, which a
+    differing ``index`` gives away.
+    """
+
+    addresses: tuple[Address, ...] = ()
+    flags: int | None = None
+    mtu: int | None = None
+    speed: int | None = None
+    driver: str | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class InterfaceTree:
+    """/sys/class/net and the names in it that belong to this network namespace."""
+
+    folder: Path
+    names: frozenset[str]
+
+
+def collect_interfaces(surroundings: Machine) -> InterfaceFacts:
+    """The interfaces of this process's network namespace; :class:`NotVisible` where the kernel lists none."""
+    try:
+        seen = seen_interfaces()
+    except OSError as error:
+        raise NotVisible(f"the interfaces cannot be listed: {error.strerror}", "ip -br address") from error
+    return read_interfaces(surroundings, seen)
+
+
+def read_interfaces(surroundings: Machine, seen: Mapping[str, KernelInterface]) -> InterfaceFacts:
+    """The interfaces ``seen``, in that order, then those that have no address, with what ``surroundings`` add."""
+    folder = surroundings.sys / "class" / "net"
+    shown = _names(folder)
+    tree = InterfaceTree(folder, frozenset(name for name in shown if not _is_foreign(folder / name, seen.get(name))))
+    names = list(dict.fromkeys([*seen, *_device_names(surroundings, shown)]))
+    sent, again = read_segments(surroundings)
+    return InterfaceFacts(
+        interfaces=tuple(_interface(tree, name, seen.get(name, KernelInterface())) for name in names),
+        routes=read_routes(surroundings),
+        segments_sent=sent,
+        segments_retransmitted=again,
+        hidden=_hidden(surroundings, [name for name in names if name not in tree.names]),
+    )
+
+
+def _hidden(surroundings: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
+    notes = []
+    if unknown:
+        reason = f"{surroundings.sys}/class/net does not describe {', '.join(unknown)}: their kind is guessed by name"
+        notes.append(HiddenField("interfaces", reason, "mount sysfs inside the network namespace"))
+    if read_text(surroundings.proc / "net" / "route") is None:
+        notes.append(HiddenField("routes", f"{surroundings.proc}/net/route cannot be read"))
+    return tuple(notes)
+
+
+def _names(folder: Path) -> list[str]:
+    """The interfaces in /sys/class/net by index; ``bonding_masters`` and the like are files."""
+    names = [name for name in listed(folder) if (folder / name).is_dir()]
+    return sorted(names, key=lambda name: (read_int(folder / name / "ifindex") or 0, name))
+
+
+def _is_foreign(folder: Path, seen: KernelInterface | None) -> bool:
+    """Whether /sys shows another namespace's interface of the same name."""
+    index = read_int(folder / "ifindex")
+    return seen is not None and None not in (seen.index, index) and seen.index != index
+
+
+def _device_names(surroundings: Machine, shown: list[str]) -> list[str]:
+    """Names in /proc/net/dev, which belongs to the namespace of the process; else those that sysfs shows."""
+    lines = (read_text(surroundings.proc / "net" / "dev") or "").splitlines()
+    return [line.partition(":")[0].strip() for line in lines if ":" in line] or shown
+
+
+def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interface:
+    """One interface; what is neither seen nor in ``tree`` is ``None``, or guessed by name (its kind)."""
+    described = name in tree.names
+    folder = tree.folder / name if described else Path(os.devnull)
+    flags = seen.flags if seen.flags is not None else _hexadecimal(folder / "flags")
+    driver = seen.driver or driver_name(folder / "device")
+    kind = kind_of(folder if described else None, name, driver)
+    return Interface(
+        name=name,
+        kind=kind,
+        up=bool((flags or 0) & _IFF_UP),
+        running=bool((flags or 0) & _IFF_RUNNING) if seen.flags is not None else _has_carrier(folder, flags),
+        mtu=seen.mtu if seen.mtu is not None else read_int(folder / "mtu"),
+        speed=_speed(seen.speed, folder),
+        addresses=seen.addresses,
+        physical=_is_physical(tree, name, kind) if described else kind in ("ethernet", "infiniband", "wireless"),
+        driver=driver,
+        pci=pci_address(folder / "device"),
+        numa_node=numa_node(folder / "device"),
+        parent=_parent(folder, kind),
+        receive_errors=read_int(folder / "statistics" / "rx_errors"),
+        transmit_errors=read_int(folder / "statistics" / "tx_errors"),
+        receive_dropped=read_int(folder / "statistics" / "rx_dropped"),
+        transmit_dropped=read_int(folder / "statistics" / "tx_dropped"),
+        carrier_changes=read_int(folder / "carrier_changes"),
+    )
+
+
+def _has_carrier(folder: Path, flags: int | None) -> bool:
+    """What IFF_RUNNING says: the ``flags`` of sysfs lack it, and ``carrier`` is an error while the device is down."""
+    return bool((flags or 0) & _IFF_UP) and read_text(folder / "carrier") == "1"
+
+
+def _hexadecimal(path: Path) -> int | None:
+    try:
+        return int(read_text(path) or "", 16)
+    except ValueError:
+        return None
+
+
+def _speed(seen: int | None, folder: Path) -> int | None:
+    """Mb/s; drivers without an idea say -1, and some 4294967295 (SPEED_UNKNOWN without its sign) or 65535."""
+    for speed in (read_int(folder / "speed"), seen):
+        if speed is not None and speed > 0 and speed not in (0xFFFF, 0xFFFFFFFF):
+            return speed
+    return None
+
+
+def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> bool:
+    """Whether a device stands behind it, directly or below a bond, VLAN or ordinary bridge."""
+    folder = tree.folder / name
+    if (folder / "device").exists():
+        return True
+    if kind not in CARRIERS or depth == 0:
+        return False
+    lower = [below for below in lower_interfaces(folder) if below in tree.names]
+    return any(_is_physical(tree, below, kind_of(tree.folder / below, below, None), depth - 1) for below in lower)
+
+
+def _parent(folder: Path, kind: str) -> str | None:
+    """The bond or bridge that it is part of; for a VLAN the interface that carries it."""
+    master = link_target(folder / "master")
+    if master is not None:
+        return Path(master).name
+    return next(iter(lower_interfaces(folder)), None) if kind == "vlan" else None
+
+
+def seen_interfaces() -> dict[str, KernelInterface]:
+    """What system calls show, in the order in which getifaddrs yields their first addresses.
+
+    psutil sorts the list of getifaddrs by family and keeps its order otherwise: interfaces with IPv4 come first, then
+    those with IPv6 alone. That is the order in which NCCL meets them (src/os/linux.cc). ``OSError`` where the kernel
+    gives no list.
+    """
+    states = _states()
+    indices = {name: index for index, name in socket.if_nameindex()}
+    addresses = {
+        name: _addresses((entry.family, entry.address, entry.netmask) for entry in entries)
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+        for name in dict.fromkeys([*addresses, *states]):
+            state = states.get(name)
+            found[name] = KernelInterface(
+                addresses=addresses.get(name, ()),
+                flags=_flags(state.flags) if state else None,
+                mtu=state.mtu if state else None,
+                speed=state.speed if state else None,
+                driver=_driver(ask, name),
+                index=indices.get(name),
+            )
+    return found
+
+
+def _states() -> dict[str, Any]:
+    """Flags, sizes and speeds; none where /proc/net/dev is missing, as in some sandboxes."""
+    try:
+        return dict(psutil.net_if_stats())
+    except OSError:
+        return {}
+
+
+def _flags(words: str) -> int:
+    present = words.split(",")
+    return (_IFF_UP if "up" in present else 0) | (_IFF_RUNNING if "running" in present else 0)
+
+
+def _addresses(entries: Iterable[tuple[int, str, str | None]]) -> tuple[Address, ...]:
+    families: dict[int, Family] = {socket.AF_INET: "inet", socket.AF_INET6: "inet6"}
+    return tuple(
+        Address(families[family], address.partition("%")[0], prefix_length(mask))
+        for family, address, mask in entries
+        if family in families
+    )
+
+
+def prefix_length(mask: str | None) -> int | None:
+    """The number of leading ones of a mask such as ``255.255.255.0`` or ``ffff:ffff::``; ``None`` if it has gaps."""
+    if mask is None:
+        return None
+    if (length := parse_int(mask)) is not None:
+        return length
+    try:
+        bits = "".join(f"{byte:08b}" for byte in ip_address(mask).packed)
+    except ValueError:
+        return None
+    return None if "01" in bits else bits.count("1")
+
+
+def _driver(ask: socket.socket, name: str) -> str | None:
+    """The driver by ethtool's ioctl, which needs no privilege and is the one sign of a veth or dummy."""
+    answer = array.array("B", struct.pack("I192x", _ETHTOOL_GDRVINFO))
+    request = struct.pack("16sP8x", name.encode()[:15], answer.buffer_info()[0])
+    try:
+        fcntl.ioctl(ask.fileno(), _SIOCETHTOOL, request)
+    except OSError:
+        return None
+    return answer.tobytes()[4:36].partition(b"\0")[0].decode("ascii", "replace") or None
+
+
+COLLECTOR = Collector(section=InterfaceFacts, collect=collect_interfaces, deadline=5.0)

@@ -1,0 +1,164 @@
+"""Who listens on a TCP port of this host, and whether the process comes from the launcher of this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from doctor.collectors.base import read_text
+from doctor.collectors.filesystem import link_target, listed
+from doctor.collectors.host.ancestors import ancestors_of, read_process
+from doctor.collectors.host.process_table import process_folders
+from doctor.core.facts import Listener
+from doctor.core.masking import mask_command, readable
+
+LISTEN = "0A"
+"""TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp writes it."""
+
+SEARCH_SECONDS = 1.5
+"""How long open files are searched for the owner of a socket."""
+
+LAUNCHERS = (
+    "torchrun",
+    "pt_elastic",
+    "python",
+    "accelerate",
+    "deepspeed",
+    "fabric",
+    "lightning",
+    "slurmstepd",
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "orted",
+    "prte",
+    "hydra_pmi_proxy",
+    "jsm",
+    "raylet",
+)
+"""Beginnings of the names of processes that start ranks. Whatever a shell, a session or a container starts is
+unrelated, even with the same parent."""
+
+
+class ListeningSocket(NamedTuple):
+    """A listening socket: its local address, and the inode by which its owner is found; 0 where that is hidden."""
+
+    address: str
+    inode: int
+
+
+def listening(proc: Path, port: int) -> list[ListeningSocket] | None:
+    """The sockets that listen on ``port`` in this network namespace, wildcard addresses first.
+
+    Any address counts: a store binds the wildcard, which clashes with each. ``None`` where no table can be read.
+    """
+    tables = [read_text(proc / "net" / name, limit=16 << 20) for name in ("tcp", "tcp6")]
+    if tables == [None, None]:
+        return None
+    rows = (row.split() for table in tables if table for row in table.splitlines()[1:])
+    found = [socket for row in rows if (socket := _listening_socket(row, port)) is not None]
+    return sorted(found, key=lambda socket: socket.address not in ("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
+
+
+def _listening_socket(row: list[str], port: int) -> ListeningSocket | None:
+    """A row of /proc/net/tcp (proc(5)) that listens on ``port``."""
+    if len(row) < 10 or row[3] != LISTEN:
+        return None
+    host, _, number = row[1].partition(":")
+    try:
+        if int(number, 16) != port:
+            return None
+        return ListeningSocket(str(decode_address(host)), int(row[9]))
+    except ValueError:
+        return None
+
+
+def decode_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address of /proc/net/tcp: 32-bit words in hexadecimal, each in this machine's byte order. ``ValueError``."""
+    if len(text) not in (8, 32):
+        raise ValueError(text)
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    return ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
+
+
+def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, commands: bool = False) -> Listener | None:
+    """Who listens on ``port``, or ``None`` where nobody does or no table can be read. The process stays ``None`` where
+    it may not be seen: another user's, another PID namespace, or not found within ``seconds``. Its arguments are told
+    where it is this user's, and with ``commands``."""
+    sockets = listening(proc, port)
+    if not sockets:
+        return None
+    address, inode = sockets[0]
+    pid = owner_of(proc, inode, seconds) if inode else None
+    if pid is None:
+        return Listener(address, port)
+    process = read_process(proc, pid)
+    return Listener(
+        address,
+        port,
+        pid,
+        readable(process.name) if process else None,
+        _command(proc, pid) if commands or _is_own(proc, pid) else None,
+        is_ancestor=pid in own_ancestry(proc),
+        same_launcher=shares_launcher(proc, pid),
+    )
+
+
+def owner_of(proc: Path, inode: int, seconds: float = SEARCH_SECONDS) -> int | None:
+    """The process that holds the socket ``inode``. This process and its parents are asked first."""
+    wanted, until = f"socket:[{inode}]", time.monotonic() + seconds
+    for pid in _candidates(proc):
+        if _holds(proc / str(pid) / "fd", wanted, until):
+            return pid
+        if time.monotonic() > until:
+            return None
+    return None
+
+
+def own_ancestry(proc: Path) -> list[int]:
+    """This process and its parents, nearest first."""
+    own = read_process(proc, "self")
+    return [own.pid, *(parent.pid for parent in ancestors_of(proc))] if own else []
+
+
+def shares_launcher(proc: Path, pid: int) -> bool:
+    """Whether ``pid`` and this process were started by one launcher, or ``pid`` by this process: their nearest common
+    parent is a launcher. So rank 0 of the same job, which opens the store, is not taken for a stranger."""
+    line = own_ancestry(proc)
+    common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in line), None)
+    return common is not None and (common.pid == line[0] or common.name.startswith(LAUNCHERS))
+
+
+def _candidates(proc: Path) -> Iterator[int]:
+    line = own_ancestry(proc)
+    yield from line
+    known = set(line)
+    yield from (pid for folder in process_folders(proc) if (pid := int(folder.name)) not in known)
+
+
+def _holds(folder: Path, wanted: str, until: float) -> bool:
+    handles: Iterable[str] = listed(folder) if os.access(folder, os.R_OK | os.X_OK) else ()
+    for count, handle in enumerate(handles):
+        if link_target(folder / handle) == wanted:
+            return True
+        if count % 512 == 511 and time.monotonic() > until:
+            return False
+    return False
+
+
+def _is_own(proc: Path, pid: int) -> bool:
+    """Whether the process runs as this user; root reads those of all users."""
+    try:
+        return (proc / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _command(proc: Path, pid: int) -> str | None:
+    raw = read_text(proc / str(pid) / "cmdline", limit=1 << 16)
+    return mask_command(raw.rstrip("\0").split("\0")) if raw else None

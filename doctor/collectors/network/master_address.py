@@ -1,0 +1,151 @@
+"""MASTER_ADDR as this process resolves it, the way to it, and who listens on MASTER_PORT of this host."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import NamedTuple
+
+import psutil
+
+from doctor.collectors.base import Collector, Machine, NotPresent
+from doctor.collectors.launch.launcher import PORTS
+from doctor.collectors.launch.rank_variables import whole_number
+from doctor.collectors.network.dns import TimedLookup
+from doctor.collectors.network.listeners import listener_on, listening
+from doctor.core.facts import HiddenField, Listener, MasterFacts
+from doctor.core.masking import mask_text, readable
+
+LIMIT = 3.0
+"""Seconds for the look-up. The resolver's own patience is longer: 5 s a try and server (resolv.conf(5))."""
+
+Addresses = dict[str, str]
+"""The interface of each address of this host."""
+
+
+class SelectedRoute(NamedTuple):
+    """What the kernel would use: interface and source address, or why there is none."""
+
+    interface: str | None = None
+    source: str | None = None
+    trouble: str | None = None
+
+
+def collect_master(surroundings: Machine) -> MasterFacts:
+    """Look up MASTER_ADDR and look at MASTER_PORT. Raises ``NotPresent`` where MASTER_ADDR is not set.
+
+    Nothing is sent to the master: the route is asked for with an unused UDP socket.
+    """
+    address = surroundings.environ.get("MASTER_ADDR")
+    if address is None:
+        raise NotPresent("MASTER_ADDR is not set")
+    port = whole_number(surroundings.environ, "MASTER_PORT")
+    resolved, error, seconds = resolve(address)
+    own = own_addresses()
+    is_local = any(belongs_here(found, own) for found in resolved) if resolved else None
+    route = route_to(resolved, own) if resolved else SelectedRoute()
+    listener, notes = inspect_port(surroundings, port) if is_local and port in PORTS else (None, ())
+    return MasterFacts(
+        address=readable(mask_text(address)),
+        port=port,
+        resolved=resolved,
+        error=error,
+        seconds=seconds,
+        is_local=is_local,
+        interface=route.interface,
+        source_address=route.source,
+        listener=listener,
+        hidden=(*_notes_of(route), *notes),
+    )
+
+
+def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | None, float]:
+    """Addresses of ``name`` in the resolver's order without repeats, or an error; and the seconds that passed."""
+    if not name.strip() or "\0" in name:
+        return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is no name", 0.0
+    found, error, seconds = TimedLookup(lambda: _addresses_of(name)).wait(limit)
+    return found or (), error, round(seconds, 4)
+
+
+def _addresses_of(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def own_addresses() -> Addresses:
+    """The addresses of this host and their interfaces; empty where they can't be listed."""
+    try:
+        listed = psutil.net_if_addrs()
+    except OSError:
+        return {}
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        _plain(entry.address): interface
+        for interface, entries in listed.items()
+        for entry in entries
+        if entry.family in families
+    }
+
+
+def belongs_here(address: str, own: Addresses) -> bool:
+    """Whether an address is loopback, the wildcard (which connects to this host) or one of this host's."""
+    plain = _plain(address)
+    try:
+        parsed = ipaddress.ip_address(plain)
+    except ValueError:
+        return False
+    return parsed.is_loopback or parsed.is_unspecified or plain in own
+
+
+def _plain(address: str) -> str:
+    """An address without its zone, and the IPv4 address of a mapped one (RFC 4291, section 2.5.5.2)."""
+    address = address.partition("%")[0]
+    try:
+        mapped = ipaddress.IPv6Address(address).ipv4_mapped
+    except ValueError:
+        return address
+    return str(mapped or address)
+
+
+def route_to(addresses: tuple[str, ...], own: Addresses) -> SelectedRoute:
+    """The way to the first address that has one. Interface: the one that bears the source address."""
+    troubles = []
+    for address in addresses:
+        source, trouble = _source_towards(address)
+        if source is not None:
+            return SelectedRoute(own.get(source), source)
+        troubles.append(f"{address}: {trouble}")
+    return SelectedRoute(trouble="; ".join(troubles))
+
+
+def _source_towards(address: str) -> tuple[str | None, str | None]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.setblocking(False)
+            # A connected UDP socket only looks up the route; port 9 is "discard" and nothing is ever sent.
+            probe.connect((address, 9))
+            return _plain(str(probe.getsockname()[0])), None
+    except OSError as error:
+        return None, error.strerror or str(error)
+
+
+def inspect_port(surroundings: Machine, port: int | None) -> tuple[Listener | None, tuple[HiddenField, ...]]:
+    """Who listens on ``port`` of this host, with a note where that can't be told."""
+    if port is None:
+        return None, ()
+    if listening(surroundings.proc, port) is None:
+        return None, (HiddenField("listener", "/proc/net/tcp can't be read", "mount /proc in the container"),)
+    listener = listener_on(surroundings.proc, port, commands=surroundings.commands)
+    if listener is None or listener.pid is not None:
+        return listener, ()
+    reason = f"a process that may not be seen from here listens on port {port}"
+    unhide = f"as root, outside the container: ss -tlnp 'sport = :{port}'"
+    return listener, (HiddenField("listener", reason, unhide),)
+
+
+def _notes_of(route: SelectedRoute) -> tuple[HiddenField, ...]:
+    return (HiddenField("interface", f"no route to MASTER_ADDR: {route.trouble}"),) if route.trouble else ()
+
+
+COLLECTOR = Collector(section=MasterFacts, collect=collect_master)

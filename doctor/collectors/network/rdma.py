@@ -1,0 +1,188 @@
+"""RDMA devices and their ports, from /sys/class/infiniband."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible, parse_int, read_int, read_text
+from doctor.collectors.filesystem import listed
+from doctor.collectors.host.pci import driver_name, numa_node, pci_address
+from doctor.core.facts import Counter, Gid, HiddenField, RdmaDevice, RdmaFacts, RdmaPort
+from doctor.core.natural_order import natural_key
+
+_COUNTERS = """
+link_downed link_error_recovery local_link_integrity_errors excessive_buffer_overrun_errors symbol_error
+port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors port_rcv_constraint_errors
+port_xmit_discards port_xmit_constraint_errors port_xmit_wait VL15_dropped
+out_of_sequence out_of_buffer packet_seq_err duplicate_request implied_nak_seq_err local_ack_timeout_err
+rnr_nak_retry_err roce_slow_restart roce_adp_retrans roce_adp_retrans_to rx_icrc_encapsulated
+req_cqe_error req_remote_access_errors req_remote_invalid_request req_transport_retries_exceeded
+req_rnr_retries_exceeded resp_cqe_error resp_local_length_error resp_remote_access_errors np_cnp_sent
+rp_cnp_handled np_ecn_marked_roce_packets
+"""
+COUNTERS = frozenset(_COUNTERS.split())
+"""Counters that speak of errors, retransmission or congestion; see the kernel's sysfs-class-infiniband and the
+vendor's list of mlx5 hardware counters. Plain traffic counters are left out."""
+
+PEER_MEMORY_MODULES = ("nvidia_peermem", "nv_peer_mem")
+
+_DMA_BUF_KERNEL = (5, 12)
+"""Verbs over dma-buf came with Linux 5.12 (drivers/infiniband/core/umem_dmabuf.c)."""
+
+_GID_LIMIT = 1024
+_LIBRARY = re.compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
+_LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
+
+
+def collect_rdma(surroundings: Machine) -> RdmaFacts:
+    """All RDMA devices. :class:`NotPresent` without one; :class:`NotVisible` where sysfs is not shown."""
+    folder = surroundings.sys / "class" / "infiniband"
+    try:
+        names = sorted((entry.name for entry in folder.iterdir()), key=natural_key)
+    except FileNotFoundError as error:
+        if (surroundings.sys / "class").is_dir():
+            raise NotPresent("no RDMA device") from error
+        raise NotVisible(f"{surroundings.sys} is not mounted here", "mount sysfs in the container") from error
+    except OSError as error:
+        raise NotVisible(f"{folder}: {error.strerror}") from error
+    if not names:
+        raise NotPresent("no RDMA device")
+    peer_memory, hidden = _peer_memory(surroundings)
+    return RdmaFacts(
+        devices=tuple(_device(surroundings, folder / name) for name in names),
+        peer_memory=peer_memory,
+        dma_buf=_dma_buf(surroundings),
+        verbs_library=_verbs_library(surroundings),
+        hidden=hidden,
+    )
+
+
+def _in_order(folder: Path) -> list[str]:
+    return sorted(listed(folder), key=natural_key)
+
+
+def _device(surroundings: Machine, folder: Path) -> RdmaDevice:
+    ports = tuple(_port(folder / "ports" / number) for number in _in_order(folder / "ports") if number.isdecimal())
+    below = _in_order(folder / "device" / "net")
+    named = [gid.interface for port in ports for gid in port.gids if gid.interface]
+    return RdmaDevice(
+        name=folder.name,
+        ports=ports,
+        board=read_text(folder / "board_id") or read_text(folder / "hca_type") or None,
+        firmware=read_text(folder / "fw_ver") or None,
+        driver=driver_name(folder / "device"),
+        pci=pci_address(folder / "device"),
+        numa_node=numa_node(folder / "device"),
+        interfaces=tuple(dict.fromkeys([*below, *named])),
+        has_uverbs=_has_uverbs(surroundings, folder),
+    )
+
+
+def _has_uverbs(surroundings: Machine, folder: Path) -> bool:
+    """Whether a character device of this RDMA device exists and this user may open it for reading and writing."""
+    nodes = [surroundings.dev / "infiniband" / name for name in _in_order(folder / "device" / "infiniband_verbs")]
+    nodes = [node for node in nodes if _belongs(surroundings, node.name, folder.name)]
+    return any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
+
+
+def _belongs(surroundings: Machine, node: str, device: str) -> bool:
+    """A PCI function can carry several RDMA devices; ``ibdev`` says whose node it is."""
+    owner = read_text(surroundings.sys / "class" / "infiniband_verbs" / node / "ibdev")
+    return owner is None or owner == device
+
+
+def _port(folder: Path) -> RdmaPort:
+    link_layer = read_text(folder / "link_layer") or None
+    return RdmaPort(
+        number=int(folder.name),
+        state=_after_colon(read_text(folder / "state")) or "unknown",
+        physical_state=_after_colon(read_text(folder / "phys_state")),
+        rate=_rate(read_text(folder / "rate")),
+        link_layer=link_layer,
+        lid=_lid(read_text(folder / "lid")),
+        gids=tuple(_gids(folder, link_layer)),
+        counters=tuple(_counters(folder)),
+    )
+
+
+def _after_colon(text: str | None) -> str | None:
+    """``ACTIVE`` of ``4: ACTIVE``."""
+    return (text or "").rpartition(":")[2].strip() or None
+
+
+def _rate(text: str | None) -> float | None:
+    """Gb/s of ``400 Gb/sec (4X NDR)``."""
+    match = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", text or "")
+    return None if match is None else float(match[1])
+
+
+def _lid(text: str | None) -> int | None:
+    match = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,8})", text or "")
+    return None if match is None else int(match[1], 16)
+
+
+def _gids(folder: Path, link_layer: str | None) -> Iterator[Gid]:
+    """The entries of the GID table that are in use; empty ones are all zero or an error to read."""
+    numbers = sorted(index for name in _in_order(folder / "gids") if (index := parse_int(name)) is not None)
+    for index in numbers[:_GID_LIMIT]:
+        gid = read_text(folder / "gids" / str(index)) or ""
+        if gid.strip("0:"):
+            kind = read_text(folder / "gid_attrs" / "types" / str(index))
+            interface = read_text(folder / "gid_attrs" / "ndevs" / str(index)) or None
+            yield Gid(index, gid, _gid_kind(kind, link_layer), interface)
+
+
+def _gid_kind(text: str | None, link_layer: str | None) -> str | None:
+    """The kernel prints ``IB/RoCE v1`` on both link layers (drivers/infiniband/core/cache.c)."""
+    if text == "IB/RoCE v1":
+        return "RoCE v1" if link_layer == "Ethernet" else "IB"
+    return text or None
+
+
+def _counters(folder: Path) -> Iterator[Counter]:
+    for group in ("counters", "hw_counters"):
+        for name in _in_order(folder / group):
+            if name in COUNTERS and (value := read_int(folder / group / name)) is not None:
+                yield Counter(name, value)
+
+
+def _peer_memory(surroundings: Machine) -> tuple[tuple[str, ...], tuple[HiddenField, ...]]:
+    text = read_text(surroundings.proc / "modules", 4 << 20)
+    loaded = {line.split()[0] for line in (text or "").splitlines() if line.strip()}
+    found = [name for name in PEER_MEMORY_MODULES if name in loaded or (surroundings.sys / "module" / name).is_dir()]
+    if found or text is not None or (surroundings.sys / "module").is_dir():
+        return tuple(found), ()
+    return (), (HiddenField("peer_memory", f"{surroundings.proc}/modules cannot be read", "lsmod | grep peer"),)
+
+
+def _dma_buf(surroundings: Machine) -> bool | None:
+    release = read_text(surroundings.proc / "sys" / "kernel" / "osrelease") or ""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", release)
+    return None if match is None else (int(match[1]), int(match[2])) >= _DMA_BUF_KERNEL
+
+
+def _verbs_library(surroundings: Machine) -> bool:
+    """Whether the loader would find libibverbs, told by files alone: loading it would run its code in this process.
+
+    NCCL opens ``libibverbs.so`` and then ``libibverbs.so.1`` (src/misc/ibvsymbols.cc).
+    """
+    root = surroundings.etc.parent
+    folders = [folder for folder in surroundings.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    folders += [*_LIBRARY_FOLDERS, *(f"{top}/{os.uname().machine}-linux-gnu" for top in ("/lib", "/usr/lib"))]
+    files = [f"{folder}/{name}" for folder in folders for name in ("libibverbs.so", "libibverbs.so.1")]
+    return any((root / path.lstrip("/")).exists() for path in [*files, *_cached(surroundings.etc / "ld.so.cache")])
+
+
+def _cached(cache: Path) -> list[str]:
+    """Paths of the library in the loader's cache, a table of strings that end with a zero byte."""
+    try:
+        data = cache.read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(path) for path in _LIBRARY.findall(data)]
+
+
+COLLECTOR = Collector(section=RdmaFacts, collect=collect_rdma, deadline=5.0)

@@ -1,0 +1,1 @@
+"""Facts about installed packages and shared libraries."""

@@ -1,0 +1,128 @@
+"""Where the dynamic loader of glibc would find a library, without loading it.
+
+The order is that of ld.so(8): DT_RPATH of the object that asks and of its loaders (unless it has a DT_RUNPATH),
+LD_LIBRARY_PATH, DT_RUNPATH, /etc/ld.so.cache, the default directories.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from doctor.collectors.software.elf import ElfError, ElfLibrary, machine_of, read_library
+
+DEFAULT_DIRECTORIES = (
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+)
+"""The built-in directories of the distributions' loaders, Debian's and Red Hat's together."""
+
+CACHE_LIMIT = 16 << 20
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_CACHE_HEADER = struct.Struct("<20sIIB3xI12x")
+_CACHE_ENTRY = struct.Struct("<iIIIQ")
+
+
+@dataclass(frozen=True)
+class DynamicLoader:
+    """The search of a process that was started with ``environ``.
+
+    ``etc`` holds ld.so.cache; ``executable`` is the program, whose DT_RPATH counts for everything it loads.
+    """
+
+    environ: Mapping[str, str]
+    etc: Path
+    executable: Path = field(default_factory=lambda: Path(sys.executable))
+    defaults: tuple[str, ...] = DEFAULT_DIRECTORIES
+
+    @cached_property
+    def library_path(self) -> tuple[Path, ...]:
+        """The directories of LD_LIBRARY_PATH; an empty entry is the working directory."""
+        value = self.environ.get("LD_LIBRARY_PATH", "")
+        return tuple(Path(entry or ".") for entry in re.split("[:;]", value)) if value else ()
+
+    @cached_property
+    def preloads(self) -> tuple[Path, ...]:
+        """The libraries of LD_PRELOAD that would be found."""
+        names = re.split("[ :]", self.environ.get("LD_PRELOAD", ""))
+        found = (self.find(name) for name in names if name)
+        return tuple(path for path in found if path is not None)
+
+    @cached_property
+    def cache(self) -> dict[str, tuple[Path, ...]]:
+        """The paths of each name in ld.so.cache, in its order; empty where there is none."""
+        return read_cache(self.etc / "ld.so.cache")
+
+    def find(self, name: str, asking: ElfLibrary | None = None) -> Path | None:
+        """The file that ``name`` would be, asked for by the library ``asking`` (by dlopen of the program without)."""
+        if "/" in name:
+            return Path(name) if Path(name).is_file() else None
+        return next((path for path in self.candidates(name, asking) if self._fits(path)), None)
+
+    def candidates(self, name: str, asking: ElfLibrary | None = None) -> Iterator[Path]:
+        """Every place where the loader would look for ``name``, in its order."""
+        askers = [one for one in (asking, self._program) if one is not None]
+        if asking is None or not asking.runpath:
+            for one in askers:
+                yield from (directory / name for directory in _expanded(one.rpath, one.path))
+        yield from (directory / name for directory in self.library_path)
+        if askers:
+            yield from (directory / name for directory in _expanded(askers[0].runpath, askers[0].path))
+        yield from self.cache.get(name, ())
+        yield from (Path(directory) / name for directory in self.defaults)
+
+    @cached_property
+    def _program(self) -> ElfLibrary | None:
+        try:
+            return read_library(self.executable.resolve())
+        except (ElfError, OSError):
+            return None
+
+    def _fits(self, path: Path) -> bool:
+        """Whether the loader would take the file: it passes over those for another machine, but not over rubbish."""
+        if not path.is_file():
+            return False
+        machine = machine_of(path)
+        return machine is None or self._program is None or machine == self._program.machine
+
+
+def _expanded(directories: tuple[str, ...], origin: Path) -> Iterator[Path]:
+    here = str(origin.parent)
+    for directory in directories:
+        if directory:
+            yield Path(directory.replace("${ORIGIN}", here).replace("$ORIGIN", here))
+
+
+def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
+    """The names and paths of an ld.so.cache (glibc sysdeps/generic/dl-cache.h, new format); empty where unreadable."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(CACHE_LIMIT)
+    except OSError:
+        return {}
+    start = data.find(_CACHE_MAGIC)  # an old-format table may come first
+    if start < 0 or len(data) < start + _CACHE_HEADER.size:
+        return {}
+    data = data[start:]
+    count = _CACHE_HEADER.unpack_from(data)[1]
+    found: dict[str, list[Path]] = {}
+    for number in range(min(count, (len(data) - _CACHE_HEADER.size) // _CACHE_ENTRY.size)):
+        _, key, value, _, _ = _CACHE_ENTRY.unpack_from(data, _CACHE_HEADER.size + number * _CACHE_ENTRY.size)
+        found.setdefault(_string(data, key), []).append(Path(_string(data, value)))
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def _string(data: bytes, offset: int) -> str:
+    end = data.find(b"\0", offset)
+    return data[offset : end if end >= 0 else len(data)].decode("utf-8", "replace")

@@ -1,0 +1,85 @@
+"""The environment variables that steer training and are no launcher's: NCCL, torch, Gloo, CUDA, threads, libraries."""
+
+from __future__ import annotations
+
+import re
+
+from doctor.collectors.base import Collector, Machine
+from doctor.core.facts import EnvironmentFacts
+from doctor.core.masking import mask_variables
+
+PREFIXES = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_",
+    "TORCHCOMM_",
+    "PYTORCH_",
+    "DCP_",
+    "GLOO_",
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "HSA_",
+    "HIP_",
+    "ROCR_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "UCX_",
+    "FI_",
+    "OFI_",
+    "RDMAV_",
+    "IBV_",
+    "MLX5_",
+    "OMPI_MCA_btl_",
+    "OMPI_MCA_oob_",
+)
+"""Beginnings of the names that torch and the libraries below it read."""
+
+NAMES = frozenset(
+    {
+        "ACCELERATE_USE_CPU",
+        "CONDA_PREFIX",
+        "ENABLE_NCCL_HEALTH_CHECK",
+        "GPU_DEVICE_ORDINAL",
+        "HF_HOME",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LOGLEVEL",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PL_TORCH_DISTRIBUTED_BACKEND",
+        "PYTHONFAULTHANDLER",
+        "PYTHONHASHSEED",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "TMPDIR",
+        "TOKENIZERS_PARALLELISM",
+        "TP_SOCKET_IFNAME",
+        "TRITON_CACHE_DIR",
+        "USE_LIBUV",
+        "VIRTUAL_ENV",
+        "XDG_CACHE_HOME",
+    }
+)
+"""The single names: threads, caches, libraries, interpreters."""
+
+
+_SLIPPED = re.compile(r"N+[CL]{1,4}_[A-Z]")
+"""``NCLL_DEBUG``, ``NCL_DEBUG``: meant for NCCL, which does not read them."""
+
+
+def is_setting(name: str) -> bool:
+    """Whether the variable ``name`` steers training, or was meant to, and is not a launcher's."""
+    return name in NAMES or name.startswith(PREFIXES) or _SLIPPED.match(name) is not None
+
+
+def collect_environment(surroundings: Machine) -> EnvironmentFacts:
+    """The settings of this process by name; a variable that is set and empty has an empty value."""
+    return EnvironmentFacts(variables=mask_variables(surroundings.environ, is_setting))
+
+
+COLLECTOR = Collector(section=EnvironmentFacts, collect=collect_environment)

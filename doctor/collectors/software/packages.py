@@ -1,0 +1,159 @@
+"""Installed distributions by the names of their metadata folders; the metadata itself is read for few of them.
+
+``importlib.metadata`` would open a file for each of the several hundred distributions of a training image, on a
+network mount and on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from doctor.collectors.base import read_text
+from doctor.collectors.filesystem import listed
+from doctor.core.facts import Requirement
+
+NAMES = frozenset(
+    {
+        "accelerate",
+        "apex",
+        "axolotl",
+        "bitsandbytes",
+        "colossalai",
+        "composer",
+        "datasets",
+        "deepspeed",
+        "fairscale",
+        "flash-attn",
+        "horovod",
+        "hydra-core",
+        "lightning",
+        "lightning-fabric",
+        "lightning-utilities",
+        "litgpt",
+        "llamafactory",
+        "megatron-core",
+        "mosaicml-streaming",
+        "mpi4py",
+        "msgspec",
+        "nemo-toolkit",
+        "numpy",
+        "nvidia-ml-py",
+        "peft",
+        "psutil",
+        "pynvml",
+        "pytorch-lightning",
+        "pytorch-triton",
+        "rankdoctor",
+        "ray",
+        "sglang",
+        "torch",
+        "torchaudio",
+        "torchdata",
+        "torchmetrics",
+        "torchtitan",
+        "torchvision",
+        "transformer-engine",
+        "transformers",
+        "triton",
+        "trl",
+        "vllm",
+        "webdataset",
+        "xformers",
+    }
+)
+"""Distributions that can matter to a distributed training run."""
+
+PREFIXES = ("nvidia-nccl", "nvidia-cuda-runtime", "nvidia-cudnn", "nvidia-nvshmem", "nvidia-cublas")
+
+_METADATA_LIMIT = 1 << 18
+_FOLDER = re.compile(r"(?P<name>[^-]+)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution: its normalised name, its version, and the folder or file with its metadata."""
+
+    name: str
+    version: str
+    metadata: Path
+
+    @property
+    def location(self) -> Path:
+        """The entry of sys.path that it was found in."""
+        return self.metadata.parent
+
+    def text(self) -> str:
+        """The headers of its METADATA or PKG-INFO; empty where that can't be read."""
+        return _metadata_text(self.metadata)
+
+
+def normalised(name: str) -> str:
+    """The name of a distribution as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def find_distributions(paths: Iterable[str]) -> dict[str, Distribution]:
+    """The distributions of interest on a sys.path; of several with one name the first counts, as in Python itself."""
+    found: dict[str, Distribution] = {}
+    for path in dict.fromkeys(paths):
+        for distribution in _in_folder(Path(path or ".")):
+            found.setdefault(distribution.name, distribution)
+    return found
+
+
+def _in_folder(folder: Path) -> Iterator[Distribution]:
+    for entry in listed(folder):
+        # A name that starts with "~" is what an interrupted pip leaves behind.
+        if entry.endswith((".dist-info", ".egg-info")) and not entry.startswith("~"):
+            distribution = _distribution(folder / entry)
+            if distribution is not None:
+                yield distribution
+
+
+def _distribution(metadata: Path) -> Distribution | None:
+    match = _FOLDER.fullmatch(metadata.name)
+    name = match["name"] if match else metadata.name.rsplit(".", 1)[0]
+    if not _matters(normalised(name)):
+        return None
+    text = _metadata_text(metadata)
+    if not text:  # an interrupted uninstall leaves the folder without its METADATA: Python does not see it either
+        return None
+    if match:
+        return Distribution(normalised(name), match["version"], metadata)
+    version = _header(text, "Version")
+    return Distribution(normalised(_header(text, "Name") or name), version, metadata) if version else None
+
+
+def _matters(name: str) -> bool:
+    return name in NAMES or name.startswith(PREFIXES)
+
+
+def _metadata_text(metadata: Path) -> str:
+    candidates = (metadata / "METADATA", metadata / "PKG-INFO", metadata)
+    text = next((text for path in candidates if (text := read_text(path, _METADATA_LIMIT))), "")
+    return text.split("\n\n", 1)[0]
+
+
+def _header(text: str, name: str) -> str | None:
+    match = re.search(rf"^{name}:[ \t]*(\S+)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def requirements_of(distribution: Distribution, wanted: tuple[str, ...]) -> Iterator[Requirement]:
+    """What a distribution requires, here and without extras, of distributions whose names start with ``wanted``."""
+    from packaging.requirements import InvalidRequirement
+    from packaging.requirements import Requirement as Parsed
+
+    for line in re.findall(r"^Requires-Dist:[ \t]*(.+)$", distribution.text(), re.MULTILINE):
+        if not normalised(line).startswith(wanted):
+            continue
+        try:
+            parsed = Parsed(line.strip())
+        except InvalidRequirement:
+            continue
+        name = normalised(parsed.name)
+        if _matters(name) and (parsed.marker is None or parsed.marker.evaluate({"extra": ""})):
+            yield Requirement(distribution.name, name, str(parsed.specifier))

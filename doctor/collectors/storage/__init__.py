@@ -1,0 +1,1 @@
+"""Facts about file systems that a job reads from or writes to."""

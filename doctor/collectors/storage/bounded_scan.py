@@ -1,0 +1,72 @@
+"""Looks at directories with a limit: on another machine's file system a child process does it and may be given up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import doctor.collectors.storage.directory_scan as script
+from doctor.collectors.storage.directory_scan import DirectoryRecord, scan_directory
+from doctor.collectors.storage.mounts import Mount, resolve
+from doctor.core.process import abandon_child, start_child
+
+LIMIT = 3.0
+"""Seconds for an answer of a file system; a mounted and idle network file system answers within milliseconds."""
+
+COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
+
+
+@dataclass(frozen=True)
+class DirectoryQuery:
+    """A directory to look at; ``scan`` asks for its lock files too."""
+
+    path: str
+    scan: bool = False
+
+
+@dataclass(frozen=True)
+class DirectoryResult:
+    """What was seen at ``path`` and the mount that it lies on."""
+
+    path: str
+    mount: Mount | None
+    sight: DirectoryRecord
+
+
+def scan_directories(
+    wishes: Iterable[DirectoryQuery], mounts: tuple[Mount, ...], command: Sequence[str] = COMMAND, limit: float = LIMIT
+) -> list[DirectoryResult]:
+    """The sight of every wish, in their order; within ``limit`` seconds however many file systems are silent.
+
+    ``command`` is the child that gets the path and ``scan`` or ``bare`` as arguments and prints a JSON object.
+    """
+    deadline = time.monotonic() + limit
+    open_wishes = []
+    for wish in wishes:
+        path, mount = resolve(wish.path, mounts)
+        local = mount is not None and mount.is_local
+        child = None if local else start_child([*command, path, "scan" if wish.scan else "bare"], cwd="/")
+        open_wishes.append((wish, path, mount, child))
+    return [
+        DirectoryResult(
+            wish.path, mount, scan_directory(path, scan=wish.scan) if child is None else _answer(child, deadline, limit)
+        )
+        for wish, path, mount, child in open_wishes
+    ]
+
+
+def _answer(child: subprocess.Popen[bytes], deadline: float, limit: float) -> DirectoryRecord:
+    try:
+        output, _ = child.communicate(timeout=max(0.05, deadline - time.monotonic()))
+        sight = json.loads(output)
+    except subprocess.TimeoutExpired:
+        abandon_child(child)
+        return {"error": f"no answer within {limit:g} s"}
+    except ValueError:
+        return {"error": f"the process that looked ended with code {child.returncode}"}
+    return sight if isinstance(sight, dict) else {"error": "the process that looked gave no answer"}

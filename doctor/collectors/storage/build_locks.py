@@ -1,0 +1,57 @@
+"""Lock files in the caches of compiled extensions, kernels and models, and whether somebody holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from doctor.collectors.base import Machine, read_text
+from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, files_held_open, is_initial
+from doctor.collectors.storage.directory_scan import DirectoryRecord
+from doctor.collectors.storage.mounts import Mount
+from doctor.core.facts import BuildLock
+
+BATON = "torch-extension"
+"""The cache whose lock is its existence: waiters poll until the file is gone (torch/utils/file_baton.py). The other
+caches use advisory locks, which end with their holder; their files stay behind and mean nothing."""
+
+
+def read_locks(
+    surroundings: Machine, kind: str, mount: Mount | None, found: Iterable[DirectoryRecord]
+) -> list[BuildLock]:
+    """The locks of one cache. Of torch's extensions only ``lock`` itself is a baton."""
+    return [
+        BuildLock(
+            path=str(sight["path"]),
+            kind=kind,
+            age=round(float(sight["age"]), 1),
+            held=_is_held(surroundings, mount, sight),
+            blocking=kind == BATON and str(sight["path"]).endswith("/lock"),
+        )
+        for sight in found
+    ]
+
+
+def _is_held(surroundings: Machine, mount: Mount | None, sight: DirectoryRecord) -> bool | None:
+    """Whether a process has it open or locked; ``None`` where holders can be out of sight.
+
+    Out of sight are other hosts (a shared file system), other containers (a cache that is mounted from outside), and
+    other users' processes.
+    """
+    if _is_locked(surroundings, sight):
+        return True
+    held, complete = files_held_open(surroundings.proc, {int(sight["user"])})
+    if str(sight["path"]) in held:
+        return True
+    outside = mount is None or mount.shared is not False
+    apart = not is_initial(surroundings.proc, "pid", INITIAL_PID_NAMESPACE) and mount is not None and mount.point != "/"
+    return None if outside or apart or not complete else False
+
+
+def _is_locked(surroundings: Machine, sight: DirectoryRecord) -> bool:
+    """Whether /proc/locks names the file, by its device and inode (proc(5))."""
+    device, inode = int(sight["device"]), int(sight["inode"])
+    # Device numbers as the kernel prints them: major and minor in hexadecimal, see fs/locks.c.
+    major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
+    wanted = f"{major:02x}:{minor:02x}:{inode}"
+    rows = (line.split() for line in (read_text(surroundings.proc / "locks", 4 << 20) or "").splitlines())
+    return any(wanted in row for row in rows if "->" not in row)

@@ -1,0 +1,126 @@
+"""Directories that the job writes to, and left-over locks in its caches. Nothing is written to find out."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from doctor.collectors.base import Collector, Machine
+from doctor.collectors.filesystem import local_path
+from doctor.collectors.storage.bounded_scan import COMMAND, LIMIT, DirectoryQuery, DirectoryResult, scan_directories
+from doctor.collectors.storage.build_locks import BATON, read_locks
+from doctor.collectors.storage.mounts import read_mounts
+from doctor.core.facts import BuildLock, Directory, StorageFacts
+
+TRAINER = "trainer"
+"""The source of a directory that a run makes itself when it first writes there."""
+
+
+@dataclass(frozen=True)
+class NamedDirectory:
+    """A directory, what it is for, and what names it. ``lock_kind``: its locks are looked for, as that kind."""
+
+    path: str
+    role: str
+    source: str
+    lock_kind: str | None = None
+
+
+def collect_storage(surroundings: Machine) -> StorageFacts:
+    """The directories that the environment and the user's settings name, and the caches that exist."""
+    return read_storage(surroundings)
+
+
+def read_storage(surroundings: Machine, command: Sequence[str] = COMMAND, limit: float = LIMIT) -> StorageFacts:
+    """As :func:`collect_storage`, with another child process and limit for file systems that may not answer."""
+    places = list(dict.fromkeys([*_named(surroundings), *_caches(surroundings)]))
+    mounts = read_mounts(surroundings)
+    wishes = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
+    seen = scan_directories(wishes, mounts, command, limit)
+    pairs = [pair for pair in zip(places, seen, strict=True) if _is_worth_telling(*pair)]
+    locks = [lock for place, one in pairs for lock in _locks(surroundings, place, one)]
+    return StorageFacts(
+        directories=tuple(_directory(place, one) for place, one in pairs),
+        locks=tuple({lock.path: lock for lock in locks}.values()),
+    )
+
+
+def directories_of(surroundings: Machine) -> set[tuple[str, str]]:
+    """Path and role of the directories that the environment and the user's settings name. Nothing is looked at."""
+    return {(place.path, place.role) for place in _named(surroundings)}
+
+
+def _is_worth_telling(place: NamedDirectory, seen: DirectoryResult) -> bool:
+    """A cache that does not exist will be made when it is needed; every other place was named by somebody."""
+    return place.role != "cache" or seen.sight.get("exists") is not False
+
+
+def _named(surroundings: Machine) -> Iterator[NamedDirectory]:
+    environ = surroundings.environ
+    # torch writes <prefix><rank> (torch/csrc/distributed/c10d/FlightRecorder.cpp and ProcessGroupNCCL.cpp).
+    for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if prefix := environ.get(variable):
+            yield NamedDirectory(_parent(prefix), "flight-recorder", variable)
+    if (log := environ.get("NCCL_DEBUG_FILE")) and not log.startswith("/dev/"):
+        # NCCL replaces %h by the host's name and %p by the process id (src/debug.cc).
+        name = log.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
+        yield NamedDirectory(_parent(name), "nccl-debug", "NCCL_DEBUG_FILE")
+    temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)), None)
+    yield NamedDirectory(environ[temporary] if temporary else _DEFAULT_TEMPORARY, "temporary", temporary or "")
+    for source, pairs in (("settings", surroundings.directories), (TRAINER, surroundings.outputs)):
+        yield from (NamedDirectory(path, role, source) for role, url in pairs if (path := local_path(url)) is not None)
+
+
+_DEFAULT_TEMPORARY = str(PurePosixPath("/", "tmp"))
+"""Where Python's tempfile looks first without a variable."""
+
+
+def _parent(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _caches(surroundings: Machine) -> Iterator[NamedDirectory]:
+    """Caches by their variables or defaults, as torch, Triton and huggingface_hub name them."""
+    environ = surroundings.environ
+    home = environ.get("HOME")
+    cache = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
+    candidates = (
+        ("TORCH_EXTENSIONS_DIR", cache, "torch_extensions", BATON),
+        ("TORCHINDUCTOR_CACHE_DIR", None, "", "inductor"),
+        ("TRITON_CACHE_DIR", environ.get("TRITON_HOME") or home, ".triton/cache", "triton"),
+        ("HF_HOME", cache, "huggingface", "hub"),
+    )
+    for variable, base, default, kind in candidates:
+        if named := environ.get(variable):
+            yield NamedDirectory(named, "cache", variable, kind)
+        elif base:
+            yield NamedDirectory(f"{base}/{default}", "cache", "", kind)
+
+
+def _directory(place: NamedDirectory, seen: DirectoryResult) -> Directory:
+    sight, mount = seen.sight, seen.mount
+    return Directory(
+        path=place.path,
+        role=place.role,
+        source=place.source,
+        exists=sight.get("exists"),
+        writable=sight.get("writable"),
+        total=sight.get("total"),
+        free=sight.get("free"),
+        free_inodes=sight.get("free_inodes"),
+        filesystem=mount.kind if mount else None,
+        shared=mount.shared if mount else None,
+        error=sight.get("error"),
+    )
+
+
+def _locks(surroundings: Machine, place: NamedDirectory, seen: DirectoryResult) -> list[BuildLock]:
+    if place.lock_kind is None:
+        return []
+    return read_locks(surroundings, place.lock_kind, seen.mount, seen.sight.get("locks") or ())
+
+
+COLLECTOR = Collector(section=StorageFacts, collect=collect_storage, deadline=6.0)

@@ -1,0 +1,137 @@
+"""Mounted file systems: which one a path lies on, and whether it can hang or is shared with other hosts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from doctor.collectors.base import Machine, read_text
+from doctor.collectors.filesystem import link_target
+
+_LOCAL = """
+aufs bcachefs bpf btrfs cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs erofs exfat ext2 ext3 ext4 f2fs
+hugetlbfs iso9660 jfs mqueue ntfs3 overlay proc pstore ramfs reiserfs rootfs securityfs squashfs sysfs tmpfs tracefs
+vfat xfs zfs
+"""
+LOCAL = frozenset(_LOCAL.split())
+"""File systems that answer without another machine."""
+
+_NETWORK = """
+9p afs beegfs ceph cifs coda fhgfs glusterfs gpfs lustre mmfs ncpfs nfs nfs4 orangefs panfs pvfs2 smb3 smbfs vastnfs
+virtiofs wekafs
+"""
+NETWORK = frozenset(_NETWORK.split())
+"""File systems that several hosts can mount at once."""
+
+NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "juicefs", "glusterfs", "ceph", "rclone", "goofys", "blobfuse", "mount-s3")
+"""Helpers of network file systems in user space, as they stand after ``fuse.``."""
+
+_SYMLINKS = 40
+"""Links followed in one path before it counts as a loop (MAXSYMLINKS of Linux)."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of mountinfo: ``root`` is the part of the file system that is mounted at ``point``."""
+
+    point: str
+    kind: str
+    root: str = "/"
+    options: str = ""
+    source: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it answers without another machine or a process in user space."""
+        return self.kind in LOCAL
+
+    @property
+    def shared(self) -> bool | None:
+        """Whether other hosts can see the same files; ``None`` where the kind does not tell."""
+        if self.kind in NETWORK or any(helper in self.kind for helper in NETWORK_FUSE):
+            return True
+        return False if self.kind in LOCAL else None
+
+
+def read_mounts(surroundings: Machine) -> tuple[Mount, ...]:
+    """All mounts of this process in the kernel's order: later ones lie over earlier ones. See proc(5)."""
+    text = read_text(surroundings.proc / "self" / "mountinfo", 16 << 20) or ""
+    # By a list: a tuple that grows leaves one more of its final length among the interpreter's spare ones each time.
+    return tuple([mount for line in text.splitlines() if (mount := _parse(line)) is not None])
+
+
+def _parse(line: str) -> Mount | None:
+    before, dash, after = line.partition(" - ")
+    left, right = before.split(), after.split()
+    if not dash or len(left) < 6 or len(right) < 2:
+        return None
+    options = right[2] if len(right) > 2 else ""
+    return Mount(_unescape(left[4]), right[0], _unescape(left[3]), options, _unescape(right[1]))
+
+
+def _unescape(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
+    """The mount that an absolute ``path`` without symbolic links lies on: the deepest, of equals the last."""
+    found: Mount | None = None
+    for mount in mounts:
+        if is_below(path, mount.point) and (found is None or len(mount.point) >= len(found.point)):
+            found = mount
+    return found
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether ``path`` is ``folder`` or lies in it, by spelling alone."""
+    return folder == "/" or path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
+    """``path`` with its symbolic links followed, and its mount.
+
+    Follows links only on local file systems, where looking cannot hang; the rest of a path that enters another file
+    system is returned as it is spelled.
+    """
+    parts = list(PurePosixPath("/", path if path.startswith("/") else f"{_working_directory()}/{path}").parts[1:])
+    place, links = "/", 0
+    while parts and links < _SYMLINKS:
+        mount = mount_of(place, mounts)
+        if mount is None or not mount.is_local:
+            break
+        step = _join(place, parts.pop(0))
+        inside = mount_of(step, mounts)
+        target = link_target(Path(step)) if inside is not None and inside.is_local else None
+        if target is None:
+            place = step
+            continue
+        links += 1
+        parts = [*PurePosixPath(target).parts, *parts]
+        if target.startswith("/"):
+            place, parts = "/", parts[1:]
+    whole = _join(place, *parts)
+    return whole, mount_of(whole, mounts)
+
+
+def _working_directory() -> str:
+    """Of this process; one that was deleted as the kernel names it, a path at which nothing is found."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - a string is wanted
+    except FileNotFoundError:
+        return os.readlink("/proc/self/cwd")  # noqa: PTH115
+
+
+def _join(place: str, *parts: str) -> str:
+    """One path with one leading slash: POSIX lets two of them mean something else, and normpath keeps them."""
+    return "/" + os.path.normpath("/".join([place, *parts])).lstrip("/")
+
+
+def outside_view(surroundings: Machine, path: str) -> Path:
+    """``path`` of this system as ``surroundings`` have it: what lies under /proc, /sys, /etc and /dev moves along."""
+    for top, folder in (("/proc", surroundings.proc), ("/sys", surroundings.sys), ("/dev", surroundings.dev)):
+        if is_below(path, top):
+            return folder / path[len(top) :].lstrip("/")
+    return surroundings.etc.parent / path.lstrip("/")

@@ -1,0 +1,1 @@
+"""What every room uses: facts, jobs, findings, checks, captures, reports, and how files are opened."""

@@ -1,0 +1,48 @@
+"""Daemon threads for calls that may block forever; at the end of a run, those that can end are joined."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_named: set[str] = set()
+_lock = threading.Lock()
+"""Held while the set is changed or copied: threads are started from several threads."""
+
+
+def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread that :func:`join_threads` joins."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    with _lock:
+        _started.add(thread)
+    return thread
+
+
+def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
+    """Join the threads of :func:`start_thread`, for at most ``seconds`` together.
+
+    A thread that is still blocked stays behind as a daemon; ``tell`` gets one line for each name, once a process.
+    """
+    until = time.monotonic() + seconds
+    for thread in _others():
+        thread.join(max(0.0, until - time.monotonic()))
+    for thread in _others():
+        if thread.is_alive() and thread.name not in _named:
+            _named.add(thread.name)
+            tell(f"thread {thread.name} is blocked{_place(thread)}; it is left behind as a daemon thread")
+
+
+def _others() -> list[threading.Thread]:
+    with _lock:
+        return [thread for thread in _started if thread is not threading.current_thread()]
+
+
+def _place(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

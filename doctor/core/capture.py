@@ -1,0 +1,381 @@
+"""A job as a JSON document, to be judged later or elsewhere, and back; nothing in it is ever executed.
+
+``{"schema": 1, "kind": "capture", "tool", "created", "launcher", "world_size", "absent", "last_seen",
+"hosts": [{"name", "boot_id", "machine_id", "facts", "missing"}], "ranks": [{"rank", "host", "facts", "missing"}]}``;
+``facts`` holds sections by their key, ``missing`` why others are not there, ``host`` counts in ``hosts``. A job with
+an expectation has it as ``"expected"``, a capture within the capture, so that both get the same stand-ins.
+
+The record that a rank keeps in a run is the same document with ``"kind": "record"`` and ``"run"``, the id of that run.
+It holds that rank, and those that did not answer any more, as this one saw them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from doctor.core.errors import UnusableError
+from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, LogEvidence, Missing, ProcessFacts, Section
+from doctor.core.job import Job, LastSeen, Member, SectionHolder, Sections, build_job
+from doctor.core.masking import mask_document
+from doctor.core.report_document import ReportTool
+
+SCHEMA = 1
+RANK_LIMIT = 4 << 20
+"""Bytes that the facts of one rank and its host may take. Real ones take some tens of kilobytes."""
+FILE_LIMIT = 1 << 30
+"""Bytes of a capture file that are read at all."""
+WORLD_LIMIT = 1 << 22
+"""Ranks that a document may claim: far beyond any job, and small enough to be counted."""
+LARGEST_NUMBER = 1 << 62
+"""A rank may be out of range, which is a finding, but every reader of JSON must be able to hold it."""
+
+
+class _SectionData(msgspec.Struct):
+    facts: dict[str, msgspec.Raw] = {}
+    missing: dict[str, Missing] = {}
+
+
+class _Host(_SectionData):
+    name: str = ""
+    boot_id: str | None = None
+    machine_id: str | None = None
+
+
+class _Rank(_SectionData, kw_only=True):
+    rank: int
+    host: int = 0
+
+
+class _CaptureHead(msgspec.Struct):
+    schema: object = None
+    kind: object = None
+
+
+class _LastSeen(msgspec.Struct):
+    rank: int
+    host: str = ""
+    step: str = ""
+
+
+class _Document(msgspec.Struct, kw_only=True):
+    hosts: list[_Host]
+    ranks: list[_Rank]
+    kind: str = "capture"
+    run: str = ""
+    created: str = ""
+    launcher: str = "none"
+    world_size: int = 1
+    absent: list[int] = []
+    last_seen: list[_LastSeen] = []
+
+
+class _CapturedContext(_Document, kw_only=True):
+    expected: _Document | None = None
+    evidence: LogEvidence | None = None
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A capture that was read: its processes and what it says of the job. ``run``: of a record, the id of its run."""
+
+    members: tuple[Member, ...]
+    world_size: int
+    launcher: str
+    absent: tuple[int, ...]
+    created: str
+    last_seen: tuple[LastSeen, ...] = ()
+    expected: Capture | None = None
+    run: str | None = None
+    evidence: LogEvidence | None = None
+
+    def job(self) -> Job:
+        """The job of this capture alone."""
+        return build_job(
+            self.members,
+            world_size=self.world_size,
+            launcher=self.launcher,
+            absent=self.absent,
+            last_seen=self.last_seen,
+            expected=self.expected.job() if self.expected else None,
+            captured=self.created,
+            evidence=self.evidence,
+        )
+
+
+def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
+    """The job as plain dictionaries and lists, ready for JSON, secrets masked. ``created``: the moment that
+    it bears; by default the one when its facts were first written down, or now."""
+    moment = created or datetime.datetime.now(datetime.timezone.utc)
+    first = job.captured if created is None else ""
+    document = {
+        "schema": SCHEMA,
+        "kind": "capture",
+        "tool": msgspec.to_builtins(ReportTool()),
+        "created": first or moment.isoformat(timespec="seconds"),
+        "launcher": job.launcher,
+        "world_size": job.world_size,
+        "absent": list(job.absent),
+        **({"last_seen": [seen._asdict() for seen in job.last_seen]} if job.last_seen else {}),
+        "hosts": [
+            {"name": host.name, "boot_id": host.boot_id, "machine_id": host.machine_id, **_section_data(host)}
+            for host in job.hosts
+        ],
+        "ranks": [{"rank": rank.number, "host": rank.host.index, **_section_data(rank)} for rank in job.ranks],
+        **({"expected": to_document(job.expected)} if job.expected else {}),
+        **({"evidence": msgspec.to_builtins(job.evidence)} if job.evidence else {}),
+    }
+    masked: dict[str, Any] = mask_document(document)
+    return masked
+
+
+def to_record(job: Job, run: str) -> dict[str, Any]:
+    """The job as one process saw it, as the record that it keeps in the run of that id."""
+    document = to_document(job) | {"kind": "record"}
+    return {"schema": SCHEMA, "kind": "record", "run": run, **document}
+
+
+REPORT, EARLIER = "report.json", "earlier"
+"""In the directory of a watched run: its report, and the folder that reports and records of earlier runs are moved to,
+each run to one by its id."""
+
+
+def same_run(one: str, other: str) -> bool:
+    """Whether two ids may be of one run. A rank that no other one heard has only the part that all derive alike."""
+    apart = "-" in one and "-" in other
+    return one == other or (not apart and bool(one) and one.partition("-")[0] == other.partition("-")[0])
+
+
+def _section_data(bearer: SectionHolder) -> dict[str, Any]:
+    sections = bearer.sections.items()
+    return {
+        "facts": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Section)},
+        "missing": {key: msgspec.to_builtins(value) for key, value in sections if isinstance(value, Missing)},
+    }
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """The document as indented JSON with a final line break."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def file_name(job: Job, *, redacted: bool = False) -> str:
+    """The name of the capture of this one process in a folder that its whole job shares: ``rank-3.json``.
+
+    Where the launcher numbers the process otherwise than RANK does (RANK exported before srun), both numbers are in
+    it, so that no process overwrites another's. A process without a rank is named by its host, and a job that was
+    gathered is ``job.json``.
+    """
+    if len(job.ranks) != 1:
+        return "job.json"
+    rank = job.ranks[0]
+    launch = rank.find(LaunchFacts)
+    if launch is None or launch.rank is None:
+        identity = hashlib.sha256(repr(rank.host.identity).encode()).hexdigest()[:12]
+        return f"host-{identity if redacted else re.sub(r'[^A-Za-z0-9.-]', '_', rank.host.name)}.json"
+    own = launch.claim(launch.launcher)
+    task = f"-task-{own.rank}" if own and own.rank not in (None, launch.rank) else ""
+    return f"rank-{launch.rank}{task}.json"
+
+
+def from_document(document: Mapping[str, Any]) -> Job:
+    """The job in a document that :func:`to_document` made."""
+    return parse_capture(msgspec.json.encode(document), "document", masked=True).job()
+
+
+def read_capture(path: Path) -> Capture:
+    """The capture in a file.
+
+    Raises:
+        UnusableError: it can't be read, is no capture, is of another schema, is too large or malformed.
+    """
+    try:
+        if path.stat().st_size > FILE_LIMIT:
+            raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from error
+    return parse_capture(data, str(path))
+
+
+def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
+    """The capture in ``data``; ``name`` stands for it in messages. ``masked``: its writer is this release, which has
+    masked the secrets; otherwise that is done here.
+
+    Raises:
+        UnusableError: as :func:`read_capture`.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_CaptureHead)
+        _require_schema(head, name)
+        data = data if masked else _without_secrets(data)
+        document = msgspec.json.decode(data, type=_CapturedContext)
+        capture = msgspec.structs.replace(_assemble(document, name), evidence=document.evidence)
+        if document.expected is None:
+            return capture
+        return msgspec.structs.replace(capture, expected=_assemble(document.expected, f"{name} (what it expects)"))
+    except RecursionError:
+        raise UnusableError(f"{name} is nested too deeply to be a capture") from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise UnusableError(f"{name} is no capture that can be read: {error}") from None
+
+
+def _without_secrets(data: bytes) -> bytes:
+    plain = msgspec.json.decode(data)
+    masked = mask_document(plain)
+    return data if masked is plain else msgspec.json.encode(masked)
+
+
+def _require_schema(head: _CaptureHead, name: str) -> None:
+    if head.kind not in ("capture", "record"):
+        raise UnusableError(f"{name} is no capture: its kind is {_short(head.kind)!r}")
+    if head.schema != SCHEMA:
+        raise UnusableError(f"{name} has schema {_short(head.schema)}; this release reads schema {SCHEMA}")
+
+
+def _short(value: object) -> str:
+    return " ".join(str(value).split())[:40]
+
+
+def _assemble(document: _Document, name: str) -> Capture:
+    logs_alone = not document.ranks and isinstance(document, _CapturedContext) and document.evidence is not None
+    if not (0 if logs_alone else 1) <= document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
+        raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
+    if not document.ranks and not logs_alone:
+        raise UnusableError(f"{name} holds no rank")
+    decoder = _SectionDecoder(name)
+    hosts = [decoder.decode(host, "host") for host in document.hosts]
+    members = []
+    for rank in document.ranks:
+        if abs(rank.rank) > LARGEST_NUMBER:
+            raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
+        if not 0 <= rank.host < len(hosts):
+            raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
+        _require_size(rank, document.hosts[rank.host], name)
+        home = document.hosts[rank.host]
+        told = (home.boot_id, home.machine_id, home.name) if home.name else None
+        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank")}, told))
+    if not all(0 <= rank < document.world_size for rank in document.absent):
+        raise UnusableError(f"{name} misses ranks that a world of {document.world_size} does not have")
+    absent = tuple(sorted(set(document.absent)))
+    seen = tuple(LastSeen(one.rank, one.host, one.step) for one in document.last_seen)
+    run = document.run if document.kind == "record" else None
+    return Capture(tuple(members), document.world_size, document.launcher, absent, document.created, seen, run=run)
+
+
+def _require_size(rank: _Rank, host: _Host, name: str) -> None:
+    size = sum(len(bytes(raw)) for raw in (*rank.facts.values(), *host.facts.values()))
+    if size > RANK_LIMIT:
+        raise UnusableError(f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused")
+
+
+class _SectionDecoder:
+    """Decodes sections; equal bytes become one object, which keeps a job of thousands of like ranks small."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool: dict[tuple[str, bytes], Section] = {}
+
+    def decode(self, bearer: _SectionData, level: str) -> dict[str, Section | Missing]:
+        """The sections of ``level`` that this release knows; others are passed over. A rank may have its own part of
+        what its host has (:meth:`Section.part`)."""
+        known = {
+            key
+            for key, section in SECTIONS.items()
+            if section.level == level or (level == "rank" and section.part is not Section.part)
+        }
+        found: dict[str, Section | Missing] = {key: why for key, why in bearer.missing.items() if key in known}
+        found |= {key: self._one(key, raw) for key, raw in bearer.facts.items() if key in known}
+        return found
+
+    def _one(self, key: str, raw: msgspec.Raw) -> Section:
+        data = bytes(raw)
+        if (key, data) not in self._pool:
+            try:
+                self._pool[key, data] = msgspec.json.decode(data, type=SECTIONS[key])
+            except msgspec.ValidationError as error:
+                raise UnusableError(f"{self._name} is malformed in {key}: {error}") from None
+        return self._pool[key, data]
+
+
+def merge_captures(captures: Iterable[Capture]) -> Job:
+    """One job from several captures. Of two captures of the same process the later one counts; processes that ran
+    alone and bear no rank (login nodes, laptops) are numbered in the order given. What was captured of a rank before a
+    run fills the gaps of its record."""
+    captures = sorted(captures, key=lambda capture: capture.created)
+    watched = {one.rank: one for capture in captures if capture.run is not None for one in capture.members}
+    newest: dict[object, Member] = {}
+    for capture in captures:
+        for member in capture.members if capture.run is None else ():
+            newest[_process_of(member)] = member
+    members = [*_numbered(_apart_from(watched, newest.values())), *watched.values()]
+    stated = [
+        capture.world_size
+        for capture in captures
+        if capture.run is not None or any(map(_runs_together, capture.members))
+    ]
+    absent = {rank for capture in captures for rank in capture.absent} - {member.rank for member in members}
+    launchers = [capture.launcher for capture in captures if capture.launcher != "none"]
+    return build_job(
+        members,
+        world_size=max(stated, default=len(members)),
+        launcher=launchers[0] if launchers else "none",
+        absent=absent,
+        last_seen=[seen for capture in captures for seen in capture.last_seen],
+        captured=captures[-1].created if captures else "",
+    )
+
+
+def _apart_from(watched: dict[int, Member], captured: Iterable[Member]) -> list[Member]:
+    """Those captured that have no record of their own; the others are taken into it, where the host is the same."""
+    apart = []
+    for member in captured:
+        record = watched.get(member.rank)
+        if record is None or not _bears_rank(member) or _host_of(member) != _host_of(record):
+            apart.append(member)
+        else:
+            read = {key: value for key, value in record.sections.items() if isinstance(value, Section)}
+            watched[member.rank] = record._replace(sections={**record.sections, **member.sections, **read})
+    return apart
+
+
+def _host_of(member: Member) -> object:
+    host = member.sections.get(HostFacts.key)
+    return (host.boot_id, host.hostname) if isinstance(host, HostFacts) else None
+
+
+def _process_of(member: Member) -> object:
+    """What tells this process from others of the job."""
+    process = member.sections.get(ProcessFacts.key)
+    own = (process.pid, process.namespace("pid")) if isinstance(process, ProcessFacts) else None
+    return (member.rank, _host_of(member), own)
+
+
+def _numbered(members: list[Member]) -> list[Member]:
+    """Processes without a rank of their own get the numbers that are free."""
+    lone = [member for member in members if not _bears_rank(member)]
+    if len(lone) < 2 and len(lone) == len(members):
+        return members
+    taken = {member.rank for member in members if _bears_rank(member)}
+    free = iter(number for number in range(len(members) + len(taken)) if number not in taken)
+    return [member if _bears_rank(member) else member._replace(rank=next(free)) for member in members]
+
+
+def _launch(sections: Sections) -> LaunchFacts | None:
+    launch = sections.get(LaunchFacts.key)
+    return launch if isinstance(launch, LaunchFacts) else None
+
+
+def _bears_rank(member: Member) -> bool:
+    launch = _launch(member.sections)
+    return launch is not None and launch.rank is not None
+
+
+def _runs_together(member: Member) -> bool:
+    launch = _launch(member.sections)
+    return launch is not None and bool(launch.running_together)

@@ -1,0 +1,232 @@
+"""Finds checks: built-ins by walking ``doctor_checks``, guests by entry points ``doctor.checks`` and by file.
+
+Forgives a guest every exception at import: it becomes a :class:`BrokenPlugin` entry and a ``crash`` line in the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+from doctor.core.check import FAMILIES, Check
+from doctor.core.errors import UnusableError
+from doctor.version import PACKAGE
+
+ENTRY_POINTS = "doctor.checks"
+RULES = ("code", "written")
+"""Packages of the built-ins that hold rules over files: ``doctor lint`` loads them, and no other command."""
+
+LONGEST_SENTENCE = 300
+"""Characters of a guest's exception that are told."""
+
+
+def sentence_of(error: BaseException) -> str:
+    """Kind and message of a guest's exception on one line; there are exceptions that fail to say what they are."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "it can't be printed"
+    kind = type(error).__name__
+    return f"{kind}: {words[:LONGEST_SENTENCE]}" if words else kind
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """An installed guest that failed to load: who, and why."""
+
+    name: str
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckRegistry:
+    """All checks in the order of reports, and the guests that failed to load."""
+
+    checks: tuple[Check, ...]
+    broken: tuple[BrokenPlugin, ...] = ()
+
+    def ids(self) -> tuple[str, ...]:
+        """All ids."""
+        return tuple(check.id for check in self.checks)
+
+
+def load_registry(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> CheckRegistry:
+    """Built-ins, installed guests, and the checks in ``plugin_files``.
+
+    Raises:
+        UnusableError: a plug-in file can't be read, holds no check, or claims an id that is taken.
+    """
+    broken: list[BrokenPlugin] = []
+    checks = {check.id: check for check in builtin_checks(broken)}
+    for entry in entry_points(ENTRY_POINTS, broken) if guests else ():
+        broken.extend(_add_plugin(checks, entry))
+    for path in plugin_files:
+        _add_file(checks, path)
+    return CheckRegistry(tuple(sorted(checks.values(), key=_order)), tuple(broken))
+
+
+def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
+    """The checks of this distribution, each module imported once. Modules that fail to load are put into ``broken``.
+
+    Raises:
+        ValueError: two of them bear one id.
+    """
+    seen: dict[str, str] = {}
+    for module in walk_modules(builtin_package(), broken, without=RULES):
+        for check in checks_in(module):
+            if check.id in seen:
+                raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
+            seen[check.id] = module.__name__
+            yield check
+
+
+def playbook_directory() -> Path:
+    """Where the pages of ``doctor explain`` are: data of the installed package, else the checkout's own folder."""
+    installed = Path(PACKAGE, "_playbooks")
+    return installed if installed.is_dir() else _checkout() / "playbooks"
+
+
+def _checkout() -> Path:
+    """The folder that holds this package."""
+    return Path(PACKAGE).resolve().parent
+
+
+def builtin_package() -> ModuleType:
+    """The package ``doctor_checks``; in a checkout it lies on the shelf ``checks`` beside this package."""
+    try:
+        return importlib.import_module("doctor_checks")
+    except ModuleNotFoundError as error:
+        shelf = _checkout() / "checks"
+        if error.name != "doctor_checks" or not shelf.is_dir():
+            raise
+        sys.path.append(str(shelf))
+        return importlib.import_module("doctor_checks")
+
+
+def walk_modules(
+    package: ModuleType, broken: list[BrokenPlugin] | None = None, *, without: Iterable[str] = ()
+) -> Iterator[ModuleType]:
+    """The modules below ``package``, those of the packages ``without`` left out. What fails to load is put into
+    ``broken``, and raises where there is none."""
+    left_out = tuple(f"{package.__name__}.{name}." for name in without)
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
+            continue
+        try:
+            yield importlib.import_module(info.name)
+        except Exception as error:
+            if broken is None:
+                raise
+            broken.append(BrokenPlugin(info.name, "built-in", sentence_of(error)))
+
+
+def checks_in(module: ModuleType) -> list[Check]:
+    """The checks that a module holds at its top level."""
+    return [value for value in vars(module).values() if isinstance(value, Check)]
+
+
+def entry_points(group: str, broken: list[BrokenPlugin]) -> Iterable[importlib.metadata.EntryPoint]:
+    """The guests of all distributions. One malformed file, of whatever distribution, hides them all."""
+    try:
+        return importlib.metadata.entry_points(group=group)
+    except Exception as error:
+        broken.append(BrokenPlugin("guests", "entry points", sentence_of(error)))
+        return ()
+
+
+def _add_plugin(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) -> list[BrokenPlugin]:
+    origin = origin_of(entry)
+    try:
+        loaded = entry.load()
+        found = [loaded] if isinstance(loaded, Check) else _checks_below(loaded)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return [BrokenPlugin(entry.name, origin, sentence_of(error))]
+    ids = [check.id for check in found]
+    taken = sorted({name for name in ids if name in checks or ids.count(name) > 1})
+    if taken or not found:
+        reason = f"{', '.join(taken)} is taken" if taken else "it holds no check"
+        return [BrokenPlugin(entry.name, origin, reason)]
+    checks.update({check.id: replace(check, origin=origin) for check in found})
+    return []
+
+
+def origin_of(entry: importlib.metadata.EntryPoint) -> str:
+    """The name of the distribution, or of the module where its metadata are incomplete."""
+    try:
+        return str(entry.dist.name) if entry.dist is not None else entry.module
+    except Exception:
+        return entry.value
+
+
+def _checks_below(module: object) -> list[Check]:
+    """The checks of a module and of all below it, each once: packages re-export what their modules hold."""
+    found = {id(check): check for part in modules_of(module) for check in checks_in(part)}
+    return list(found.values())
+
+
+def modules_of(module: object) -> Iterator[ModuleType]:
+    """A module and all below it."""
+    if isinstance(module, ModuleType):
+        yield module
+        if hasattr(module, "__path__"):
+            yield from walk_modules(module)
+
+
+def _add_file(checks: dict[str, Check], path: Path) -> None:
+    module = import_file(path)
+    found = checks_in(module)
+    if not found and not holds_rules(module):
+        raise UnusableError(f"the plug-in {path} holds no check")
+    for check in found:
+        if check.id in checks:
+            raise UnusableError(f"the plug-in {path} claims {check.id}, which is taken by {checks[check.id].origin}")
+        checks[check.id] = replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
+
+
+def holds_rules(module: ModuleType) -> bool:
+    """Whether a plug-in has something for ``doctor lint``; the type is not loaded for those that have not."""
+    kinds = (type(value) for value in vars(module).values())
+    return any((kind.__module__, kind.__name__) == ("doctor.lint.engine.rule", "Rule") for kind in kinds)
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module that a plug-in file is.
+
+    Raises:
+        UnusableError: it is no Python file, or fails to load.
+    """
+    spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
+        raise UnusableError(f"the plug-in {path} is no Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: dataclasses and typing look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UnusableError(f"the plug-in {path} fails to load: {sentence_of(error)}") from error
+    return module
+
+
+def _order(check: Check) -> tuple[int, str]:
+    families = list(FAMILIES.values())
+    return (families.index(check.family) if check.family in families else len(families), check.id)
+
+
+def matches(check_id: str, family: str, pattern: str) -> bool:
+    """Whether ``pattern`` names the check: an id, a family's word or prefix, or ``ALL``; case does not matter."""
+    pattern = pattern.upper()
+    return pattern in (check_id, family.upper(), check_id.rstrip("0123456789"), "ALL")

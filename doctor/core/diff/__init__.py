@@ -1,0 +1,1 @@
+"""Differences between two captures, two reports or two runs."""

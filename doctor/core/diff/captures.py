@@ -1,0 +1,168 @@
+"""What changed between two captures or two runs, the likeliest causes of trouble first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from doctor.core.diff.runs import OF_THE_MOMENT, figures_of, is_alike
+from doctor.core.facts import SECTIONS, Section
+from doctor.core.job import Job, Rank
+
+Weight = Literal["high", "medium", "low"]
+
+ORDER: dict[str, int] = {"high": 0, "medium": 1, "low": 2}
+
+_VOLATILE = {
+    "host": {"ram_available", "memory_used", "pids_used", "uptime", "cpu_periods", "cpu_throttled_periods", "seconds"}
+    | {"clock_error", "nccl_shm_bytes", "free"},
+    "interfaces": {"segments_sent", "segments_retransmitted"}
+    | {f"{way}_{what}" for way in ("receive", "transmit") for what in ("errors", "dropped")},
+    "gpus": {"memory_used", "memory_free", "utilization", "temperature", "power", "clock", "clock_reasons", "processes"}
+    | {"memory", "errors", "pcie_generation"},
+    "process": {"pid", "identity", "shm_device"},
+    "launch": {"rank", "local_rank", "node_rank", "variables", "claims"},
+    "master": {"seconds", "pid"},
+    "storage": {"free", "free_inodes", "age"},
+    "kernel-log": {"job_started", "time"},
+    "slurm": {"job_id", "time_left", "node_list"},
+    "rdma": {"value"},
+}
+"""Fields that differ between two healthy moments; they are passed over."""
+
+_WEIGHTS: dict[str, Weight] = {
+    "software": "high",
+    "nccl": "high",
+    "environment": "high",
+    "gpus": "high",
+    "interfaces": "high",
+    "rdma": "high",
+    "master": "high",
+    "drivers": "high",
+    "launch": "medium",
+    "slurm": "medium",
+    "trainer": "medium",
+    "progress": "high",
+    "training": "high",
+    "loaders": "high",
+    "model": "high",
+    "replica": "high",
+    "steps": "medium",
+    "run-memory": "medium",
+    "process": "medium",
+    "host": "medium",
+    "storage": "low",
+    "kernel-log": "low",
+}
+
+_LOUD_FIELDS = {"names", "shm", "memory_limit", "cpu_quota", "kernel", "limits", "boot_id"}
+"""Fields of a medium section that often are the cause."""
+
+_PAIRS = (("first", "second"), ("package", "requires"))
+_NAMES = ("index", "name", "variable", "path", "number", "kind", "source", "destination", "address")
+"""By which field items of a list are matched with one another, in this order; the index comes before the name,
+because GPUs of one host share theirs."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One fact that is not the same. ``path`` within the section, such as ``interfaces[eth0].mtu``; ``ranks`` where."""
+
+    section: str
+    path: str
+    before: object
+    after: object
+    weight: Weight
+    ranks: tuple[int, ...]
+
+
+def compare(before: Job, after: Job) -> list[Difference]:
+    """The differences of the ranks that both jobs have, equal ones folded; then ranks that only one of them has."""
+    old = {rank.number: rank for rank in before.ranks}
+    new = {rank.number: rank for rank in after.ranks}
+    found: dict[tuple[str, str, str], Difference] = {}
+    flat = _Flattener()
+    for number in sorted(old.keys() & new.keys()):
+        for difference in _compare_ranks(old[number], new[number], flat):
+            key = (difference.section, difference.path, repr((difference.before, difference.after)))
+            known = found.get(key)
+            ranks = (*(known.ranks if known else ()), number)
+            found[key] = msgspec.structs.replace(difference, ranks=ranks)
+    differences = [*found.values(), *_lone(old.keys(), new.keys())]
+    return sorted(differences, key=lambda d: (ORDER[d.weight], d.section, d.path))
+
+
+def _lone(old: Iterable[int], new: Iterable[int]) -> Iterator[Difference]:
+    before, after = set(old), set(new)
+    if before - after:
+        yield Difference("job", "ranks", "there", None, "high", tuple(sorted(before - after)))
+    if after - before:
+        yield Difference("job", "ranks", None, "there", "high", tuple(sorted(after - before)))
+
+
+def _compare_ranks(old: Rank, new: Rank, flat: _Flattener) -> Iterator[Difference]:
+    for key, section in SECTIONS.items():
+        if key in OF_THE_MOMENT:
+            continue
+        before, after = flat.of(old.find(section), key), flat.of(new.find(section), key)
+        if before is after:
+            continue
+        for path in sorted(before.keys() | after.keys()):
+            if not is_alike(path, before.get(path), after.get(path)):
+                yield Difference(key, path, before.get(path), after.get(path), _weigh(key, path), ())
+
+
+def _weigh(key: str, path: str) -> Weight:
+    if _LOUD_FIELDS.intersection(path.replace("[", ".").split(".")):
+        return "high"
+    return _WEIGHTS.get(key, "low")
+
+
+class _Flattener:
+    """Sections as ``{path: value}``; each distinct section once."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[Section | None, dict[str, object]]] = {}
+
+    def of(self, section: Section | None, key: str) -> dict[str, object]:
+        if id(section) not in self._done:
+            flat = dict(_flatten(_shown(section), "", _VOLATILE.get(key, set()))) if section else {}
+            self._done[id(section)] = (section, flat)
+        return self._done[id(section)][1]
+
+
+def _shown(section: Section) -> Any:
+    """What of a section is compared."""
+    figures = figures_of(section)
+    return msgspec.to_builtins(section) if figures is None else figures
+
+
+def _flatten(value: Any, path: str, volatile: set[str]) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in volatile and name != "hidden":
+                yield from _flatten(inner, f"{path}.{name}" if path else name, volatile)
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+        for name, item in zip(_names_of(value), value, strict=True):
+            yield from _flatten(item, f"{path}[{name}]", volatile)
+    else:
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+def _names_of(items: Sequence[Any]) -> Iterator[str]:
+    """A name for each item, no two alike: a second route to one destination is ``0.0.0.0/0#2``."""
+    counts: dict[str, int] = {}
+    for position, item in enumerate(items):
+        name = _name_of(item, position)
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name}#{counts[name]}"
+
+
+def _name_of(item: Any, position: int) -> str:
+    if not isinstance(item, Mapping):
+        return str(position)
+    for first, second in _PAIRS:
+        if first in item and second in item:
+            return f"{item[first]}-{item[second]}"
+    return next((str(item[name]) for name in _NAMES if name in item), str(position))

@@ -1,0 +1,199 @@
+"""Who started this process, as what, and with which environment."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from doctor.core.facts.section import Level, Section, Variable
+
+UNLIMITED = -1
+"""A resource limit that is not set."""
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one source (``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
+    ``sagemaker``, ``lightning``, ``accelerate``, ``llamafactory``) says of this process. Sizes are counts of processes,
+    ``node_count`` of hosts; a value that is no number is ``None`` and stands in ``LaunchFacts.variables``."""
+
+    source: str
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    node_count: int | None = None
+
+
+def value_of(variables: tuple[Variable, ...], name: str) -> str | None:
+    """The value of the variable ``name``, or ``None``. A plain loop: checks ask 16,000 ranks for dozens of names."""
+    for variable in variables:
+        if variable.name == name:
+            return variable.value
+    return None
+
+
+class LaunchFacts(Section, frozen=True, kw_only=True):
+    """The launcher and its variables, which differ from rank to rank.
+
+    ``rank`` and ``world_size`` are what this process would tell torch (RANK and WORLD_SIZE, else the launcher's own);
+    ``running_together`` names the mark by which this process is one of several that run now, and is empty for a lone
+    process, however many left-over variables it has. ``ancestors``: names of the parent processes, nearest first.
+    """
+
+    key: ClassVar[str] = "launch"
+
+    launcher: str = "none"
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    running_together: str = ""
+    claims: tuple[Claim, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    ancestors: tuple[str, ...] = ()
+
+    def get(self, name: str) -> str | None:
+        """The value of the launch variable ``name``, or ``None`` where it is not set."""
+        return value_of(self.variables, name)
+
+    def claim(self, source: str) -> Claim | None:
+        """What ``source`` says, or ``None`` where it says nothing."""
+        return next((claim for claim in self.claims if claim.source == source), None)
+
+
+class EnvironmentFacts(Section, frozen=True, kw_only=True):
+    """The other variables that steer training: NCCL, torch, Gloo, CUDA, allocator, threads, network libraries."""
+
+    key: ClassVar[str] = "environment"
+
+    variables: tuple[Variable, ...] = ()
+
+    def get(self, name: str) -> str | None:
+        """The value of ``name``, or ``None`` where it is not set."""
+        return value_of(self.variables, name)
+
+
+class Listener(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Who listens on a TCP port of this host. ``pid`` and ``process`` are ``None`` where they may not be seen.
+
+    ``is_ancestor``: it is this process or one of its parents. ``same_launcher``: it and this process come from one
+    torchrun, srun step or mpirun, such as rank 0 of the same job.
+    """
+
+    address: str
+    port: int
+    pid: int | None = None
+    process: str | None = None
+    command: str | None = None
+    is_ancestor: bool = False
+    same_launcher: bool = False
+
+
+class MasterFacts(Section, frozen=True, kw_only=True):
+    """MASTER_ADDR as this process resolves it, and MASTER_PORT on this host. Missing where no MASTER_ADDR is set.
+
+    ``is_local``: one of the resolved addresses is loopback or belongs to this host. ``interface`` and
+    ``source_address``: what the kernel's routing table would use (asked without sending anything).
+    ``seconds``: how long the look-up took.
+    """
+
+    key: ClassVar[str] = "master"
+
+    address: str = ""
+    port: int | None = None
+    resolved: tuple[str, ...] = ()
+    error: str | None = None
+    seconds: float | None = None
+    is_local: bool | None = None
+    interface: str | None = None
+    source_address: str | None = None
+    listener: Listener | None = None
+
+
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """A resource limit: bytes for ``locked_memory`` and ``stack``, counts for the others; :data:`UNLIMITED` is -1."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+class Namespace(msgspec.Struct, frozen=True, gc=False):
+    """A Linux namespace of the process: ``net``, ``ipc``, ``pid``, ``mnt``, ``uts``, ``user``, ``cgroup``."""
+
+    kind: str
+    identity: str
+
+
+class ProcessFacts(Section, frozen=True, kw_only=True):
+    """This process: limits (``locked_memory``, ``open_files``, ``processes``, ``stack``), affinity, namespaces.
+
+    ``pid`` is the number inside its own PID namespace; ``shm_device`` the device number of /dev/shm, by which NCCL
+    decides whether two ranks share it. ``interactive``: IPython, Jupyter or a bare interpreter prompt.
+    ``can_lock_memory``: it has CAP_IPC_LOCK in the initial user namespace, so ``locked_memory`` does not bind it.
+    ``forked_after_cuda``: torch, where this process has it loaded, says that CUDA was in use before a fork made it.
+    """
+
+    key: ClassVar[str] = "process"
+
+    pid: int = 0
+    user_id: int | None = None
+    interactive: bool = False
+    cpus_allowed: tuple[int, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+    shm_device: int | None = None
+    threads_per_process: int | None = None
+    can_lock_memory: bool | None = None
+    forked_after_cuda: bool | None = None
+
+    def limit(self, name: str) -> Limit | None:
+        """The limit ``name``, or ``None`` where it could not be read."""
+        return next((limit for limit in self.limits if limit.name == name), None)
+
+    def namespace(self, kind: str) -> str | None:
+        """The identity of the namespace ``kind``, or ``None`` where it could not be read."""
+        return next((space.identity for space in self.namespaces if space.kind == kind), None)
+
+
+class TrainerFacts(Section, frozen=True, kw_only=True):
+    """What the Trainer is told, where that can be known before it runs: LT_* (``fabric run``) and PL_TRAINER_*
+    variables. ``arguments`` keeps every argument by its own name, lower case. Missing where none is set."""
+
+    key: ClassVar[str] = "trainer"
+
+    source: str = ""
+    devices: int | None = None
+    node_count: int | None = None
+    strategy: str | None = None
+    accelerator: str | None = None
+    backend: str | None = None
+    arguments: tuple[Variable, ...] = ()
+
+
+class SlurmFacts(Section, frozen=True, kw_only=True):
+    """What ``scontrol show job`` says about this job. Missing outside SLURM or without scontrol; times in seconds.
+
+    ``gpus_per_task`` and ``gpu_binding`` come from the job's record or from the step's environment.
+    """
+
+    key: ClassVar[str] = "slurm"
+    level: ClassVar[Level] = "host"
+
+    job_id: str = ""
+    state: str | None = None
+    partition: str | None = None
+    node_count: int | None = None
+    node_list: str | None = None
+    task_count: int | None = None
+    tasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
+    gpu_binding: str | None = None
+    time_limit: int | None = None
+    time_left: int | None = None
+    batch: bool | None = None

@@ -1,0 +1,121 @@
+"""What every section of facts has in common.
+
+A section is one frozen, hashable record of what a process (level ``rank``) or a host (level ``host``) knows about
+one subject. Sections hold tuples, never lists or dicts, so that equal sections of thousands of ranks can be one
+object. A value that could not be had is ``None`` and has an entry in ``hidden``; a section that could not be had at
+all is a :class:`Missing` in its place.
+
+Facts hold no cycles, so they are kept out of the garbage collector's sight (``gc=False``): walking the facts of
+16,384 ranks again and again took half of the time of judging them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any, ClassVar, Literal, TypeVar
+
+import msgspec
+
+Level = Literal["rank", "host"]
+Origin = Literal["collected", "measured", "watched"]
+
+
+class HiddenField(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One value of a section that could not be observed: ``field`` of that section, why, and how to make it visible."""
+
+    field: str
+    reason: str
+    unhide: str = ""
+
+
+class MissingReason(str, Enum):
+    """Why a whole section is missing.
+
+    ``ABSENT``: the machine does not have the thing (no driver, no SLURM). ``HIDDEN``: it is there and may not be seen.
+    ``FAILED``: the collector raised. ``TIMEOUT``: it ran out of time. ``UNMEASURED``: nobody asked for a measurement.
+    """
+
+    ABSENT = "absent"
+    HIDDEN = "hidden"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    UNMEASURED = "unmeasured"
+
+
+class Missing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Stands where a section of facts should be."""
+
+    lack: MissingReason
+    reason: str
+    unhide: str = ""
+
+    @property
+    def is_breakage(self) -> bool:
+        """Whether this is the doctor's own failure and makes a verdict inconclusive."""
+        return self.lack in (MissingReason.FAILED, MissingReason.TIMEOUT)
+
+
+S = TypeVar("S", bound="Section")
+
+
+class Section(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Base of all sections. ``key`` is the name in a capture."""
+
+    key: ClassVar[str] = ""
+    level: ClassVar[Level] = "rank"
+    origin: ClassVar[Origin] = "collected"
+
+    hidden: tuple[HiddenField, ...] = ()
+
+    def part(self) -> Hashable:
+        """What of its host a section shows, where a host shows its processes different parts; ``None`` where all of
+        them see the same."""
+        return None
+
+    def joined(self: S, other: S) -> S:
+        """What this process and another one of its host were shown, together; for sections that have parts."""
+        return self
+
+    def why_hidden(self, field: str) -> HiddenField | None:
+        """The note about ``field``, if it could not be observed."""
+        return next((note for note in self.hidden if note.field == field), None)
+
+
+class Variable(msgspec.Struct, frozen=True, gc=False):
+    """An environment variable as the process sees it; a value that looks like a secret is already replaced."""
+
+    name: str
+    value: str
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def harmless(name: str) -> str:
+    """The name of a host or a device without what a shell or a terminal would act on: names come from other machines,
+    too, and stand in commands that people paste. No such name needs these characters."""
+    return _ACTED_ON.sub("_", name)
+
+
+_ACTED_ON = re.compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
+
+
+def in_unicode(record: R) -> R:
+    """The record itself, or a copy with U+FFFD for bytes that are no UTF-8: names of files and hosts may hold any
+    bytes, which Python carries as lone surrogates and no JSON can. ``TypeError`` where a value has no place in JSON."""
+    try:
+        msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.convert(_in_unicode(msgspec.to_builtins(record)), type(record))
+    return record
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_in_unicode(key): _in_unicode(inner) for key, inner in value.items()}
+    return [_in_unicode(item) for item in value] if isinstance(value, (list, tuple)) else value

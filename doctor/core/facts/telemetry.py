@@ -1,0 +1,442 @@
+"""What a run shows of itself: the Trainer, progress, collectives, loaders, steps, memory, model.
+
+The monitor of a running job fills these sections, and so do readers of what a run left behind. Times named ``at`` are
+seconds since the epoch (UTC); all other times are durations in seconds. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from doctor.core.facts.devices import GpuProcess
+from doctor.core.facts.section import Level, Origin, Section, Variable
+
+
+class WatchedSection(Section, frozen=True, kw_only=True):
+    """Base of the sections that only a run can fill."""
+
+    origin: ClassVar[Origin] = "watched"
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A line of Python on a stack. ``user``: it is neither of the standard library nor of an installed package.
+    ``condition``: what lets only some ranks come here, where the source says so (``if self.global_rank == 0, line
+    56``, ``else of if rank == 0, line 56``, ``@rank_zero_only``); branches of one ``if`` name the same line."""
+
+    file: str
+    line: int
+    function: str = ""
+    user: bool = False
+    condition: str = ""
+
+
+class TrainingFacts(WatchedSection, frozen=True, kw_only=True):
+    """Who trains, and how its ranks share the work.
+
+    ``framework``: ``lightning``, ``pytorch_lightning``, ``transformers`` or ``plain``. ``mixed``: objects of two
+    Lightnings meet in this process, in words. ``device``: torch's name of the device in use (``cuda:0``, ``cpu``),
+    ``device_id`` its UUID or PCI bus id. ``data_parallel_rank`` and ``data_parallel_size``: its place among the ranks
+    that should see different data; ``data_parallel_root``: the first of them, where the model's wrapper tells which
+    they are: ranks with the same one hold replicas, or shards, of one model. ``backend`` of the default process group.
+    ``joins``: uneven inputs are joined. ``arguments``: settings of the Trainer that were not left alone
+    (``max_steps``, ``limit_val_batches`` …), as text. ``checkpoints``: directory that they go to.
+    """
+
+    key: ClassVar[str] = "training"
+
+    framework: str = "plain"
+    release: str | None = None
+    mixed: str | None = None
+    strategy: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    device_id: str | None = None
+    world_size: int = 1
+    data_parallel_rank: int | None = None
+    data_parallel_size: int | None = None
+    data_parallel_root: int | None = None
+    accumulate: int = 1
+    precision: str | None = None
+    max_steps: int | None = None
+    max_epochs: int | None = None
+    joins: bool = False
+    seed: int | None = None
+    checkpoints: str | None = None
+    arguments: tuple[Variable, ...] = ()
+
+    def argument(self, name: str) -> str | None:
+        """The setting ``name``, or ``None`` where it was left alone."""
+        return next((one.value for one in self.arguments if one.name == name), None)
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """An exception that ended a rank. ``frames``: innermost first."""
+
+    kind: str
+    message: str = ""
+    at: float | None = None
+    frames: tuple[Frame, ...] = ()
+
+
+class PointInTime(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A point that a rank passed: ``stage`` and ``point`` as in :class:`ProgressFacts`."""
+
+    stage: str
+    point: str
+    batch: int | None = None
+    at: float | None = None
+
+
+class EpochEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A loader that came to its end: after ``batches`` in ``epoch``."""
+
+    stage: str
+    loader: int
+    epoch: int
+    batches: int
+
+
+class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A child of a rank, such as a data worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``: resident
+    bytes, those that it shares with its parent since the fork included; ``private``: without what others map too."""
+
+    pid: int
+    state: str = ""
+    name: str = ""
+    memory: int | None = None
+    private: int | None = None
+
+
+class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
+    """Where a rank is.
+
+    ``run``: the id of the run. ``state``: ``running``, ``stalled`` (no progress for longer than ``limit``), ``ended``,
+    ``failed``; or what a neighbour or nobody saw of it: ``silent`` (it does not answer), ``stopped`` (SIGSTOP, a
+    debugger), ``gone`` (no such process). ``seen_by``: the rank that looked, where it was not itself. ``stage``:
+    ``setup``, ``sanity``, ``train``, ``validate``, ``test``, ``predict``, ``teardown``. ``point``, entered last:
+    ``setup``, ``data`` (waiting for the next batch), ``step`` (training step), ``forward``, ``backward``,
+    ``optimizer``, ``batch-end``, ``checkpoint``, ``epoch-start``, ``epoch-end``, ``ended``. ``epoch``, ``batch``,
+    ``loader`` count from 0, ``step`` counts optimiser steps. ``idle``: seconds since the last progress; ``limit``:
+    seconds that this point may take, by the run's own pace; ``patience``: those that it may take where the rank is
+    busy, which are more where it waits for others. ``stack`` of the main thread, innermost first, and by whom:
+    ``stack_from`` is ``interpreter``, or ``signal`` where the interpreter could not answer. ``ended``: loaders that
+    came to their end, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
+    """
+
+    key: ClassVar[str] = "progress"
+
+    run: str = ""
+    state: str = "running"
+    seen_by: int | None = None
+    pid: int | None = None
+    at: float | None = None
+    stage: str = "setup"
+    point: str = "setup"
+    epoch: int | None = None
+    step: int | None = None
+    batch: int | None = None
+    loader: int | None = None
+    passed: int = 0
+    idle: float | None = None
+    limit: float | None = None
+    patience: float | None = None
+    stack: tuple[Frame, ...] = ()
+    stack_from: str = ""
+    kernel_state: str | None = None
+    failure: Failure | None = None
+    ended: tuple[EpochEnd, ...] = ()
+    recent: tuple[PointInTime, ...] = ()
+    children: tuple[ChildProcess, ...] = ()
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A process group: its name, global ranks (empty: not told), and its counters of collectives, ``None`` before the
+    first one."""
+
+    name: str
+    description: str = ""
+    members: tuple[int, ...] = ()
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+
+
+class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """An entry of torch's flight recorder. ``sequence`` counts in its group, for sends and receives among themselves.
+    ``operation`` without the back end's name (``all_reduce``). ``peer``: the other rank of a send or receive, counted
+    in the group; ``source`` likewise. ``state``: ``scheduled``, ``started`` or ``completed`` (Gloo never goes beyond
+    scheduled); ``retired``: the recorder is done with it. ``frames``: where it was called, innermost first."""
+
+    group: str
+    sequence: int
+    operation: str
+    backend: str = ""
+    is_p2p: bool = False
+    source: int | None = None
+    peer: int | None = None
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    output_sizes: tuple[tuple[int, ...], ...] = ()
+    types: tuple[str, ...] = ()
+    state: str = "scheduled"
+    retired: bool = False
+    at: float | None = None
+    seconds: float | None = None
+    timeout: float | None = None
+    frames: tuple[Frame, ...] = ()
+
+
+class RecorderFacts(WatchedSection, frozen=True, kw_only=True):
+    """torch's flight recorder of a rank: its newest collectives, oldest first. ``version``: of the dump's format.
+    ``wrapped``: older entries were overwritten. ``dump``: file that a whole dump was written to."""
+
+    key: ClassVar[str] = "flight-recorder"
+
+    version: str | None = None
+    groups: tuple[ProcessGroup, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    wrapped: bool = False
+    dump: str | None = None
+
+    def group(self, name: str) -> ProcessGroup | None:
+        """The process group of that name."""
+        return next((group for group in self.groups if group.name == name), None)
+
+
+class Sampler(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A sampler. ``distributed``: it parts the data set between ``replicas``, of which this is ``rank``.
+    ``pads``: it repeats samples so that all get equally many. ``generator_seed``: of the generator given to it, or to
+    the sampler ``inner`` that it parts. ``independent``: what it draws leaves out nothing for others to draw (with
+    replacement, or a random part of the data set). ``repeats``: it draws samples several times on purpose."""
+
+    name: str
+    distributed: bool = False
+    replicas: int | None = None
+    rank: int | None = None
+    seed: int | None = None
+    epoch: int | None = None
+    shuffle: bool | None = None
+    drop_last: bool | None = None
+    pads: bool | None = None
+    generator_seed: int | None = None
+    inner: str | None = None
+    independent: bool = False
+    repeats: bool = False
+
+
+class LoaderEpoch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a loader gave in one epoch. ``drawn``: a hash of the first indices that its sampler drew, ``content``: one
+    of the first batch; ``first``: those indices themselves, as far as they are kept; ``contents``: hashes of the first
+    batches, each of a few parts (tensors) joined by ``-``. ``sizes``: distinct batch sizes, that of the last batch left
+    out. ``ended``: it came to its end."""
+
+    epoch: int
+    drawn: str | None = None
+    content: str | None = None
+    first: tuple[int, ...] = ()
+    batches: int = 0
+    samples: int | None = None
+    sizes: tuple[int, ...] = ()
+    ended: bool = False
+    contents: tuple[str, ...] = ()
+
+
+class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A loader of one stage. ``kind``: ``map``, ``iterable`` or ``other``. ``length``: batches an epoch as it says,
+    ``None`` where it can't; ``limit``: batches that the Trainer takes at most. ``sharded``: an iterable data set that
+    says by itself how it is parted (``None``: not told). ``dynamic``: a batch sampler of its own decides the sizes.
+    ``fingerprint``: digest of what the data set holds and of what its sampler chooses from, ``None`` where that can't
+    all be seen from outside. ``combined``: how loaders of the stage that are drawn from together end (``min_size``,
+    ``max_size``, ``max_size_cycle``, ``sequential``)."""
+
+    stage: str
+    index: int = 0
+    loader: str = ""
+    dataset: str = ""
+    kind: str = "map"
+    length: int | None = None
+    limit: int | None = None
+    dataset_length: int | None = None
+    batch_size: int | None = None
+    batch_sampler: str | None = None
+    dynamic: bool = False
+    drop_last: bool | None = None
+    sampler: Sampler | None = None
+    sharded: bool | None = None
+    workers: int | None = None
+    persistent: bool | None = None
+    fingerprint: str | None = None
+    combined: str | None = None
+    epochs: tuple[LoaderEpoch, ...] = ()
+
+
+class LoaderFacts(WatchedSection, frozen=True, kw_only=True):
+    """The loaders of a rank."""
+
+    key: ClassVar[str] = "loaders"
+
+    loaders: tuple[Loader, ...] = ()
+
+    def of(self, stage: str) -> tuple[Loader, ...]:
+        """Those of a stage, by index."""
+        return tuple(loader for loader in self.loaders if loader.stage == stage)
+
+
+class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Medians over ``steps`` training batches from ``first_step`` on, seconds a batch: ``total`` from one batch's
+    begin to the next one's; ``data`` waiting for it; ``forward``, ``backward``, ``optimizer`` as the host sees them;
+    ``other`` what is left; ``device`` between events on the device, where there is one. Collectives are in the part
+    that they are called in. ``mean`` of the totals: equal on ranks that wait for one another, be it in every eighth
+    batch, where gradients are accumulated."""
+
+    first_step: int
+    steps: int
+    total: float
+    data: float = 0.0
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    other: float | None = None
+    device: float | None = None
+    slowest: float | None = None
+    mean: float | None = None
+
+
+class StepFacts(WatchedSection, frozen=True, kw_only=True):
+    """How long steps take, in windows of as many batches each, newest last. ``seen``: batches so far."""
+
+    key: ClassVar[str] = "steps"
+
+    windows: tuple[Window, ...] = ()
+    seen: int = 0
+
+
+class MemorySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Memory after step ``step``. ``allocated``, ``reserved`` and ``peak`` (since the sample before) of torch's
+    allocator on its device; ``device_used``: of the whole device; ``resident``: of this process, ``workers``: of its
+    children together; ``host_available``: of the host. ``units``: what the batches since the sample before were made
+    of at most (tokens, else samples)."""
+
+    step: int
+    at: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    peak: int | None = None
+    device_used: int | None = None
+    resident: int | None = None
+    workers: int | None = None
+    host_available: int | None = None
+    units: int | None = None
+
+
+class RunMemoryFacts(WatchedSection, frozen=True, kw_only=True):
+    """Memory of a rank while it runs. Device numbers are of torch's allocator; ``None`` without a device.
+
+    ``total``: of the device; ``device_free`` as the driver says; ``foreign``: what others than this process's
+    allocator hold of it. ``retries`` and ``failures``: allocations that had to empty the cache first, and that failed.
+    ``inactive``: reserved, split and unused. ``processes``: who holds memory of the device, by the driver.
+    ``utilization``: how many per cent of the time the device was busy, by the driver, at the last looks since training
+    began. ``samples``: oldest first. ``estimated_floor``: bytes that training holds at least, known before its first
+    step (parameters, gradients, optimizer state); ``estimate_error``: how far that was from the measured peak of the
+    steps so far, as a part of it (-0.4: the peak had 40 % that no floor knows of), ``None`` before there is one.
+    """
+
+    key: ClassVar[str] = "run-memory"
+
+    device: str | None = None
+    device_id: str | None = None
+    allocator: str | None = None
+    total: int | None = None
+    device_free: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    inactive: int | None = None
+    foreign: int | None = None
+    retries: int | None = None
+    failures: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    resident: int | None = None
+    children: tuple[ChildProcess, ...] = ()
+    utilization: tuple[int, ...] = ()
+    samples: tuple[MemorySample, ...] = ()
+    estimated_floor: int | None = None
+    estimate_error: float | None = None
+
+
+class TensorShape(msgspec.Struct, frozen=True, gc=False):
+    """A parameter of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+
+
+class ModelFacts(WatchedSection, frozen=True, kw_only=True):
+    """The model as it is wrapped. ``parameters``: numbers in all; ``digest`` of all names, shapes and types in order;
+    ``tensors``: the first of them. ``replicated``: all data-parallel ranks hold the same values (DDP, not FSDP).
+    ``initial``: checksum of the values before the first step; ``broadcast``: the wrapper makes them equal itself."""
+
+    key: ClassVar[str] = "model"
+
+    name: str = ""
+    parameters: int = 0
+    trainable: int = 0
+    count: int = 0
+    digest: str = ""
+    tensors: tuple[TensorShape, ...] = ()
+    replicated: bool | None = None
+    broadcast: bool | None = None
+    initial: str | None = None
+
+
+Counted = Literal["step", "batch"]
+
+
+class Checksum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Of parameters after ``step``: ``value`` as exact text; ``part``: which tensors, the same on all ranks at that
+    step. ``counted``: what ``step`` counts, ``step`` (of the optimizer) or ``batch`` (of training); ranks that take
+    different numbers of batches per optimizer step hold equal parameters at equal optimizer steps alone. ``moved``:
+    whether the value is another one than before the first step."""
+
+    step: int
+    value: str
+    part: str = "all"
+    counted: Counted = "step"
+    moved: bool | None = None
+
+
+class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The first value that is no number or infinite: ``what`` is ``loss`` or ``gradient``."""
+
+    step: int
+    what: str
+    name: str = ""
+    value: str = ""
+
+
+class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
+    """How a replica fares. ``losses``: how many were looked at."""
+
+    key: ClassVar[str] = "replica"
+
+    checksums: tuple[Checksum, ...] = ()
+    non_finite: tuple[NonFinite, ...] = ()
+    losses: int = 0
+
+
+class HostUseFacts(WatchedSection, frozen=True, kw_only=True):
+    """What happened on a host over the last ``seconds`` of a run: periods of the CPU quota and how many were throttled;
+    TCP segments sent and sent again; errors and drops of its interfaces, by name."""
+
+    key: ClassVar[str] = "host-use"
+    level: ClassVar[Level] = "host"
+
+    seconds: float = 0.0
+    cpu_periods: int | None = None
+    cpu_throttled_periods: int | None = None
+    segments: int | None = None
+    retransmitted: int | None = None
+    interface_errors: tuple[tuple[str, int], ...] = ()

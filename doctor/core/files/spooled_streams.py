@@ -1,0 +1,135 @@
+"""Standard input, pipes and process substitution among the files of a command: what they send is kept in a temporary
+file, so that whatever reads files reads them too. Bytes, time and silence are bounded."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from doctor.core.errors import UnusableError
+
+MOST_BYTES = 1 << 30
+"""Bytes of a stream that are kept."""
+MOST_SECONDS = 120.0
+"""Seconds for which a stream is read."""
+SILENCE = 20.0
+"""Seconds without a byte after which a stream is given up."""
+_PIECE = 1 << 16
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
+
+
+class SpooledPath(type(Path())):  # type: ignore[misc]
+    """A file that holds what a stream sent. ``shown``: the name by which the user gave it; ``cut``: why the rest of it
+    was not read."""
+
+    shown: str
+    cut: str | None
+
+
+class SpooledInput(NamedTuple):
+    """How much a stream sent, and why it was not read to its end."""
+
+    size: int
+    cut: str | None
+
+
+@contextmanager
+def spooled_paths(
+    paths: Iterable[Path], ending_of: Callable[[bytes], str] = lambda head: ""
+) -> Iterator[tuple[Path, ...]]:
+    """The paths, with a file for each stream among them; the files are removed at the end. ``ending_of``: the ending of
+    the file's name, by its first bytes.
+
+    Raises:
+        UnusableError: a stream sent nothing, or can't be kept.
+    """
+    folder: str | None = None
+    found: list[Path] = []
+    try:
+        for number, path in enumerate(paths):
+            descriptor = _stream_of(path)
+            if descriptor is None:
+                found.append(path)
+                continue
+            folder = folder or tempfile.mkdtemp(prefix="doctor-")
+            found.append(_spooled(path, descriptor, Path(folder, f"stream-{number}"), ending_of))
+        yield tuple(found)
+    except OSError as error:
+        raise UnusableError(f"what was piped can't be kept: {error.strerror or error}") from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stream_of(path: Path) -> int | None:
+    """A descriptor of its own for a stream; ``None`` for anything else."""
+    text = os.fspath(path)
+    named = _DESCRIPTOR.fullmatch(text)
+    if text in ("-", "/dev/stdin") or named:
+        number = int(named[1]) if named else 0
+        try:
+            mode = os.fstat(number).st_mode
+            if text == "-" or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return os.dup(number)
+        except OSError as error:
+            raise UnusableError(f"{text} can't be read: {error.strerror}") from None
+        return None
+    try:
+        is_pipe = stat.S_ISFIFO(path.stat().st_mode)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_pipe else None
+    except OSError:
+        return None
+
+
+def _spooled(path: Path, descriptor: int, file: Path, ending_of: Callable[[bytes], str]) -> Path:
+    shown = "standard input" if os.fspath(path) in ("-", "/dev/stdin") else os.fsencode(path).decode("utf-8", "replace")
+    try:
+        if os.isatty(descriptor):
+            raise UnusableError(f"{shown} is a terminal: pipe a file into it")
+        with file.open("xb") as kept:
+            size, cut = _copied(descriptor, kept)
+    finally:
+        os.close(descriptor)
+    if not size:
+        raise UnusableError(f"{shown}: {cut or 'it is empty'}")
+    with file.open("rb") as kept:
+        ending = ending_of(kept.read(_PIECE))
+    spooled: SpooledPath = SpooledPath(file.rename(file.with_suffix(ending)) if ending else file)
+    spooled.shown = shown
+    spooled.cut = cut and f"stopped reading {shown} after {size} bytes: {cut}"
+    return spooled
+
+
+def _copied(descriptor: int, kept: BinaryIO) -> SpooledInput:
+    """Copy what a stream sends; a regular file is always ready."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    until = time.monotonic() + MOST_SECONDS
+    size = 0
+    while size < MOST_BYTES:
+        if not (events := poll.poll(SILENCE * 1000)):
+            return SpooledInput(size, f"nothing was sent for {SILENCE:g} s")
+        data: bytes | None
+        try:
+            data = os.read(descriptor, _PIECE)
+        except BlockingIOError:
+            data = b"" if events[0][1] & select.POLLHUP else None
+        except OSError as error:
+            return SpooledInput(size, str(error.strerror))
+        if data == b"":
+            return SpooledInput(size, None)
+        if data:
+            kept.write(data)
+            size += len(data)
+        if time.monotonic() > until:
+            return SpooledInput(size, f"it was still sending after {MOST_SECONDS:g} s")
+    return SpooledInput(size, f"it was still sending after {MOST_BYTES >> 20} MiB")

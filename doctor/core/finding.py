@@ -1,0 +1,110 @@
+"""What a check says: findings, and why it can't say anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+
+import msgspec
+
+from doctor.core.facts import Setting
+
+ALONE = "one process: nothing to compare it with"
+"""Why a check that compares ranks skips a job of one process."""
+
+
+class Severity(str, Enum):
+    """How bad: ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good
+    to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def weight(self) -> int:
+        """2 for an error, 1 for a warning, 0 for info."""
+        return {"error": 2, "warning": 1, "info": 0}[self.value]
+
+
+class Scope(str, Enum):
+    """What one judgement speaks of."""
+
+    RANK = "rank"
+    HOST = "host"
+    JOB = "job"
+
+
+class Status(str, Enum):
+    """How a check ended. Only ``ok`` is green."""
+
+    OK = "ok"
+    SICK = "sick"
+    UNKNOWN = "unknown"
+    SKIP = "skip"
+    CRASH = "crash"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where in a file the fault stands; ``line`` counts from 1."""
+
+    file: str
+    line: int | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One illness found. Checks fill it; the runner stamps id, severity and words that are left empty.
+
+    ``summary``: one line, the claim first. ``ranks``: who is to blame (empty: the whole job). ``hosts``: names, only
+    where they can't follow from the ranks. ``effect`` and ``fix`` default to the check's docstring. ``severity``
+    overrides the declared one. ``explains``: ids of findings that are consequences of this one.
+    """
+
+    summary: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    evidence: Mapping[str, object] = {}
+    effect: str = ""
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: float = 1.0
+    explains: tuple[str, ...] = ()
+    source: Source | None = None
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """The check does not apply here."""
+
+    reason: str
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """The check can't judge ``ranks`` (empty: all of them), why, and how to make it visible."""
+
+    reason: str
+    ranks: tuple[int, ...] = ()
+    unhide: str = ""
+
+
+Verdict = Finding | Skip | Unknown
+"""What a check may yield."""
+
+
+def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for those that say the same of different ranks or hosts: summary, fix, severity and source alike.
+    Evidence and the rest are the first one's."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.summary, finding.fix, finding.effect, finding.severity, finding.source)
+        groups.setdefault(key, []).append(finding)
+    for first, *others in groups.values():
+        ranks = sorted({rank for one in (first, *others) for rank in one.ranks})
+        hosts = dict.fromkeys(host for one in (first, *others) for host in one.hosts)
+        yield msgspec.structs.replace(first, ranks=tuple(ranks), hosts=tuple(hosts))
+
+
+def source_of(setting: Setting | None) -> Source | None:
+    """The file and line that a setting comes from; ``None`` where it comes from the environment."""
+    if setting is None or setting.layer == "environment":
+        return None
+    return Source(setting.source, setting.line)

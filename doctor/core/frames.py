@@ -1,0 +1,83 @@
+"""Lines of Python on a stack: which of them are the user's own, and how many are worth keeping."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from types import FrameType, TracebackType
+
+from doctor.core.facts import Frame
+from doctor.version import PACKAGE
+
+MOST = 60
+"""Frames of one stack that are kept: Lightning's own loops take 30."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
+"""Where Pythons keep packages and their library, of this one and of others: a file may be of another machine."""
+
+
+def frame_of(file: str, line: int | None, function: str) -> Frame:
+    """A line of a stack."""
+    return Frame(file, line or 0, function, user=is_user_code(file))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_user_code(file: str) -> bool:
+    """Whether a file is neither of the standard library nor of an installed package, nor of the doctor. Cells of a
+    notebook and ``python -c`` are the user's."""
+    if file.startswith("<"):
+        return not file.startswith("<frozen")
+    return not _INSTALLED.search(file) and not file.startswith(_foreign())
+
+
+@functools.lru_cache(maxsize=1)
+def _foreign() -> tuple[str, ...]:
+    """Directories of the standard library and of the doctor, as they are written and as they are."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    paths.append(PACKAGE)
+    return tuple({form + os.sep for path in paths if path for form in (path, os.path.realpath(path))})
+
+
+def frames_of_stack(innermost: FrameType | None) -> tuple[Frame, ...]:
+    """A stack that runs, innermost first."""
+    frames: list[Frame] = []
+    while innermost is not None and len(frames) < MOST:
+        code = innermost.f_code
+        frames.append(frame_of(code.co_filename, innermost.f_lineno, code.co_name))
+        innermost = innermost.f_back
+    return tuple(frames)
+
+
+def frames_of_traceback(traceback: TracebackType | None) -> tuple[Frame, ...]:
+    """The way to an exception, innermost first."""
+    frames: list[Frame] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append(frame_of(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return tuple(frames[::-1][:MOST])
+
+
+def shorten_stack(frames: Sequence[Frame], inner: int, own: int) -> tuple[Frame, ...]:
+    """The ``inner`` innermost frames and the ``own`` innermost ones of the user."""
+    users = [position for position, frame in enumerate(frames) if frame.user][:own]
+    return _at(frames, {*range(inner), *users})
+
+
+def call_site_frames(frames: Sequence[Frame], outside: int = 5, own: int = 3) -> tuple[Frame, ...]:
+    """What tells one call site from another: the innermost frame, the ``outside`` innermost ones that are not torch's,
+    and the ``own`` innermost ones of the user."""
+    foreign = [position for position, frame in enumerate(frames) if not is_torch(frame)][:outside]
+    users = [position for position, frame in enumerate(frames) if frame.user][:own]
+    return _at(frames, {0, *foreign, *users})
+
+
+def is_torch(frame: Frame) -> bool:
+    """Whether a frame is torch's own."""
+    return not frame.user and "/torch/" in frame.file
+
+
+def _at(frames: Sequence[Frame], positions: Iterable[int]) -> tuple[Frame, ...]:
+    return tuple(frames[position] for position in sorted(positions) if position < len(frames))

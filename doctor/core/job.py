@@ -1,0 +1,499 @@
+"""All ranks of a job and what is known about each: the one thing that checks judge.
+
+Equal sections are one object (:func:`build_job` sees to it), so a check that judges each *distinct* section costs
+the same for 16,384 ranks of one image as for two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar, overload
+
+from doctor.core.facts import HostFacts, LaunchFacts, LogEvidence, Missing, MissingReason, Origin, Section
+from doctor.core.facts.section import harmless
+
+S = TypeVar("S", bound=Section)
+A = TypeVar("A", bound=Section)
+B = TypeVar("B", bound=Section)
+C = TypeVar("C", bound=Section)
+K = TypeVar("K", bound=Hashable)
+
+Sections = Mapping[str, "Section | Missing"]
+
+UNKNOWN_HOST = "host not told"
+"""The name of the host of ranks of which nothing says where they ran."""
+
+NOT_ASKED = Missing(MissingReason.UNMEASURED, "not measured")
+NOT_WATCHED = Missing(MissingReason.UNMEASURED, "only a run that is watched shows it")
+NOT_IN_CAPTURE = Missing(MissingReason.HIDDEN, "the facts do not hold it", "collect again with this release")
+
+_NOT_THERE: dict[Origin, Missing] = {"measured": NOT_ASKED, "watched": NOT_WATCHED, "collected": NOT_IN_CAPTURE}
+
+
+class Group(tuple[K, tuple[int, ...]]):
+    """Ranks that share a value; unpacks as ``value, ranks``. (Python 3.10 has no generic named tuples.)"""
+
+    __slots__ = ()
+
+    def __new__(cls, value: K, ranks: tuple[int, ...]) -> Group[K]:
+        """Pair them."""
+        return super().__new__(cls, (value, ranks))
+
+    @property
+    def value(self) -> K:
+        """What they share."""
+        return self[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who shares it."""
+        return self[1]
+
+
+class SectionHolder:
+    """Somebody who has sections of facts."""
+
+    __slots__ = ("sections",)
+
+    def __init__(self, sections: Sections) -> None:
+        self.sections = sections
+
+    def find(self, section: type[S]) -> S | None:
+        """The section of that type, or ``None`` where it is missing."""
+        value = self.sections.get(section.key)
+        return value if isinstance(value, section) else None
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why the section is missing, or ``None`` where it is there."""
+        value = self.sections.get(section.key)
+        if value is None:
+            return _NOT_THERE[section.origin]
+        return value if isinstance(value, Missing) else None
+
+
+class Host(SectionHolder):
+    """A host: known by its machine's boot id, its machine id and its host name."""
+
+    __slots__ = ("boot_id", "index", "machine_id", "name")
+
+    def __init__(
+        self,
+        name: str,
+        boot_id: str | None = None,
+        machine_id: str | None = None,
+        sections: Sections | None = None,
+        index: int = 0,
+    ) -> None:
+        super().__init__(sections or {})
+        self.name = name if name == UNKNOWN_HOST else harmless(name)
+        self.boot_id = boot_id
+        self.machine_id = machine_id
+        self.index = index
+
+    @property
+    def identity(self) -> tuple[str | None, str | None, str]:
+        """What tells this host from others."""
+        return (self.boot_id, self.machine_id, self.name)
+
+    @property
+    def machine(self) -> Hashable:
+        """What tells its machine from others; containers of one machine share it."""
+        return self.boot_id or self.identity
+
+
+class Rank(SectionHolder):
+    """One process of the job. ``number`` is its global rank; two processes may claim the same one. Where its host shows
+    processes different parts of itself, it has the section of its own part (:meth:`doctor.core.facts.Section.part`)."""
+
+    __slots__ = ("host", "number")
+
+    def __init__(self, number: int, host: Host, sections: Sections | None = None) -> None:
+        super().__init__(sections or {})
+        self.number = number
+        self.host = host
+
+    def find(self, section: type[S]) -> S | None:
+        """The section of that type, of the rank itself or of its host."""
+        # Spelled out rather than handed on: checks of a large job come here a million times.
+        value = self.sections.get(section.key)
+        if value is None and section.level == "host":
+            value = self.host.sections.get(section.key)
+        return value if isinstance(value, section) else None
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why the section is missing, or ``None`` where it is there."""
+        of_host = section.level == "host" and section.key not in self.sections
+        return self.host.missing(section) if of_host else super().missing(section)
+
+    @property
+    def local_rank(self) -> int | None:
+        """The local rank as the launcher states it."""
+        launch = self.find(LaunchFacts)
+        return launch.local_rank if launch else None
+
+
+class IdenticalRanks(NamedTuple):
+    """Ranks for which the sections asked for are the same objects."""
+
+    members: tuple[Rank, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return tuple(rank.number for rank in self.members)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of their hosts, each once."""
+        return tuple(dict.fromkeys(rank.host.name for rank in self.members))
+
+    def find(self, section: type[S]) -> S | None:
+        """An ``also`` section of theirs, or ``None`` where it is missing."""
+        return self.members[0].find(section)
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why an ``also`` section of theirs is missing."""
+        return self.members[0].missing(section)
+
+
+class LocalRanks(NamedTuple):
+    """The ranks of one host, or of one machine with several hosts (containers)."""
+
+    hosts: tuple[Host, ...]
+    members: tuple[Rank, ...]
+
+    @property
+    def name(self) -> str:
+        """The host's name, or the names of the machine's hosts."""
+        return ", ".join(dict.fromkeys(host.name for host in self.hosts))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of the ranks."""
+        return tuple(rank.number for rank in self.members)
+
+    def find(self, section: type[S]) -> S | None:
+        """A section of the host; of a machine's first host that has it."""
+        return next((found for host in self.hosts if (found := host.find(section)) is not None), None)
+
+
+class Facts(Generic[S]):
+    """One section over all ranks that have it."""
+
+    def __init__(self, job: Job, section: type[S]) -> None:
+        self._job = job
+        self._section = section
+
+    def __iter__(self) -> Iterator[tuple[S, IdenticalRanks]]:
+        """Every distinct section with the ranks that have it."""
+        return iter(self._job.each(self._section))
+
+    def group(self, key: Callable[[S], K]) -> list[Group[K]]:
+        """Ranks by ``key`` of their section, the largest group first; equally large ones by their lowest rank."""
+        groups: dict[K, list[int]] = {}
+        for section, alike in self._job.each(self._section):
+            groups.setdefault(key(section), []).extend(alike.ranks)
+        ordered = [Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()]
+        return sorted(ordered, key=lambda group: (-len(group.ranks), group.ranks[0]))
+
+
+class Job:
+    """A job as far as it is known. Build it with :func:`build_job`.
+
+    ``world_size`` is what the ranks say of the job that runs now; 1 for a lone process. ``absent``: ranks that were
+    waited for and never came. ``last_seen``: where ranks fell silent on the way. ``ungathered``: ranks of the world
+    that nobody asked. ``expected``: a job that worked, whose values are the right ones
+    (:mod:`doctor.analysis.stats.baseline`). ``captured``: when the facts were written down, as ISO 8601; else empty.
+    ``evidence``: what logs say of it; none where no log was read.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[Rank, ...],
+        hosts: tuple[Host, ...],
+        *,
+        world_size: int,
+        launcher: str = "none",
+        absent: tuple[int, ...] = (),
+        last_seen: tuple[LastSeen, ...] = (),
+        expected: Job | None = None,
+        captured: str = "",
+        evidence: LogEvidence | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.hosts = hosts
+        self.world_size = world_size
+        self.launcher = launcher
+        self.absent = absent
+        self.last_seen = last_seen
+        self.expected = expected
+        self.captured = captured
+        self.evidence = evidence
+        self._alike: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
+        self._columns: dict[str, list[int]] = {}
+        self._by_host: tuple[LocalRanks, ...] | None = None
+        self._by_machine: tuple[LocalRanks, ...] | None = None
+        self._positions: dict[int, list[int]] | None = None
+        self._multi_host: bool | None = None
+
+    @property
+    def ungathered(self) -> int:
+        """How many ranks of the world are neither here nor known to be absent."""
+        return max(0, self.world_size - len({rank.number for rank in self.ranks}) - len(self.absent))
+
+    @property
+    def is_multi_host(self) -> bool:
+        """Whether the job spans several machines, as far as facts, launcher and world size tell."""
+        if self._multi_host is None:
+            self._multi_host = len({host.machine for host in self.hosts}) > 1 or self._stated_hosts() > 1
+        return self._multi_host
+
+    def _stated_hosts(self) -> int:
+        stated = 1
+        for launch, _ in self.each(LaunchFacts):
+            if launch.running_together:
+                # Only the launcher's own word: variables of an outer one (SLURM around torchrun) speak of its nodes.
+                own = launch.claim(launch.launcher)
+                stated = max(stated, (own.node_count or 1) if own else 1)
+                if launch.local_world_size and launch.world_size:
+                    stated = max(stated, -(-launch.world_size // launch.local_world_size))
+        return stated
+
+    def apart(self) -> Job:
+        """The same job with tables of its own (the sections are shared): for readers that are not trusted."""
+        hosts = {id(h): Host(h.name, h.boot_id, h.machine_id, dict(h.sections), h.index) for h in self.hosts}
+        return Job(
+            tuple(Rank(rank.number, hosts[id(rank.host)], dict(rank.sections)) for rank in self.ranks),
+            tuple(hosts.values()),
+            world_size=self.world_size,
+            launcher=self.launcher,
+            absent=self.absent,
+            last_seen=self.last_seen,
+            expected=self.expected.apart() if self.expected else None,
+            captured=self.captured,
+            evidence=self.evidence,
+        )
+
+    def facts(self, section: type[S]) -> Facts[S]:
+        """One section over all ranks."""
+        return Facts(self, section)
+
+    @overload
+    def each(
+        self, first: type[A], /, *, also: tuple[type[Section], ...] = ()
+    ) -> Iterator[tuple[A, IdenticalRanks]]: ...
+    @overload
+    def each(
+        self, first: type[A], second: type[B], /, *, also: tuple[type[Section], ...] = ()
+    ) -> Iterator[tuple[A, B, IdenticalRanks]]: ...
+    @overload
+    def each(
+        self, first: type[A], second: type[B], third: type[C], /, *, also: tuple[type[Section], ...] = ()
+    ) -> Iterator[tuple[A, B, C, IdenticalRanks]]: ...
+    def each(self, *sections: type[Section], also: tuple[type[Section], ...] = ()) -> Iterator[tuple[object, ...]]:
+        """Every distinct combination of ``sections``, and the ranks that have it.
+
+        Ranks that lack one of them are passed over (the runner counts them). ``also`` are sections that may be
+        missing: ranks are told apart by them too, and :meth:`IdenticalRanks.find` gives them.
+        """
+        key = (*(section.key for section in sections), "also", *(section.key for section in also))
+        if key not in self._alike:
+            self._alike[key] = [
+                (*(alike.members[0].find(section) for section in sections), alike)
+                for alike in self._group_alike(sections, also)
+            ]
+        return iter(self._alike[key])
+
+    def _group_alike(
+        self, sections: tuple[type[Section], ...], also: tuple[type[Section], ...]
+    ) -> list[IdenticalRanks]:
+        groups: dict[tuple[int, ...], list[Rank]] = {}
+        needed, absent = len(sections), id(None)
+        for rank, row in zip(self.ranks, zip(*map(self._column, sections + also), strict=True), strict=True):
+            if absent not in (row[:needed] if also else row):
+                groups.setdefault(row, []).append(rank)
+        return [IdenticalRanks(tuple(members)) for members in groups.values()]
+
+    def _column(self, section: type[Section]) -> list[int]:
+        """The identity of every rank's section, that of ``None`` where it is missing."""
+        if section.key not in self._columns:
+            self._columns[section.key] = [id(rank.find(section)) for rank in self.ranks]
+        return self._columns[section.key]
+
+    def lacking(self, sections: Iterable[type[Section]]) -> list[Rank]:
+        """The ranks that lack one of ``sections``."""
+        columns = [self._column(section) for section in sections]
+        absent = id(None)
+        rows = zip(self.ranks, zip(*columns, strict=True), strict=bool(columns))
+        return [rank for rank, row in rows if absent in row]
+
+    def by_host(self) -> tuple[LocalRanks, ...]:
+        """The hosts, each with its ranks."""
+        if self._by_host is None:
+            self._by_host = self._gather_local(lambda host: host.index)
+        return self._by_host
+
+    def by_machine(self) -> tuple[LocalRanks, ...]:
+        """The machines, each with its hosts (one, or several containers) and ranks."""
+        if self._by_machine is None:
+            self._by_machine = self._gather_local(lambda host: host.machine)
+        return self._by_machine
+
+    def _gather_local(self, key: Callable[[Host], Hashable]) -> tuple[LocalRanks, ...]:
+        hosts: dict[Hashable, list[Host]] = {}
+        members: dict[Hashable, list[Rank]] = {}
+        for host in self.hosts:
+            hosts.setdefault(key(host), []).append(host)
+            members.setdefault(key(host), [])
+        for rank in self.ranks:
+            members[key(rank.host)].append(rank)
+        return tuple(LocalRanks(tuple(hosts[name]), tuple(members[name])) for name in hosts)
+
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The names of the hosts of ``ranks``, each once, in rank order."""
+        if self._positions is None:
+            self._positions = {}
+            for position, rank in enumerate(self.ranks):
+                self._positions.setdefault(rank.number, []).append(position)
+        found = sorted(position for number in set(ranks) for position in self._positions.get(number, ()))
+        return tuple(dict.fromkeys(self.ranks[position].host.name for position in found))
+
+
+class LastSeen(NamedTuple):
+    """A rank that fell silent, and where it was heard of last: ``listed`` (a cluster has it on that host, and it never
+    said anything), ``joined`` (it said hello, and never brought its facts) or ``answered`` (its facts are here, and
+    then it did not measure when all did)."""
+
+    rank: int
+    host: str
+    step: str
+
+
+class Member(NamedTuple):
+    """What one process brings to a job: its sections, those of rank and host level together. ``host``: boot id, machine
+    id and name of its host, where the sections do not say."""
+
+    rank: int
+    sections: Sections
+    host: tuple[str | None, str | None, str] | None = None
+
+
+def build_job(
+    members: Iterable[Member],
+    *,
+    world_size: int | None = None,
+    launcher: str | None = None,
+    absent: Iterable[int] = (),
+    last_seen: Iterable[LastSeen] = (),
+    expected: Job | None = None,
+    captured: str = "",
+    evidence: LogEvidence | None = None,
+) -> Job:
+    """A job from its processes. Equal sections become one object; host sections are kept once a host (the first
+    process of a host brings them, later ones fill its gaps). ``world_size`` and ``launcher`` default to what the ranks
+    say most often."""
+    from doctor.core.facts import SECTIONS
+
+    pool, parts = _SectionPool(), _PartialHosts()
+    hosts: dict[object, Host] = {}
+    ranks: list[Rank] = []
+    for member in sorted(members, key=lambda member: member.rank):
+        shared = {key: pool.one(value) for key, value in member.sections.items()}
+        host = _host_of(shared, hosts, member.host)
+        own = {key: value for key, value in shared.items() if key in SECTIONS and SECTIONS[key].level == "rank"}
+        ranks.append(Rank(member.rank, host, own))
+        parts.note(ranks[-1], shared)
+    parts.keep()
+    launches = [launch for rank in ranks if (launch := rank.find(LaunchFacts)) is not None]
+    return Job(
+        tuple(ranks),
+        tuple(hosts.values()),
+        world_size=world_size if world_size is not None else _stated_world(launches, len(ranks)),
+        launcher=launcher or _most_common([launch.launcher for launch in launches]) or "none",
+        absent=tuple(sorted(set(absent))),
+        last_seen=tuple(last_seen),
+        expected=expected,
+        captured=captured,
+        evidence=evidence,
+    )
+
+
+class _SectionPool:
+    """Gives equal sections as one object. Hashing a section is dear, so the same object is hashed once."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[object, Section] = {}
+        self._by_identity: dict[int, tuple[Section, Section]] = {}
+
+    def one(self, value: Section | Missing) -> Section | Missing:
+        if isinstance(value, Missing):
+            return value
+        if id(value) not in self._by_identity:
+            # The object is kept beside its twin: an id is unique only as long as its object lives.
+            self._by_identity[id(value)] = (value, self._by_value.setdefault((type(value), value), value))
+        return self._by_identity[id(value)][1]
+
+
+def _host_of(
+    sections: Sections, hosts: dict[object, Host], told: tuple[str | None, str | None, str] | None = None
+) -> Host:
+    from doctor.core.facts import SECTIONS
+
+    facts = sections.get(HostFacts.key)
+    identity = told or (None, None, "this host")
+    if isinstance(facts, HostFacts):
+        identity = (facts.boot_id, facts.machine_id, facts.hostname)
+    own = {key: value for key, value in sections.items() if key in SECTIONS and SECTIONS[key].level == "host"}
+    if identity not in hosts:
+        hosts[identity] = Host(identity[2], identity[0], identity[1], own, index=len(hosts))
+    else:
+        _fill_gaps(hosts[identity], own)
+    return hosts[identity]
+
+
+def _fill_gaps(host: Host, sections: Sections) -> None:
+    """Take over what an earlier process of the host could not have, or was not to ask for."""
+    gaps = {key: value for key, value in sections.items() if not isinstance(host.sections.get(key), Section)}
+    if any(isinstance(value, Section) for value in gaps.values()):
+        host.sections = {**host.sections, **gaps}
+
+
+class _PartialHosts:
+    """Sections of hosts that show their processes different parts of themselves."""
+
+    def __init__(self) -> None:
+        from doctor.core.facts import SECTIONS
+
+        self._keys = tuple(key for key, section in SECTIONS.items() if section.part is not Section.part)
+        self._brought: dict[tuple[int, str], list[tuple[Rank, Section]]] = {}
+
+    def note(self, rank: Rank, sections: Sections) -> None:
+        """``rank`` brought these sections."""
+        for key in self._keys:
+            value = sections.get(key)
+            if isinstance(value, Section):
+                self._brought.setdefault((rank.host.index, key), []).append((rank, value))
+
+    def keep(self) -> None:
+        """Where the parts differ, let every rank have its own, and its host all of them."""
+        for (_, key), brought in self._brought.items():
+            if len({section.part() for _, section in brought}) > 1:
+                host = brought[0][0].host
+                joined = functools.reduce(lambda one, other: one.joined(other), (section for _, section in brought))
+                host.sections = {**host.sections, key: joined}
+                for rank, section in brought:
+                    rank.sections = {**rank.sections, key: section}
+
+
+def _stated_world(launches: list[LaunchFacts], seen: int) -> int:
+    """The world of the ranks that run together now; left-over variables of a lone process do not count."""
+    together = [launch.world_size for launch in launches if launch.running_together and launch.world_size]
+    return max(_most_common(together) or 1, 1) if together else max(seen, 1)
+
+
+def _most_common(values: list[K]) -> K | None:
+    counts: dict[K, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return max(counts, key=lambda value: counts[value], default=None)

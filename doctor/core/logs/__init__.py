@@ -1,0 +1,1 @@
+"""Log events as the check runner uses them."""

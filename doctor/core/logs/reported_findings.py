@@ -1,0 +1,63 @@
+"""Findings that the doctor itself reported while the run went on, as logs hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.core.facts import Event
+from doctor.core.finding import Finding, Severity
+from doctor.core.job import Job
+from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, finding_from_logs
+
+KIND = "doctor.finding"
+MOST_RANKS = 4096
+"""Ranks that one of them names."""
+_CONFIDENCE = 0.9
+"""It was judged by facts of the run itself, which a log no longer holds."""
+
+
+def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
+    """What a log says that the check of that id found, each claim once. It adds findings and never takes one away."""
+    claims: dict[tuple[int, ...], list[Event]] = {}
+    told = [event for event in (job.evidence.of(KIND) if job.evidence else ()) if event.value("id") == check_id]
+    # An exception and a summary repeat what was reported before, and may not name the ranks.
+    for event in sorted(told, key=lambda one: not (one.value("ranks") or _place(one)[1])):
+        ranks = _numbers(event.value("ranks") or _place(event)[1])
+        claims.setdefault(ranks if ranks or not claims else next(iter(claims)), []).append(event)
+    for ranks, events in claims.items():
+        yield _finding(check_id, ranks, events)
+
+
+def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Finding:
+    told = EventGroup(KIND, tuple(events))
+    is_warning = all(event.value("severity") == "warning" for event in events)
+    return finding_from_logs(
+        told,
+        f"{_place(told.first)[0] or 'found'} (reported by the doctor in the run)",
+        ranks=ranks,
+        severity=Severity.WARNING if is_warning else Severity.ERROR,
+        confidence=_CONFIDENCE,
+        symptoms=False,
+        explains=()
+        if is_warning
+        else tuple(name for name in SYMPTOMS if name != check_id and check_id not in SYMPTOMS),
+    )
+
+
+def _place(event: Event) -> tuple[str, str]:
+    """The claim, and the ranks of the place that may stand behind it: "… (rank 1 (node2))"."""
+    summary = (event.value("summary") or "").partition(" (the way out:")[0]
+    claim, found, place = summary.rpartition(" (rank")
+    if not found or not summary.endswith(")"):
+        return summary, ""
+    return claim, place.removeprefix("s").strip().partition(" ")[0].rstrip(")")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``0-2,5`` as numbers."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and len(first) < 8 and (last.isdecimal() or not last) and len(last) < 8:
+            found.update(range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1))
+    return tuple(sorted(found))[:MOST_RANKS]

@@ -1,0 +1,24 @@
+"""Masks secrets in whatever leaves the doctor: facts, captures, records, reports and messages.
+
+Masked twice: where text becomes a fact (collectors, log readers, the callback), and where facts and findings leave in
+a document or a report. ``text`` finds secrets by their form and by the name in front of them, ``values`` masks
+variables and command lines, ``records`` masks whole records and documents.
+"""
+
+from doctor.core.masking.documents import mask_document, mask_record
+from doctor.core.masking.secret_names import is_secret_name
+from doctor.core.masking.text_masking import REDACTED, mask_text
+from doctor.core.masking.variable_masking import LONGEST, mask_command, mask_value, mask_variables, readable
+
+__all__ = [
+    "LONGEST",
+    "REDACTED",
+    "is_secret_name",
+    "mask_command",
+    "mask_document",
+    "mask_record",
+    "mask_text",
+    "mask_value",
+    "mask_variables",
+    "readable",
+]

@@ -1,0 +1,61 @@
+"""Masks variables and command lines, whose parts say themselves what they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from doctor.core.facts import Variable
+from doctor.core.masking.secret_names import is_secret_name
+from doctor.core.masking.text_masking import REDACTED, mask_text
+
+LONGEST = 4096
+"""Characters of a value that are kept. Longer ones are lists of hosts or whole documents."""
+
+
+def readable(text: str) -> str:
+    """``text`` as it can be written: bytes that are not UTF-8 become U+FFFD, long texts are cut and say so.
+
+    Python keeps undecodable bytes of the environment as lone surrogates (PEP 383), which no encoder takes.
+    """
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not text.isascii() else text
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}… ({len(text)} characters)"
+
+
+def mask_value(name: str, value: str) -> str:
+    """What may be shown of the variable ``name``. An empty value stays empty: it differs from one that is not set."""
+    if value and is_secret_name(name):
+        return value if value == REDACTED else REDACTED
+    return readable(mask_text(value))
+
+
+def mask_variables(environ: Mapping[str, str], wanted: Callable[[str], bool]) -> tuple[Variable, ...]:
+    """The ``wanted`` variables of ``environ`` by name, secrets masked."""
+    return tuple(Variable(readable(name), mask_value(name, environ[name])) for name in sorted(environ) if wanted(name))
+
+
+_SHORT_OPTION = re.compile(r"-[pP](?!ort|\d{1,5}$)[^\s=-].*")
+"""``-pX``, as mysql and sshpass take it; a port may be written so, too."""
+
+
+def mask_command(arguments: Sequence[str], limit: int = 200) -> str:
+    """A command line in at most ``limit`` characters; ``--token X``, ``--token=X`` and ``TOKEN=X`` lose their value."""
+    shown = readable(mask_text(" ".join(_without_values(arguments))))
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def _without_values(arguments: Sequence[str]) -> Iterable[str]:
+    hide_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hide_next and not argument.startswith("-"):
+            yield REDACTED
+        elif equals and is_secret_name(name):
+            yield f"{name}={REDACTED}"
+        elif _SHORT_OPTION.fullmatch(argument):
+            yield f"{argument[:2]}{REDACTED}"
+        else:
+            yield mask_text(argument)
+        hide_next = argument.startswith("-") and not equals and is_secret_name(argument)

@@ -1,0 +1,1 @@
+"""Placeholders for users, hosts, paths and addresses."""

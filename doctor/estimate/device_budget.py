@@ -1,0 +1,139 @@
+"""The device that a job is to fit on: how large, and who else holds memory of it; and the host around it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from doctor.core.errors import UnusableError
+
+if TYPE_CHECKING:
+    from doctor.core.facts import Gpu, HostFacts
+    from doctor.core.job import Job
+
+
+class DeviceBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank may have. ``memory``: bytes of one device, ``None`` where nobody said; ``name``: as it was asked for;
+    ``others``: bytes of it that were in use already; ``capability``: compute capability, empty where it is not known;
+    ``host``: the node, from a capture; ``notes``: what a reader must know about these values."""
+
+    memory: int | None = None
+    name: str = ""
+    others: int = 0
+    capability: str = ""
+    host: HostFacts | None = None
+    notes: tuple[str, ...] = ()
+
+    def for_one_of(self, ranks: int) -> int | None:
+        """Bytes that one of ``ranks`` on this device may have."""
+        return None if self.memory is None else max(0, self.memory - self.others) // ranks
+
+
+def device_budget_of(memory: str | None, device: str | None, like: Job | None, *, devices: int = 1) -> DeviceBudget:
+    """What was asked for: a size (``80GiB``), the name of a device, or the GPUs and the host of a captured job.
+
+    Raises:
+        UnusableError: two of them contradict each other, or one of them can't be understood.
+    """
+    if memory is not None and device is not None:
+        raise UnusableError("--device-memory and --device both say how large a device is: give one of them")
+    captured = _offer_of_capture(like, devices) if like is not None else DeviceBudget()
+    if memory is not None:
+        return _resized(captured, DeviceBudget(memory=size_of(memory), name=memory))
+    if device is not None:
+        return _resized(captured, _offer_of_name(device))
+    if like is not None and captured.memory is None:
+        raise UnusableError("the capture tells of no GPU with a known memory; give --device or --device-memory, too")
+    return captured
+
+
+def _resized(captured: DeviceBudget, named: DeviceBudget) -> DeviceBudget:
+    """A device that was named, on the host of a capture: what others hold on the captured GPU says nothing of it."""
+    return msgspec.structs.replace(named, host=captured.host)
+
+
+_UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+
+def size_of(text: str) -> int:
+    """Bytes in ``80GiB``, ``80GB`` (powers of ten), ``80G`` (powers of two, as nvidia-smi and SLURM mean it).
+
+    Raises:
+        UnusableError: it is no size, or not above 0.
+    """
+    match = _SIZE.fullmatch(text)
+    unit = match.group(2).lower() if match else ""
+    if match is None or not unit or float(match.group(1)) <= 0 or len(match.group(1)) > 12:
+        raise UnusableError(f"{text!r} is no size of memory: write it as 80GiB, 40960MiB or 80GB")
+    is_decimal = not match.group(3) and match.group(0).strip().lower().endswith("b")
+    return int(float(match.group(1)) * (1000 if is_decimal else 1024) ** _UNITS[unit])
+
+
+def _offer_of_name(name: str) -> DeviceBudget:
+    from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
+
+    found = find_devices(name)
+    if len(found) > 1:
+        names = ", ".join(device.name for device in found)
+        raise UnusableError(f"{name!r} may be one of {names}: say which, or give --device-memory")
+    if not found:
+        near = ", ".join(near_devices(name) or known_devices())
+        raise UnusableError(f"no device is known as {name!r} (near: {near}); give its size with --device-memory")
+    return DeviceBudget(memory=found[0].total, name=found[0].name, capability=found[0].capability)
+
+
+def with_host_memory(offer: DeviceBudget, size: str) -> DeviceBudget:
+    """The same on nodes with so much memory, of which nothing is in use."""
+    from doctor.core.facts import HostFacts
+
+    total = size_of(size)
+    return msgspec.structs.replace(offer, host=HostFacts(hostname="node", ram_total=total, ram_available=total))
+
+
+def _offer_of_capture(job: Job, devices: int) -> DeviceBudget:
+    from doctor.core.facts import HostFacts
+
+    host = next((facts for one in job.hosts if (facts := one.find(HostFacts))), None)
+    gpus = _gpus(job, devices)
+    if not gpus:
+        return DeviceBudget(host=host)
+    tightest = min(gpus, key=lambda gpu: (gpu.memory_total or 0) - _held(gpu))
+    notes = _notes(gpus, devices, tightest)
+    if tightest.mig and tightest.mig_devices:
+        slices = [one.memory for one in tightest.mig_devices if one.memory]
+        memory = min(slices, default=tightest.memory_total)
+        return DeviceBudget(memory=memory, name=f"a MIG slice of {tightest.name}", host=host, notes=notes)
+    return DeviceBudget(
+        memory=tightest.memory_total,
+        name=tightest.name,
+        others=_held(tightest),
+        capability=tightest.compute_capability or "",
+        host=host,
+        notes=notes,
+    )
+
+
+def _gpus(job: Job, devices: int) -> list[Gpu]:
+    """The first GPUs of every host, as many as the job has devices, those whose size is known."""
+    from doctor.core.facts import GpuFacts
+
+    facts = [found for host in job.hosts if (found := host.find(GpuFacts))]
+    return [gpu for one in facts for gpu in one.gpus[:devices] if gpu.memory_total]
+
+
+def _held(gpu: Gpu) -> int:
+    if gpu.memory_free is not None and gpu.memory_total is not None:
+        return max(0, gpu.memory_total - gpu.memory_free)
+    return gpu.memory_used or 0
+
+
+def _notes(gpus: list[Gpu], devices: int, tightest: Gpu) -> tuple[str, ...]:
+    notes = []
+    if len(gpus) < devices:
+        notes.append(f"the capture shows {len(gpus)} GPUs, the job has {devices} a node")
+    if len(gpus) > 1 and len({(gpu.memory_total, _held(gpu) >> 28) for gpu in gpus}) > 1:
+        notes.append(f"the GPUs of the capture differ: GPU {tightest.index} has the least memory left and counts")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""The measured peak of one training step, in a child process."""

@@ -1,0 +1,190 @@
+"""Trains for some steps, with real weights and on a real device; run in a process of its own for each rank.
+
+What goes wrong ends it with the error as the last line of stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.measure.throughput import RankMeasurement, TrainingTask
+from doctor.estimate.memory.optimizers import optimizers_of
+from doctor.estimate.tracing.blocks import checkpointed, repeated_blocks
+from doctor.estimate.tracing.factory import call_factory, find_factory
+from doctor.estimate.tracing.loss import is_lightning, loss_of
+from doctor.estimate.tracing.pytree import map_tensors, samples_in
+from doctor.estimate.tracing.trainer_stub import attached
+
+WINDOWS, MOST = 3, 100
+"""Stretches that are timed, after two steps that are not, and steps of each at most."""
+WINDOW = 1.5
+"""Seconds of all of them, where the deadline allows it."""
+LOW = {"16-mixed": "float16", "16-true": "float16", "bf16-mixed": "bfloat16", "bf16-true": "bfloat16"}
+
+
+class MeasuredTraining(NamedTuple):
+    """What is trained. ``wrapped``: gives the loss of a batch. ``size``: samples of a micro-batch."""
+
+    wrapped: Any
+    batch: Any
+    size: int
+    optimizers: Sequence[torch.optim.Optimizer]
+    scaler: torch.amp.GradScaler
+    device: torch.device
+
+
+class LossModule(torch.nn.Module):
+    """Its ``forward``, which DistributedDataParallel sees, gives the loss of a batch."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """A single number."""
+        loss = loss_of(self.module, batch, 0)
+        if loss is None:
+            raise UnusableError(
+                "the module gives no loss to go back from: one that optimizes by itself can't be measured"
+            )
+        return loss
+
+
+def main(text: str) -> None:
+    """Run the :class:`TrainingTask`, which is JSON. Its :class:`RankMeasurement` goes to stdout; what the factory
+    prints does not."""
+    task = msgspec.json.decode(text, type=TrainingTask)
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    told = work(task)
+    with answer:
+        answer.write(msgspec.json.encode(told))
+    os._exit(0)  # threads of a group, or of the factory, have nothing left to say
+
+
+def work(task: TrainingTask) -> RankMeasurement:
+    """Some steps of it, timed."""
+    began = time.monotonic()
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if task.ranks > 1:
+        method = f"file://{task.meeting}"
+        torch.distributed.init_process_group("gloo", init_method=method, rank=task.rank, world_size=task.ranks)
+    made = call_factory(find_factory(task.factory, Path(task.directory)), task.factory)
+    with contextlib.ExitStack() as stack:
+        if is_lightning(made.module):
+            stack.enter_context(attached(made.module, made.trainer, task.ranks, torch.Tensor.backward))
+        if task.plan.checkpointing:
+            stack.enter_context(checkpointed(repeated_blocks(made.module)))
+        training = prepare(task, made.module, made.batch, made.trainer, device)
+        windows, steps = timed(functools.partial(step, training, task.plan), task, device, began)
+    return RankMeasurement(
+        samples=WINDOWS * steps * training.size * task.plan.accumulate,
+        seconds=sum(windows),
+        unsteady=(max(windows) - min(windows)) / 2 / statistics.median(windows),
+        peak_bytes=peak(device),
+        batch_size=training.size,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+    )
+
+
+def prepare(
+    task: TrainingTask, module: torch.nn.Module, batch: Any, trainer: Any, device: torch.device
+) -> MeasuredTraining:
+    """Module, batch and optimizers on the device."""
+    plan = task.plan
+    dtype = getattr(torch, LOW[plan.precision]) if plan.precision in ("16-true", "bf16-true") else None
+    module.to(device, dtype).train()
+    size = samples_in(batch)
+    samples = (plan.batch_size or size) * task.copies
+    if not size and samples != size:
+        raise UnusableError("the tensors of the batch have no dimension in common that counts samples")
+    batch = map_tensors(batch, lambda tensor: fitted(tensor, size, samples).to(device, _type_for(tensor, dtype)))
+    losing = LossModule(module)
+    wrapped = torch.nn.parallel.DistributedDataParallel(losing) if task.ranks > 1 else losing
+    scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "16-mixed")
+    return MeasuredTraining(wrapped, batch, samples, optimizers_of(module, trainer, plan.optimizer), scaler, device)
+
+
+def fitted(tensor: torch.Tensor, size: int, samples: int) -> torch.Tensor:
+    """So many samples of it, over and over where there are fewer; what has another first dimension stays."""
+    if not tensor.dim() or len(tensor) != size or samples == size:
+        return tensor
+    return tensor[torch.arange(samples) % size]
+
+
+def _type_for(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Numbers take the model's, indices keep theirs."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def step(training: MeasuredTraining, plan: TrainingPlan) -> None:
+    """One step of the optimizers."""
+    wrapped, batch, _, optimizers, scaler, device = training
+    for number in range(plan.accumulate):
+        waits = number < plan.accumulate - 1 and isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
+        with wrapped.no_sync() if waits else contextlib.nullcontext():
+            with _autocast(device, plan):
+                loss = wrapped(batch) / plan.accumulate
+            scaler.scale(loss).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()
+
+
+def _autocast(device: torch.device, plan: TrainingPlan) -> Any:
+    if not plan.precision.endswith("-mixed"):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, getattr(torch, LOW[plan.precision]))
+
+
+def timed(one: Callable[[], None], task: TrainingTask, device: torch.device, began: float) -> tuple[list[float], int]:
+    """Seconds of windows of so many steps each, which all ranks agree on, and how many these are."""
+    one()
+    warm, now = _seconds(one, 1, device), time.monotonic()
+    window = min(WINDOW, (task.seconds - (now - began)) / 4) / WINDOWS
+    steps = agreed(max(1, min(MOST, int(window / max(1e-6, warm)))), task)
+    return [_seconds(one, steps, device) for _ in range(WINDOWS)], steps
+
+
+def _seconds(one: Callable[[], None], steps: int, device: torch.device) -> float:
+    _sync(device)
+    before = time.monotonic()
+    for _ in range(steps):
+        one()
+    _sync(device)
+    return time.monotonic() - before
+
+
+def agreed(count: int, task: TrainingTask) -> int:
+    """What rank 0 says; all ranks go on together."""
+    if task.ranks == 1:
+        return count
+    told = torch.tensor([count])
+    torch.distributed.broadcast(told, 0)
+    return int(told)
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak(device: torch.device) -> int:
+    """Bytes: what the allocator has reserved at most on a GPU, else what this process had resident at most."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,1 @@
+"""What takes memory: optimizer states, shards, the caching allocator, the CUDA context."""

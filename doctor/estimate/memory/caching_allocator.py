@@ -1,0 +1,140 @@
+"""What torch's caching allocator for CUDA holds while a trace of allocations is played: no torch is needed for it.
+
+The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (native backend, default settings, one stream): sizes are
+rounded up to 512 bytes, blocks of at most 1 MiB come from segments of 2 MiB, larger ones from segments of 20 MiB or,
+from 10 MiB on, of their own size rounded up to 2 MiB; the smallest block that is large enough is taken and split;
+neighbours that are free become one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+MIB = 1 << 20
+MIN_BLOCK = 512
+SMALL_SIZE = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+MIN_LARGE = 10 * MIB
+ROUND_LARGE = 2 * MIB
+
+
+def rounded(size: int) -> int:
+    """Bytes of the block that ``size`` bytes get."""
+    return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
+
+
+def segment_size(size: int) -> int:
+    """Bytes that are asked of the driver where no free block holds ``size`` bytes (rounded already)."""
+    if size <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    if size < MIN_LARGE:
+        return LARGE_SEGMENT
+    return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+
+class _SimulatedBlock:
+    __slots__ = ("address", "before", "behind", "is_free", "size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address, self.size = address, size
+        self.is_free = True
+        self.before: _SimulatedBlock | None = None
+        self.behind: _SimulatedBlock | None = None
+
+
+class _BlockPool:
+    """Free blocks of one kind, smallest first, then by address."""
+
+    def __init__(self, keep_from: int, is_small: bool) -> None:
+        self.keep_from = keep_from
+        self.is_small = is_small
+        self._free: list[tuple[int, int]] = []
+        self._by_address: dict[int, _SimulatedBlock] = {}
+
+    def add(self, block: _SimulatedBlock) -> None:
+        block.is_free = True
+        insort(self._free, (block.size, block.address))
+        self._by_address[block.address] = block
+
+    def remove(self, block: _SimulatedBlock) -> None:
+        block.is_free = False
+        del self._free[bisect_left(self._free, (block.size, block.address))]
+        del self._by_address[block.address]
+
+    def best(self, size: int) -> _SimulatedBlock | None:
+        place = bisect_left(self._free, (size, 0))
+        return self._by_address[self._free[place][1]] if place < len(self._free) else None
+
+    def splits(self, rest: int) -> bool:
+        """Whether a rest of so many bytes becomes a block of its own."""
+        return rest >= self.keep_from if self.is_small else rest > self.keep_from
+
+
+class CachingAllocator:
+    """Plays allocations; ``reserved``: bytes of all segments, which never shrink here."""
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        self._next_address = 0
+        self._small = _BlockPool(MIN_BLOCK, is_small=True)
+        self._large = _BlockPool(SMALL_SIZE, is_small=False)
+        self._taken: dict[int, tuple[_SimulatedBlock, _BlockPool]] = {}
+
+    def allocate(self, key: int, size: int) -> None:
+        """Take ``size`` bytes for ``key``; nothing for none."""
+        if size <= 0:
+            return
+        size = rounded(size)
+        pool = self._small if size <= SMALL_SIZE else self._large
+        block = pool.best(size) or self._new_segment(pool, size)
+        pool.remove(block)
+        if pool.splits(block.size - size):
+            self._split(block, size, pool)
+        self._taken[key] = (block, pool)
+
+    def free(self, key: int) -> None:
+        """Give back what ``key`` took."""
+        block, pool = self._taken.pop(key, (None, None))
+        if block is None or pool is None:
+            return
+        for neighbour in (block.before, block.behind):
+            if neighbour is not None and neighbour.is_free:
+                pool.remove(neighbour)
+                block = _joined(*sorted((block, neighbour), key=lambda each: each.address))
+        pool.add(block)
+
+    def _new_segment(self, pool: _BlockPool, size: int) -> _SimulatedBlock:
+        block = _SimulatedBlock(self._next_address, segment_size(size))
+        self._next_address += block.size
+        self.reserved += block.size
+        pool.add(block)
+        return block
+
+    def _split(self, block: _SimulatedBlock, size: int, pool: _BlockPool) -> None:
+        rest = _SimulatedBlock(block.address + size, block.size - size)
+        rest.before, rest.behind = block, block.behind
+        if block.behind is not None:
+            block.behind.before = rest
+        block.behind, block.size = rest, size
+        pool.add(rest)
+
+
+def _joined(first: _SimulatedBlock, second: _SimulatedBlock) -> _SimulatedBlock:
+    first.size += second.size
+    first.behind = second.behind
+    if second.behind is not None:
+        second.behind.before = first
+    return first
+
+
+def peak_reserved(events: Iterable[int], sizes: list[int]) -> int:
+    """Bytes of all segments after ``events``: ``key`` is allocated with ``sizes[key]`` bytes, ``~key`` is freed."""
+    allocator = CachingAllocator()
+    for event in events:
+        if event >= 0:
+            allocator.allocate(event, sizes[event])
+        else:
+            allocator.free(~event)
+    return allocator.reserved

@@ -1,0 +1,113 @@
+"""The optimizer of a step: as the plan, the LightningModule or Transformers' Trainer says, as a GPU would run it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.tracing.loss import is_lightning
+
+DEFAULT = "AdamW"
+
+
+def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimizer]:
+    """Over the module's parameters; a Lightning module's own where no name is asked for, else AdamW.
+
+    Raises:
+        UnusableError: ``torch.optim`` has no such class, or it can't be made.
+    """
+    if name is None and is_lightning(module):
+        own = list(_in_tree(module.configure_optimizers()))  # type: ignore[operator]
+        if own:
+            return _checked(own)
+    fused = name is None and "fused" in str(getattr(getattr(trainer, "args", None), "optim", "")).lower()
+    kind = _named(name or DEFAULT)
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    if not parameters:
+        raise UnusableError("no parameter of the model requires a gradient: there is nothing to train")
+    made = _made(kind, parameters)
+    for group in made.param_groups if fused else ():
+        group["fused"] = True
+    return _checked([made])
+
+
+def _checked(optimizers: list[Optimizer]) -> list[Optimizer]:
+    if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
+        raise UnusableError("LBFGS keeps a history of its steps, and one that shows its size can't be traced")
+    return optimizers
+
+
+def _named(name: str) -> type[Optimizer]:
+    kinds = {
+        each.lower(): kind
+        for each, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    try:
+        return kinds[name.lower()]
+    except KeyError:
+        raise UnusableError(f"{name}: no optimizer of torch.optim; there are {', '.join(sorted(kinds))}") from None
+
+
+def _made(kind: type[Optimizer], parameters: list[Parameter]) -> Optimizer:
+    options: dict[str, Any] = {"lr": 1e-3} if "lr" in inspect.signature(kind).parameters else {}
+    try:
+        return kind(parameters, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnusableError(f"{kind.__name__} can't be made for this model: {error}") from None
+
+
+def _in_tree(tree: Any) -> Iterable[Optimizer]:
+    """Of whatever ``configure_optimizers`` may return."""
+    if isinstance(tree, Optimizer):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from _in_tree(tree.get("optimizer"))
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from _in_tree(each)
+
+
+def as_on_gpu(optimizer: Optimizer) -> None:
+    """Choose as ``torch.optim`` does for parameters on a GPU: all tensors at once, unless told otherwise
+    (``torch.optim.optimizer._default_to_fused_or_foreach``). A fused kernel makes no temporaries; tensor by tensor,
+    which needs no GPU, makes hardly any."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group.update(fused=None, foreach=False)
+        elif "foreach" in group and group["foreach"] is None and not group.get("differentiable"):
+            group["foreach"] = True
+
+
+def replace_parameters(optimizer: Optimizer, shard_of: Callable[[Parameter], Iterable[Parameter]]) -> None:
+    """Let it hold what ``shard_of`` gives for each parameter, each shard once, with the states that it has by now."""
+    seen: set[int] = set()
+    for group in optimizer.param_groups:
+        pairs = [(shard, each) for each in group["params"] for shard in shard_of(each)]
+        group["params"] = list({id(shard): shard for shard, _ in pairs if id(shard) not in seen}.values())
+        seen |= {id(shard) for shard, _ in pairs}
+        for shard, whole in pairs:
+            if shard is not whole and whole in optimizer.state:
+                optimizer.state[shard] = _state_of(shard, whole, optimizer.state.pop(whole))
+
+
+def _state_of(shard: Parameter, whole: Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
+    """As that of the whole parameter, where it has its shape."""
+    return {
+        name: torch.empty_like(shard) if isinstance(value, torch.Tensor) and value.shape == whole.shape else value
+        for name, value in state.items()
+    }
+
+
+def states_of(optimizer: Optimizer) -> Iterable[object]:
+    """All that it keeps, flat."""
+    for state in optimizer.state.values():
+        values = state.values() if isinstance(state, Mapping) else (state,)
+        for value in values:
+            yield from value if isinstance(value, (list, tuple)) else (value,)

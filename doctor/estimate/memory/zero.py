@@ -1,0 +1,108 @@
+"""DeepSpeed's ZeRO, calculated: DeepSpeed itself can't run on tensors without data.
+
+The model's own pass is traced in DeepSpeed's precision; what ZeRO holds besides follows its documentation
+(deepspeed.ai/docs/config-json, "ZeRO Optimizations") and ``deepspeed/runtime/zero/stage_1_and_2.py`` and ``stage3.py``:
+parameters and gradients of 16 bits, a master copy of 32 bits and the optimizer's states in partitions, one or two
+buckets of ``reduce_bucket_size`` elements whatever the model's size, and in stage 3 up to
+``stage3_max_live_parameters`` whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.memory.strategies import SingleDevice
+from doctor.estimate.tracing.storage_recorder import StorageRecorder
+
+BUCKET_ELEMENTS = 500_000_000
+LIGHTNING_BUCKET_ELEMENTS = 200_000_000
+"""Defaults of ``reduce_bucket_size`` and ``allgather_bucket_size``: DeepSpeed's own, and Lightning's
+DeepSpeedStrategy's."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Default of ``stage3_max_live_parameters``: released parameters below it stay whole for their next use."""
+
+
+class ZeroPartitioned(SingleDevice):
+    """``stage``: 1 partitions the optimizer, 2 gradients too, 3 parameters too."""
+
+    def __init__(self, module: Module, recorder: StorageRecorder, plan: TrainingPlan, trainer: Any = None) -> None:
+        super().__init__(module, recorder, plan)
+        self.stage = int(plan.strategy[-1])
+        zero = _zero_options(trainer)
+        self._bucket = int(zero.get("reduce_bucket_size", LIGHTNING_BUCKET_ELEMENTS if trainer else BUCKET_ELEMENTS))
+        self._buckets = 2 if zero.get("overlap_comm", self.stage == 3 or trainer is not None) else 1
+        self._live = int(zero.get("stage3_max_live_parameters", LIVE_ELEMENTS))
+        self._trained = [each for each in self.parameters if each.requires_grad]
+        self._hooks: list[Any] = []
+        self._share: Parameter | None = None
+        self._partition: int | None = None
+        self.notes = (
+            f"DeepSpeed is calculated from its documented buffers: {self._buckets} of {self._bucket:,} elements",
+        )
+
+    def begin(self) -> None:
+        """Buckets, the master partition, and in stage 3 shards for parameters."""
+        ledger, ranks = self.recorder.ledger, self.plan.world_size
+        if self.stage == 3:
+            for parameter in self.parameters:
+                self.recorder.forget(parameter)
+            ledger.allocate(-(-sum(each.nbytes for each in self.parameters) // ranks), "parameters")
+            whole = sum(each.numel() for each in self.parameters)
+            size = sum(each.nbytes for each in self.parameters) / max(1, whole)
+            ledger.allocate(int(min(whole, self._live) * size), "gathered")
+        for parameter in self._trained if self.stage > 1 else ():
+            hook = parameter.register_post_accumulate_grad_hook(self._into_bucket)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+        for _ in range(self._buckets if self._trained else 0):
+            ledger.allocate(self._bucket * self._trained[0].itemsize, "communication")
+        count = -(-sum(each.numel() for each in self._trained) // ranks)
+        self._share = Parameter(torch.empty(count, dtype=torch.float32, device=self.recorder.device))
+        self.recorder.mark((self._share,), "optimizer")
+
+    def _into_bucket(self, parameter: torch.Tensor) -> None:
+        """From stage 2 on a rank keeps its partition of the gradients alone, in a buffer that stays until the step."""
+        parameter.grad = None
+        if self._partition is None:
+            size = sum(each.nbytes for each in self._trained)
+            self._partition = self.recorder.ledger.allocate(-(-size // self.plan.world_size), "gradients")
+
+    def before_optimizer(self) -> None:
+        """The partition's gradients, in 32 bits."""
+        if self._share is not None:
+            self._share.grad = torch.empty_like(self._share)
+            self.recorder.mark((self._share.grad,), "gradients")
+
+    def after_optimizer(self) -> None:
+        """They are gone after the step."""
+        if self._share is not None:
+            self._share.grad = None
+        for each in self._trained:
+            each.grad = None
+        if self._partition is not None:
+            self.recorder.ledger.free(self._partition)
+            self._partition = None
+
+    def held_by_optimizer(self, parameter: Parameter) -> Iterable[Parameter]:
+        """The one flat partition of all."""
+        return (self._share,) if self._share is not None else ()
+
+    def stepped(self) -> Sequence[Parameter]:
+        """The partition, and the parameters whose gradients a rank has."""
+        return [*self.parameters, *([self._share] if self._share is not None else [])]
+
+    def close(self) -> None:
+        """Take every hook away."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _zero_options(trainer: Any) -> dict[str, Any]:
+    """What a Lightning Trainer's DeepSpeedStrategy was configured with."""
+    config = getattr(getattr(trainer, "strategy", None), "config", None)
+    found = config.get("zero_optimization") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}

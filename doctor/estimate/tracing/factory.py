@@ -1,0 +1,167 @@
+"""Calls the user's factory on tensors without data, and sorts out what it returned."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.tracing.pytree import resized, tensors_in
+from doctor.version import PACKAGE
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryOutput:
+    """What a factory gave: a module and one batch of one rank, and the Trainer and loaders where it gave some."""
+
+    module: Module
+    batch: Any
+    trainer: Any = None
+    loader: Any = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def find_factory(factory: str, directory: Path) -> Callable[[], object]:
+    """The function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names; its module is imported.
+
+    Raises:
+        UnusableError: there is none.
+    """
+    where, _, name = factory.rpartition(":")
+    if not where or not name.isidentifier():
+        raise UnusableError(
+            f"{factory}: say which function makes the model, as in train.py:make or package.module:make"
+        )
+    sys.path[:] = [str(directory), *(entry for entry in sys.path if entry not in ("", str(directory)))]
+    try:
+        module = _from_file(directory / where) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        raise UnusableError(f"{factory}: no module named {error.name!r} from {directory}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's module raises
+        raise UnusableError(f"{factory}: importing {where} failed: {in_words(error)}") from None
+    made = getattr(module, name, None)
+    if not callable(made):
+        raise UnusableError(f"{factory}: {where} has no function {name!r}")
+    return made  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> object:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UnusableError(f"{path}: there is no such file")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_words(error: BaseException) -> str:
+    """An error in one line: its kind, its first words, and the line of the user's code that it came from."""
+    lines = str(error).strip().splitlines()
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if "site-packages" not in path.parts and Path(PACKAGE) not in path.parents and path.exists():
+            place = f" ({path.name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no words'}{place}"
+
+
+def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
+    """What the factory makes; to be called where tensors have no data.
+
+    Raises:
+        UnusableError: it raised, or it returned something else.
+    """
+    try:
+        returned = factory()
+        return unpack_output(returned, name)
+    except UnusableError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's factory raises
+        raise UnusableError(f"{name}: the factory raised {in_words(error)}") from None
+
+
+def unpack_output(returned: object, name: str) -> FactoryOutput:
+    """Module, batch, Trainer and loader, in whatever order they came."""
+    parts = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    trainer = _take(parts, lambda part: _is_named(part, "Trainer"))
+    module = _take(parts, lambda part: isinstance(part, Module)) or _module_of(trainer)
+    if module is None:
+        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, and no torch.nn.Module is among it")
+    loader = _take(parts, _is_loader)
+    if loader is None and not parts:
+        loader = _loader_of(trainer, module)
+    batch = parts[0] if len(parts) == 1 else tuple(parts)
+    if loader is not None and not parts:
+        batch = _first(loader, name)
+    size = getattr(getattr(trainer, "args", None), "per_device_train_batch_size", None)
+    if isinstance(size, int):
+        batch = resized(batch, size)  # its loader serves all GPUs of a process at once
+    if not any(True for _ in tensors_in(batch)):
+        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}: no batch with a tensor is among it")
+    return FactoryOutput(module, batch, trainer, loader)
+
+
+def _take(parts: list[Any], fits: Callable[[Any], bool]) -> Any:
+    for place, part in enumerate(parts):
+        if fits(part):
+            return parts.pop(place)
+    return None
+
+
+def _is_named(part: object, name: str) -> bool:
+    """By the class's name: the two namespaces of Lightning and Transformers each have a Trainer of their own."""
+    return any(kind.__name__ == name for kind in type(part).__mro__)
+
+
+def _is_loader(part: object) -> bool:
+    return isinstance(part, torch.utils.data.DataLoader) or _is_named(part, "LightningDataModule")
+
+
+def _module_of(trainer: Any) -> Module | None:
+    module = getattr(trainer, "model", None) or getattr(trainer, "lightning_module", None)
+    return module if isinstance(module, Module) else None
+
+
+def _loader_of(trainer: Any, module: Module) -> Any:
+    """That of Transformers' Trainer, of a Lightning Trainer's data module, or of the module itself."""
+    for owner, name in ((trainer, "get_train_dataloader"), (trainer, "datamodule"), (module, "train_dataloader")):
+        found = getattr(owner, name, None)
+        loader = found() if callable(found) and not _is_loader(found) else found
+        if loader is not None:
+            return loader
+    return None
+
+
+def _first(loader: Any, name: str) -> Any:
+    if _is_named(loader, "LightningDataModule"):
+        loader.setup("fit")
+        loader = loader.train_dataloader()
+    loader = _without_workers(loader)
+    for batch in loader:
+        return batch
+    raise UnusableError(f"{name}: the loader gives no batch")
+
+
+def _without_workers(loader: Any) -> Any:
+    """Worker processes can't send tensors that have no data."""
+    if getattr(loader, "num_workers", 0) and isinstance(loader, torch.utils.data.DataLoader):
+        loader = torch.utils.data.DataLoader(
+            loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, drop_last=loader.drop_last
+        )
+    return loader
+
+
+def _kinds(returned: object) -> str:
+    parts: Iterable[object] = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return ", ".join(type(part).__name__ for part in parts) or "nothing"

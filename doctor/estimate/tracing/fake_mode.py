@@ -1,0 +1,230 @@
+"""The one place that knows torch's tensors without data: a mode in which the user's code runs on a device that is not
+there. Everything that is private to torch and moves between its releases is used here and in
+:mod:`doctor.estimate.tracing.storage_recorder`.
+
+Fake tensors of a GPU carry its dispatch keys, so that autocast and autograd choose as they would on one. But C++ code
+that asks such a tensor for its device asks next for the device's streams, which a machine without a GPU or a build of
+torch without CUDA refuses. So C++ is shown ``meta``, Python the GPU, and what C++ makes on ``meta`` is sent back to
+the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import Module, Parameter
+
+from doctor.estimate.tracing.fake_ops import FakeOps
+from doctor.estimate.tracing.storage_recorder import StorageRecorder
+
+GPU = torch.device("cuda", 0)
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+"""``c10::impl::device_guard_impl_registry`` (c10/core/impl/DeviceGuardImplInterface.h), an exported array of
+pointers."""
+_CUDA_SLOT = 1
+"""``c10::DeviceType::CUDA``."""
+_kept: list[object] = []
+
+_ANSWERS: dict[str, object] = {
+    "is_available": True,
+    "device_count": 8,
+    "current_device": 0,
+    "is_bf16_supported": True,
+    "get_device_capability": (9, 0),
+    "get_device_name": "a GPU without data",
+    "set_device": None,
+    "synchronize": None,
+    "empty_cache": None,
+    "manual_seed": None,
+    "manual_seed_all": None,
+    "max_memory_allocated": 0,
+    "memory_allocated": 0,
+    "memory_reserved": 0,
+    "reset_peak_memory_stats": None,
+    "_lazy_init": None,
+}
+"""What ``torch.cuda`` says: a Trainer for eight GPUs is made on a laptop without one."""
+
+
+class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Takes the ``meta`` device, which C++ believes tensors of the GPU to be on, for the GPU."""
+
+    avoid_device_init = True  # whatever torch.cuda says
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = (kwargs or {}).get("device")
+        if asked is not None:
+            if torch.device(asked).type == "meta":
+                kwargs = {**kwargs, "device": GPU}
+            if func is torch.ops.aten._to_copy.default and _is_there(args[0], kwargs):
+                func, args, kwargs = torch.ops.aten.alias.default, args[:1], {}
+        return super().dispatch(func, types, args, kwargs or {})
+
+
+def _is_there(tensor: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a copy to the GPU is of a tensor that is there already: C++ could not see it."""
+    return (
+        isinstance(tensor, FakeTensor)
+        and tensor.fake_device.type == GPU.type == torch.device(kwargs["device"]).type
+        and kwargs.get("dtype") in (None, tensor.dtype)
+        and kwargs.get("memory_format") in (None, torch.preserve_format)
+    )
+
+
+class FakeDeviceMode:
+    """A fake-tensor mode on a GPU that is not there; ``device`` is what the tensors are on. ``note`` says why it is the
+    CPU where this torch can't be shown a GPU."""
+
+    def __init__(self) -> None:
+        # Also what builds a model may hold real tensors: constants of Python, arrays.
+        self.mode = _Mode(allow_non_fake_inputs=True)
+        self.device, self.note = GPU, ""
+        _place_guard()
+        try:
+            with self.active(), StorageRecorder(self.device, FakeOps()):
+                _try_out(self.device)
+        except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
+            self.device = torch.device("cpu")
+            self.note = (
+                f"this torch {torch.__version__} runs no GPU's tensors without one ({_line(error)}): traced as on a CPU"
+            )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Tensors made here have no data, and those of the GPU work without one."""
+        with ExitStack() as patches:
+            for owner, name, value in self._patches():
+                patches.enter_context(_patched(owner, name, value))
+            patches.enter_context(self.mode)
+            yield
+
+    def _patches(self) -> tuple[tuple[Any, str, object], ...]:
+        from torch.cuda.amp import common
+
+        return (
+            (torch.Tensor, "_make_subclass", staticmethod(_shown_as_meta(torch.Tensor._make_subclass))),
+            (Module, "_apply", _apply_anew),
+            # autocast turns itself off where no GPU is there
+            (common, "amp_definitely_not_available", lambda: False),
+            *((torch.cuda, name, _always(answer)) for name, answer in _ANSWERS.items()),
+        )
+
+    def on_device(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor of the same shape and strides in a storage of its own on the device."""
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return torch.empty(tensor.shape, dtype=kind, device=self.device)
+        strides = torch.empty_like(tensor, device="meta").stride() if 0 in tensor.stride() else tensor.stride()
+        return torch.empty_strided(tensor.shape, strides, dtype=kind, device=self.device)
+
+
+def _always(answer: object) -> Callable[..., object]:
+    return lambda *_, **__: answer
+
+
+@contextmanager
+def _patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name) if before is None else setattr(owner, name, before)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it holds no data."""
+    return isinstance(tensor, FakeTensor)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+
+
+def _shown_as_meta(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
+        keys = kwargs.get("device_for_backend_keys")
+        if cls is FakeTensor and keys is not None and torch.device(keys).type == GPU.type:
+            kwargs["dispatch_device"] = False
+        return make(cls, data, requires_grad, **kwargs)
+
+    return make_subclass
+
+
+def _place_guard() -> None:
+    """Let torch put its own guard that does nothing where it has none for CUDA, so that ``.cuda()`` finds one.
+
+    ``_ensureCUDADeviceGuardSet`` does it on builds with CUDA that see no device: it replaces a guard that counts none.
+    A build without CUDA has no guard; one whose every answer is 0 is placed for it to be replaced.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    if ensure is None or not library.exists():
+        return
+    try:
+        slots = (ctypes.c_void_p * (_CUDA_SLOT + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
+    except (OSError, ValueError):
+        return
+    if not slots[_CUDA_SLOT]:
+        none = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
+        methods = (ctypes.c_void_p * 64)(*[ctypes.cast(none, ctypes.c_void_p).value] * 64)
+        guard = ctypes.c_void_p(ctypes.addressof(methods))
+        _kept.extend((none, methods, guard))
+        slots[_CUDA_SLOT] = ctypes.addressof(guard)
+    ensure()
+
+
+def _try_out(device: torch.device) -> None:
+    """Raises what torch raises where it can't do a step there."""
+    weight = torch.empty(4, 4, device=device, requires_grad=True)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        (weight @ torch.empty(4, 4).to(device)).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+
+
+_moved: dict[int, tuple[object, Any]] = {}
+"""While a module is moved: what became of each parameter, which modules may share."""
+_depth = 0
+
+
+def _apply_anew(self: Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Module:
+    """``Module._apply`` that makes new parameters: torch swaps fake ones in place, which it refuses while anything
+    refers to them weakly, as the fake-tensor mode does."""
+    global _depth
+    _depth += 1
+    try:
+        for module in self.modules() if recurse else (self,):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = _once(parameter, fn)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = fn(buffer)
+            refresh(module)
+    finally:
+        _depth -= 1
+        if not _depth:
+            _moved.clear()
+    return self
+
+
+def _once(parameter: Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> Parameter:
+    _, new = _moved.get(id(parameter), (None, None))
+    if new is None:
+        with torch.no_grad():
+            new = Parameter(fn(parameter), parameter.requires_grad)
+        _moved[id(parameter)] = (parameter, new)
+    return new  # type: ignore[no-any-return]
+
+
+def refresh(module: Module) -> None:
+    """Recurrent layers keep a list of their parameters beside."""
+    names = getattr(module, "_flat_weights_names", None)
+    if names is not None and isinstance(module, torch.nn.RNNBase):
+        module._flat_weights = [getattr(module, name, None) for name in names]

@@ -1,0 +1,193 @@
+"""Functions that choose their kernel by the device, sent to the one that a GPU runs, and those that read data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch._subclasses.fake_tensor import FakeTensor
+
+from doctor.estimate.tracing.fake_ops import FakeOps, full
+
+aten = torch.ops.aten
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_HEAD = 256
+"""The widest head of flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+
+_VARIABLE = torch._C._VariableFunctions
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_READS = ("numpy", "tolist", "_pack_padded_sequence")
+"""Also of tensors on the CPU."""
+_active: list[KernelSelection] = []
+_attention_by_torch = F.scaled_dot_product_attention
+
+
+def install() -> None:
+    """Put a switch before each function, once in a process, before the user's code takes them by name. A mode of
+    ``torch.overrides`` would not see what torch's own Python functions call."""
+    for owner, name in (
+        (F, "scaled_dot_product_attention"),
+        (F, "dropout"),
+        (torch, "dropout"),
+        (torch.Tensor, "numpy"),
+        (torch.Tensor, "tolist"),
+        *((torch._VF, name) for name in ("_pack_padded_sequence", "_pad_packed_sequence", *_RECURRENT)),
+    ):
+        setattr(owner, name, _switch(name, getattr(owner, name)))
+
+
+def _switch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(function, "doctor_switch"):
+        return function
+
+    @wraps(function)
+    def switch(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        instead = _active[-1].instead_of(name, first) if _active else None
+        return (instead or function)(*args, **kwargs)
+
+    switch.doctor_switch = True  # type: ignore[attr-defined]
+    return switch
+
+
+class KernelSelection(AbstractContextManager[None]):
+    """While it is active, these functions act on tensors of ``device`` as a GPU would."""
+
+    def __init__(self, device: torch.device, substitutes: FakeOps) -> None:
+        self._type = device.type
+        self._substitutes = substitutes
+        self._as: dict[str, Callable[..., Any]] = {
+            "scaled_dot_product_attention": self._attention,
+            "dropout": _dropout,
+            "_pack_padded_sequence": self._pack,
+            "_pad_packed_sequence": _pad,
+            "numpy": self._numpy,
+            "tolist": self._tolist,
+            **{name: partial(self._recurrent, getattr(_VARIABLE, name)) for name in _RECURRENT},
+        }
+
+    def __enter__(self) -> None:
+        """Begin."""
+        _active.append(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        _active.remove(self)
+
+    def instead_of(self, name: str, first: object) -> Callable[..., Any] | None:
+        """What to call for the function of this name, whose first argument is ``first``."""
+        fits = isinstance(first, FakeTensor) and (first.fake_device.type == self._type or name in _READS)
+        return self._as[name] if fits else None
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """As ``scaled_dot_product_attention`` chooses on a GPU: flash for 16 bits without a mask, else the
+        memory-efficient kernel; both save their result and one number a row."""
+        if torch.is_autocast_enabled(self._type):
+            dtype = torch.get_autocast_dtype(self._type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        if query.dim() != 4:
+            return _attention_by_torch(query, key, value, attn_mask, dropout_p, is_causal)
+        if attn_mask is None and query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD:
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        bias = _bias(attn_mask, query, key)
+        needs_rows = any(each.requires_grad for each in (query, key, value))
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, needs_rows, dropout_p, is_causal, scale=scale
+        )[0]
+
+    def _pack(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every sequence as long as the longest."""
+        self._substitutes.note("packed sequences are all taken as long as the longest")
+        steps = data.transpose(0, 1) if batch_first else data
+        sizes = full(steps.shape[0], steps.shape[1])
+        return steps.reshape(-1, *steps.shape[2:]), sizes
+
+    def _numpy(self, tensor: torch.Tensor, **_: object) -> Any:
+        """Of a shape, without memory of it."""
+        import numpy as np
+
+        self._substitutes.note("the data of a tensor is read, and taken as one number everywhere")
+        kind = torch.empty((), dtype=tensor.dtype, device="cpu")
+        value = self._substitutes.length if not tensor.is_floating_point() else 1
+        dtype = np.dtype(str(kind.dtype).removeprefix("torch.")) if kind.dtype is not torch.bfloat16 else np.float32
+        return np.broadcast_to(np.full((), value, dtype=dtype), tuple(tensor.shape)).copy()
+
+    def _tolist(self, tensor: torch.Tensor) -> Any:
+        if tensor.constant is not None:  # type: ignore[attr-defined] # a fake one whose numbers are known
+            return tensor.constant.tolist()  # type: ignore[attr-defined]
+        return self._numpy(tensor).tolist()
+
+    def _recurrent(self, func: Any, data: torch.Tensor, second: Any, *rest: Any) -> Any:
+        """Packed data as the full sequences that they were taken to be."""
+        self._substitutes.recurs = True
+        if not isinstance(second, torch.Tensor) or not isinstance(rest[1], (list, tuple)):
+            return func(data, second, *rest)
+        hidden = rest[0]
+        first = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
+        steps = data.view(-1, first.shape[1], data.shape[-1])
+        out, *states = func(steps, *rest, False)
+        return (out.reshape(-1, out.shape[-1]), *states)
+
+
+def _dropout(
+    input: torch.Tensor,  # noqa: A002 - torch's own name for it
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool = True,
+) -> Any:
+    """A GPU keeps a mask of one byte a number (``native_dropout``)."""
+    if not (training and train) or not p:
+        return input
+    return input.mul_(torch.empty_like(input)) if inplace else torch.native_dropout(input, p, True)[0]
+
+
+def _pad(
+    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = sizes.shape[0]
+    whole = data.view(steps, -1, *data.shape[1:])
+    lengths = full(whole.shape[1], steps)
+    return (whole.transpose(0, 1) if batch_first else whole).contiguous(), lengths
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, is_causal: bool, scale: float | None
+) -> Any:
+    head = query.shape[-1]
+    if head % 8:
+        query, key, value = (F.pad(each, (0, 8 - head % 8)) for each in (query, key, value))
+    scale = scale if scale is not None else head**-0.5
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
+    return out[..., :head] if head % 8 else out
+
+
+def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """A mask of truths becomes one of numbers, and rows are padded to what the kernel reads at once."""
+    if mask is None:
+        return None
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if mask.shape[-1] % 16:
+        mask = F.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
+    return mask.expand(*query.shape[:-1], key.shape[-2])

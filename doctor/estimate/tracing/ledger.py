@@ -1,0 +1,86 @@
+"""What was allocated and freed, in order, and what for: the record of one traced step."""
+
+from __future__ import annotations
+
+from doctor.estimate.data_model import MemoryBreakdown, StepPhase
+from doctor.estimate.memory.caching_allocator import peak_reserved, rounded
+
+KINDS = frozenset(MemoryBreakdown.__struct_fields__) - {"rounding", "context", "others"}
+
+
+class AllocationLedger:
+    """Allocations by number, as they come. ``kind`` is a field of :class:`MemoryBreakdown` and may change until the
+    end, because what a buffer was for is often known only later: a gradient is made before it is one."""
+
+    def __init__(self) -> None:
+        self.moment: StepPhase = "between steps"
+        self.sizes: list[int] = []
+        self.kinds: list[str] = []
+        self.events: list[int] = []
+        self._moments: list[tuple[int, StepPhase]] = []
+        self._born_in: list[StepPhase] = []
+
+    def enter(self, moment: StepPhase) -> None:
+        """From now on the step is in ``moment``."""
+        self.moment = moment
+        self._moments.append((len(self.events), moment))
+
+    def allocate(self, size: int, kind: str) -> int:
+        """Note ``size`` bytes; its number."""
+        key = len(self.sizes)
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        self._born_in.append(self.moment)
+        self.events.append(key)
+        return key
+
+    def free(self, key: int) -> None:
+        """Note that number ``key`` is gone. What does not outlive its forward pass was no activation."""
+        self.events.append(~key)
+        if self.moment == "forward" and self.kinds[key] == "activations":
+            self.kinds[key] = "temporary"
+
+    def mark(self, key: int, kind: str) -> None:
+        """Number ``key`` is of this ``kind``."""
+        self.kinds[key] = kind
+
+    @property
+    def everything(self) -> int:
+        """Bytes of all that was ever allocated in a forward pass: no step holds more of it."""
+        return sum(size for size, born in zip(self.sizes, self._born_in, strict=True) if born == "forward")
+
+    def peak(self) -> tuple[MemoryBreakdown, StepPhase]:
+        """What was held when the most was held, and when that was."""
+        most, at, now = -1, 0, 0
+        for place, event in enumerate(self.events):
+            if event >= 0:
+                now += rounded(self.sizes[event]) if self.sizes[event] else 0
+                if now > most:
+                    most, at = now, place
+            elif self.sizes[~event]:
+                now -= rounded(self.sizes[~event])
+        return self._held_at(at), self._moment_at(at)
+
+    def _held_at(self, place: int) -> MemoryBreakdown:
+        live: set[int] = set()
+        for event in self.events[: place + 1]:
+            if event >= 0:
+                live.add(event)
+            else:
+                live.discard(~event)
+        held = dict.fromkeys(KINDS, 0)
+        for key in live:
+            held[self.kinds[key]] += rounded(self.sizes[key]) if self.sizes[key] else 0
+        return MemoryBreakdown(**held)
+
+    def _moment_at(self, place: int) -> StepPhase:
+        found: StepPhase = "between steps"
+        for since, moment in self._moments:
+            if since > place:
+                break
+            found = moment
+        return found
+
+    def reserved(self) -> int:
+        """Bytes that the caching allocator would hold at most."""
+        return peak_reserved(self.events, self.sizes)

@@ -1,0 +1,108 @@
+"""What a factory's Trainer, loader and data set say about the memory of the host, as far as it can be read off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+
+from doctor.estimate.data_model import LoaderUse, Precision, Strategy, TrainingPlan
+from doctor.estimate.tracing.factory import FactoryOutput
+
+LOOKED_AT = 1000
+"""Entries of a list that are measured; the rest is taken to be like them."""
+DEPTH = 4
+
+
+def loading_of(made: FactoryOutput) -> LoaderUse:
+    """``None`` for everything that nobody gave."""
+    loader = made.loader
+    return LoaderUse(
+        workers=getattr(loader, "num_workers", None),
+        prefetch=getattr(loader, "prefetch_factor", None),
+        dataset_bytes=bytes_of(loader.dataset) if hasattr(loader, "dataset") else None,
+        checkpoint_bytes=_checkpoint(made),
+        pinned=getattr(loader, "pin_memory", None),
+        asked=_asked(made.trainer),
+    )
+
+
+def _checkpoint(made: FactoryOutput) -> int:
+    """Parameters and buffers, and AdamW's two states of what is trained."""
+    tensors = {id(each): each for each in (*made.module.parameters(), *made.module.buffers())}.values()
+    return sum(each.nbytes * (3 if each.requires_grad else 1) for each in tensors)
+
+
+def bytes_of(held: object, depth: int = DEPTH) -> int:
+    """Of tensors, arrays, strings and lists that an object holds, without following what is not plainly its own."""
+    size = getattr(held, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(held, (str, bytes, int, float, bool, type(None))):
+        return sys.getsizeof(held)
+    if not depth:
+        return 0
+    if isinstance(held, Mapping):
+        return _of_many(list(held.values()), depth) + _of_many(list(held), depth)
+    if isinstance(held, (list, tuple, set, frozenset)):
+        return sys.getsizeof(held) + _of_many(held, depth)
+    if isinstance(held, torch.nn.Module) or not hasattr(held, "__dict__"):
+        return 0
+    return _of_many(list(vars(held).values()), depth)
+
+
+def _of_many(entries: Iterable[object], depth: int) -> int:
+    entries = entries if isinstance(entries, Sequence) else list(entries)
+    looked = entries[:: max(1, len(entries) // LOOKED_AT)]
+    total = sum(bytes_of(entry, depth - 1) for entry in looked)
+    return int(total * len(entries) / len(looked)) if looked else 0
+
+
+def _asked(trainer: Any) -> TrainingPlan | None:
+    """What a Trainer of Lightning or of Transformers was told."""
+    if trainer is None:
+        return None
+    arguments = getattr(trainer, "args", None)
+    if hasattr(arguments, "per_device_train_batch_size"):
+        return _asked_of_transformers(arguments)
+    return TrainingPlan(
+        strategy=_strategy(getattr(trainer, "strategy", None)),
+        devices=max(1, _number(trainer, "num_devices")),
+        nodes=max(1, _number(trainer, "num_nodes")),
+        precision=_precision(str(getattr(trainer, "precision", ""))),
+        accumulate=max(1, _number(trainer, "accumulate_grad_batches")),
+    )
+
+
+def _asked_of_transformers(arguments: Any) -> TrainingPlan:
+    mixed: Precision = "bf16-mixed" if arguments.bf16 else "16-mixed" if arguments.fp16 else "32-true"
+    return TrainingPlan(
+        precision=mixed,
+        batch_size=arguments.per_device_train_batch_size,
+        accumulate=max(1, arguments.gradient_accumulation_steps),
+        checkpointing=bool(arguments.gradient_checkpointing),
+    )
+
+
+def _number(owner: object, name: str) -> int:
+    value = getattr(owner, name, 1)
+    return value if isinstance(value, int) else 1
+
+
+def _strategy(strategy: object) -> Strategy:
+    name = type(strategy).__name__.lower()
+    if "modelparallel" in name:
+        return "fsdp2"
+    if "fsdp" in name:
+        return "fsdp"
+    if "deepspeed" in name:
+        config = getattr(strategy, "config", None)
+        stage = (config.get("zero_optimization") or {}).get("stage", 2) if isinstance(config, dict) else 2
+        return cast(Strategy, f"deepspeed-{stage}") if stage in (1, 2, 3) else "ddp"
+    return "ddp" if "ddp" in name else "none"
+
+
+def _precision(said: str) -> Precision:
+    return cast(Precision, said) if said in get_args(Precision) else "32-true"

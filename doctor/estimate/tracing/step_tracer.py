@@ -1,0 +1,186 @@
+"""Traces training steps with what one factory made, in the process that has torch."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch._dynamo
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TracedStep, TrainingPlan
+from doctor.estimate.memory.fsdp import FullyShardedV1, FullyShardedV2
+from doctor.estimate.memory.strategies import DataParallel, SingleDevice, compute_dtype
+from doctor.estimate.memory.zero import ZeroPartitioned
+from doctor.estimate.tracing.autocast import install as install_autocast
+from doctor.estimate.tracing.factory import FactoryOutput, call_factory, find_factory, in_words
+from doctor.estimate.tracing.fake_mode import FakeDeviceMode, is_fake
+from doctor.estimate.tracing.fake_ops import FakeOps
+from doctor.estimate.tracing.kernel_choice import KernelSelection
+from doctor.estimate.tracing.kernel_choice import install as install_kernels
+from doctor.estimate.tracing.ledger import AllocationLedger
+from doctor.estimate.tracing.loader_memory import loading_of
+from doctor.estimate.tracing.materialization import materialized
+from doctor.estimate.tracing.pytree import resized, samples_in, tensors_in
+from doctor.estimate.tracing.storage_recorder import StorageRecorder
+from doctor.estimate.tracing.train_step import TracedTraining
+from doctor.estimate.upper_bound import ModuleCoverage, bounded, is_of_fakes
+
+
+def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
+    """What only a GPU knows."""
+    if recorder.convolves:
+        yield (
+            "of the workspaces that cuDNN takes for convolutions one copy of a weight's gradient is counted; "
+            "how much more depends on the GPU"
+        )
+    if substitutes.recurs:
+        yield "recurrent layers are counted step by step; what cuDNN keeps of them instead depends on the GPU"
+
+
+class _OtherBranch(Exception):
+    """With the other answer to conditions on data the step may work."""
+
+
+class StepTracer:
+    """A factory, called once, on which plans are tried.
+
+    Raises:
+        UnusableError: what :mod:`doctor.estimate.tracing.factory` says is wrong with it.
+    """
+
+    def __init__(self, factory: str, directory: str) -> None:
+        self._name = factory
+        install_kernels()
+        install_autocast()
+        torch._dynamo.config.disable = True  # its compiler wants data; what it would save is said not to be counted
+        make = find_factory(factory, Path(directory))
+        self._fakes = FakeDeviceMode()
+        self._made = self._make(make)
+        self.loading = loading_of(self._made)
+        self._notes = tuple(self._notes_on_made())
+        # Every step ends with a collection; what is there by now stays, and there is much of it.
+        gc.collect()
+        gc.freeze()
+
+    def _make(self, make: Any) -> FactoryOutput:
+        recorder = StorageRecorder(self._fakes.device, FakeOps())
+        recorder.is_building = True
+        with self._fakes.active(), recorder:
+            return call_factory(make, self._name)
+
+    def _notes_on_made(self) -> Iterator[str]:
+        if self._fakes.note:
+            yield self._fakes.note
+        if any(type(each).__name__ == "OptimizedModule" for each in self._made.module.modules()):
+            yield "torch.compile is left out: compiled, the step usually holds less"
+        real = sum(each.nbytes for each in self._made.module.parameters() if not is_fake(each))
+        if real:
+            yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
+
+    def run(self, plan: TrainingPlan, workspace: int) -> TracedStep:
+        """One step, or rather two: from the second on an optimizer has its states.
+
+        Raises:
+            UnusableError: the model fails on this batch, or can't be run without data at all.
+        """
+        began = time.monotonic()
+        try:
+            traced = self._attempt(plan, workspace, truth=False)
+        except _OtherBranch:
+            traced = self._attempt(plan, workspace, truth=True)
+        gc.collect()
+        return msgspec.structs.replace(traced, seconds=time.monotonic() - began)
+
+    def _attempt(self, plan: TrainingPlan, workspace: int, *, truth: bool, shares: tuple[int, ...] = ()) -> TracedStep:
+        substitutes = FakeOps(truth=truth, length=_length(self._made.batch), shares=shares)
+        recorder = StorageRecorder(self._fakes.device, substitutes, workspace)
+        coverage = ModuleCoverage(self._made.module)
+        try:
+            with self._scene(plan, recorder, substitutes) as training, coverage:
+                training.run()
+        except UnusableError as error:
+            raise UnusableError(f"{self._name}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - whatever the user's model raises
+            if substitutes.asked_truth and not truth:
+                raise _OtherBranch from None
+            if not is_of_fakes(error) or not recorder.ledger.everything:
+                raise UnusableError(f"{self._name}: a training step raised {in_words(error)}") from None
+            return self._bounded(plan, recorder.ledger, coverage, in_words(error))
+        found = substitutes.partitions.found
+        if not shares and max(found, default=1) > 1:
+            return self._attempt(plan, workspace, truth=truth, shares=found)
+        parts, moment = recorder.ledger.peak()
+        return self._traced(
+            plan,
+            parts=parts,
+            moment=moment,
+            reserved=recorder.ledger.reserved(),
+            bound="; ".join(substitutes.bounds),
+            notes=(*self._notes, *training.notes, *training.strategy.notes, *_by_cudnn(recorder, substitutes)),
+        )
+
+    @contextmanager
+    def _scene(self, plan: TrainingPlan, recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[TracedTraining]:
+        """Everything that a step is traced in."""
+        made = self._made
+        with ExitStack() as stack:
+            stack.enter_context(self._fakes.active())
+            stack.enter_context(recorder)
+            stack.enter_context(KernelSelection(self._fakes.device, substitutes))
+            master = _master_dtype(made)
+            stack.enter_context(materialized(made.module, self._fakes, compute_dtype(plan)))
+            strategy = _strategy(plan, made, recorder, master)
+            stack.callback(strategy.close)
+            yield stack.enter_context(TracedTraining(plan, made, recorder, strategy, self._fakes))
+
+    def _bounded(self, plan: TrainingPlan, ledger: AllocationLedger, coverage: ModuleCoverage, why: str) -> TracedStep:
+        parts, words = bounded(plan, self._made, ledger, coverage, why)
+        return self._traced(plan, parts=parts, moment="backward", reserved=parts.total, bound=words, notes=self._notes)
+
+    def _traced(self, plan: TrainingPlan, **found: Any) -> TracedStep:
+        parameters = {id(each): each for each in self._made.module.parameters()}.values()
+        batch = resized_batch(self._made, plan)
+        return TracedStep(
+            plan=plan,
+            batch_size=samples_in(batch),
+            parameter_count=sum(each.numel() for each in parameters),
+            parameter_bytes=sum(each.nbytes for each in parameters),
+            trainable_count=sum(each.numel() for each in parameters if each.requires_grad),
+            batch_bytes=sum(each.nbytes for each in tensors_in(batch)),
+            **found,
+        )
+
+
+def resized_batch(made: FactoryOutput, plan: TrainingPlan) -> Any:
+    """The batch that the plan asks for; the factory's own where it asks for none."""
+    return resized(made.batch, plan.batch_size) if plan.batch_size else made.batch
+
+
+def _length(batch: Any) -> int:
+    """What an integer in the data is taken as: the batch's longest second dimension, as lengths of sequences are."""
+    return max((each.shape[1] for each in tensors_in(batch) if each.dim() > 1), default=1)
+
+
+def _master_dtype(made: FactoryOutput) -> torch.dtype | None:
+    return next((each.dtype for each in made.module.parameters() if each.is_floating_point()), None)
+
+
+def _strategy(
+    plan: TrainingPlan, made: FactoryOutput, recorder: StorageRecorder, master: torch.dtype | None
+) -> SingleDevice:
+    if plan.strategy == "none":
+        return SingleDevice(made.module, recorder, plan)
+    if plan.strategy == "ddp":
+        return DataParallel(made.module, recorder, plan, made.trainer)
+    if plan.strategy.startswith("deepspeed"):
+        return ZeroPartitioned(made.module, recorder, plan, made.trainer)
+    # A precision of 16-true or bf16-true casts what the optimizer steps too.
+    kept = None if plan.precision.endswith("true") else master
+    return (FullyShardedV2 if plan.strategy == "fsdp2" else FullyShardedV1)(made.module, recorder, plan, kept)

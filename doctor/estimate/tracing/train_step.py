@@ -1,0 +1,188 @@
+"""The steps that are traced: forward and backward of one or two micro-batches, and the optimizer, twice."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.memory.optimizers import as_on_gpu, optimizers_of, replace_parameters, states_of
+from doctor.estimate.memory.strategies import DTYPES, SingleDevice, autocast_dtype
+from doctor.estimate.tracing.blocks import checkpointed, in_words, repeated_blocks
+from doctor.estimate.tracing.factory import FactoryOutput
+from doctor.estimate.tracing.fake_mode import FakeDeviceMode
+from doctor.estimate.tracing.loss import is_lightning, loss_of
+from doctor.estimate.tracing.pytree import map_tensors, resized, samples_in, tensors_in
+from doctor.estimate.tracing.storage_recorder import StorageRecorder
+from doctor.estimate.tracing.trainer_stub import attached, give_optimizers
+
+STEPS = 2
+"""From the second on an optimizer has its states."""
+MICRO_BATCHES = 2
+"""More hold no more: from the second on gradients are there already."""
+
+
+class TracedTraining(AbstractContextManager["TracedTraining"]):
+    """A module on the device with its strategy, batch and optimizers; :meth:`run` does the steps."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        made: FactoryOutput,
+        recorder: StorageRecorder,
+        strategy: SingleDevice,
+        fakes: FakeDeviceMode,
+    ) -> None:
+        self.plan, self.strategy = plan, strategy
+        self._made, self._recorder, self._fakes = made, recorder, fakes
+        self._module = made.module
+        self._stack = ExitStack()
+        self.notes: tuple[str, ...] = ()
+        self._batch: Any = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+
+    def __enter__(self) -> TracedTraining:
+        """Place everything that stays on the device."""
+        with self._stack:
+            self._module.train()
+            self._recorder.mark(self._module.parameters(), "parameters")
+            self._recorder.mark(self._module.buffers(), "buffers")
+            if is_lightning(self._module):
+                self._stack.enter_context(self._attached())
+            if self.plan.checkpointing:
+                self._checkpoint()
+            self._make_optimizers()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the module as it was."""
+        for parameter in self._module.parameters():
+            parameter.grad = None
+        self._optimizers.clear()
+        self._batch = None
+        self._stack.close()
+
+    def _attached(self) -> AbstractContextManager[None]:
+        return attached(self._module, self._made.trainer, self.plan.world_size, self._backward)
+
+    def _checkpoint(self) -> None:
+        blocks = repeated_blocks(self._module)
+        for each in self._module.modules():
+            config: Any = getattr(each, "config", None)
+            if getattr(config, "use_cache", False) is True:
+                # As Transformers does: a second run would find the first one's keys there.
+                config.use_cache = False
+                self._stack.callback(setattr, config, "use_cache", True)
+        self._stack.enter_context(checkpointed(blocks))
+        said = (
+            f"run again in the backward pass: {in_words(blocks)}"
+            if blocks
+            else "no block repeats: none is checkpointed"
+        )
+        self.notes = (*self.notes, said)
+
+    def _make_optimizers(self) -> None:
+        self._optimizers = optimizers_of(self._module, self._made.trainer, self.plan.optimizer)
+        self.strategy.begin()
+        for optimizer in self._optimizers:
+            replace_parameters(optimizer, self.strategy.held_by_optimizer)
+            as_on_gpu(optimizer)
+            self._recorder.mark(states_of(optimizer), "optimizer")
+            self._stack.callback(optimizer.register_step_pre_hook(self._before_optimizer).remove)
+            self._stack.callback(optimizer.register_step_post_hook(self._after_optimizer).remove)
+        if is_lightning(self._module):
+            give_optimizers(self._module, self._optimizers)
+
+    def run(self) -> None:
+        """Do the steps; the recorder has them."""
+        self._batch = self._placed_batch()
+        for _ in range(STEPS):
+            for number in range(min(self.plan.accumulate, MICRO_BATCHES)):
+                self._micro_batch(number)
+            self._step()
+            gc.collect()
+        self._recorder.ledger.enter("between steps")
+
+    def _placed_batch(self) -> Any:
+        batch = resized(self._made.batch, self.plan.batch_size) if self.plan.batch_size else self._made.batch
+        if self.plan.batch_size and samples_in(self._made.batch) == 0:
+            self.notes = (*self.notes, "the batch has no common first dimension: its size is the factory's")
+        number, _, kind = self.plan.precision.partition("-")
+        casts = kind == "true" or self.plan.strategy.startswith("deepspeed")
+        dtype = DTYPES[number] if casts and number != "32" else None
+        placed = map_tensors(batch, lambda tensor: self._fakes.on_device(tensor, dtype))
+        self._recorder.mark(tensors_in(placed), "batch")
+        return placed
+
+    def _micro_batch(self, number: int) -> None:
+        self._recorder.ledger.enter("forward")
+        self.strategy.before_forward()
+        loss = self._loss(number)
+        self.strategy.after_forward(loss)
+        if self._trains_itself:
+            return
+        if loss is None:
+            raise UnusableError(
+                "the step gives no loss that gradients flow through, and no output that could stand for one"
+            )
+        if number == 0 and is_lightning(self._module):
+            self._clear_gradients()  # Lightning clears them between forward and backward
+        self._backward(loss)
+
+    @property
+    def _trains_itself(self) -> bool:
+        """Manual optimization: the module's training step does all of it."""
+        return is_lightning(self._module) and getattr(self._module, "automatic_optimization", True) is False
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._recorder.ledger.enter("backward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.strategy.after_backward()
+        self._recorder.mark(self.strategy.gradients(), "gradients")
+        if self._trains_itself:
+            self._recorder.ledger.enter("forward")
+
+    def _loss(self, number: int) -> torch.Tensor | None:
+        dtype = autocast_dtype(self.plan)
+        cast: AbstractContextManager[Any] = (
+            torch.autocast(self._fakes.device.type, dtype=dtype) if dtype is not None else nullcontext()
+        )
+        true, _, kind = self.plan.precision.partition("-")
+        before = torch.get_default_dtype()
+        if kind == "true":
+            torch.set_default_dtype(DTYPES[true])
+        try:
+            with cast:
+                return loss_of(self._module, self._batch, number)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _step(self) -> None:
+        if not self._trains_itself:
+            for optimizer in self._optimizers:
+                # Some want a closure by name, and none calls a missing one.
+                optimizer.step(None)
+        self._recorder.ledger.enter("between steps")
+        if not is_lightning(self._module):
+            self._clear_gradients()
+
+    def _before_optimizer(self, *_: object) -> None:
+        self._recorder.ledger.enter("optimizer step")
+        self.strategy.before_optimizer()
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._recorder.mark(states_of(optimizer), "optimizer")
+        self.strategy.after_optimizer()
+        self._recorder.ledger.enter("forward" if self._trains_itself else "between steps")
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.strategy.stepped():
+            parameter.grad = None

@@ -1,0 +1,99 @@
+"""What a LightningModule asks of its Trainer in a training step, answered without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+_NUMBERS = {
+    "global_step": 0,
+    "current_epoch": 0,
+    "global_rank": 0,
+    "local_rank": 0,
+    "node_rank": 0,
+    "estimated_stepping_batches": 1000,
+    "num_training_batches": 1000,
+    "max_epochs": 1,
+    "max_steps": 1000,
+    "min_epochs": 0,
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 50,
+}
+_QUIET = ("log", "log_dict", "print", "clip_gradients", "toggle_optimizer", "untoggle_optimizer", "lr_schedulers")
+
+
+class NullObject:
+    """A logger, strategy or loop that does nothing, whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing again."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        """Nothing again."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """There is nothing in it."""
+        return iter(())
+
+    def __bool__(self) -> bool:
+        """It is not there."""
+        return False
+
+
+class TrainerStub:
+    """A Trainer by its attributes: numbers of a run that has just begun, and nothing else."""
+
+    def __init__(self, real: Any, world_size: int) -> None:
+        self._real, self.world_size = real, world_size
+        self.is_global_zero = self.training = True
+        self.sanity_checking = self.validating = self.testing = self.predicting = False
+        self.logger = NullObject()
+        self.loggers: list[object] = []
+        self.callbacks: list[object] = []
+        self.optimizers: list[object] = []
+        vars(self).update(_NUMBERS)
+        for name in ("max_epochs", "max_steps", "accumulate_grad_batches", "log_every_n_steps", "gradient_clip_val"):
+            if getattr(real, name, None) is not None:
+                setattr(self, name, getattr(real, name))
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing again."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return NullObject()
+
+
+@contextmanager
+def attached(module: Module, trainer: Any, world_size: int, backward: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """The module believes that it has a Trainer; what it logs goes nowhere. ``backward``: its ``manual_backward``."""
+    quiet: dict[str, Callable[..., None]] = dict.fromkeys(_QUIET, _ignore)
+    quiet["manual_backward"] = lambda loss, *_, **__: backward(loss)
+    before = vars(module).get("_trainer")
+    for name, act in quiet.items():
+        object.__setattr__(module, name, act)
+    object.__setattr__(module, "_trainer", TrainerStub(trainer, world_size))
+    try:
+        yield
+    finally:
+        object.__setattr__(module, "_trainer", before)
+        for name in (*quiet, "optimizers"):
+            vars(module).pop(name, None)
+
+
+def give_optimizers(module: Module, optimizers: list[Optimizer]) -> None:
+    """What ``self.optimizers()`` returns in manual optimization."""
+    given = optimizers[0] if len(optimizers) == 1 else optimizers
+    object.__setattr__(module, "optimizers", lambda *_, **__: given)
+
+
+def _ignore(*_: object, **__: object) -> None:
+    return None

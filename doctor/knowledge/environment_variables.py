@@ -1,0 +1,225 @@
+"""The variables that NCCL and torch.distributed read, and which known name a misspelt one is near to.
+
+Sources: ``NCCL_PARAM``, ``DEFINE_NCCL_PARAM`` and ``ncclGetEnv`` in NCCL's sources over the tags 2.3.5 to 2.30.7 and
+its user guide (docs/userguide/source/env.rst); ``getCvar*`` and ``getenv`` in torch from 2.1 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from doctor.knowledge.data_files import read
+from doctor.knowledge.releases import within
+
+Reader = Literal["nccl", "plugin", "torch", "cuda"]
+
+
+class VariableInfo(msgspec.Struct, frozen=True):
+    """What is known of a variable.
+
+    ``reader``: who reads it; ``first`` and ``last``: releases of the reader, ``None`` where it was there before the
+    oldest one looked at or is there still. ``type``: int, bool, float or string; ``grammar``: the rule of
+    :mod:`doctor.knowledge.variable_values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``.
+    ``default``: only where it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
+    ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it,
+    ``may differ``, or (empty) had better not. ``source``: the file upstream that reads it.
+    """
+
+    reader: Reader
+    type: str = "string"
+    grammar: str = "none"
+    words: tuple[str, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    step: int | None = None
+    default: str | None = None
+    first: str | None = None
+    last: str | None = None
+    replaced_by: str | None = None
+    superseded: str | None = None
+    still_read: bool = False
+    peers: str = ""
+    note: str = ""
+    source: str = ""
+
+    @property
+    def is_superseded_everywhere(self) -> bool:
+        """Whether no supported release reads it under this name as its own."""
+        oldest = OLDEST_SUPPORTED.get(self.reader)
+        return self.superseded is not None and oldest is not None and not within(oldest, before=self.superseded)
+
+
+OLDEST_SUPPORTED = {"nccl": "2.20.5", "torch": "2.4"}
+"""The oldest releases in use: the oldest torch that this package supports, and the NCCL that its wheels pin
+(nvidia-nccl-cu12)."""
+
+
+@cache
+def table() -> dict[str, VariableInfo]:
+    """All known variables by name."""
+    shape = dict[str, VariableInfo]
+    return read("torch_variables.json", shape) | read("nccl_variables.json", shape)
+
+
+def known(name: str) -> VariableInfo | None:
+    """What is known of the variable ``name``; ``None`` for one that no known release reads."""
+    return table().get(name)
+
+
+class _ReadingLibrary(msgspec.Struct, frozen=True):
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+
+@cache
+def _foreign() -> _ReadingLibrary:
+    """What packages, builds, plugins and forks of NCCL read. The file has them by reader; where its source is public,
+    with the commit that the names were extracted from."""
+    readers = read("nccl_foreign.json", dict[str, _ReadingLibrary]).values()
+    names = frozenset(name for reader in readers for name in reader.names)
+    return _ReadingLibrary(names, tuple(prefix for reader in readers for prefix in reader.prefixes))
+
+
+def is_foreign(name: str) -> bool:
+    """Whether ``name`` belongs to a package, a build, a plugin or a fork of NCCL: NCCL itself does not read it."""
+    return name in _foreign().names or name.startswith(_foreign().prefixes)
+
+
+_MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
+
+
+def concerns_nccl(name: str) -> bool:
+    """Whether ``name`` is, or may be meant as, a variable of NCCL or of torch's NCCL process group."""
+    return name.strip().upper().startswith(("NCCL_", "TORCH_NCCL_")) or bool(_MISSPELT_PREFIX.match(name))
+
+
+LETTERS_PER_SLIP = 5
+"""One slip of the pen for every so many letters of a name's own part: NCCL_IB_HCA forgives one, NCCL_SOCKET_IFNAME two.
+
+Tighter than the usual third of the letters: a plug-in's variable must not pass for a misspelt one."""
+
+
+@cache
+def nearest(name: str) -> str | None:
+    """The known name that ``name`` may be meant to be; ``None`` where none is near.
+
+    In this order: the same but for case, blanks and underscores; with TORCH_ too much or too little, or with NCCL
+    misspelt; with its words in another order; within a few slips of the pen; and breaking off too early.
+    """
+    plain = name.strip().upper()
+    candidates = _candidates(_is_torch(plain))
+    for spelling, by_spelling in zip(_SPELLINGS, candidates.spelt, strict=True):
+        if match := next((known for known in by_spelling.get(spelling(plain), ()) if known != name), None):
+            return match
+    near = [one for one in candidates.ordered if one.name != name]
+    return _closest(plain, near) or _unfinished(plain, near)
+
+
+class _Candidate(NamedTuple):
+    """A known name: its own part, that without underscores, and the letters in it as bits."""
+
+    name: str
+    own: str
+    squashed: str
+    letters: int
+
+
+class _Candidates(NamedTuple):
+    """Known names in the order of preference, and by each of the spellings."""
+
+    ordered: tuple[_Candidate, ...]
+    spelt: tuple[Mapping[str, tuple[str, ...]], ...]
+
+
+@cache
+def _candidates(torch: bool) -> _Candidates:
+    """For a name of torch's, or for another one: made once, because a host may have thousands of unknown variables."""
+    names = [known for known in table() if concerns_nccl(known)]
+    names.sort(key=lambda known: (table()[known].superseded is not None, _is_torch(known) != torch))
+    ordered = []
+    spelt: tuple[dict[str, tuple[str, ...]], ...] = tuple({} for _ in _SPELLINGS)
+    for known in names:
+        own = _own_part(known)
+        ordered.append(_Candidate(known, own, _squash(own), _letters(_squash(own))))
+        for spelling, by_spelling in zip(_SPELLINGS, spelt, strict=True):
+            key = spelling(known)
+            by_spelling[key] = (*by_spelling.get(key, ()), known)
+    return _Candidates(tuple(ordered), spelt)
+
+
+def _letters(text: str) -> int:
+    """A bit for each letter and digit that occurs."""
+    bits = 0
+    for letter in text:
+        bits |= 1 << (ord(letter) & 63)
+    return bits
+
+
+def _is_torch(name: str) -> bool:
+    return name.startswith("TORCH_")
+
+
+def _squash(name: str) -> str:
+    return name.replace("_", "")
+
+
+def _own_part(name: str) -> str:
+    return re.sub(r"^(?:TORCH_)?(?:N+[CL]{1,4}_)+", "", name)
+
+
+def _sorted_words(name: str) -> str:
+    return " ".join(sorted(name.split("_")))
+
+
+_SPELLINGS = (_squash, _own_part, _sorted_words)
+
+
+def _closest(name: str, candidates: Sequence[_Candidate]) -> str | None:
+    """The name with the fewest slips. One slip takes at most one kind of letter away and brings one in, so that most
+    names are excluded by their letters."""
+    own = _squash(_own_part(name))
+    limit = max(1, len(_own_part(name)) // LETTERS_PER_SLIP)
+    letters = _letters(own)
+    best, found = limit + 1, None
+    for known in candidates:
+        if (
+            abs(len(known.squashed) - len(own)) < best
+            and (letters & ~known.letters).bit_count() < best
+            and (known.letters & ~letters).bit_count() < best
+            and (distance := slips(own, known.squashed, best - 1)) < best
+        ):
+            best, found = distance, known.name
+    return found
+
+
+def _unfinished(name: str, candidates: Sequence[_Candidate]) -> str | None:
+    """The one known name that goes on where ``name`` ends; of a single word (NCCL_IB) nothing is concluded."""
+    own = _own_part(name)
+    if "_" not in own:
+        return None
+    longer = [known.name for known in candidates if known.own.startswith(f"{own}_")]
+    return longer[0] if len(longer) == 1 else None
+
+
+def slips(one: str, other: str, limit: int) -> int:
+    """How many letters to put in, leave out, change or swap with their neighbour to turn one into the other (optimal
+    string alignment); more than ``limit`` is returned as ``limit + 1``."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        before, above, row = row, before, [i]
+        for j, theirs in enumerate(other, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != theirs))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == theirs:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+    return min(row[-1], limit + 1)

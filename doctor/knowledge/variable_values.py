@@ -1,0 +1,283 @@
+"""What NCCL and torch make of the value of a variable.
+
+Sources: NCCL src/misc/param.cc (``strtoll`` with base 0: text counts as 0, without a message), src/graph/tuning.cc
+(``parseList``), src/graph/paths.cc (``ncclGetLevel``), src/init.cc, src/debug.cc, src/misc/socket.cc; torch
+torch/csrc/distributed/c10d/Utils.hpp (``getCvarBool``, ``getCvarInt``) and debug.cpp.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from doctor.knowledge.environment_variables import VariableInfo, known
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.knowledge.releases import within
+
+
+class ValueFault(NamedTuple):
+    """Why a value does not fit. ``problem`` completes ``NAME=value …``; ``expected``: what would fit; ``mild``: it
+    still does what it was probably meant to do; ``harmless``: all of it that matters holds."""
+
+    problem: str
+    expected: str
+    mild: bool = False
+    harmless: bool = False
+
+
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
+
+
+def is_number(text: str) -> bool:
+    """Whether all of ``text`` is a number to ``strtoll``, blanks around it aside."""
+    match = _NUMBER.match(text)
+    return match is not None and not text[match.end() :].strip()
+
+
+def fault(name: str, value: str, *, release: str | None = None) -> ValueFault | None:
+    """What is wrong with ``value`` for the known variable ``name``; ``None`` where nothing is, or where no strict rule
+    is known. ``release``: that of the reader, where the rule depends on it and it is known."""
+    info = known(name)
+    if info is None:
+        return None
+    if info.reader == "nccl" and value == "":
+        return None  # NCCL takes an empty value for one that is not set, and most empty words for no word
+    return _RULES[info.grammar](info, name, value, release)
+
+
+def effective(name: str, value: str | None) -> str | None:
+    """The value in effect, in one spelling: ``0x10`` and ``16`` are the same, and so is a default that is written out.
+    ``None`` stands for a variable that is not set and has no literal default."""
+    info = known(name)
+    if value is None or (info is not None and info.reader == "nccl" and value == ""):
+        value = info.default if info else None
+    if value is None or info is None:
+        return value
+    if info.grammar in ("number", "flag"):
+        return str(parse_nccl_integer(value, 0))
+    if info.grammar in ("torch-flag", "wide-flag"):
+        return _TRUTH.get(value.strip().lower(), value)
+    return value.casefold() if info.grammar in ("word", "words", "algorithms", "protocols", "torch-word") else value
+
+
+_TRUTH = {**dict.fromkeys(("y", "yes", "1", "t", "true"), "1"), **dict.fromkeys(("n", "no", "0", "f", "false"), "0")}
+
+
+def _no_rule(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    return None
+
+
+def _number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if not is_number(value):
+        return ValueFault(f"is no number: NCCL reads it as {parse_nccl_integer(value, 0)}", _range(info))
+    return _outside(info, parse_nccl_integer(value, 0))
+
+
+def _outside(info: VariableInfo, number: int) -> ValueFault | None:
+    if number in (-1, -2):
+        return None  # NCCL's own marks for "decide by yourself"
+    below = info.minimum is not None and number < info.minimum
+    above = info.maximum is not None and number > info.maximum
+    if below or above:
+        return ValueFault("is out of range", _range(info))
+    if info.step and number % info.step:
+        return ValueFault(f"is no multiple of {info.step}", _range(info))
+    return None
+
+
+def _range(info: VariableInfo) -> str:
+    low, high = info.minimum, info.maximum
+    step = f", a multiple of {info.step}" if info.step else ""
+    if low is None and high is None:
+        return "a whole number"
+    if high is None:
+        return f"a whole number from {low} on{step}"
+    return f"a whole number from {low} to {high}{step}"
+
+
+def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if not is_number(value):
+        number = parse_nccl_integer(value, 0)
+        effect = "turns it on" if number else "disables nothing" if "DISABLE" in name else "leaves it off"
+        return ValueFault(f"is no number: NCCL reads it as {number} and {effect}", "0 or 1")
+    number = parse_nccl_integer(value, 0)
+    if number in (-2, -1, 0, 1):
+        return None
+    if name == "NCCL_P2P_DISABLE":
+        return ValueFault("is not 1, and only 1 disables it", "0 or 1")
+    return ValueFault("is neither 0 nor 1: NCCL takes it for 1", "0 or 1", mild=True)
+
+
+def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    """A bool of the new parameter system of NCCL 2.30, a number before."""
+    if is_number(value):
+        return _flag(info, name, value, release)
+    word = value.casefold() in ("t", "true", "f", "false")
+    if word and (release is None or not within(release, before="2.30")):
+        return None
+    return ValueFault("is not understood: the default holds", "0 or 1")
+
+
+def _word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    harmless = name == "NCCL_DEBUG" and value.casefold() in ("none", "off", "0")
+    if harmless or value.casefold() in {word.casefold() for word in info.words}:
+        return None
+    effect = "no log is written" if name == "NCCL_DEBUG" else "the default holds"
+    quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
+    return ValueFault(f"is no known word: {effect}", " or ".join(info.words), mild=quiet)
+
+
+def _exact_word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if value in info.words:
+        return None
+    return ValueFault("is passed over without a message, as if not set", f"{' or '.join(info.words)}, in capitals")
+
+
+def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    """What is logged, and how: NCCL passes over an unknown word (src/debug.cc), and the rest of the list holds."""
+    allowed = {word.casefold() for word in info.words}
+    words = [word for word in value.removeprefix("^").split(",") if word]
+    unknown = [word for word in words if word.strip().casefold() not in allowed]
+    if not unknown:
+        return None
+    problem, expected = f"holds {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}"
+    if len(unknown) < len(words):
+        return ValueFault(f"{problem}: NCCL skips it", expected, mild=True, harmless=True)
+    return ValueFault(problem, expected, mild=True)
+
+
+def _path_level(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if value in info.words or value[:1].isdigit():
+        return None
+    return ValueFault(
+        "is passed over without a message, as if not set", f"{', '.join(info.words)} in capitals, or 0 to 5"
+    )
+
+
+COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+PROTOCOLS = ("LL", "LL128", "Simple")
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+FIRST_WITH_PAT = "2.23.4"
+"""The first NCCL that has the PAT algorithm."""
+STRICT_LISTS = "2.24.3"
+"""The first NCCL whose parseList takes lists per collective and refuses an unknown word."""
+
+
+def _algorithms(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    allowed = {word.casefold() for word in ALGORITHMS}
+    if release is None or within(release, before="2.14"):
+        allowed.add("collnet")
+    if release is not None and within(release, before=FIRST_WITH_PAT):
+        allowed.discard("pat")
+    return _choice(value, allowed, ALGORITHMS, release)
+
+
+def _protocols(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    return _choice(value, {word.casefold() for word in PROTOCOLS}, PROTOCOLS, release)
+
+
+def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str | None) -> ValueFault | None:
+    expected = f"a list of {', '.join(words)}, or ^ and those to leave out"
+    strict = release is None or within(release, first=STRICT_LISTS)
+    if not strict and (";" in value or ":" in value):
+        return ValueFault(f"has a list per collective, which NCCL understands from {STRICT_LISTS} on", expected)
+    effect = "NCCL refuses it" if strict else "NCCL passes it over"
+    collectives = {word.casefold() for word in COLLECTIVES}
+    for position, part in enumerate(filter(None, value.split(";"))):
+        collective, colon, entries = part.rpartition(":")
+        if not colon and position:
+            return ValueFault("has a part without a collective behind the first one: NCCL refuses it", expected)
+        if colon and collective.casefold() not in collectives:
+            return ValueFault(
+                f"names the collective {_quoted([collective])}: {effect}", f"one of {', '.join(COLLECTIVES)}"
+            )
+        unknown = [word for word in entries.removeprefix("^").split(",") if word and word.casefold() not in allowed]
+        if unknown:
+            return ValueFault(f"holds {_quoted(unknown)}: {effect}", expected)
+    return None
+
+
+def _network_policy(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if re.fullmatch(r"AUTO|ALL|MAX:0*[1-9]\d*", value, re.IGNORECASE):
+        return None
+    return ValueFault("is not understood: AUTO holds", "AUTO, ALL or MAX: and a number")
+
+
+def _cta_policy(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if value[:1] in ("0", "1", "2"):
+        return None
+    if value[:1].isdigit():
+        return ValueFault("is out of range", "0, 1, 2, or DEFAULT, EFFICIENCY, ZERO joined with |")
+    if release is not None and within(release, before="2.29"):
+        return ValueFault("is a word, which NCCL understands from 2.29 on: it is read as 0", "0, 1 or 2")
+    unknown = [word for word in value.split("|") if word and word.upper() not in ("DEFAULT", "EFFICIENCY", "ZERO")]
+    if not unknown:
+        return None
+    return ValueFault(f"holds {_quoted(unknown)}, which NCCL passes over", "DEFAULT, EFFICIENCY, ZERO joined with |")
+
+
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
+
+
+def _address(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    match = _ADDRESS.fullmatch(value)
+    if match and 0 <= int(match.group(1)) <= 65535:  # 65535: the highest TCP port
+        return None
+    return ValueFault("is no address with a port", "HOST:PORT, or [IPv6]:PORT")
+
+
+def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    try:
+        ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        return ValueFault("is no subnet: NCCL passes it over", "ADDRESS/BITS, such as 10.0.0.0/16")
+    return None if "/" in value else ValueFault("has no prefix length: NCCL passes it over", "such as 10.0.0.0/16")
+
+
+def _torch_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if value.lower() in _TRUTH:
+        return None
+    return ValueFault("is no bool: torch raises when it makes the process group", "0 or 1")
+
+
+def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi: what follows the digits is passed over
+    if not match:
+        return ValueFault("is no number: torch raises when it makes the process group", _range(info))
+    number = int(match.group(1))
+    below = info.minimum is not None and number < info.minimum
+    above = info.maximum is not None and number > info.maximum
+    return ValueFault("is out of range", _range(info)) if below or above else None
+
+
+def _torch_word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    if value.upper() in info.words:
+        return None
+    return ValueFault("is no known word: torch raises when it is imported", ", ".join(info.words))
+
+
+def _quoted(words: list[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)
+
+
+_RULES: dict[str, Callable[[VariableInfo, str, str, str | None], ValueFault | None]] = {
+    "none": _no_rule,
+    "number": _number,
+    "flag": _flag,
+    "wide-flag": _wide_flag,
+    "word": _word,
+    "words": _words,
+    "exact-word": _exact_word,
+    "path-level": _path_level,
+    "algorithms": _algorithms,
+    "protocols": _protocols,
+    "network-policy": _network_policy,
+    "cta-policy": _cta_policy,
+    "address": _address,
+    "subnet": _subnet,
+    "torch-flag": _torch_flag,
+    "torch-number": _torch_number,
+    "torch-word": _torch_word,
+}

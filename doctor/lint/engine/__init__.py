@@ -1,0 +1,1 @@
+"""How files are found, read and checked by rules, and how findings are suppressed."""

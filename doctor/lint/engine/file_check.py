@@ -1,0 +1,321 @@
+"""One file, judged by all rules. The one place that forgives a rule its exceptions: it ends as ``crash``.
+
+What comes out holds no tree, so that it can leave the process that made it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from doctor.core.check_registry import sentence_of
+from doctor.core.report_document import Ignored
+from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
+from doctor.lint.engine.registry import Rulebook
+from doctor.lint.engine.rule import Edit, Rule, SourceLocation, Violation
+from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
+from doctor.lint.python.notebooks import Notebook, read_notebook
+from doctor.lint.python.script import Script, parsed
+
+TOGETHER = 1800.0
+"""Seconds for all files of a command: ten thousand ordinary ones take two minutes on one core."""
+DEADLINE = 30.0
+"""Seconds that one file may take."""
+MOST_HITS = 1_000
+"""Hits of one rule in one file that are kept."""
+LONGEST_LINE = 240
+"""Characters of a line that are shown."""
+
+
+class FileTimeout(BaseException):
+    """A file took too long; no rule may forgive this."""
+
+
+class LocatedViolation(NamedTuple):
+    """A hit: by which rule (its number in the book), where in the file (line 0: not known; columns
+    are characters), and what. ``code``: the line that is hit; ``cell``: its number in a notebook and the line in it."""
+
+    rule: int
+    place: SourceLocation
+    hit: Violation
+    code: str
+    ignored: Ignored | None = None
+    cell: tuple[int, int] | None = None
+
+
+@dataclass
+class FileResult:
+    """What became of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
+    not read, and ``decisive``: that this leaves the report inconclusive; ``ran_out``: time was over; ``dull``: a file
+    of a folder that is of no interest, and is not reported; ``notes``: parts that were not read.
+    ``judged``: numbers of the rules that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
+
+    target: LintTarget
+    kind: str
+    skipped: str | None = None
+    decisive: bool = False
+    dull: bool = False
+    notes: tuple[str, ...] = ()
+    ran_out: bool = False
+    found: list[LocatedViolation] = field(default_factory=list)
+    judged: set[int] = field(default_factory=set)
+    crashes: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+class FileChecker:
+    """The rules of ``book`` over files. ``releases``: of distributions, installed or asked for; ``processors``: of the
+    machine that scripts will run on; ``known``: every id that a comment may name, with its family."""
+
+    def __init__(
+        self, book: Rulebook, *, releases: Mapping[str, str], processors: int | None, known: Mapping[str, str]
+    ) -> None:
+        self._rules = list(enumerate(book.rules))
+        self._releases = releases
+        self._processors = processors
+        self._known = known
+        self._until = time.monotonic() + TOGETHER
+        self._vain = next((number for number, rule in self._rules if rule is UNUSED_SUPPRESSION), None)
+
+    def judge(self, target: LintTarget) -> FileResult:
+        """One file, within :data:`DEADLINE` seconds where there are alarms."""
+        verdict = FileResult(target, target.kind, target.skipped)
+        if target.skipped is None and time.monotonic() > self._until:
+            return FileResult(target, target.kind, f"all files together took longer than {TOGETHER:g} s", ran_out=True)
+        if target.skipped is None:
+            try:
+                with _deadline(DEADLINE):
+                    self._look(target, verdict)
+            except UnreadableFile as why:
+                verdict.skipped = str(why)
+                verdict.decisive = verdict.decisive or target.is_named
+            except FileTimeout:
+                verdict = FileResult(target, verdict.kind, f"it took longer than {DEADLINE:g} s", ran_out=True)
+        elif target.is_named and target.kind != "unknown":
+            verdict.decisive = True
+        return verdict
+
+    def _look(self, target: LintTarget, verdict: FileResult) -> None:
+        text = read_text(target)
+        if target.kind in ("shell", "config"):
+            self._look_at_launch(target, text, verdict)
+        else:
+            self._look_at_python(target, text, verdict)
+
+    def _look_at_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> None:
+        launch = self._read_launch(target, text, verdict)
+        verdict.kind = "launch" if launch is not None else "unknown"
+        if launch is not None:
+            verdict.notes = getattr(launch, "notes", ())
+            page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
+            self._apply(lambda: launch, type(launch), page, verdict)
+        elif not verdict.crashes:
+            verdict.dull = not target.is_named
+            verdict.skipped = "it is no launch file that is known"
+
+    def _read_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> object | None:
+        """What the file launches; a reader that breaks is the crash of all rules that it serves."""
+        from doctor.lint.launch import read_launch_file
+
+        try:
+            return read_launch_file(target.shown, text.text)
+        except UnreadableFile:
+            raise
+        except Exception as error:
+            crash = f"its reader: {sentence_of(error)} ({_innermost(error)})"
+            verdict.crashes = {number: crash for number, rule in self._rules if rule.reads not in (Script, object)}
+            return None
+
+    def _look_at_python(self, target: LintTarget, text: SourceText, verdict: FileResult) -> None:
+        notebook = read_notebook(text.text) if target.kind == "notebook" else None
+        source = text.text if notebook is None else notebook.script
+        page = _LintedText(target.shown, source, comments_in(source, is_python=True), notebook)
+
+        is_parsed = False
+
+        def script() -> Script:
+            nonlocal is_parsed
+            try:
+                found = Script(target.shown, source, releases=self._releases, processors=self._processors)
+                is_parsed = True
+                return found
+            except SyntaxError as error:
+                raise UnreadableFile(_no_python(error)) from None
+            except (ValueError, RecursionError, MemoryError) as error:
+                raise UnreadableFile(f"it is no Python that can be parsed: {error or type(error).__name__}") from None
+
+        try:
+            self._apply(script, Script, page, verdict)
+            # A file that no rule has any use for is still one that rules could parse.
+            if not is_parsed:
+                _require_syntax(source)
+        except UnreadableFile:
+            verdict.decisive = any(word in source for word in _OF_TRAINING)
+            raise
+
+    def _apply(self, make: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
+        """All rules over what is read; it is made for the first rule that has use for it."""
+        source = cache(make)
+        ignores = Suppressions(page.comments)
+        for number, rule in self._rules:
+            if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
+                continue
+            if rule.mentions and not any(word in page.text for word in rule.mentions):
+                verdict.judged.add(number)
+                continue
+            self._ask(number, rule, source, page, ignores, verdict)
+        if self._vain is not None:
+            judged = {rule.id for number, rule in self._rules if number in verdict.judged}
+            vain = list(ignores.in_vain(judged, self._known))
+            verdict.found += [page.found(self._vain, hit, None) for hit in vain]
+            verdict.judged.add(self._vain)
+        verdict.found.sort(key=lambda one: (one.place, one.rule))
+
+    def _ask(
+        self,
+        number: int,
+        rule: Rule,
+        source: Callable[[], Any],
+        page: _LintedText,
+        ignores: Suppressions,
+        verdict: FileResult,
+    ) -> None:
+        began = time.perf_counter()
+        try:
+            for hit in _few(rule.hits(source())):
+                verdict.found.append(page.found(number, hit, ignores.reason_for(rule, page.lines_of(hit))))
+            verdict.judged.add(number)
+        except UnreadableFile:
+            raise
+        except Exception as error:
+            verdict.crashes[number] = f"{sentence_of(error)} ({_innermost(error)})"
+        verdict.seconds[number] = time.perf_counter() - began
+
+
+_OF_TRAINING = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
+"""Words of files for which rules are made."""
+
+
+def _require_syntax(source: str) -> None:
+    try:
+        parsed(source)
+    except SyntaxError as error:
+        raise UnreadableFile(_no_python(error)) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableFile(f"it can't be parsed as Python: {error or type(error).__name__}") from None
+
+
+def _no_python(error: SyntaxError) -> str:
+    return f"it is no Python of this interpreter: line {error.lineno}: {error.msg}"
+
+
+class _LintedText:
+    """The text that rules look at, by lines, and where its lines stand in the file."""
+
+    def __init__(
+        self, path: str, text: str, comments: tuple[SuppressionComment, ...], notebook: Notebook | None = None
+    ) -> None:
+        self.text = text
+        self.comments = comments
+        self._path = path
+        self._notebook = notebook
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return LINE_END.split(self.text)
+
+    def lines_of(self, hit: Violation) -> tuple[int, ...]:
+        """Where a comment ignores it: the line on which it begins, or that on which its expression ends."""
+        is_simple = isinstance(hit.at, (ast.expr, ast.keyword, ast.Expr, ast.Assign))
+        return (hit.place.line, (hit.place.end_line if is_simple else None) or hit.place.line)
+
+    def found(self, number: int, hit: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
+        """The hit as it is told."""
+        place = self._in_characters(hit.place) if isinstance(hit.at, ast.AST) else hit.place
+        code = self._line(place.line).rstrip()[:LONGEST_LINE]
+        reason = None
+        if ignored is not None:
+            reason = Ignored(ignored[0], f"{self._path}:{self._told(ignored[1])[0]}")
+        line, cell = self._told(place.line)
+        if cell is not None:
+            place = SourceLocation(line, place.column)
+        return LocatedViolation(number, place, portable(hit), code, reason, cell)
+
+    def _told(self, line: int) -> tuple[int, tuple[int, int] | None]:
+        """The line of the file, and the cell with the line in it."""
+        if self._notebook is None or not 0 < line <= len(self._notebook.places):
+            return line, None
+        of_file, cell, inner = self._notebook.places[line - 1]
+        return of_file, (cell, inner)
+
+    def _line(self, number: int) -> str:
+        return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
+
+    def _in_characters(self, place: SourceLocation) -> SourceLocation:
+        """Columns of :mod:`ast` count bytes of UTF-8."""
+        end = place.end_column
+        if end is not None and place.end_line is not None:
+            end = _characters(self._line(place.end_line), end)
+        return place._replace(column=_characters(self._line(place.line), place.column), end_column=end)
+
+
+def _characters(line: str, column: int) -> int:
+    if line.isascii():
+        return column
+    return len(line.encode("utf-8", "replace")[:column].decode("utf-8", "ignore"))
+
+
+def portable(hit: Violation) -> Violation:
+    """The hit without the tree that it stands in, its evidence as JSON can hold it.
+
+    Raises:
+        TypeError: it can't.
+    """
+    if not isinstance(hit, Violation):
+        raise TypeError(f"a rule yields Hit, not {type(hit).__name__}")
+    evidence = tuple((str(name), msgspec.to_builtins(value)) for name, value in hit.evidence)
+    edits: tuple[Edit, ...] = tuple(hit.edits)
+    return Violation(hit.place, str(hit.summary), str(hit.fix), hit.severity, float(hit.confidence), edits, evidence)
+
+
+def _few(hits: Iterator[Violation]) -> Iterator[Violation]:
+    for count, hit in enumerate(hits):
+        if count >= MOST_HITS:
+            raise OverflowError(f"it hits more than {MOST_HITS} lines of one file")
+        yield hit
+
+
+def _innermost(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no frame"
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise :class:`FileTimeout` in what is done within. Only the main thread of a process hears alarms."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise FileTimeout
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,152 @@
+"""Finds rules: built-ins by walking ``doctor_checks``, guests by entry points ``doctor.rules`` and by file.
+
+As :mod:`doctor.core.check_registry` does for checks: a guest that fails to load is a crash in the report, and the
+rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+from doctor.core.check import FAMILIES
+from doctor.core.check_registry import (
+    RULES,
+    BrokenPlugin,
+    builtin_package,
+    entry_points,
+    import_file,
+    matches,
+    modules_of,
+    origin_of,
+    sentence_of,
+    walk_modules,
+)
+from doctor.core.errors import UnusableError
+from doctor.core.settings import suggestion
+from doctor.lint.engine.rule import Rule
+from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION
+
+ENTRY_POINTS = "doctor.rules"
+OWN_FAMILY = "code"
+"""Family of the rules over Python, and over configurations that no check reads; those over launch files bear the ids of
+checks, and several may bear one."""
+
+
+@dataclass(frozen=True)
+class Rulebook:
+    """Rules in the order of reports, and the guests that failed to load."""
+
+    rules: tuple[Rule, ...]
+    broken: tuple[BrokenPlugin, ...] = ()
+
+    def ids(self) -> tuple[str, ...]:
+        """All ids, each once."""
+        return tuple(dict.fromkeys(rule.id for rule in self.rules))
+
+    def names(self, pattern: str) -> bool:
+        """Whether a pattern (an id, a family, ``ALL``) names one of them."""
+        return pattern.upper() == "ALL" or any(matches(rule.id, rule.family, pattern) for rule in self.rules)
+
+
+def load_rules(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> Rulebook:
+    """Built-ins, installed guests, and the rules in ``plugin_files``.
+
+    Raises:
+        UnusableError: a plug-in file can't be used, or claims an id that is taken.
+    """
+    broken: list[BrokenPlugin] = []
+    rules = [UNUSED_SUPPRESSION, *builtin_rules(broken)]
+    for entry in entry_points(ENTRY_POINTS, broken) if guests else ():
+        _add_plugin(rules, entry, broken)
+    for path in plugin_files:
+        _add_file(rules, path)
+    return Rulebook(tuple(sorted(rules, key=_order)), tuple(broken))
+
+
+def builtin_rules(broken: list[BrokenPlugin] | None = None) -> list[Rule]:
+    """The rules of this distribution. Modules that fail to load are put into ``broken``.
+
+    Raises:
+        ValueError: two of them bear one id.
+    """
+    rules: list[Rule] = []
+    package = builtin_package()
+    for name in RULES:
+        for module in _rule_modules(package, name, broken):
+            found = rules_in(module)
+            if taken := _taken(found, rules):
+                raise ValueError(f"{module.__name__} claims {', '.join(taken)}, which is taken")
+            rules += found
+    return rules
+
+
+def _rule_modules(package: ModuleType, name: str, broken: list[BrokenPlugin] | None) -> Iterator[ModuleType]:
+    """The modules of one of the packages that hold rules."""
+    import importlib
+
+    return walk_modules(importlib.import_module(f"{package.__name__}.{name}"), broken)
+
+
+def rules_in(module: ModuleType) -> list[Rule]:
+    """The rules that a module holds at its top level."""
+    return [value for value in vars(module).values() if isinstance(value, Rule)]
+
+
+def _taken(found: list[Rule], rules: list[Rule]) -> list[str]:
+    """Ids that would be claimed twice."""
+    ids = [rule.id for rule in found]
+    known = {rule.id for rule in rules}
+    own = {rule.id for rule in found if rule.family == OWN_FAMILY or rule.origin != "built-in"}
+    return sorted({name for name in own if name in known or ids.count(name) > 1})
+
+
+def _add_plugin(rules: list[Rule], entry: EntryPoint, broken: list[BrokenPlugin]) -> None:
+    origin = origin_of(entry)
+    try:
+        loaded = entry.load()
+        found = [loaded] if isinstance(loaded, Rule) else [one for part in modules_of(loaded) for one in rules_in(part)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        broken.append(BrokenPlugin(entry.name, origin, sentence_of(error)))
+        return
+    found = [replace(rule, origin=origin) for rule in {id(rule): rule for rule in found}.values()]
+    taken = _taken(found, rules)
+    if taken or not found:
+        reason = f"{', '.join(taken)} is taken" if taken else "it holds no rule"
+        broken.append(BrokenPlugin(entry.name, origin, reason))
+        return
+    rules += found
+
+
+def _add_file(rules: list[Rule], path: Path) -> None:
+    """The rules of a plug-in; one that holds checks alone has none."""
+    found = [replace(rule, origin=str(path)) for rule in rules_in(import_file(path))]
+    if taken := _taken(found, rules):
+        raise UnusableError(f"the plug-in {path} claims {', '.join(taken)}, which is taken")
+    rules += found
+
+
+def choose_rules(book: Rulebook, select: Iterable[str]) -> Rulebook:
+    """The rules named by ``select`` (ids, families, ``ALL``; nothing: all).
+
+    Raises:
+        UnusableError: nothing that is named is a rule; with the nearest names there are.
+    """
+    patterns = list(select)
+    if not patterns:
+        return book
+    chosen = [rule for rule in book.rules if any(matches(rule.id, rule.family, pattern) for pattern in patterns)]
+    if not chosen:
+        names = ", ".join(patterns)
+        raise UnusableError(f"no rule of doctor lint is called {names}{suggestion(patterns[0], list(book.ids()))}")
+    return Rulebook(tuple(chosen), book.broken)
+
+
+def _order(rule: Rule) -> tuple[int, str, str]:
+    families = list(FAMILIES.values())
+    return (families.index(rule.family) if rule.family in families else len(families), rule.id, rule.judge.__module__)

@@ -1,0 +1,121 @@
+"""What a command was asked, made ready: the rules that are chosen, known ids, releases that scripts meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from doctor.core.errors import UnusableError
+from doctor.core.settings import Settings, is_built_in, suggestion
+from doctor.lint.engine.registry import Rulebook, choose_rules, load_rules
+from doctor.lint.engine.runner import LintRequest
+
+if TYPE_CHECKING:
+    from doctor.core.check_registry import CheckRegistry
+
+DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
+"""Whose releases rules may ask for."""
+
+
+def lint_request(
+    settings: Settings,
+    *,
+    typed: Sequence[str] = (),
+    lightning: str | None = None,
+    processors: int | None = None,
+    strict: bool = False,
+) -> LintRequest:
+    """What is to be judged. ``typed``: what was selected on the command line, which has to name rules.
+
+    Raises:
+        UnusableError: a plug-in, a pattern or a release can't be used.
+    """
+    book = load_rules(settings.plugins)
+    _require_known(book, settings, typed)
+    return LintRequest(
+        book=choose_rules(book, settings.select),
+        settings=settings,
+        known={rule.id: rule.family for rule in book.rules},
+        releases=_releases(lightning),
+        processors=processors,
+        strict=strict,
+    )
+
+
+def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> None:
+    """Refuse patterns that name nothing. Those of a file of settings may name checks, also of guests."""
+    for pattern in typed:
+        if not book.names(pattern):
+            raise UnusableError(f"no rule or family is called {pattern}{suggestion(pattern, list(book.ids()))}")
+    strange = [one for one in settings.to_be_known() if not book.names(one) and not is_built_in(one)]
+    if strange:
+        from doctor.core.check_registry import load_registry
+        from doctor.core.settings import require_known_patterns
+
+        require_known_patterns(load_registry(settings.plugins), strange)
+
+
+class Releases(Mapping[str, str]):
+    """Releases by distribution: what is installed beside the doctor, looked up when a rule asks, and what was asked
+    for."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._found: dict[str, str | None] = dict(given)
+
+    def __getitem__(self, name: str) -> str:
+        """The release of a distribution."""
+        if name not in self._found:
+            self._found[name] = _installed(name)
+        release = self._found[name]
+        if release is None:
+            raise KeyError(name)
+        return release
+
+    def __iter__(self) -> Iterator[str]:
+        """Those that are there."""
+        return (name for name in dict.fromkeys((*DISTRIBUTIONS, *self._found)) if name in self)
+
+    def __len__(self) -> int:
+        """How many are."""
+        return sum(1 for _ in self)
+
+
+def _releases(lightning: str | None) -> Releases:
+    """What scripts will meet, with the Lightning that was asked for, under both of its names."""
+    if lightning is None:
+        return Releases({})
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(lightning)
+    except InvalidVersion:
+        raise UnusableError(f"{lightning} is no release of Lightning, such as 2.4.0") from None
+    return Releases({"lightning": lightning, "pytorch-lightning": lightning})
+
+
+def _installed(name: str) -> str | None:
+    """The release; nothing where its metadata can't be read."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
+        return None
+
+
+def selected_checks_and_rules(settings: Settings) -> tuple[CheckRegistry, Rulebook]:
+    """The checks and the rules that the settings select, as ``doctor list`` shows them.
+
+    Raises:
+        UnusableError: a plug-in, a pattern or a limit can't be used.
+    """
+    from doctor.core.check_registry import CheckRegistry, load_registry, matches
+    from doctor.core.settings import require_known_limits, require_known_patterns
+
+    catalog, book = load_registry(settings.plugins), load_rules(settings.plugins)
+    require_known_limits(settings, catalog)
+    patterns = settings.select or ("ALL",)
+    require_known_patterns(catalog, [one for one in settings.to_be_known() if not book.names(one)])
+    checks = [one for one in catalog.checks if any(matches(one.id, one.family, pattern) for pattern in patterns)]
+    rules = [one for one in book.rules if any(matches(one.id, one.family, pattern) for pattern in patterns)]
+    return CheckRegistry(tuple(checks), catalog.broken), Rulebook(tuple(rules), book.broken)

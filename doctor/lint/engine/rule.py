@@ -1,0 +1,206 @@
+"""What a rule is: a judgement over one file, with its metadata in one typed call; :mod:`doctor.core.check` for
+files."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from doctor.core.check import family_of, read_docstring
+from doctor.core.finding import Severity
+
+
+class SourceLocation(NamedTuple):
+    """Where in a file: lines count from 1, columns from 0, in characters."""
+
+    line: int
+    column: int = 0
+    end_line: int | None = None
+    end_column: int | None = None
+
+
+class Replacement(NamedTuple):
+    """Lines ``first`` to ``last`` (from 1, ``last`` not included) of ``file`` that a fix replaces by ``text``."""
+
+    file: str
+    first: int
+    last: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SetArgument:
+    """The call at ``place`` gets the keyword argument ``name=value``, in place of one that it may have."""
+
+    place: SourceLocation
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class DropArgument:
+    """The call at ``place`` loses the keyword argument ``name``."""
+
+    place: SourceLocation
+    name: str
+
+
+@dataclass(frozen=True)
+class RenameArgument:
+    """The keyword argument ``name`` of the call at ``place`` is called ``to``, with its value or another one."""
+
+    place: SourceLocation
+    name: str
+    to: str
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class InsertStatement:
+    """A statement is put at the beginning of the body of the compound statement at ``place`` (a loop, a function), or
+    before the statement there."""
+
+    place: SourceLocation
+    statement: str
+    inside: bool = True
+
+
+@dataclass(frozen=True)
+class ReplaceExpression:
+    """The expression at ``place`` becomes another one."""
+
+    place: SourceLocation
+    expression: str
+
+
+Edit = SetArgument | DropArgument | RenameArgument | InsertStatement | ReplaceExpression
+"""One step of a fix. Rules offer one only where the right code is certain."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One fault found in a file. ``at``: a node of the tree, or a place in a file that is no Python.
+
+    ``summary``: one line, the claim first. ``fix``: replaces the rule's own words. ``severity`` overrides the declared
+    one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing.
+    """
+
+    at: ast.AST | SourceLocation
+    summary: str
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: float = 1.0
+    edits: tuple[Edit, ...] = ()
+    evidence: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def place(self) -> SourceLocation:
+        """Where it is; columns of nodes count bytes, as :mod:`ast` counts them."""
+        return self.at if isinstance(self.at, SourceLocation) else location_of(self.at)
+
+
+def location_of(node: ast.AST) -> SourceLocation:
+    """Where a node is."""
+    line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+    return SourceLocation(line, column, getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None))
+
+
+MARK = "# !"
+"""Ends a line of a bad case that must be hit."""
+
+
+@dataclass(frozen=True)
+class FileFails:
+    """A file in which exactly the lines that end with :data:`MARK` are hit. ``fixed``: what ``--fix`` makes of it.
+    ``name``: of the file, where it matters. ``releases``: installed distributions and their releases. ``processors``:
+    of the machine."""
+
+    title: str
+    text: str
+    fixed: str = ""
+    name: str = "train.py"
+    releases: tuple[tuple[str, str], ...] = ()
+    processors: int | None = None
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The lines that must be hit."""
+        lines = enumerate(self.text.splitlines(), 1)
+        return tuple(number for number, line in lines if line.rstrip().endswith(MARK))
+
+
+@dataclass(frozen=True)
+class FilePasses:
+    """A file, the correct variant of a bad one, in which the rule finds nothing."""
+
+    title: str
+    text: str
+    name: str = "train.py"
+    releases: tuple[tuple[str, str], ...] = ()
+    processors: int | None = None
+
+
+FileCase = FileFails | FilePasses
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One illness of a file. Made by :func:`rule`.
+
+    ``reads``: what the judgement is given (:class:`doctor.lint.python.script.Script`, or what a launch file was read
+    into). ``mentions``: words of which one stands in every file that can be hit; others are not parsed for this rule.
+    ``foreshadows``: ids of the checks that would name the same illness in a run.
+    """
+
+    id: str
+    name: str
+    severity: Severity
+    reads: type
+    judge: Callable[[Any], Iterable[Violation]]
+    cases: Callable[[], Iterable[FileCase]]
+    question: str
+    effect: str
+    fix: str
+    mentions: tuple[str, ...] = ()
+    foreshadows: tuple[str, ...] = ()
+    origin: str = "built-in"
+    when: str = field(default="L", init=False)
+
+    @property
+    def family(self) -> str:
+        """The word of its family, from the letters of its id."""
+        return family_of(self.id)
+
+    def hits(self, source: Any) -> Iterator[Violation]:
+        """What it finds in a file; each line once."""
+        seen = set()
+        for hit in self.judge(source):
+            if hit.place.line not in seen:
+                seen.add(hit.place.line)
+                yield hit
+
+
+def rule(
+    *,
+    id: str,  # noqa: A002 - the field's word
+    severity: Severity,
+    reads: type,
+    mentions: tuple[str, ...] = (),
+    foreshadows: tuple[str, ...] = (),
+    cases: Callable[[], Iterable[FileCase]] = tuple,
+) -> Callable[[Callable[[Any], Iterable[Violation]]], Rule]:
+    """Make a function ``(source) -> Iterator[Hit]`` a rule, named after the function.
+
+    Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a hit. A rule over launch files
+    bears the id and the name of the check that finds the same before a run. ``cases`` is called by tests alone.
+    """
+
+    def make(function: Callable[[Any], Iterable[Violation]]) -> Rule:
+        question, effect, fix = read_docstring(inspect.getdoc(function) or "")
+        name = function.__name__.replace("_", "-")
+        return Rule(id, name, severity, reads, function, cases, question, effect, fix, mentions, foreshadows)
+
+    return make

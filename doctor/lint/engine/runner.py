@@ -1,0 +1,227 @@
+"""Files and rules in, the report document out: ``"job": null``, a result an id, counts of files in place of ranks."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from doctor.core.errors import UnusableError
+from doctor.core.finding import Source, Status
+from doctor.core.masking import mask_record
+from doctor.core.report_document import (
+    SCHEMA,
+    CheckCoverage,
+    CheckResult,
+    Ignored,
+    Report,
+    ReportFinding,
+    ReportInput,
+    ReportTool,
+    exit_code,
+    verdict_of,
+)
+from doctor.core.settings import Settings
+from doctor.lint.engine.discovery import LintTarget, find_files
+from doctor.lint.engine.file_check import DEADLINE, FileChecker, FileResult, LocatedViolation
+from doctor.lint.engine.registry import Rulebook
+from doctor.lint.engine.rule import Rule
+from doctor.lint.engine.worker_pool import map_in_workers
+from doctor.lint.python.script import Script
+
+WALK_DEADLINE = 120.0
+"""Seconds in which the files of a folder have to be found."""
+GRACE = 5.0
+"""Seconds beyond its deadline after which a file is given up with the process that looks at it."""
+
+
+@dataclass(frozen=True)
+class LintRequest:
+    """What is to be judged by what. ``known``: the family of every id there is; ``releases``: of distributions;
+    ``processors``: of the machine that scripts will run on; ``strict``: what could not be read is no verdict."""
+
+    book: Rulebook
+    settings: Settings
+    known: Mapping[str, str]
+    releases: Mapping[str, str]
+    processors: int | None = None
+    strict: bool = False
+
+
+def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
+    """All files, in the order in which they were given and by name.
+
+    Raises:
+        UnusableError: none of them can be read.
+    """
+    roots = map_in_workers(paths, lambda root: find_files([root]), _unfinished_root, deadline=WALK_DEADLINE, most=1)
+    targets = {target.path: target for found in roots for target in found}
+    verdicts = [one for one in lint_targets(list(targets.values()), asked) if not one.dull]
+    if all(one.skipped is not None and not one.ran_out for one in verdicts):
+        first = (
+            f"{verdicts[0].target.shown}: {verdicts[0].skipped}" if verdicts else "there is no file in what was given"
+        )
+        raise UnusableError(f"nothing can be judged: {first}")
+    return verdicts
+
+
+def lint_targets(targets: Sequence[LintTarget], asked: LintRequest) -> list[FileResult]:
+    """These files, shared by the cores of this machine."""
+    judge = FileChecker(asked.book, releases=asked.releases, processors=asked.processors, known=asked.known)
+    return map_in_workers(targets, judge.judge, _unfinished_file, deadline=DEADLINE + GRACE)
+
+
+def _unfinished_file(target: LintTarget, why: str) -> FileResult:
+    return FileResult(target, target.kind, why, ran_out=True)
+
+
+def _unfinished_root(root: Path, why: str) -> list[LintTarget]:
+    return [LintTarget(root, str(root), "unknown", root, why)]
+
+
+def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started: float) -> Report:
+    """The report. ``started``: ``time.time()`` when the command began."""
+    from doctor.core.check_runner import crash_at_load, primary_of
+
+    groups: dict[str, list[int]] = {}
+    for number, rule in enumerate(asked.book.rules):
+        groups.setdefault(rule.id, []).append(number)
+    findings = _findings(verdicts, asked)
+    results = tuple(_result(numbers, verdicts, findings, asked) for numbers in groups.values())
+    results += tuple(map(crash_at_load, asked.book.broken))
+    bad = {Status.CRASH, Status.UNKNOWN} if asked.strict else {Status.CRASH}
+    inconclusive = any(one.status in bad or one.crash is not None for one in results)
+    inconclusive = inconclusive or any(one.ran_out or (one.decisive and one.skipped is not None) for one in verdicts)
+    counts = Counter(one.status.value for one in results)
+    report = Report(
+        schema=SCHEMA,
+        tool=ReportTool(),
+        started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.time() - started, 3),
+        exit_code=exit_code(results, asked.settings.fail_on, inconclusive=inconclusive),
+        verdict=verdict_of(results, inconclusive=inconclusive)[1],
+        job=None,
+        coverage=CheckCoverage({status.value: counts[status.value] for status in Status}, 0, 0),
+        primary=primary_of(results),
+        inputs=tuple(map(_input, verdicts)),
+        results=results,
+    )
+    return mask_record(report)
+
+
+def _input(verdict: FileResult) -> ReportInput:
+    decisive = True if (verdict.decisive or verdict.ran_out) and verdict.skipped is not None else msgspec.UNSET
+    return ReportInput(verdict.target.shown, verdict.kind, verdict.skipped, verdict.notes or msgspec.UNSET, decisive)
+
+
+def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, list[ReportFinding]]:
+    """By number of the rule, in the order of files and lines."""
+    found: dict[int, list[ReportFinding]] = {}
+    for verdict in verdicts:
+        for one in verdict.found:
+            rule = asked.book.rules[one.rule]
+            ignored = one.ignored or asked.settings.ignored_in(rule, verdict.target.shown)
+            found.setdefault(one.rule, []).append(_finding(rule, one, verdict.target, ignored))
+    return found
+
+
+def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: Ignored | None) -> ReportFinding:
+    hit = found.hit
+    return ReportFinding(
+        summary=hit.summary,
+        severity=hit.severity or rule.severity,
+        ignored=ignored,
+        ranks=(),
+        hosts=(),
+        evidence=_evidence(rule, found),
+        effect=rule.effect,
+        fix=hit.fix or rule.fix,
+        confidence=hit.confidence,
+        source=Source(target.shown, found.place.line or None),
+    )
+
+
+def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
+    """What was seen: ``code`` is the line, ``column`` counts characters from 1, as ``end_column``, the first behind it,
+    does; ``fixable``: ``--fix`` mends it."""
+    place = found.place
+    told: dict[str, object] = {"code": found.code, "column": place.column + 1}
+    if place.end_line is not None and place.end_column is not None:
+        told |= {"end_line": place.end_line, "end_column": place.end_column + 1}
+    if found.cell is not None:
+        told |= {"cell": found.cell[0], "line_in_cell": found.cell[1]}
+    if rule.foreshadows:
+        told["foreshadows"] = list(rule.foreshadows)
+    if found.hit.edits and found.cell is None:
+        told["fixable"] = True
+    return told | dict(found.hit.evidence)
+
+
+def _result(
+    numbers: Sequence[int],
+    verdicts: Sequence[FileResult],
+    findings: Mapping[int, list[ReportFinding]],
+    asked: LintRequest,
+) -> CheckResult:
+    """How the rules of one id ended, over all files."""
+    rules = [asked.book.rules[number] for number in numbers]
+    own = tuple(one for number in numbers for one in findings.get(number, ()))
+    crash = _crash(numbers, verdicts)
+    census = _RuleCoverage(numbers, rules, verdicts)
+    status, reason = _status(own, crash, census)
+    gravest = max((one.severity for one in (own or rules)), key=lambda severity: severity.weight)
+    return CheckResult(
+        id=rules[0].id,
+        name=rules[0].name,
+        family=rules[0].family,
+        status=status,
+        severity=gravest,
+        seen=census.seen,
+        expected=census.expected,
+        reason=reason,
+        seconds=round(sum(one.seconds.get(number, 0.0) for one in verdicts for number in numbers), 6),
+        findings=own,
+        crash=crash if status is Status.SICK else None,
+        origin=None if rules[0].origin == "built-in" else rules[0].origin,
+    )
+
+
+def _crash(numbers: Sequence[int], verdicts: Iterable[FileResult]) -> str | None:
+    """The first file that broke one of the rules, and in how many more one broke."""
+    crashes = [
+        f"in {one.target.shown}: {one.crashes[number]}"
+        for one in verdicts
+        for number in numbers
+        if number in one.crashes
+    ]
+    return crashes[0] + (f" (and in {len(crashes) - 1} more files)" if len(crashes) > 1 else "") if crashes else None
+
+
+class _RuleCoverage:
+    """Which files the rules of an id could judge."""
+
+    def __init__(self, numbers: Sequence[int], rules: Sequence[Rule], verdicts: Iterable[FileResult]) -> None:
+        self.reads_python = any(rule.reads in (Script, object) for rule in rules)
+        kinds = ("python", "notebook") if self.reads_python else ()
+        self.missing = [one for one in verdicts if one.skipped is not None and one.kind in kinds]
+        self.seen = sum(one.skipped is None and not one.judged.isdisjoint(numbers) for one in verdicts)
+        crashed = sum(not one.crashes.keys().isdisjoint(numbers) for one in verdicts)
+        self.expected = self.seen + crashed + len(self.missing)
+
+
+def _status(own: Sequence[ReportFinding], crash: str | None, census: _RuleCoverage) -> tuple[Status, str | None]:
+    if any(one.stands for one in own):
+        return Status.SICK, None
+    if crash is not None:
+        return Status.CRASH, crash
+    if census.missing:
+        first = f"{census.missing[0].target.shown}: {census.missing[0].skipped}"
+        return Status.UNKNOWN, f"{len(census.missing)} of {census.expected} files could not be judged: {first}"
+    if not census.seen:
+        return Status.SKIP, "no Python was given" if census.reads_python else "no launch file of its kind was given"
+    return Status.OK, None

@@ -1,0 +1,136 @@
+"""``# doctor: ignore[CODE003] reason``: on the line that is hit, or alone on the line above it."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from doctor.core.finding import Severity
+from doctor.lint.engine.discovery import LINE_END
+from doctor.lint.engine.rule import Rule, SourceLocation, Violation
+
+_MENTION = re.compile(r"doctor:\s*ignore")
+_COMMENT = re.compile(r"#\s*doctor:\s*ignore(?:\[(?P<names>[^\]]*)\])?:?[ \t]*(?P<reason>[^#\r\n]*)")
+
+
+@dataclass(frozen=True)
+class SuppressionComment:
+    """A comment that asks that findings be ignored. ``line`` and ``column``: where it stands; ``speaks_of``: the line
+    below where it stands alone, else its own. ``reason`` may be empty: then it does not count."""
+
+    line: int
+    column: int
+    speaks_of: int
+    names: tuple[str, ...]
+    reason: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says what is ignored and why."""
+        return bool(self.names and self.reason)
+
+    def covers(self, rule: Rule) -> bool:
+        """Whether it names the rule, by id or family."""
+        return any(_names(name, rule.id, rule.family) for name in self.names)
+
+
+def _names(pattern: str, rule_id: str, family: str) -> bool:
+    return pattern in (rule_id, family.upper(), rule_id.rstrip("0123456789"))
+
+
+def comments_in(text: str, *, is_python: bool) -> tuple[SuppressionComment, ...]:
+    """The comments of a file; in Python text in quotes is none."""
+    if _MENTION.search(text) is None:
+        return ()
+    spoken = _python_comments(text) if is_python else _hash_comments(text)
+    found = [(place, alone, match) for place, alone, words in spoken if (match := _COMMENT.search(words))]
+    stacked = {place.line for place, alone, _ in found if alone}
+    return tuple(_comment(place, alone, match, stacked) for place, alone, match in found)
+
+
+def _comment(place: SourceLocation, alone: bool, match: re.Match[str], stacked: Collection[int]) -> SuppressionComment:
+    speaks_of = place.line
+    while alone and speaks_of in stacked:  # several of them, one above the other
+        speaks_of += 1
+    names = tuple(name.strip().upper() for name in (match["names"] or "").split(",") if name.strip())
+    return SuppressionComment(place.line, place.column, speaks_of, names, match["reason"].strip())
+
+
+def _python_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
+    """(place, whether it stands alone, the words); those before a place that can't be read, if there is one."""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield SourceLocation(*token.start), not token.line[: token.start[1]].strip(), token.string
+    except (tokenize.TokenError, SyntaxError):
+        return
+
+
+def _hash_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
+    """Comments of shell and YAML; ``#SBATCH`` is none to those who wrote it."""
+    for number, line in enumerate(LINE_END.split(text), 1):
+        if found := _COMMENT.search(line):
+            yield SourceLocation(number, found.start()), not line[: found.start()].strip(), line[found.start() :]
+
+
+class Suppressions:
+    """The comments of one file, and which of them something was ignored for."""
+
+    def __init__(self, comments: tuple[SuppressionComment, ...]) -> None:
+        self._comments = comments
+        self._used: set[tuple[SuppressionComment, str]] = set()
+
+    def reason_for(self, rule: Rule, lines: Collection[int]) -> tuple[str, int] | None:
+        """Why a hit on these lines is ignored, and on which line that is written."""
+        for comment in self._comments:
+            if comment.speaks_of in lines and comment.covers(rule):
+                self._used.update((comment, name) for name in comment.names if _names(name, rule.id, rule.family))
+                if comment.counts:
+                    return comment.reason, comment.line
+        return None
+
+    def in_vain(self, judged: Collection[str], known: Mapping[str, str]) -> Iterator[Violation]:
+        """Comments without a reason, with unknown names, and those that nothing was ignored for. ``judged``: ids of
+        rules that looked at the file to the end; ``known``: every id there is, with its family."""
+        for comment in self._comments:
+            if words := self._why(comment, judged, known):
+                yield Violation(SourceLocation(comment.line, comment.column), *words)
+
+    def _why(
+        self, comment: SuppressionComment, judged: Collection[str], known: Mapping[str, str]
+    ) -> tuple[str, str] | None:
+        """The claim, and the way out."""
+        if not comment.names:
+            return "the ignore names no rule, and does not count", "Name it: `# doctor: ignore[CODE003] why`."
+        for name in comment.names:
+            if not any(_names(name, one, family) for one, family in known.items()):
+                return f"no rule is called {name}, so nothing is ignored", "Take the id from `doctor list`."
+        if not comment.reason:
+            return "the ignore gives no reason, and does not count", "Write why behind the bracket."
+        unused = [name for name in comment.names if (comment, name) not in self._used]
+        idle = [name for name in unused if all(one in judged for one, of in known.items() if _names(name, one, of))]
+        if idle:
+            return f"nothing is found here that {', '.join(idle)} would ignore", "Take the comment away."
+        return None
+
+
+def _judge(_source: object) -> Iterator[Violation]:
+    """Made by the runner: it takes all other rules to know."""
+    yield from ()
+
+
+UNUSED_SUPPRESSION = Rule(
+    id="CODE000",
+    name="ignore-in-vain",
+    severity=Severity.INFO,
+    reads=object,
+    judge=_judge,
+    cases=tuple,
+    question="Ask whether each comment that asks to ignore a finding gives a reason and is still of use.",
+    effect="A finding is thought to be accepted that is not, or a new fault on that line goes unseen.",
+    fix="Write `# doctor: ignore[ID] reason`, or take the comment away.",
+)
+"""The result under which comments are told that ignore nothing."""

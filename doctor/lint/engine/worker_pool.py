@@ -1,0 +1,151 @@
+"""Work that is shared by processes, each piece with a deadline: one that hangs or breaks its process is lost alone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PER_PROCESS = 12
+"""Pieces from which another process pays for its start."""
+_JOIN_TIMEOUT = 1.0
+"""Seconds that a child which was ended is waited for."""
+
+
+def processors() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass
+class _PoolWorker:
+    """A child, the piece that it works at, and until when."""
+
+    process: int
+    pipe: Connection
+    piece: int | None = None
+    until: float = 0.0
+
+
+def map_in_workers(
+    pieces: Sequence[T],
+    work: Callable[[T], R],
+    lost: Callable[[T, str], R],
+    *,
+    deadline: float,
+    most: int | None = None,
+) -> list[R]:
+    """``work`` for each piece, in their order. ``lost``: what stands in for a piece that was not done, and why.
+
+    Children are forked, so that ``work`` may be any function; where there is no fork it is all done here.
+    """
+    if not hasattr(os, "fork"):
+        return [work(piece) for piece in pieces]
+    count = min(most or processors(), 1 + len(pieces) // PER_PROCESS)
+    return _WorkerPool(pieces, work, lost, deadline).run(count) if pieces else []
+
+
+class _WorkerPool(Generic[T, R]):
+    def __init__(
+        self, pieces: Sequence[T], work: Callable[[T], R], lost: Callable[[T, str], R], deadline: float
+    ) -> None:
+        self._pieces = pieces
+        self._work = work
+        self._lost = lost
+        self._deadline = deadline
+        self._next = 0
+        self._done: dict[int, R] = {}
+        self._workers: list[_PoolWorker] = []
+
+    def run(self, count: int) -> list[R]:
+        try:
+            for _ in range(count):
+                self._start()
+            while len(self._done) < len(self._pieces):
+                self._hear()
+                self._end_late()
+        finally:
+            for worker in self._workers:
+                self._end(worker)
+        return [self._done[number] for number in range(len(self._pieces))]
+
+    def _start(self) -> None:
+        here, there = Pipe()
+        process = os.fork()
+        if process == 0:
+            try:
+                self._serve(there, here)
+            finally:
+                os._exit(0)  # nothing of the parent's is flushed, closed or told twice
+        there.close()
+        worker = _PoolWorker(process, here)
+        self._workers.append(worker)
+        self._give(worker)
+
+    def _serve(self, pipe: Connection, other_end: Connection) -> None:
+        """The child: a piece, its outcome, the next one, until the parent's end is closed."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()
+        gc.enable()
+        for one in (other_end, *(worker.pipe for worker in self._workers)):
+            one.close()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                pipe.send(self._work(self._pieces[pipe.recv()]))
+
+    def _give(self, worker: _PoolWorker) -> None:
+        if self._next >= len(self._pieces):
+            worker.piece = None
+            return
+        worker.piece, worker.until = self._next, time.monotonic() + self._deadline
+        self._next += 1
+        worker.pipe.send(worker.piece)
+
+    def _hear(self) -> None:
+        """Take what is done, until the next deadline."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.piece is not None}
+        patience = min(worker.until for worker in busy.values()) - time.monotonic()
+        for pipe in wait(list(busy), max(patience, 0.0)):
+            worker = busy[pipe]  # type: ignore[index]
+            try:
+                outcome = worker.pipe.recv()
+            except (EOFError, OSError):
+                self._replace(worker, "it broke the process that looked at it")
+                continue
+            if worker.piece is not None:
+                self._done[worker.piece] = outcome
+            self._give(worker)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for worker in [one for one in self._workers if one.piece is not None and one.until <= now]:
+            self._replace(worker, f"it took longer than {self._deadline:g} s")
+
+    def _replace(self, worker: _PoolWorker, why: str) -> None:
+        self._workers.remove(worker)
+        self._end(worker)
+        if worker.piece is not None:
+            self._done[worker.piece] = self._lost(self._pieces[worker.piece], why)
+        if self._next < len(self._pieces):
+            self._start()
+
+    def _end(self, worker: _PoolWorker) -> None:
+        """A child that can't be ended (a file server that is gone) is left behind."""
+        worker.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.process, signal.SIGKILL)
+        until = time.monotonic() + _JOIN_TIMEOUT
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(worker.process, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                time.sleep(0.001)

@@ -1,0 +1,99 @@
+"""``--fix``: which edits are made, on which files, and how a file is written."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from doctor.core.errors import UnusableError
+from doctor.core.files.atomic_write import replace_whole
+from doctor.lint.engine.rule import Edit
+from doctor.lint.python.script import parsed
+
+MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
+
+
+def require_libcst() -> None:
+    """Say in a sentence what is not there.
+
+    Raises:
+        UnusableError: LibCST is not installed, or can't be loaded.
+    """
+    try:
+        import doctor.lint.fix.rewriter  # noqa: F401
+    except ImportError:
+        raise UnusableError(MISSING) from None
+
+
+def is_installed() -> bool:
+    """Whether LibCST is there."""
+    return importlib.util.find_spec("libcst") is not None
+
+
+def changed_lines(before: str, after: str) -> list[tuple[int, int, str]]:
+    """What differs: lines from the first to the last (from 1, the last not included), and what stands there instead."""
+    old, new = _lines(before), _lines(after)
+    changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [(a + 1, b + 1, "".join(new[c:d])) for kind, a, b, c, d in changes if kind != "equal"]
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends."""
+    return [line for line in re.split(r"(?<=\n)|(?<=\r)(?!\n)", text) if line]
+
+
+def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[int, ...]]:
+    """The text with the edits of each hit, all of them or none, and which hits were mended, by number.
+
+    The text as it was, and nothing mended, where the outcome would be no Python.
+
+    Raises:
+        UnusableError: LibCST is not there.
+    """
+    require_libcst()
+    import libcst
+
+    from doctor.lint.fix.rewriter import rewrite
+
+    try:
+        fixed, granted = rewrite(text, wishes)
+    except (libcst.ParserSyntaxError, libcst.CSTValidationError):
+        return text, ()
+    return (fixed, granted) if granted and _parses(fixed) else (text, ())
+
+
+def _parses(text: str) -> bool:
+    try:
+        parsed(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def difference(path: str, before: str, after: str) -> str:
+    """What ``--diff`` prints: a patch that ``patch -p0`` takes."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), fromfile=path, tofile=path)
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def why_untouched(path: Path, root: Path) -> str | None:
+    """Why a file is not written: it is a link that leads out of the folder that was given."""
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root if root.is_dir() else root.parent))
+    if real.is_relative_to(home):
+        return None
+    return f"it is a link to {real}, outside of what was given"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace what a file holds, whole or not at all; its mode stays.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path = Path(os.path.realpath(path))
+    mode = path.stat().st_mode & 0o7777
+    replace_whole(path, content, mode)

@@ -1,0 +1,172 @@
+"""``--fix`` and ``--diff`` over files that were judged: what is mended, written, or left, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from doctor.lint.engine.discovery import UnreadableFile, read_text
+from doctor.lint.engine.file_check import FileResult
+from doctor.lint.engine.rule import Edit, Replacement
+from doctor.lint.engine.runner import LintRequest, lint_targets
+from doctor.lint.engine.worker_pool import map_in_workers
+from doctor.lint.fix.edits import (
+    changed_lines,
+    difference,
+    fixed_text,
+    is_installed,
+    require_libcst,
+    why_untouched,
+    write_whole,
+)
+
+DEADLINE = 60.0
+"""Seconds in which one file is rewritten."""
+MOST_ROUNDS = 5
+"""Times that files are looked at again: a fix may make room for another."""
+
+
+@dataclass
+class FixOutcome:
+    """``count`` of findings that were mended, the paths of the files that were written or would be, patches in place of
+    writing, and what was left, with the reason."""
+
+    count: int = 0
+    files: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+@dataclass
+class _RewrittenFile:
+    """A file's new content; ``why`` there is none."""
+
+    before: str = ""
+    after: str = ""
+    encoding: str = ""
+    count: int = 0
+    why: str = ""
+
+
+def patches_for(verdicts: Sequence[FileResult], asked: LintRequest) -> FixOutcome:
+    """What ``--fix`` would do in its first round.
+
+    Raises:
+        UnusableError: LibCST is not there.
+    """
+    mended = FixOutcome()
+    for verdict, new in _rewritten(verdicts, asked):
+        if new.count:
+            mended.patches += (difference(verdict.target.shown, new.before, new.after),)
+            _count(mended, verdict, new)
+        elif new.why:
+            mended.left += (f"{verdict.target.shown}: {new.why}",)
+    return mended
+
+
+def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[list[FileResult], FixOutcome]:
+    """Write what can be mended, and judge those files again, until there is nothing left that can be.
+
+    Raises:
+        UnusableError: LibCST is not there.
+    """
+    current, mended = list(verdicts), FixOutcome()
+    for _ in range(MOST_ROUNDS):
+        written = _round(current, asked, mended)
+        if not written:
+            break
+        again = lint_targets([current[place].target for place in written], asked)
+        for place, verdict in zip(written, again, strict=True):
+            current[place] = verdict
+    return current, mended
+
+
+def _round(verdicts: Sequence[FileResult], asked: LintRequest, mended: FixOutcome) -> list[int]:
+    """The places of the files that were written."""
+    places = {id(verdict): place for place, verdict in enumerate(verdicts)}
+    written = []
+    for verdict, new in _rewritten(verdicts, asked):
+        why = new.why or (_write(verdict, new) if new.count else None)
+        if why and f"{verdict.target.shown}: {why}" not in mended.left:
+            mended.left += (f"{verdict.target.shown}: {why}",)
+        elif new.count and not why:
+            written.append(places[id(verdict)])
+            _count(mended, verdict, new)
+    return written
+
+
+def _count(mended: FixOutcome, verdict: FileResult, new: _RewrittenFile) -> None:
+    mended.count += new.count
+    mended.files = tuple(dict.fromkeys((*mended.files, verdict.target.shown)))
+
+
+def _write(verdict: FileResult, new: _RewrittenFile) -> str | None:
+    """Put the new text in place of the old one; why not, where it can't be."""
+    try:
+        write_whole(verdict.target.path, new.after.encode(new.encoding))
+    except UnicodeEncodeError:
+        return f"the fix can't be written in {new.encoding}"
+    except OSError as error:
+        return f"it can't be written: {error.strerror or error}"
+    return None
+
+
+def _rewritten(verdicts: Sequence[FileResult], asked: LintRequest) -> list[tuple[FileResult, _RewrittenFile]]:
+    require_libcst()
+    wanted = [verdict for verdict in verdicts if _edit_groups(verdict, asked)]
+    outcomes = map_in_workers(
+        wanted, lambda verdict: _rewrite(verdict, asked), lambda _, why: _RewrittenFile(why=why), deadline=DEADLINE
+    )
+    return list(zip(wanted, outcomes, strict=True))
+
+
+def _edit_groups(verdict: FileResult, asked: LintRequest) -> list[tuple[Edit, ...]]:
+    """The edits of each finding that counts."""
+    if verdict.kind != "python":
+        return []
+    ignored_in = asked.settings.ignored_in
+    rules = asked.book.rules
+    return [
+        one.hit.edits
+        for one in verdict.found
+        if one.hit.edits and one.ignored is None and ignored_in(rules[one.rule], verdict.target.shown) is None
+    ]
+
+
+def _rewrite(verdict: FileResult, asked: LintRequest) -> _RewrittenFile:
+    if why := why_untouched(verdict.target.path, verdict.target.root):
+        return _RewrittenFile(why=why)
+    try:
+        text = read_text(verdict.target)
+    except UnreadableFile as error:
+        return _RewrittenFile(why=str(error))
+    after, granted = fixed_text(text.text, _edit_groups(verdict, asked))
+    if not granted:
+        return _RewrittenFile(why="the fix does not fit, and nothing was changed")
+    return _RewrittenFile(text.text, after, text.encoding, len(granted))
+
+
+def replacements_for(
+    verdicts: Sequence[FileResult], asked: LintRequest
+) -> dict[tuple[str, str, int], tuple[Replacement, ...]]:
+    """What each finding's own fix would replace, by rule, file and line; nothing where LibCST is not installed."""
+    if not is_installed():
+        return {}
+    wanted = [verdict for verdict in verdicts if _edit_groups(verdict, asked)]
+    outcomes = map_in_workers(wanted, lambda one: _replacements(one, asked), lambda _, why: {}, deadline=DEADLINE)
+    return {key: value for found in outcomes for key, value in found.items()}
+
+
+def _replacements(verdict: FileResult, asked: LintRequest) -> dict[tuple[str, str, int], tuple[Replacement, ...]]:
+    try:
+        before = read_text(verdict.target).text
+    except UnreadableFile:
+        return {}
+    found: dict[tuple[str, str, int], tuple[Replacement, ...]] = {}
+    for one in verdict.found:
+        after, granted = fixed_text(before, [one.hit.edits]) if one.hit.edits else (before, ())
+        if granted:
+            key = (asked.book.rules[one.rule].id, verdict.target.shown, one.place.line)
+            changes = changed_lines(before, after)
+            found[key] = tuple(Replacement(verdict.target.shown, *change) for change in changes)
+    return found

@@ -1,0 +1,32 @@
+"""A file by its name and its first lines: which reader is its own."""
+
+from __future__ import annotations
+
+import re
+
+from doctor.lint.launch.manifest import Manifest, read_manifest
+from doctor.lint.launch.shell.reader import ShellFile, read_shell
+
+CONFIGS = (".yaml", ".yml", ".json")
+SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".batch", ".job", ".sub", ".bsub", ".run", ".zsh", ".ksh")
+_FIRST_LINE = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
+_CUES = re.compile(
+    r"^\s*#SBATCH\b|(?<![\w./-])(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|fabric|lightning|llamafactory-cli)\s"
+    r"|torch\.distributed\.(?:run|launch)\b|\.py\b|\bpython[\d.]* "
+    r"|\b(?:NCCL|TORCH|GLOO|PYTORCH|CUDA|MASTER|N+[CL]{1,4})_\w+=",
+    re.MULTILINE,
+)
+
+
+def read_launch_file(path: str, text: str) -> ShellFile | Manifest | None:
+    """What a file starts and sets; ``None`` where it is no launch file.
+
+    Raises:
+        Unreadable: it is one, and can't be read: a template, broken or too large.
+    """
+    name = path.lower()
+    if name.endswith(CONFIGS):
+        return read_manifest(path, text)
+    if name.endswith(SHELLS) or _FIRST_LINE.match(text):
+        return read_shell(path, text) if _CUES.search(text) else None
+    return None

@@ -1,0 +1,1 @@
+"""Shell scripts: tokens, expansion and commands."""

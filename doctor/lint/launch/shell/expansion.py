@@ -1,0 +1,149 @@
+"""Words of a script with their variables filled in, as far as the script itself says what they hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from doctor.lint.launch.partial_text import IN_STEP, OUTPUT, is_known, unknown_mark
+from doctor.lint.launch.shell.tokens import ArithmeticExpansion, Array, Literal, Opaque, ParameterExpansion, Part, Word
+
+Value = str | tuple[str, ...]
+PER_TASK = frozenset(
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURMD_NODENAME", "SLURM_TASK_PID")
+)
+"""What SLURM gives each task of a step; in the batch script itself they are those of its first host (srun(1))."""
+
+
+LONGEST = 1 << 14
+"""Characters, or words of an array; longer values (doubled again and again) are not followed."""
+
+
+class Variables:
+    """What the variables of a script hold where it has come to. ``inside_step``: srun runs this script."""
+
+    def __init__(
+        self, given: Mapping[str, Value] | None = None, doubtful: Iterable[str] = (), *, inside_step: bool = False
+    ) -> None:
+        self.values: dict[str, Value] = dict(given or {})
+        self.doubtful = frozenset(doubtful)
+        self.inside_step = inside_step
+
+    def value(self, name: str) -> Value:
+        """What it holds; a mark where that can't be told."""
+        if name in self.values and name not in self.doubtful:
+            return self.values[name]
+        return unknown_mark(f"{IN_STEP}{name}" if self.inside_step and name in PER_TASK else name)
+
+    def assign(self, name: str, value: Value, *, append: bool = False) -> None:
+        """``name=value`` or ``name+=value``."""
+        if append:
+            old = self.value(name)
+            both = isinstance(old, str) and isinstance(value, str)
+            value = old + value if both else (*_as_list(old), *_as_list(value))  # type: ignore[operator]
+        self.values[name] = value if len(value) <= LONGEST else unknown_mark(name)
+
+    def forget(self, names: Iterable[str] | None = None) -> None:
+        """From here on nobody knows what these hold, or any."""
+        if names is None:
+            self.values.clear()
+        for name in names or ():
+            self.values.pop(name, None)
+
+    # -- words
+
+    def text(self, parts: Iterable[Part]) -> str:
+        """The text of a value, which is not split into words."""
+        return "".join(_one(self._part(part)) for part in parts)
+
+    def assigned(self, parts: tuple[Part, ...]) -> Value:
+        """What an assignment gives: a text, or the words of an array."""
+        if len(parts) == 1 and isinstance(parts[0], Array):
+            return tuple(field for word in parts[0].words for field in self.fields(word))
+        return self.text(parts)
+
+    def fields(self, word: Word) -> list[str]:
+        """The words that a word becomes; a variable without quotes may hold several."""
+        done: list[str] = []
+        current: str | None = "" if word.quoted else None
+        for part in word.parts:
+            pieces = self._pieces(part)
+            if not pieces:
+                continue
+            current = (current or "") + pieces[0]
+            for piece in pieces[1:]:
+                done.append(current)
+                current = piece
+        return done if current is None else [*done, current]
+
+    def _pieces(self, part: Part) -> list[str]:
+        value = self._part(part)
+        if isinstance(value, tuple):
+            return list(value)
+        if isinstance(part, ParameterExpansion) and not part.quoted:
+            return value.split()
+        return [value]
+
+    def _part(self, part: Part) -> Value:
+        if isinstance(part, Literal):
+            return part.text
+        if isinstance(part, ParameterExpansion):
+            return self._variable(part)
+        if isinstance(part, ArithmeticExpansion):
+            return self._arithmetic(part.text)
+        return unknown_mark(part.text if isinstance(part, Opaque) else OUTPUT)
+
+    def _variable(self, part: ParameterExpansion) -> Value:
+        value = self.value(part.name)
+        if part.default is not None and value == "":
+            return self.text(part.default)
+        if part.is_list:
+            return value
+        return value if isinstance(value, str) else value[0] if value else ""
+
+    def _arithmetic(self, text: str) -> str:
+        number = calculate(text, self)
+        return unknown_mark(OUTPUT) if number is None else str(number)
+
+
+def _one(value: Value) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _as_list(value: Value) -> Iterator[str]:
+    yield from value.split() if isinstance(value, str) else value
+
+
+_FORMULA = re.compile(r"[\w\s+*/%()-]{1,200}")
+
+
+def calculate(text: str, variables: Variables) -> int | None:
+    """The whole number that ``$((text))`` gives; ``None`` where a part of it can't be told."""
+    filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: _one(variables.value(match[1])) or "0", text)
+    if not is_known(filled) or not _FORMULA.fullmatch(filled):
+        return None
+    try:
+        return _number(ast.parse(filled.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand)
+    if isinstance(node, ast.BinOp):
+        one, other = _number(node.left), _number(node.right)
+        if isinstance(node.op, ast.Add):
+            return one + other
+        if isinstance(node.op, ast.Sub):
+            return one - other
+        if isinstance(node.op, ast.Mult):
+            return one * other
+        if isinstance(node.op, ast.Mod):
+            return one % other
+        if isinstance(node.op, (ast.Div, ast.FloorDiv)):
+            return one // other
+    raise ValueError("no whole number")

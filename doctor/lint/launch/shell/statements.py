@@ -1,0 +1,177 @@
+"""A script as simple commands, each with the branches and loops around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from doctor.lint.launch.shell.lexer import tokens
+from doctor.lint.launch.shell.tokens import Literal, Operator, Token, Word
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One command. ``is_chained``: it runs only if another one ended so or so (``&&``, ``||``)."""
+
+    words: tuple[Word, ...]
+    line: int
+    end_line: int
+    in_branch: bool = False
+    in_loop: bool = False
+    is_chained: bool = False
+    in_background: bool = False
+
+
+_OPENING = frozenset(("if", "while", "until", "{"))
+_LISTS = frozenset(("for", "select", "case"))
+_CLOSING = frozenset(("fi", "done", "esac", "}"))
+_WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
+_LOOPS = frozenset(("for", "while", "until", "select"))
+
+
+class ShellScript(NamedTuple):
+    """The commands in the order of the text. ``doubtful``: variables that a branch, a loop or a function may set or
+    not, so that nobody knows what they hold."""
+
+    statements: tuple[Statement, ...]
+    doubtful: frozenset[str]
+
+
+def split_script(text: str) -> ShellScript:
+    """Read a script as commands."""
+    splitter = _Splitter()
+    found = splitter.run(tokens(text))
+    names = set(splitter.loop_names)
+    for statement in found:
+        if (statement.in_branch or statement.is_chained) and _sets_for_good(statement):
+            names.update(filter(None, map(assigned_name, statement.words)))
+    return ShellScript(found, frozenset(names))
+
+
+def _sets_for_good(statement: Statement) -> bool:
+    """Whether it is an assignment, and not a program with variables for itself alone."""
+    first = statement.words[0].plain
+    return first in DECLARING or all(assigned_name(word) is not None for word in statement.words)
+
+
+DECLARING = ("export", "declare", "typeset", "local", "readonly")
+
+
+def assigned_name(word: Word) -> str | None:
+    """``NAME`` of ``NAME=value`` and ``NAME+=value``."""
+    first = word.parts[0] if word.parts else None
+    if not isinstance(first, Literal):
+        return None
+    name, equals, _ = first.text.partition("=")
+    name = name.removesuffix("+")
+    return name if equals and name.isidentifier() and name.isascii() else None
+
+
+class _Splitter:
+    def __init__(self) -> None:
+        self.loop_names: list[str] = []
+        self._done: list[Statement] = []
+        self._around: list[tuple[str, int]] = []  # what is open here, and how many statements came before it
+        self._words: list[Word] = []
+        self._skips = False  # the target of a redirection
+        self._is_chained = False
+        self._begin = 0  # of the pipeline, in statements
+
+    def run(self, found: Iterable[Token]) -> tuple[Statement, ...]:
+        for token in found:
+            if isinstance(token, Operator):
+                self._operator(token.text)
+            elif self._skips:
+                self._skips = False
+            else:
+                self._words.append(token)
+        self._flush()
+        return tuple(self._done)
+
+    def _operator(self, text: str) -> None:
+        if text == ">":
+            self._skips = True
+        elif text == "(":
+            self._open_bracket()
+        elif text == ")":
+            self._close_bracket()
+        else:
+            self._end(text)
+
+    def _open_bracket(self) -> None:
+        """A subshell; behind a name, the definition of a function."""
+        self._words.clear()
+        self._around.append(("(", len(self._done)))
+
+    def _close_bracket(self) -> None:
+        if self._words and self._words[0].plain == "case":
+            self._flush()
+        if self._around and self._around[-1][0] == "case":
+            self._words.clear()  # a pattern
+            return
+        self._flush()
+        self._leave("(")
+
+    def _end(self, text: str) -> None:
+        before, was_chained = len(self._done), self._is_chained
+        start = self._begin
+        self._flush()
+        if text == "&":
+            for at in range(min(start, before), len(self._done)):
+                self._done[at] = replace(self._done[at], in_background=True)
+        if text in ("&&", "||"):
+            self._is_chained = was_chained or text == "||" or not self._always_works()
+        elif text not in ("|", "|&"):
+            self._is_chained = False
+        if text not in ("|", "|&"):
+            self._begin = len(self._done)
+
+    def _always_works(self) -> bool:
+        """Whether the last command is an assignment or so, which nobody expects to fail."""
+        if not self._done:
+            return False
+        first = self._done[-1].words[0]
+        return assigned_name(first) is not None or first.plain in ("export", "cd", "set", "source", ".", "module", "ml")
+
+    def _flush(self) -> None:
+        words = self._keywords(self._words)
+        self._words = []
+        self._skips = False
+        if not words:
+            return
+        kinds = {kind for kind, _ in self._around}
+        self._done.append(
+            Statement(
+                tuple(words),
+                words[0].line,
+                words[-1].end_line,
+                in_branch=bool(kinds),
+                in_loop=bool(kinds & _LOOPS),
+                is_chained=self._is_chained,
+            )
+        )
+
+    def _keywords(self, words: list[Word]) -> list[Word]:
+        """The words without the keywords before them, which are entered or left."""
+        while words:
+            first = words[0].plain
+            if first in _LISTS:
+                self._around.append((first, len(self._done)))
+                self.loop_names += [name for word in words[1:2] if (name := word.plain) and first != "case"]
+                return []
+            if first in _OPENING:
+                self._around.append((first, len(self._done)))
+            elif first in _CLOSING:
+                self._leave(first)
+                return []
+            elif first == "function":
+                return []
+            elif first not in _WITHIN:
+                return words
+            words = words[1:]
+        return []
+
+    def _leave(self, closing: str) -> None:
+        if self._around:
+            _, self._begin = self._around.pop()

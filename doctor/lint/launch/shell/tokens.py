@@ -1,0 +1,73 @@
+"""What a shell script is made of: words, whose parts are known or not, and operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Literal:
+    """Characters as they stand there."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ParameterExpansion:
+    """``$name``, ``${name}``, ``${name:-default}``; ``is_list``: ``${name[@]}``."""
+
+    name: str
+    quoted: bool
+    default: tuple[Part, ...] | None = None
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class ArithmeticExpansion:
+    """``$((text))``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Something whose value only the shell knows; ``text`` as it is shown behind a dollar sign."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Array:
+    """``(a b c)`` of an assignment."""
+
+    words: tuple[Word, ...]
+
+
+Part = Literal | ParameterExpansion | ArithmeticExpansion | Opaque | Array
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word; ``quoted``: a quotation mark stands somewhere in it."""
+
+    parts: tuple[Part, ...]
+    line: int
+    end_line: int
+    quoted: bool = False
+
+    @property
+    def plain(self) -> str | None:
+        """Its text, where it is neither quoted nor expanded: a keyword, a name."""
+        parts = self.parts
+        return parts[0].text if len(parts) == 1 and isinstance(parts[0], Literal) and not self.quoted else None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """``;``, ``&``, ``&&``, ``||``, ``|``, ``(``, ``)``, ``;;``, ``>`` (any redirection), or the end of a line."""
+
+    text: str
+    line: int
+
+
+Token = Word | Operator

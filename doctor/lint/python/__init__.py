@@ -1,0 +1,1 @@
+"""Training scripts: names, loops, ranks, loaders and collectives."""

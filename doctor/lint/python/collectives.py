@@ -1,0 +1,270 @@
+"""What synchronises ranks: calls that all ranks of a group have to make, or that wait for others, also through
+functions of the file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.python.rank_branches import is_of_the_job, rank_condition
+from doctor.lint.python.script import Script
+
+_TORCH = {
+    "all_reduce": 2,
+    "all_gather": 2,
+    "all_gather_into_tensor": 2,
+    "all_gather_object": 2,
+    "all_to_all": 2,
+    "all_to_all_single": 4,
+    "barrier": 0,
+    "monitored_barrier": 0,
+    "broadcast": 2,
+    "broadcast_object_list": 2,
+    "gather": 3,
+    "gather_object": 3,
+    "reduce": 3,
+    "reduce_scatter": 3,
+    "reduce_scatter_tensor": 3,
+    "scatter": 3,
+    "scatter_object_list": 3,
+    "all_reduce_coalesced": 2,
+    "all_gather_coalesced": 2,
+    "new_group": None,
+    "new_subgroups": None,
+    "split_group": None,
+    "init_process_group": None,
+}
+"""Collectives of torch.distributed, and at which place they are told their group."""
+_ACCELERATOR = (
+    "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare"
+)
+_UTILS = "gather gather_object broadcast broadcast_object_list wait_for_everyone reduce pad_across_processes"
+_FABRIC = "all_gather all_reduce barrier broadcast save load backward setup"
+_TRAINER = "save_checkpoint fit validate test predict"
+_STRATEGY = "barrier reduce broadcast all_gather reduce_boolean_decision"
+_SHARDED = "torch.distributed.fsdp.FullyShardedDataParallel"
+_STATE = "torch.distributed.checkpoint.state_dict"
+
+COLLECTIVES: dict[str, str] = {
+    **{f"torch.distributed.{name}": name for name in _TORCH},
+    **{f"torch.distributed.nn.{name}": name for name in ("all_reduce", "all_gather", "broadcast", "reduce", "scatter")},
+    **{f"torch.distributed.nn.functional.{name}": name for name in ("all_reduce", "all_gather", "broadcast")},
+    **{f"accelerate.Accelerator().{name}": name for name in _ACCELERATOR.split()},
+    **{f"accelerate.utils.{name}": name for name in _UTILS.split()},
+    **{f"accelerate.PartialState().{name}": name for name in ("wait_for_everyone",)},
+    **{f"lightning.fabric.Fabric().{name}": name for name in _FABRIC.split()},
+    **{f"lightning.pytorch.Trainer().{name}": name for name in _TRAINER.split()},
+    **{f"lightning.pytorch.Trainer().strategy.{name}": name for name in _STRATEGY.split()},
+    "lightning.pytorch.LightningModule().all_gather": "all_gather",
+    "lightning.pytorch.LightningModule().trainer.save_checkpoint": "save_checkpoint",
+    **{f"lightning.pytorch.LightningModule().trainer.strategy.{name}": name for name in _STRATEGY.split()},
+    **{f"lightning.pytorch.LightningModule().trainer.{name}": name for name in ("validate", "test", "predict")},
+    **{f"transformers.Trainer().{name}": name for name in ("train", "evaluate", "predict")},
+    **{
+        f"torch.distributed.checkpoint.{name}": "distributed checkpoint"
+        for name in ("save", "load", "save_state_dict", "load_state_dict")
+    },
+    **{f"{_STATE}.{name}": name for name in ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")},
+    **{f"{_SHARDED}.{name}": name for name in ("optim_state_dict", "full_optim_state_dict", "summon_full_params")},
+    **{
+        f"horovod.torch.{name}": name
+        for name in ("allreduce", "allgather", "broadcast", "broadcast_parameters", "broadcast_optimizer_state")
+    },
+}
+"""Dotted names of calls, and the word for each. Point-to-point calls (send, recv) are made by some ranks by design, and
+``destroy_process_group`` waits for nobody."""
+
+_GATHERING = frozenset({"state_dict", "clip_grad_norm_", "forward", "backward"})
+_OF_AN_ENGINE = frozenset({"backward", "step", "save_checkpoint", "load_checkpoint", "save_16bit_model"})
+_PLAIN = frozenset(
+    {
+        "all_reduce",
+        "all_gather",
+        "barrier",
+        "all_reduce_mean",
+        "concat_all_gather",
+        "all_gather_object",
+        "all_gather_list",
+        "synchronize_between_processes",
+        "reduce_dict",
+        "reduce_tensor",
+    }
+)
+"""Names under which projects keep their own ones, imported from a file that is not read."""
+
+
+_LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartition(".")[2] for one in COLLECTIVES}
+"""What the last word of a call has to be; other names need not be followed."""
+
+
+class CollectiveCall(NamedTuple):
+    """A call that synchronises: ``word`` is what it does in the end, ``through`` the function of this file that does it
+    (``None``: the call itself does). ``grouped``: among the ranks of a group that the file makes or is given, which
+    may be those that come here."""
+
+    call: ast.Call
+    word: str
+    through: str | None = None
+    grouped: bool = False
+
+
+class CollectiveCalls:
+    """Those of one script, found once."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._inside: dict[ast.AST, str] | None = None
+        self._direct = tuple(self._find())
+        self._all: tuple[CollectiveCall, ...] | None = None
+
+    def _find(self) -> Iterator[CollectiveCall]:
+        for call in self._script.all(ast.Call):
+            if word := self.word(call):
+                yield CollectiveCall(call, word, grouped=_is_grouped(self._script, call))
+
+    def word(self, call: ast.Call) -> str:
+        """What a call does among the ranks by itself; empty: nothing that is known. ``self.log(…, sync_dist=True)``
+        reduces."""
+        script = self._script
+        bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if isinstance(call.func, ast.Attribute) and bare not in _LAST:
+            return ""
+        name = script.name(call.func)
+        if name in COLLECTIVES:
+            return COLLECTIVES[name]
+        if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
+            return "sync_dist"
+        return _of_a_project(name, bare) or _of_a_wrapper(script, call, bare)
+
+    def all(self) -> Iterator[CollectiveCall]:
+        """Every call that synchronises, those through functions of this file included, in the order of the text."""
+        if self._all is None:
+            direct = {one.call for one in self._direct}
+            through = [one for one in self._calls() if one.call not in direct]
+            self._all = tuple(sorted((*self._direct, *through), key=lambda one: (one.call.lineno, one.call.col_offset)))
+        yield from self._all
+
+    def _calls(self) -> Iterator[CollectiveCall]:
+        through = self._reaching()
+        for call in self._script.all(ast.Call) if through else ():
+            function = self._script.definition(call.func)
+            if function is not None and function in through:
+                yield CollectiveCall(call, through[function], function.name)
+
+    def _reaching(self) -> dict[ast.AST, str]:
+        """Functions that run a collective of all ranks whenever they are called in a job of several."""
+        if self._inside is not None:
+            return self._inside
+        found: dict[ast.AST, str] = {}
+        for one in self._direct:
+            if not one.grouped:
+                self._note(found, one.call, one.word)
+        calls = [(call, self._script.definition(call.func)) for call in self._script.all(ast.Call)] if found else []
+        known = [(call, function) for call, function in calls if function is not None]
+        before = -1
+        while len(found) > before:
+            before = len(found)
+            for call, function in known:
+                if function in found:
+                    self._note(found, call, found[function])
+        self._inside = found
+        return found
+
+    def _note(self, found: dict[ast.AST, str], call: ast.Call, word: str) -> None:
+        function = self._script.function_of(call)
+        if function is None or function in found or rank_condition(self._script, call) is not None:
+            return
+        if is_certain(self._script, call):
+            found[function] = word
+
+    def in_body(self, node: ast.AST) -> Iterator[CollectiveCall]:
+        """Those below ``node``, nested functions left out."""
+        below = set(self._script.inside(node, ast.Call))
+        yield from (one for one in self.all() if one.call in below)
+
+
+def _is_grouped(script: Script, call: ast.Call) -> bool:
+    name = script.name(call.func)
+    if not name.startswith("torch.distributed."):
+        return script.argument(call, "group") is not None
+    bare = name.rpartition(".")[2]
+    group = script.argument(call, "group", _TORCH.get(bare))
+    if group is None:
+        return bare == "new_group" and script.value(script.argument(call, "use_local_synchronization")) is True
+    return script.value(group) is not None and script.name(group) not in (
+        "torch.distributed.group.WORLD",
+        "torch.distributed.GroupMember.WORLD",
+    )
+
+
+def _of_a_project(name: str, bare: str) -> str:
+    """``misc.all_reduce_mean(loss)``, ``metric_logger.synchronize_between_processes()``."""
+    if bare not in _PLAIN or name.startswith(("torch.", "jax.", "numpy.", "tensorflow.", ".")):
+        return ""
+    return bare if name or bare == "synchronize_between_processes" else ""
+
+
+def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
+    """Methods of models in FSDP and of DeepSpeed's engine."""
+    if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
+        return ""
+    made = {script.name(one.func) for one in _makers(script, call.func.value)}
+    if bare in _GATHERING and _SHARDED in made:
+        return f"{bare} of FSDP"
+    if bare in _OF_AN_ENGINE and "deepspeed.initialize" in made:
+        return f"{bare} of DeepSpeed"
+    return ""
+
+
+def _makers(script: Script, node: ast.expr) -> Iterator[ast.Call]:
+    """The calls that a name was assigned from, also as a part of what they return."""
+    for value in script.values_of(node):
+        made = value.value if isinstance(value, ast.Starred) else value
+        if isinstance(made, ast.Call):
+            yield made
+
+
+def is_certain(script: Script, node: ast.AST) -> bool:
+    """Whether a node is reached whenever its function is called in a job of several ranks: under no condition, or
+    under those that ask whether there are several."""
+    inner = node
+    for outer in script.around(node):
+        if _is_optional(script, outer, inner) or _may_leave(script, getattr(outer, "body", None), inner):
+            return False
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return True
+        inner = outer
+    return True
+
+
+def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
+    """Whether ``outer`` may pass over what stands in it."""
+    if isinstance(outer, ast.If):
+        return inner is not outer.test and not (inner in outer.body and is_of_the_job(script, outer.test))
+    if isinstance(outer, ast.BoolOp):
+        return inner is not outer.values[0]
+    if isinstance(outer, ast.While):
+        return inner is not outer.test and not isinstance(outer.test, ast.Constant)
+    if isinstance(outer, ast.IfExp):
+        return inner is not outer.test
+    return isinstance(outer, (ast.ExceptHandler, ast.Lambda, ast.ClassDef))
+
+
+def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
+    """Whether the statements before ``inner`` in a block may return, for another reason than a job of one rank."""
+    if not isinstance(block, list) or inner not in block:
+        return False
+    for statement in block[: block.index(inner)]:
+        leaves = not isinstance(statement, ast.FunctionDef) and any(True for _ in script.inside(statement, ast.Return))
+        if leaves and not (isinstance(statement, ast.If) and is_of_the_job(script, statement.test)):
+            return True
+    return False
+
+
+def collectives_of(script: Script) -> CollectiveCalls:
+    """The collectives of a script, kept with it."""
+    found = script.__dict__.get("_collectives")
+    if found is None:
+        found = script.__dict__["_collectives"] = CollectiveCalls(script)
+    return found

@@ -1,0 +1,120 @@
+"""Tests on which ranks may disagree though none asks for the rank: on values of their own data, and on their clocks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.script import Script
+
+_VALUES = frozenset(
+    {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero", "numel"}
+)
+"""Functions and methods whose answer is read off a tensor."""
+_OF_TENSORS = ("torch.", "numpy.", "math.")
+_CLOCKS = frozenset(
+    {"time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now", "timeit."}
+)
+_AGREE = re.compile(r"reduce|gather|broadcast|sync|is_parallel|vote|consensus|agree|all_ranks|world|dist_")
+"""Words in the names of functions that make ranks agree."""
+_OWN = re.compile(r"loss|logit|pred|batch|target|label|mask|input|output|score|sample|image|token", re.IGNORECASE)
+_COMPUTES = frozenset({"float", "int", "bool", "abs", "max", "min", "sum", "any", "all", "round", "isnan", "isfinite"})
+_STEPS = 4
+
+
+def disagreement(script: Script, test: ast.expr) -> str:
+    """``data`` or ``time``, where ranks may find different answers to a test; empty where they agree, as far as the
+    file shows: they reduced the value before, or nothing tells that it is each rank's own."""
+    seen = tuple(_behind(script, test))
+    before = test.lineno if isinstance(script.parent(test), ast.If) else None
+    if any(_is_shared(script, one, before) for one in seen):
+        return ""
+    if any(_is_clock(script, one) for one in seen):
+        return "time"
+    return "data" if any(_is_own(script, one) for one in seen) else ""
+
+
+def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
+    """The nodes of an expression, and of what its local variables were given, as far as that is a computation with
+    numbers and tensors: what a dictionary holds or an unknown function returns may be anybody's."""
+    function = script.function_of(test) or script.tree
+    waiting: list[tuple[ast.AST, int]] = [(test, _STEPS)]
+    names: set[str] = set()
+    while waiting:
+        node, steps = waiting.pop()
+        yield node
+        waiting.extend((one, steps) for one in _parts(script, node))
+        if not isinstance(node, ast.Name) or node.id in names or steps == 0:
+            continue
+        names.add(node.id)
+        scope = script.scope_of(node, node.id)
+        if scope is not None and scope.node is function:
+            waiting.extend((value, steps - 1) for value in scope.names[node.id] if isinstance(value, ast.expr))
+
+
+def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
+    """What the value of an expression is computed from."""
+    if isinstance(node, ast.Call):
+        bare = _bare(node.func)
+        if isinstance(node.func, ast.Attribute):
+            yield node.func.value
+        if bare in _COMPUTES or script.name(node.func).startswith(_OF_TENSORS):
+            yield from node.args
+    elif isinstance(node, ast.Subscript) and not isinstance(script.value(node.slice), str):
+        yield node.value
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+        value = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
+        yield from (node.left,) if isinstance(value, bool) else ()
+    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.NamedExpr, ast.Attribute)):
+        yield from ast.iter_child_nodes(node)
+
+
+def _is_shared(script: Script, node: ast.AST, before: int | None) -> bool:
+    """A value that a collective gave or changed before that line, or a function whose name says so."""
+    if isinstance(node, ast.Call):
+        return bool(_AGREE.search(_bare(node.func)))
+    if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+        return False
+    line = _exchanged(script, script.function_of(node)).get(ast.unparse(node))
+    return bool(_AGREE.search(_bare(node))) or (line is not None and (before is None or line < before))
+
+
+def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
+    """What a function hands to collectives, or to functions that are named like one, as it is written, and in which
+    line first."""
+    kept: dict[ast.AST | None, dict[str, int]] = script.__dict__.setdefault("_exchanged", {})
+    if function not in kept:
+        kept[function] = {}
+        direct = {one.call for one in collectives_of(script).all()}
+        for call in script.inside(function or script.tree, ast.Call):
+            if call in direct or _AGREE.search(_bare(call.func)):
+                for part in (part for argument in call.args for part in ast.walk(argument)):
+                    if isinstance(part, (ast.Name, ast.Attribute)):
+                        kept[function].setdefault(ast.unparse(part), call.lineno)
+    return kept[function]
+
+
+def _is_clock(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and script.name(node.func) in _CLOCKS
+
+
+def _is_own(script: Script, node: ast.AST) -> bool:
+    """A value read off a tensor: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``; only of what is named like
+    data of a step. Norms of gradients are not: they are the same everywhere once gradients are reduced."""
+    if not isinstance(node, ast.Call) or _bare(node.func) not in _VALUES:
+        return False
+    name = script.name(node.func)
+    if isinstance(node.func, ast.Attribute) and not name.startswith(_OF_TENSORS):
+        read: ast.expr | None = node.func.value
+    else:
+        read = node.args[0] if node.args else None
+    words = [_bare(one) for one in ast.walk(read)] if read is not None else []
+    return any(_OWN.search(word) and "grad" not in word for word in words)
+
+
+def _bare(node: ast.AST) -> str:
+    if isinstance(node, ast.Call):
+        return _bare(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -1,0 +1,62 @@
+"""What of a script runs on GPUs, and what of it runs where there is one process alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from doctor.lint.python.script import Script
+from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
+
+
+def uses_gpus(script: Script) -> bool:
+    """Whether anything in the file speaks of GPUs; Trainers, Fabrics and Accelerators take them by themselves."""
+    if any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
+        return True
+    text = script.text.lower()
+    return any(word in text for word in ("cuda", "nccl", "gpu"))
+
+
+def simulates_ranks(script: Script) -> bool:
+    """Whether the process group is one of one rank, or a fake one: what stands for ranks is a single process."""
+    groups = list(script.calls("torch.distributed.init_process_group"))
+    return any(
+        script.value(script.argument(call, "world_size")) == 1
+        or script.value(script.argument(call, "backend", 0)) == "fake"
+        for call in groups
+    )
+
+
+_ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
+_COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
+
+
+def runs_alone(script: Script, node: ast.AST) -> bool:
+    """Whether ``node`` stands in a branch that is taken where there is one process only: ``if not args.distributed``,
+    the ``else`` of ``if world_size > 1``, ``if args.gpu is None``; or below a return of the others."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
+            below = outer.orelse if isinstance(outer.orelse, list) else [outer.orelse]
+            if (asks := _asks_for_several(outer.test)) is not None and asks is (inner in below):
+                return True
+        inner = outer
+    return False
+
+
+def _asks_for_several(test: ast.expr) -> bool | None:
+    """True: the test holds where there are several ranks, false: where there is one; ``None``: it asks for neither."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asks = _asks_for_several(test.operand)
+        return None if asks is None else not asks
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next((asks for one in test.values if (asks := _asks_for_several(one)) is not None), None)
+    words = ast.unparse(test).lower()
+    if isinstance(test, ast.Compare):
+        asks_nothing = isinstance(test.comparators[-1], ast.Constant) and test.comparators[-1].value in (None, -1)
+        if asks_nothing and re.search(r"\b(?:gpu|(?:local_)?rank|device)\b", words):
+            return not isinstance(test.ops[0], (ast.Is, ast.Eq))
+        if _ASKS_FOR_RANKS.search(words):
+            return isinstance(test.ops[0], _COMPARED_WITH_ONE)
+        return None
+    return True if _ASKS_FOR_RANKS.search(words) else None

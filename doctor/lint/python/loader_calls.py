@@ -1,0 +1,280 @@
+"""Where batches come from: loaders and samplers of a script, what they are for, and what their data is made of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.python.script import Script
+from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE
+
+LOADERS = (
+    LOADER,
+    "torchdata.stateful_dataloader.StatefulDataLoader",
+    "torch_geometric.loader.DataLoader",
+    "monai.data.DataLoader",
+)
+"""Loaders with the arguments of torch's."""
+
+EVALUATION = frozenset({"val", "valid", "validation", "validate", "test", "testing", "eval", "evaluation", "dev"})
+"""Words in the names of functions, loaders and data sets that are not trained on."""
+_PREDICTION = frozenset({"predict", "prediction", "inference", "infer"})
+_TRAINING = frozenset({"train", "training", "trn", "tr"})
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TAIL = re.compile(r"(?:data)?(?:loaders?|sets?|samplers?|ds|dl|iter|data)$")
+
+
+def words_of(name: str) -> frozenset[str]:
+    """The words of a name, without what says that it is a loader or a data set: ``testDataLoader`` is ``test``."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return frozenset(words) | {bare for word in words if (bare := _TAIL.sub("", word))}
+
+
+def is_for_evaluation(name: str) -> bool:
+    """Whether a name speaks of evaluation: ``val_loader``, ``test_dataset``, ``evaluate``."""
+    words = words_of(name)
+    return not (EVALUATION | _PREDICTION).isdisjoint(words) or any(
+        word.startswith(("valid", "evalu")) for word in words
+    )
+
+
+def evaluates(name: str) -> bool | None:
+    """Whether what bears the name is for evaluation; ``False``: it is for training; ``None``: the name does not tell,
+    or speaks of both."""
+    trains, judges = not _TRAINING.isdisjoint(words_of(name)), is_for_evaluation(name)
+    return judges if trains != judges else None
+
+
+_MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
+"""Names of functions that make loaders; those of tests are about them."""
+
+
+class LoaderCall(NamedTuple):
+    """A loader that a script makes. ``name``: what it is assigned to or returned from, empty where neither.
+    ``evaluates``: as in :func:`evaluates`."""
+
+    call: ast.Call
+    name: str
+    evaluates: bool | None
+
+    @property
+    def title(self) -> str:
+        """What it is called in a report."""
+        return f"{self.name or 'the loader'} (line {self.call.lineno})"
+
+
+def loaders(script: Script) -> Iterator[LoaderCall]:
+    """Every loader that is made in a script, in the order of the text."""
+    for call in script.calls(*LOADERS):
+        name = target_name(script, call)
+        told = [evaluates(one) for one in (name, *_names_of_data(script, call))]
+        maker = _function_name(script, call)
+        if not any(one is not None for one in told) and _MAKERS.match(maker):
+            told = [evaluates(maker)]
+        yield LoaderCall(call, name, _agreed(told))
+
+
+def _agreed(told: list[bool | None]) -> bool | None:
+    """What the names say, where none says another thing."""
+    said = {one for one in told if one is not None}
+    return said.pop() if len(said) == 1 else None
+
+
+def target_name(script: Script, node: ast.AST) -> str:
+    """The name under which a value is kept: of a variable, an attribute, an argument or a key; of the function that
+    returns it."""
+    for outer in script.around(node):
+        if isinstance(outer, ast.keyword):
+            return outer.arg or ""
+        if isinstance(outer, ast.Assign) and len(outer.targets) == 1:
+            return _bare(outer.targets[0])
+        if isinstance(outer, (ast.AnnAssign, ast.NamedExpr)):
+            return _bare(outer.target)
+        if isinstance(outer, (ast.Return, ast.Lambda)):
+            return _function_name(script, outer)
+        if isinstance(outer, ast.stmt):
+            return ""
+    return ""
+
+
+def _bare(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else ""
+        return f"{_bare(node.value)}_{key}" if isinstance(key, str) else ""
+    return ""
+
+
+def _function_name(script: Script, node: ast.AST) -> str:
+    function = script.function_of(node)
+    return function.name if function is not None else ""
+
+
+def _names_of_data(script: Script, call: ast.Call) -> Iterator[str]:
+    """Names of the data set, and what it is told about its split: ``train=False``, ``split="test"``."""
+    data = script.argument(call, "dataset", 0)
+    if data is None:
+        return
+    for one in (data, *script.values_of(data)):
+        yield _bare(one)
+        if isinstance(one, ast.Call):
+            yield _split_of(script, one)
+
+
+def _split_of(script: Script, made: ast.Call) -> str:
+    if isinstance(train := script.value(script.argument(made, "train")), bool):
+        return "train" if train else "test"
+    for name in ("split", "mode", "phase", "stage", "image_set", "subset"):
+        if isinstance(split := script.value(script.argument(made, name)), str):
+            return split if not re.search(r"[\[+]", split) else ""
+    return ""
+
+
+def data_of(script: Script, loader: ast.Call) -> frozenset[str]:
+    """All names and words from which the data set of a loader is made, as far as this file tells."""
+    data = script.argument(loader, "dataset", 0)
+    return words_behind(script, data) if data is not None else frozenset()
+
+
+def words_behind(script: Script, node: ast.expr, steps: int = 40) -> frozenset[str]:
+    """Identifiers, and texts, from which an expression is made: of itself, of what its names were given, and of the
+    functions and classes of this file that it calls."""
+    found: set[str] = set()
+    seen: set[ast.AST] = set()
+    waiting: list[ast.AST] = [node]
+    while waiting and steps:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        steps -= 1
+        for part in ast.walk(current):
+            found.update(_identifiers(part))
+            waiting.extend(_made_from(script, part))
+    return frozenset(found)
+
+
+def _identifiers(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, (ast.arg, ast.keyword)):
+        yield node.arg or ""
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
+        yield node.value
+
+
+_SETTINGS = re.compile(
+    r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|h|flags|params|settings|parser)$", re.IGNORECASE
+)
+"""Names of what holds all settings of a script; one setting is not made from the others."""
+
+
+def _made_from(script: Script, node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _SETTINGS.match(node.value.id):
+        yield from _assigned_to_attributes(script).get(node.attr, ())
+    elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+        if not (isinstance(node, ast.Name) and _SETTINGS.match(node.id)):
+            yield from (one for one in script.values_of(node) if one is not node)
+            yield from _counted_by(script, node)
+    if isinstance(node, ast.Call):
+        made = None if script.name(node.func).endswith("()") else script.class_definition(node.func)
+        yield from (one for one in (script.definition(node.func), made) if one is not None)
+
+
+def _counted_by(script: Script, node: ast.expr) -> Iterator[ast.AST]:
+    """What the loops go through whose variable a name is."""
+    scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+    if scope is not None and isinstance(node, ast.Name):
+        yield from (one.iter for one in scope.names[node.id] if isinstance(one, (ast.For, ast.comprehension)))
+
+
+def _assigned_to_attributes(script: Script) -> dict[str, list[ast.expr]]:
+    """What attributes of settings are given in a file, by their names: ``args.output = …``."""
+    found: dict[str, list[ast.expr]] | None = script.__dict__.get("_assigned_to_attributes")
+    if found is None:
+        found = script.__dict__["_assigned_to_attributes"] = {}
+        for statement in script.all(ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Attribute):
+                    found.setdefault(target.attr, []).append(statement.value)
+    return found
+
+
+RANK_PATTERN = re.compile(
+    r"rank|world|shard|replica|process_index|num_processes|partition|distribut|split_by_node|get_worker_info|local_id|"
+    r"hvd|horovod|_dp|dp_|mesh",
+    re.IGNORECASE,
+)
+"""Words of data that is parted between ranks by the script itself, and of names that differ between ranks."""
+
+
+def mentions_ranks(words: frozenset[str]) -> bool:
+    """Whether one of the words does."""
+    return any(RANK_PATTERN.search(word) for word in words)
+
+
+_RANK_TEST_WORDS = re.compile(
+    r"distribut|ddp|world_?size|multi_?(?:gpu|process)|parallel|n_?gpus?$|num_gpus|rank|horovod|hvd|is_initialized|"
+    r"fsdp|num_processes|sampler|is_dist|use_dist",
+    re.IGNORECASE,
+)
+
+
+def depends_on_ranks(script: Script, node: ast.AST) -> bool:
+    """Whether it stands in a branch that is taken, or not, by whether there are several ranks, or which this is."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _asks_for_ranks(outer.test):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+        inner = outer
+    return False
+
+
+def _asks_for_ranks(test: ast.expr) -> bool:
+    return any(_RANK_TEST_WORDS.search(word) for part in ast.walk(test) for word in _identifiers(part))
+
+
+def is_iterable(script: Script, loader: ast.Call) -> bool | None:
+    """Whether the data set of a loader is a stream; ``None`` where the file does not tell."""
+    if script.is_given(loader, "shuffle", 2) and script.value(script.argument(loader, "shuffle", 2)) is True:
+        return False
+    data = script.argument(loader, "dataset", 0)
+    if data is None:
+        return None
+    owner = script.class_definition(data)
+    if owner is not None:
+        return script.derives(owner, *STREAMS) or (None if not _is_map(owner) else False)
+    name = script.name(data)
+    if name.removesuffix("()") in STREAMS:
+        return True
+    return False if _MAPS.match(name) else None
+
+
+STREAMS = (
+    "torch.utils.data.IterableDataset",
+    "torch.utils.data.ChainDataset",
+    "torch.utils.data.IterDataPipe",
+    "webdataset.WebDataset",
+    "webdataset.DataPipeline",
+)
+_MAPS = re.compile(
+    r"^(?:torchvision\.datasets\.|torchaudio\.datasets\.|torch\.utils\.data\.(?:TensorDataset|Subset|ConcatDataset))"
+)
+
+
+def _is_map(owner: ast.ClassDef) -> bool:
+    return any(isinstance(one, ast.FunctionDef) and one.name == "__getitem__" for one in owner.body)
+
+
+def belongs_to_lightning(script: Script, node: ast.AST) -> bool:
+    """Whether it stands in a module or data module of Lightning, whose Trainer puts samplers into loaders."""
+    return script.derives(script.class_of(node), MODULE, DATA_MODULE)

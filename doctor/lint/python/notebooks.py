@@ -1,0 +1,96 @@
+"""A Jupyter notebook as one script: its code cells one below the other, without what is no Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from doctor.lint.engine.discovery import UnreadableFile
+from doctor.lint.python.script import parsed
+
+_CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
+"""What makes a cell another language's; those that are left out run the cell as Python."""
+_MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
+
+
+class Notebook(NamedTuple):
+    """``script``: the text; ``places``: for each of its lines the line in the file (0 where it can't be told), the
+    number of the cell from 1, and the line in the cell."""
+
+    script: str
+    places: tuple[tuple[int, int, int], ...]
+
+
+def read_notebook(text: str) -> Notebook:
+    """The cells of ``text`` as a script.
+
+    Raises:
+        Unreadable: it is no notebook, or one of another language.
+    """
+    finder = _LineFinder(text)
+    script: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    for number, lines in _code_cells(text):
+        shown = _python_of(lines)
+        for inner, line in enumerate(lines, 1):
+            places.append((finder.line_of(line), number, inner))
+        script += shown
+    return Notebook("\n".join(script) + "\n", tuple(places))
+
+
+def _code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
+    try:
+        document: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableFile("it is no JSON") from None
+    cells = document.get("cells") if isinstance(document, dict) else None
+    if not isinstance(cells, list):
+        raise UnreadableFile("it is no notebook of format 4")
+    if _language(document) not in ("python", ""):
+        raise UnreadableFile(f"its language is {_language(document)}")
+    for number, cell in enumerate(cells, 1):
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            source = cell.get("source", "")
+            joined = "".join(map(str, source)) if isinstance(source, list) else str(source)
+            yield number, joined.split("\n")
+
+
+def _language(document: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
+    info = metadata.get("language_info") or metadata.get("kernelspec") if isinstance(metadata, dict) else None
+    named = info.get("name" if "file_extension" in info else "language", "") if isinstance(info, dict) else ""
+    return "python" if str(named).lower().startswith(("python", "ipython")) else str(named).lower()
+
+
+def _python_of(lines: list[str]) -> list[str]:
+    """A cell's lines with magics taken out; blank where it is no Python at all."""
+    if lines and _CELL_MAGIC.match(lines[0]):
+        return [""] * len(lines)
+    plain = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in lines]
+    for candidate in (lines, plain):
+        try:
+            parsed("\n".join(candidate))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return candidate
+    return [""] * len(lines)
+
+
+class _LineFinder:
+    """Where in the file the lines of cells stand, one after another, as they are written by Jupyter."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.split("\n")
+        self._next = 0
+
+    def line_of(self, line: str) -> int:
+        """The line of the file, from 1; 0 where it can't be told. Empty lines are looked for nearby alone."""
+        wanted = [json.dumps(line, ensure_ascii=ascii_)[:-1] for ascii_ in (False, True)]
+        reach = len(self._lines) if line.strip() else min(self._next + 2, len(self._lines))
+        for number in range(self._next, reach):
+            if self._lines[number].strip().startswith(tuple(wanted)):
+                self._next = number + 1
+                return number + 1
+        return 0

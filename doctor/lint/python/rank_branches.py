@@ -1,0 +1,265 @@
+"""Conditions on the rank: what in a script runs on some ranks and not on others."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.python.script import FunctionNode, Script
+
+RANK_NAMES = re.compile(
+    r"^(?!.*(?:lora|low|matrix|tensor|page|adapter|max|num)_rank$)(?:.*_)?"
+    r"(?:rank|RANK|procid|PROCID|process_index|process_idx)$"
+)
+"""Variables, attributes and environment variables that hold a rank. ``world_size`` and ``rank_zero_only`` do not, nor
+do the ranks of matrices."""
+
+MAIN_NAMES = re.compile(
+    r"^_?(?:is|on|am_i)_?(?:the_)?(?:(?:local|world|global|node)_)*(?:"
+    r"(?:main|master|primary|rank_?(?:zero|0)|global_zero|process_zero|chief|logging_process)"
+    r"(?:_process|_proc|_rank|_node|_ordinal|_worker)?|(?:first|last)_(?:process|rank|worker|node))$"
+    r"|^_?(?:main|master)_(?:process|proc|rank)$"
+)
+"""Names that ask whether this is the one rank that writes: ``is_main_process``, ``trainer.is_global_zero``."""
+
+OF_THE_JOB = re.compile(
+    r"(?:^|_)(?:is_)?(?:distributed|dist|ddp|fsdp|deepspeed|parallel|multi_?gpus?|multi_?node|n_?gpus?|nprocs?|"
+    r"world_size|num_(?:processes|gpus|nodes|replicas|devices)|is_initialized|is_available|multiprocess(?:ing)?)"
+    r"(?:_|$)",
+    re.IGNORECASE,
+)
+"""Names that ask whether, or over how many, ranks the job is spread: the same answer on all of them."""
+
+ON_ONE_RANK = frozenset(
+    {
+        "lightning.pytorch.utilities.rank_zero_only",
+        "accelerate.Accelerator().on_main_process",
+        "accelerate.Accelerator().on_local_main_process",
+        "accelerate.Accelerator().on_last_process",
+        "accelerate.Accelerator().on_process",
+    }
+)
+"""Decorators of functions that one rank runs; on the others they return at once."""
+
+_DECORATORS = frozenset({"rank_zero_only", "master_only", "main_process_only", "on_main_process", "main_rank_only"})
+_ASKED = re.compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
+_FIRST = re.compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank0)_first$")
+
+
+class RankCondition(NamedTuple):
+    """Why ``node`` runs on some ranks alone: the ``test`` as it is written, and the statement or decorator ``where`` it
+    stands. ``other``: the branch of the other ranks."""
+
+    test: str
+    where: ast.AST
+    other: tuple[ast.stmt, ...] = ()
+
+
+def is_rank(script: Script, node: ast.expr) -> bool:
+    """Whether an expression is a rank of this process: ``rank``, ``args.local_rank``, ``dist.get_rank()``,
+    ``int(os.environ["RANK"])``."""
+    if isinstance(node, ast.Name):
+        return bool(RANK_NAMES.search(node.id))
+    if isinstance(node, ast.Attribute):
+        return bool(RANK_NAMES.search(node.attr))
+    if isinstance(node, ast.Subscript):
+        key = script.value(node.slice)
+        return isinstance(key, str) and bool(RANK_NAMES.search(key)) and key.isupper()
+    if isinstance(node, ast.Call):
+        return _is_asked_rank(script, node)
+    return False
+
+
+def _is_asked_rank(script: Script, call: ast.Call) -> bool:
+    called = _bare(call.func)
+    if _ASKED.match(called):
+        return True
+    if called in ("int", "str") and len(call.args) == 1:
+        return is_rank(script, call.args[0])
+    if called in ("getenv", "get") and call.args:
+        key = script.value(call.args[0])
+        return isinstance(key, str) and key.isupper() and bool(RANK_NAMES.search(key))
+    return False
+
+
+def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
+    """Whether the truth of an expression differs between ranks because it asks for the rank. Tests that ask whether
+    there are several ranks at all (``local_rank != -1``, ``rank is None``) do not."""
+    if depth == 0:
+        return False
+    if isinstance(node, ast.BoolOp):
+        alone = isinstance(node.op, ast.And) and any(_asks_for_one(one) for one in node.values)
+        return not alone and any(is_rank_test(script, one, depth) for one in node.values)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return is_rank(script, node.operand) or is_rank_test(script, node.operand, depth)
+    if isinstance(node, ast.Compare):
+        return _is_rank_compared(script, node)
+    if isinstance(node, ast.Call):
+        return _is_asked_main(script, node, depth)
+    if isinstance(node, ast.Attribute):
+        return bool(MAIN_NAMES.match(node.attr))
+    if isinstance(node, ast.Name):
+        return bool(MAIN_NAMES.match(node.id)) or _is_kept_test(script, node, depth)
+    return False
+
+
+def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
+    sides = (node.left, *node.comparators)
+    if not any(_mentions_rank(script, side) for side in sides):
+        return False
+    others = [script.value(side) for side in sides if not _mentions_rank(script, side)]
+    if len(sides) != 2 or len(others) != 1:
+        return True
+    return not _asks_for_a_job(node.ops[0], others[0]) and not _is_in_the_world(node)
+
+
+def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
+    """``rank == -1``, ``rank is not None``, ``local_rank >= 0``, ``rank > -1``: the same on all ranks of a job."""
+    if value is None or value == -1:
+        return True
+    return value == 0 and isinstance(compares, (ast.GtE, ast.Lt))
+
+
+def _is_in_the_world(node: ast.Compare) -> bool:
+    """``rank < world_size``, ``rank >= nprocs``: processes that are no ranks, if there are any, are left out."""
+    bare = _bare(node.comparators[0])
+    return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(bare))
+
+
+def _asks_for_one(node: ast.expr) -> bool:
+    """``world_size == 1``, ``not distributed``: what is decided together with it happens in jobs of one process."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return bool(OF_THE_JOB.search(_bare(node.operand)))
+    if not isinstance(node, ast.Compare) or not OF_THE_JOB.search(_bare(node.left)):
+        return False
+    value = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
+    return (type(node.ops[0]), value) in ((ast.Eq, 1), (ast.Lt, 2), (ast.LtE, 1))
+
+
+def is_of_the_job(script: Script, node: ast.expr) -> bool:
+    """Whether a test asks how the job is spread (``dist.is_initialized()``, ``args.distributed``, ``world_size > 1``):
+    one answer for all ranks, and "yes" in every job of several. Parameters that switch it for one call do not."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name) and _is_switch(script, one):
+            return False
+    return any(OF_THE_JOB.search(_bare(one)) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+
+
+def _is_switch(script: Script, node: ast.Name) -> bool:
+    scope = script.scope_of(node, node.id)
+    given = scope.names[node.id] if scope is not None else []
+    owned = isinstance(script.parent(node), ast.Attribute)
+    return not owned and "size" not in node.id and any(isinstance(one, ast.arg) for one in given)
+
+
+def _bare(node: ast.AST) -> str:
+    """The last word of a name, attribute or call."""
+    if isinstance(node, ast.Call):
+        return _bare(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _mentions_rank(script: Script, node: ast.expr) -> bool:
+    """A rank, also in sums such as ``rank % 8``."""
+    if isinstance(node, ast.BinOp):
+        return _mentions_rank(script, node.left) or _mentions_rank(script, node.right)
+    return is_rank(script, node)
+
+
+def _is_asked_main(script: Script, call: ast.Call, depth: int) -> bool:
+    called = _bare(call.func)
+    if MAIN_NAMES.match(called):
+        return True
+    if called == "bool" and len(call.args) == 1:
+        return is_rank_test(script, call.args[0], depth)
+    function = script.definition(call.func)
+    returned = [one.value for one in script.inside(function, ast.Return)] if function is not None else []
+    return len(returned) == 1 and returned[0] is not None and is_rank_test(script, returned[0], depth - 1)
+
+
+def _is_kept_test(script: Script, node: ast.Name, depth: int) -> bool:
+    """``master = rank == 0`` and later ``if master``."""
+    values = script.values_of(node)
+    return len(values) == 1 and values[0] is not node and is_rank_test(script, values[0], depth - 1)
+
+
+def rank_condition(script: Script, node: ast.AST) -> RankCondition | None:
+    """The nearest condition on the rank under which ``node`` runs, inside the function that it stands in: a branch, a
+    decorator, or a return of the other ranks before it."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, ast.If) and is_rank_test(script, outer.test):
+            if inner in outer.body:
+                return RankCondition(script.text_of(outer.test), outer, tuple(outer.orelse))
+            if inner in outer.orelse:
+                return RankCondition(f"not ({script.text_of(outer.test)})", outer, tuple(outer.body))
+        if isinstance(outer, ast.IfExp) and inner is not outer.test and is_rank_test(script, outer.test):
+            return RankCondition(script.text_of(outer.test), outer)
+        if found := _short_circuited(script, outer, inner) or _left_before(script, outer, inner):
+            return found
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return _decorated(script, outer) if inner in outer.body else None
+        if isinstance(outer, ast.Lambda):
+            return None
+        inner = outer
+    return None
+
+
+def _short_circuited(script: Script, outer: ast.AST, inner: ast.AST) -> RankCondition | None:
+    """``rank == 0 and save()``."""
+    if not isinstance(outer, ast.BoolOp) or inner not in outer.values:
+        return None
+    before = outer.values[: outer.values.index(inner)]
+    test = next((one for one in before if is_rank_test(script, one)), None)
+    return RankCondition(script.text_of(test), outer) if test is not None else None
+
+
+def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankCondition | None:
+    """``if rank != 0: return`` (or continue, in a loop) above it in the same block."""
+    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
+        if not isinstance(block, list) or inner not in block:
+            continue
+        for statement in block[: block.index(inner)]:
+            if (
+                isinstance(statement, ast.If)
+                and not statement.orelse
+                and isinstance(statement.body[-1], (ast.Return, ast.Continue))
+                and is_rank_test(script, statement.test)
+            ):
+                return RankCondition(f"not ({script.text_of(statement.test)})", statement, tuple(statement.body))
+    return None
+
+
+def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:
+    for decorator in function.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if script.name(called) in ON_ONE_RANK or _bare(called) in _DECORATORS:
+            return RankCondition(f"@{script.text_of(decorator)}", decorator)
+    return None
+
+
+def rank_conditions(script: Script, node: ast.AST) -> Iterator[RankCondition]:
+    """All conditions on the rank under which it runs, the nearest first, inside its function."""
+    current: ast.AST = node
+    while (found := rank_condition(script, current)) is not None:
+        yield found
+        if not isinstance(found.where, ast.stmt):
+            return
+        current = found.where
+
+
+def main_first(script: Script, node: ast.AST) -> ast.Call | None:
+    """The call of ``with accelerator.main_process_first():`` around a node, inside its function: all ranks run the
+    block, and the others stand at a barrier until one has left it."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+        if isinstance(outer, ast.With) and inner in outer.body:
+            for item in outer.items:
+                if isinstance(item.context_expr, ast.Call) and _FIRST.match(_bare(item.context_expr.func)):
+                    return item.context_expr
+        inner = outer
+    return None

@@ -1,0 +1,66 @@
+"""Which functions of a script every rank runs."""
+
+from __future__ import annotations
+
+import ast
+
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.script import Script
+from doctor.lint.python.training import CALLBACK, DATA_MODULE, MODULE, constructor_of
+
+_LAUNCHERS = frozenset(
+    {
+        *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "accelerate.notebook_launcher"),
+        *("torch.multiprocessing.Process", "multiprocessing.Process", "ray.train.torch.TorchTrainer"),
+        *("accelerate.debug_launcher", "detectron2.engine.launch", "torch_xla.distributed.xla_multiprocessing.spawn"),
+        "lightning.fabric.Fabric().launch",
+    }
+)
+"""Calls that start ranks, with the function that these run."""
+
+
+def run_by_all(script: Script) -> frozenset[ast.AST | None]:
+    """Functions of this file that every rank runs, as far as one looks; ``None``: the statements of the module itself.
+
+    Ranks that a launcher in the file starts run its function; ranks that came from outside run the module. From there
+    calls are followed that stand under no condition on the rank, and functions that are handed on.
+    """
+    found = script.__dict__.get("_run_by_all")
+    if found is None:
+        found = script.__dict__["_run_by_all"] = frozenset(_reached(script, _started(script)))
+    return found
+
+
+def _started(script: Script) -> set[ast.AST | None]:
+    targets: set[ast.AST | None] = {
+        function
+        for call in script.all(ast.Call)
+        if script.name(call.func) in _LAUNCHERS
+        for argument in (*call.args, *(one.value for one in call.keywords))
+        if (function := script.definition(argument)) is not None
+    }
+    hooked = {
+        method
+        for owner in script.all(ast.ClassDef)
+        if script.derives(owner, MODULE, CALLBACK, DATA_MODULE)
+        for method in owner.body
+        if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
+    }
+    return {*(targets or {None}), *hooked}
+
+
+def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
+    edges: dict[ast.AST | None, set[ast.AST]] = {}
+    for call in script.all(ast.Call):
+        handed = [call.func, *call.args, *(one.value for one in call.keywords)]
+        targets = {one for node in handed if (one := script.definition(node)) is not None}
+        targets |= {one for one in (constructor_of(script, call),) if one is not None}
+        if targets and rank_condition(script, call) is None:
+            edges.setdefault(script.function_of(call), set()).update(targets)
+    reached, waiting = set(roots), list(roots)
+    while waiting:
+        for function in edges.get(waiting.pop(), ()):
+            if function not in reached:
+                reached.add(function)
+                waiting.append(function)
+    return reached

@@ -1,0 +1,409 @@
+"""A Python file as rules see it: its tree, whose names are followed to what they were imported or made from.
+
+Nothing is imported or run. What can't be followed has no name, and rules are silent about it.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final, TypeVar
+
+from doctor.lint.python.aliases import canonical
+from doctor.lint.python.bindings import Bindings, LexicalScope
+
+N = TypeVar("N", bound=ast.AST)
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+DEPTH = 12
+"""Steps that a value is followed: names of names; cycles end here."""
+FOLLOWED = 60
+"""Steps that a name is followed: each attribute, call and alias is one."""
+
+
+class UnknownValue:
+    """A value that can't be told from the file."""
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return "UNKNOWN"
+
+
+UNKNOWN: Final = UnknownValue()
+
+
+class Script:
+    """``path`` as it is shown, ``text`` of the file; ``releases``: of distributions, installed or asked for;
+    ``processors``: of the machine that it will run on, where known.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: the text is no Python of this interpreter.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        text: str,
+        *,
+        releases: Mapping[str, str] | None = None,
+        processors: int | None = None,
+    ) -> None:
+        self.path = path
+        self.text = text
+        self.releases: Mapping[str, str] = {} if releases is None else releases
+        self.processors = processors
+        self.tree = parsed(text)
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._kinds: dict[type, list[ast.AST]] = {}
+        self._names: dict[ast.AST, str] = {}
+        self._bound_names: dict[tuple[ast.AST, str], str] = {}
+        self._index()
+
+    def _index(self) -> None:
+        """One walk, in the order of the text. Most of a tree are names and constants, with nothing below them."""
+        parents, kinds = self._parents, self._kinds
+        stack: list[ast.AST] = [self.tree]
+        while stack:
+            node = stack.pop()
+            kind = node.__class__
+            kinds.setdefault(kind, []).append(node)
+            if kind is ast.Name or kind is ast.Constant:
+                continue
+            children = children_of(node)
+            for child in children:
+                parents[child] = node
+            children.reverse()
+            stack += children
+
+    # -- the tree
+
+    def all(self, kind: type[N]) -> Sequence[N]:
+        """Every node of one type (no abstract ones), in the order of the text."""
+        return self._kinds.get(kind, [])  # type: ignore[return-value]
+
+    @cached_property
+    def functions(self) -> tuple[FunctionNode, ...]:
+        """All that is defined with ``def``."""
+        return (*self.all(ast.FunctionDef), *self.all(ast.AsyncFunctionDef))
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """The node around it."""
+        return self._parents.get(node)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around it, the nearest first."""
+        while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
+            yield node
+
+    def nearest(self, node: ast.AST, *kinds: type[N]) -> N | None:
+        """The nearest node of these types around it."""
+        return next((one for one in self.around(node) if isinstance(one, kinds)), None)
+
+    def function_of(self, node: ast.AST) -> FunctionNode | None:
+        """The function in whose body it stands."""
+        found = (one for one in self.around(node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        return next(found, None)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class in whose body it stands."""
+        return self.nearest(node, ast.ClassDef)
+
+    def inside(self, node: ast.AST, kind: type[N]) -> Iterator[N]:
+        """The nodes of a type below ``node``, nested functions left out, in the order of the text."""
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if isinstance(current, kind):
+                yield current
+            if current is node or not isinstance(current, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                stack.extend(reversed(children_of(current)))
+
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds it."""
+        while not isinstance(node, ast.stmt):
+            node = self._parents[node]
+        return node
+
+    def text_of(self, node: ast.AST, longest: int = 60) -> str:
+        """Its source on one line, cut to so many characters."""
+        words = " ".join(ast.unparse(node).split())
+        return words if len(words) <= longest else words[: longest - 1] + "…"
+
+    # -- names and values
+
+    @cached_property
+    def bindings(self) -> Bindings:
+        """What every name was given."""
+        return Bindings(self.tree, self._parents, self._kinds)
+
+    def name(self, node: ast.expr) -> str:
+        """The dotted name that an expression stands for, followed through imports, aliases and simple assignments:
+        ``torch.load``; what a call of it makes ends with ``()``: ``torch.utils.data.DataLoader()``. A function or class
+        of this file begins with a dot: ``.train``. An attribute of ``self`` that this class does not define belongs to
+        its first base: ``lightning.pytorch.LightningModule().log``. Empty where it can't be told.
+        """
+        return self._follow(node, FOLLOWED)
+
+    def _follow(self, node: ast.expr, depth: int) -> str:
+        """Each node once: chains of assignments meet again and again."""
+        if node not in self._names:
+            if depth == 0:
+                return ""
+            self._names[node] = ""  # while it is followed: cycles end
+            self._names[node] = self._followed(node, depth)
+        return self._names[node]
+
+    def _followed(self, node: ast.expr, depth: int) -> str:
+        if isinstance(node, ast.Name):
+            return self._follow_name(node, depth)
+        if isinstance(node, ast.Attribute):
+            return self._follow_attribute(node, depth)
+        if isinstance(node, ast.Call):
+            made = self._follow(node.func, depth - 1)
+            return f"{made}()" if made else ""
+        if isinstance(node, (ast.Await, ast.NamedExpr)):
+            return self._follow(node.value, depth - 1)
+        return ""
+
+    def _follow_name(self, node: ast.Name, depth: int) -> str:
+        scope = self.bindings.scope_of(node, node.id)
+        if scope is None:
+            return ""
+        key = (scope.node, node.id)
+        if key not in self._bound_names:
+            self._bound_names[key] = ""  # as above
+            names = {self._bound(binding, depth) for binding in scope.names[node.id]}
+            names.discard("None")  # a variable that waits for its value
+            self._bound_names[key] = names.pop() if len(names) == 1 else ""
+        return self._bound_names[key]
+
+    def _bound(self, binding: ast.AST | str, depth: int) -> str:
+        """What one binding gives: an imported name, a definition of this file, a value, a parameter."""
+        if isinstance(binding, str):
+            return canonical(binding)
+        if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return f".{binding.name}"
+        if isinstance(binding, ast.arg):
+            return self._follow_parameter(binding, depth)
+        if isinstance(binding, ast.Constant) and binding.value is None:
+            return "None"
+        return self._follow(binding, depth - 1) if isinstance(binding, ast.expr) else ""
+
+    def _follow_parameter(self, parameter: ast.arg, depth: int) -> str:
+        """By its annotation; ``self``, and what Lightning hands to the hooks of a callback."""
+        if parameter.annotation is not None:
+            made = self._follow(_unquoted(parameter.annotation), depth - 1)
+            return f"{made}()" if made else ""
+        owner = self.nearest(parameter, ast.ClassDef)
+        function = self.function_of(parameter)
+        if owner is None or function is None or self.class_of(function) is not owner:
+            return ""
+        if function.args.args and function.args.args[0] is parameter:
+            return f".{owner.name}()"
+        if parameter.arg == "trainer" and self.derives(owner, "lightning.pytorch.Callback"):
+            return "lightning.pytorch.Trainer()"
+        if parameter.arg == "pl_module" and self.derives(owner, "lightning.pytorch.Callback"):
+            return "lightning.pytorch.LightningModule()"
+        return ""
+
+    def _follow_attribute(self, node: ast.Attribute, depth: int) -> str:
+        base = self._follow(node.value, depth - 1)
+        if not base:
+            return ""
+        if not (base.startswith(".") and base.endswith("()")):
+            return canonical(f"{base}.{node.attr}")
+        owner = self.bindings.classes.get(base[1:-2])
+        return self._member(owner, node.attr, depth) if owner is not None else ""
+
+    def _member(self, owner: ast.ClassDef, attribute: str, depth: int) -> str:
+        """What ``self.attribute`` is in a class of this file."""
+        for one in self._lineage(owner):
+            if bound := self.bindings.members(one).get(attribute):
+                names = {self._bound(binding, depth - 1) for binding in bound} - {"None"}
+                found = names.pop() if len(names) == 1 else ""
+                return f".{one.name}().{attribute}" if found.startswith(".") and not found.endswith("()") else found
+        base = next((name for name in self.bases(owner) if not name.startswith(".")), "")
+        return canonical(f"{base}().{attribute}") if base else ""
+
+    def _lineage(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
+        """A class and those of its bases that are in this file."""
+        found = [owner]
+        for one in found:
+            for base in one.bases:
+                parent = self.bindings.classes.get(base.id) if isinstance(base, ast.Name) else None
+                if parent is not None and parent not in found:
+                    found.append(parent)
+        return found
+
+    def bases(self, owner: ast.ClassDef) -> tuple[str, ...]:
+        """Names of the classes that a class derives from, through those of this file."""
+        return tuple(
+            dict.fromkeys(name for one in self._lineage(owner) for base in one.bases if (name := self.name(base)))
+        )
+
+    def derives(self, owner: ast.ClassDef | None, *names: str) -> bool:
+        """Whether a class derives from one of ``names``, as far as this file tells."""
+        return owner is not None and not set(names).isdisjoint(self.bases(owner))
+
+    def values_of(self, node: ast.expr) -> tuple[ast.expr, ...]:
+        """The expressions that a name or an attribute of ``self`` was given in this file, in no order of time; the
+        expression itself where it is no name."""
+        bound: Sequence[ast.AST | str] = ()
+        if isinstance(node, ast.Name):
+            scope = self.bindings.scope_of(node, node.id)
+            bound = scope.names[node.id] if scope is not None else ()
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            owner = self.class_of(node)
+            bound = self.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
+        else:
+            return (node,)
+        return tuple(one for one in bound if isinstance(one, ast.expr))
+
+    def value(self, node: ast.expr | None, depth: int = DEPTH) -> object:
+        """The value of a literal, or of a name that is given one literal only: numbers, strings, booleans, ``None``,
+        tuples and lists (as tuples) of them. :data:`UNKNOWN` else."""
+        if node is None or depth == 0:
+            return UNKNOWN
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.Tuple, ast.List)):
+            values = tuple(self.value(one, depth - 1) for one in node.elts)
+            return UNKNOWN if UNKNOWN in values else values
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            number = self.value(node.operand, depth - 1)
+            return -number if isinstance(number, (int, float)) else UNKNOWN
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._value_of_name(node, depth)
+        return UNKNOWN
+
+    def _value_of_name(self, node: ast.Name | ast.Attribute, depth: int) -> object:
+        bound: Sequence[ast.AST | str] = ()
+        if isinstance(node, ast.Name):
+            scope = self.bindings.scope_of(node, node.id)
+            bound = scope.names[node.id] if scope is not None else ()
+        elif isinstance(node.value, ast.Name) and node.value.id == "self":
+            owner = self.class_of(node)
+            bound = self.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
+        if len(bound) != 1 or not isinstance(bound[0], ast.expr):
+            return UNKNOWN
+        return self.value(bound[0], depth - 1)
+
+    # -- calls
+
+    @cached_property
+    def _calls(self) -> dict[str, list[ast.Call]]:
+        """By the last part of the name, as it is written. Where that says nothing (an imported name may be an alias, an
+        attribute of ``self`` hold anything) by the last part of what it stands for."""
+        found: dict[str, list[ast.Call]] = {}
+        for call in self.all(ast.Call):
+            last = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if not last or (isinstance(call.func, ast.Attribute) and _is_self(call.func.value)):
+                last = self.name(call.func).rpartition(".")[2] or last
+            found.setdefault(last, []).append(call)
+        return found
+
+    def calls(self, *names: str) -> Iterator[ast.Call]:
+        """Calls of what bears one of these dotted names, in the order of the text."""
+        wanted = set(names)
+        lasts = dict.fromkeys(name.rpartition(".")[2] for name in names)
+        likely = (call for last in lasts for call in self._calls.get(last, ()))
+        found = [call for call in likely if self.name(call.func) in wanted]
+        yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+    def method_calls(self, *methods: str) -> Iterator[ast.Call]:
+        """Calls ``x.method(…)`` of any object by the bare name of the method, in the order of the text."""
+        found = [call for method in dict.fromkeys(methods) for call in self._methods.get(method, ())]
+        yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+    @cached_property
+    def _methods(self) -> dict[str, list[ast.Call]]:
+        found: dict[str, list[ast.Call]] = {}
+        for call in self.all(ast.Call):
+            if isinstance(call.func, ast.Attribute):
+                found.setdefault(call.func.attr, []).append(call)
+        return found
+
+    def argument(self, call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+        """The argument of that name, or at that place among the positional ones; ``None`` where it is not given.
+        See :meth:`is_open` for calls that unpack others."""
+        for keyword in call.keywords:
+            if keyword.arg == name:
+                return keyword.value
+        if place is not None and place < len(call.args):
+            before = call.args[: place + 1]
+            return None if any(isinstance(one, ast.Starred) for one in before) else before[-1]
+        return None
+
+    def is_open(self, call: ast.Call) -> bool:
+        """Whether a call unpacks arguments (``*args``, ``**options``) that can't be told."""
+        return any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
+
+    def is_given(self, call: ast.Call, name: str, place: int | None = None) -> bool:
+        """Whether an argument is given, or may be, in what is unpacked."""
+        return self.argument(call, name, place) is not None or self.is_open(call)
+
+    def definition(self, node: ast.expr) -> FunctionNode | None:
+        """The function of this file, or method of a class of this file, that an expression names."""
+        name = self.name(node)
+        if not name.startswith("."):
+            return None
+        if "()." not in name:
+            return self.bindings.functions.get(name[1:])
+        owner, _, method = name[1:].partition("().")
+        return self.bindings.methods.get((owner, method))
+
+    def class_definition(self, node: ast.expr) -> ast.ClassDef | None:
+        """The class of this file that an expression names, or an instance of which it is."""
+        name = self.name(node)
+        return self.bindings.classes.get(name[1:].removesuffix("()")) if name.startswith(".") else None
+
+    def scope_of(self, node: ast.AST, name: str) -> LexicalScope | None:
+        """The scope in which a name that stands at ``node`` is bound."""
+        return self.bindings.scope_of(node, name)
+
+
+def parsed(text: str) -> ast.Module:
+    """The tree of a text; what Python would warn of (an escape that is none) is not told to whoever asked for faults.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python of this interpreter.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def children_of(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below it, in the order of the text, without operators and the like: :func:`ast.iter_child_nodes`
+    at half the price, which is most of the price of reading a file."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        if name in _NO_CHILDREN:
+            continue
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+_NO_CHILDREN = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"})
+"""Fields that hold text, or nodes that tell a kind and nothing else."""
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _unquoted(annotation: ast.expr) -> ast.expr:
+    """``"pl.Trainer"`` as the expression that it quotes; ``X | None`` and ``Optional[X]`` as ``X``."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return annotation  # names in quotes have no place in the tree, and can't be followed
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        return annotation.left
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, (ast.Name, ast.Attribute)):
+        named = annotation.value.attr if isinstance(annotation.value, ast.Attribute) else annotation.value.id
+        return annotation.slice if named == "Optional" else annotation
+    return annotation

@@ -1,0 +1,105 @@
+"""What one rank may run alone, as far as one can suspect: more than conditions that are certain to ask for the rank."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from doctor.lint.python.loader_calls import depends_on_ranks
+from doctor.lint.python.rank_branches import is_rank_test, rank_condition
+from doctor.lint.python.script import FunctionNode, Script
+from doctor.lint.python.training import calls_of
+
+_ROLES = re.compile(
+    r"(?:^|_)(?:main|master|primary|chief|zero|leader?|coordinator|writer?|logger|verbose|summary_writer)(?:_|$)|"
+    r"(?:is|am_i)_?(?:root|first|last|log|save)|(?:root|first|last)_?(?:rank|process|worker|node)|"
+    r"(?:should|do|can|will|enable)_?(?:save|log|write|dump|report|print)|save_on|on_last|output_process|^root$|^log$",
+    re.IGNORECASE,
+)
+"""Words of conditions that may ask whether this is the rank that writes."""
+_ORDERED = re.compile(r"lock|first|zero|main|master|sequential|order", re.IGNORECASE)
+"""Words of contexts in which ranks come one after the other, or one alone."""
+_DEVICES = re.compile(
+    r"(?:^|_)(?:gpu|device|local)(?:_?id|_?index|_rank)?$|^(?:proc|process|p|rank)_?id$|^rank_?0$", re.IGNORECASE
+)
+"""Numbers of devices, by which scripts tell their ranks apart."""
+
+
+def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
+    """Whether one rank may be the only one that runs it: a condition on the rank, or one that may be, stands around it
+    or around every call of its function. Rather too often than too seldom, as it keeps rules silent."""
+    if rank_condition(script, node) is not None or depends_on_ranks(script, node):
+        return True
+    function = script.function_of(node)
+    inner = node
+    for outer in script.around(node):
+        if _is_in_turns(script, outer, inner):
+            return True
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _may_ask(script, outer.test):
+            return True
+        if isinstance(outer, ast.With) and _is_ordered(script, outer):
+            return True
+        inner = outer
+    if function is None or depth == 0:
+        return False
+    calls = list(calls_of(script, function))
+    return _is_left_before(script, function, node) or (
+        bool(calls) and all(may_run_alone(script, call, depth - 1) for call in calls)
+    )
+
+
+def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
+    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find what it made."""
+    block = next((one for name in ("body", "orelse") if inner in (one := _block(outer, name))), [])
+    return any(
+        isinstance(one, ast.If) and is_rank_test(script, one.test) and _waits(script, one)
+        for one in block[: block.index(inner) if block else 0]
+    )
+
+
+def _block(node: ast.AST, name: str) -> list[ast.AST]:
+    found = getattr(node, name, None)
+    return found if isinstance(found, list) else []
+
+
+def _waits(script: Script, branch: ast.If) -> bool:
+    called = (call.func for statement in branch.body for call in script.inside(statement, ast.Call))
+    return any(isinstance(one, ast.Attribute) and one.attr in ("barrier", "wait_for_everyone") for one in called)
+
+
+def _is_ordered(script: Script, context: ast.With) -> bool:
+    return any(_ORDERED.search(script.text_of(one.context_expr)) for one in context.items)
+
+
+def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bool:
+    """An early return of others above it, for a reason that can't be followed."""
+    for one in script.inside(function, ast.If):
+        if one.lineno < getattr(node, "lineno", 0) and any(isinstance(last, ast.Return) for last in one.body):
+            if _may_ask(script, one.test):
+                return True
+    return False
+
+
+def _may_ask(script: Script, test: ast.expr) -> bool:
+    """Whether a test asks for the rank, under whatever name, or for what one rank alone was given."""
+    if is_rank_test(script, test):
+        return True
+    named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
+    names = [one.attr if isinstance(one, ast.Attribute) else one.id for one in named]
+    return (
+        any(_ROLES.search(name) for name in names)
+        or any(_DEVICES.search(name) for name in names)
+        or not _never_with_ranks(script).isdisjoint(names)
+        or any(rank_condition(script, value) is not None for one in named for value in script.values_of(one))
+    )
+
+
+def _never_with_ranks(script: Script) -> frozenset[str]:
+    """Names that an assertion rules out where there are several ranks."""
+    told = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
+    parts = (part for one in told for part in ast.walk(one.test))
+    return frozenset(
+        part.attr if isinstance(part, ast.Attribute) else part.id
+        for part in parts
+        if isinstance(part, (ast.Attribute, ast.Name))
+    )

@@ -1,0 +1,58 @@
+"""Handlers in which a rank passes over an error of its own, and goes on with its next step."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from doctor.lint.python.script import Script
+from doctor.lint.python.training import unwrapped
+
+_ERRORS = ("RuntimeError", "Exception", "OutOfMemoryError", "BaseException")
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
+
+
+def swallows_error(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> bool:
+    """Whether the loop goes on after an error in one of its steps that one rank alone may meet."""
+    named = _named(handler.type) in _ERRORS
+    return named and _goes_on(script, handler.body) and _is_rank_own(script, handler, loop)
+
+
+def _named(node: ast.expr | None) -> str:
+    if node is None:
+        return "BaseException"
+    if isinstance(node, ast.Tuple):
+        return next((name for one in node.elts if (name := _named(one)) in _ERRORS), "")
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> bool:
+    """An error that one rank may meet: out of memory; or any error of a batch that is passed over without a look. What
+    is tried so many times (``for _ in range(3)``), or is asked after, may be meant to fail on all ranks."""
+    if _OUT_OF_MEMORY.search(ast.unparse(handler)):
+        return True
+    looks = any(isinstance(one, (ast.Raise, ast.Return, ast.Break, ast.Assert)) for one in ast.walk(handler))
+    if looks or not isinstance(loop, ast.For) or script.text_of(unwrapped(loop.iter)).startswith("range("):
+        return False
+    kept = {one.id for one in ast.walk(handler) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    asked = (one.test for one in script.inside(loop, ast.If) if one.lineno > handler.lineno)
+    return kept.isdisjoint(part.id for test in asked for part in ast.walk(test) if isinstance(part, ast.Name))
+
+
+def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
+    """Whether the statements of a block may come to their end, or to the next step of the loop."""
+    for statement in block:
+        if isinstance(statement, ast.Continue):
+            return True
+        if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
+            return False
+        if isinstance(statement, ast.If) and statement.orelse:
+            if not _goes_on(script, statement.body) and not _goes_on(script, statement.orelse):
+                return False
+    return True
+
+
+def _exits(script: Script, statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    return script.text_of(statement.value.func).rpartition(".")[2] in ("exit", "_exit", "abort", "kill")

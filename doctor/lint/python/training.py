@@ -1,0 +1,273 @@
+"""What a script is about: whether it trains on several ranks, with what, and in which loops."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.python.script import UNKNOWN, FunctionNode, Script
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+WRAPPERS = (DDP, *FSDP, "apex.parallel.DistributedDataParallel", "horovod.torch.DistributedOptimizer")
+"""What makes ranks train one model, and leaves the data to the script."""
+LOADER = "torch.utils.data.DataLoader"
+SAMPLER = "torch.utils.data.DistributedSampler"
+TRAINER = "lightning.pytorch.Trainer"
+FABRIC = "lightning.fabric.Fabric"
+MODULE = "lightning.pytorch.LightningModule"
+DATA_MODULE = "lightning.pytorch.LightningDataModule"
+CALLBACK = "lightning.pytorch.Callback"
+ACCELERATOR = "accelerate.Accelerator"
+
+_BY_ITSELF = (
+    "torch.distributed.init_process_group",
+    "torch.distributed.init_device_mesh",
+    "torch.distributed.device_mesh.init_device_mesh",
+    *WRAPPERS,
+    SAMPLER,
+    ACCELERATOR,
+    "deepspeed.initialize",
+    "deepspeed.init_distributed",
+    "horovod.torch.init",
+    "ray.train.torch.prepare_model",
+)
+"""Calls that stand in scripts of several ranks alone, or in scripts that are made for them."""
+RANK_WORDS = (
+    *("init_process_group", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
+    *("DistributedOptimizer", "init_device_mesh", "Accelerator", "deepspeed", "horovod", "prepare_model"),
+    *("Trainer(", "Fabric("),
+)
+"""Words of which one stands in every file that shows that it is made for several ranks."""
+_OLD_STRATEGIES = ("ddp", "ddp2", "ddp_spawn", "ddp_sharded", "horovod")
+_SINGLE = ("auto", "single_device", None, UNKNOWN)
+
+
+def several_ranks(script: Script) -> ast.Call | None:
+    """The first call that shows that a script is made for several ranks; ``None`` where nothing does."""
+    first = next(script.calls(*_BY_ITSELF), None)
+    trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
+    return min(
+        (call for call in (first, next(trainers, None)) if call is not None), key=lambda call: call.lineno, default=None
+    )
+
+
+def trains_on_several(script: Script, trainer: ast.Call) -> bool:
+    """Whether a Trainer or a Fabric is given several devices or nodes, or a strategy for them; in the words of old
+    releases, too."""
+    devices = script.value(script.argument(trainer, "devices", 2 if _is(script, trainer, TRAINER) else None))
+    nodes = script.value(script.argument(trainer, "num_nodes"))
+    strategy = script.argument(trainer, "strategy")
+    if _is_one_process(script, trainer, devices, nodes):
+        return False
+    return (
+        _is_several(devices)
+        or _is_several(script.value(script.argument(trainer, "gpus")))
+        or script.value(script.argument(trainer, "accelerator")) in _OLD_STRATEGIES
+        or (isinstance(nodes, int) and nodes > 1)
+        or (strategy is not None and script.value(strategy) not in _SINGLE)
+        or (isinstance(strategy, ast.Call) and "Strategy" in script.name(strategy))
+    )
+
+
+def _is_one_process(script: Script, trainer: ast.Call, devices: object, nodes: object) -> bool:
+    """One device, processors of which one is taken where nothing is said, or replicas inside one process."""
+    accelerator = script.value(script.argument(trainer, "accelerator"))
+    one = devices in (1, "1", (0,)) and not isinstance(devices, bool)
+    unsaid = accelerator == "cpu" and not script.is_given(trainer, "devices")
+    return accelerator == "ipu" or ((one or unsaid) and nodes in (1, UNKNOWN))
+
+
+def _is(script: Script, call: ast.Call, name: str) -> bool:
+    return script.name(call.func) == name
+
+
+def _is_several(devices: object) -> bool:
+    if isinstance(devices, bool):
+        return False
+    if isinstance(devices, int):
+        return devices == -1 or devices > 1
+    if isinstance(devices, str):
+        return devices == "-1" or "," in devices or (devices.isdigit() and int(devices) > 1)
+    return isinstance(devices, tuple) and len(devices) > 1
+
+
+_SHARDS_LOADERS = re.compile(
+    r"^(?:accelerate\.Accelerator|lightning\.|transformers\.(?:\w*Trainer|TrainingArguments)|trl\.|composer\.Trainer|"
+    r"ignite\.distributed\.auto_dataloader|ray\.train\.torch\.prepare_data_loader|fastai\.|catalyst\.|mmengine\.|"
+    r"sentence_transformers\.|colossalai\.)"
+)
+_SHARDING_METHODS = frozenset({"prepare_data_loader", "setup_dataloaders", "auto_dataloader", "prepare"})
+
+
+def shards_loaders_itself(script: Script) -> bool:
+    """Whether a framework is used that puts distributed samplers into loaders, and sets their epochs, by itself."""
+    made = any(_SHARDS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
+    derived = any(_SHARDS_LOADERS.match(base) for one in script.all(ast.ClassDef) for base in script.bases(one))
+    return made or derived or next(script.method_calls(*_SHARDING_METHODS), None) is not None
+
+
+def is_test(script: Script) -> bool:
+    """Whether a file tests software: what it makes on purpose, or for one rank of many, is no fault."""
+    named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
+    return named is not None and any(one.name.startswith("test_") for one in script.functions)
+
+
+class Loop(NamedTuple):
+    """A loop that trains or evaluates. ``node``: it goes through batches; ``source``: what it goes through, as it is
+    written, without ``enumerate`` and progress bars; ``epochs``: the loop around it, if there is one in its function;
+    ``trains``: it has a backward pass."""
+
+    node: ast.For
+    source: ast.expr
+    epochs: ast.For | ast.While | None
+    trains: bool
+
+
+_WRAPPING = frozenset(
+    {
+        *("enumerate", "tqdm", "trange", "track", "iter", "islice", "zip", "progress_bar", "prefetch", "log_every"),
+        *("cycle", "prog_bar", "progress", "alive_it", "master_bar", "ParallelLoader", "MpDeviceLoader"),
+    }
+)
+
+
+def loops(script: Script) -> Iterator[Loop]:
+    """The innermost loops that have a backward pass in them, and loops over loaders that have none."""
+    for node in script.all(ast.For):
+        source = unwrapped(node.iter)
+        trains = has_backward(script, node) and not any(
+            has_backward(script, inner) for inner in script.inside(node, ast.For) if inner is not node
+        )
+        loads = script.name(source) == LOADER + "()" or _sounds_like_a_loader(source)
+        if trains or (loads and not has_backward(script, node)):
+            around = [one for one in script.around(node) if isinstance(one, (ast.For, ast.While, ast.FunctionDef))]
+            outer = around[0] if around and isinstance(around[0], (ast.For, ast.While)) else None
+            yield Loop(node, source, outer, trains)
+
+
+def unwrapped(source: ast.expr) -> ast.expr:
+    """What a loop goes through: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
+    while isinstance(source, ast.Call) and source.args and not isinstance(source.args[0], ast.Starred):
+        called = source.func.attr if isinstance(source.func, ast.Attribute) else getattr(source.func, "id", "")
+        if called not in _WRAPPING:
+            break
+        source = source.args[0]
+    return source
+
+
+_BACKWARD = frozenset({"backward", "manual_backward", "training_step"})
+_SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
+
+
+def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
+    """Whether a backward pass runs in it, also in functions of this file that it calls, if not in a loop of theirs."""
+    for call in script.inside(node, ast.Call):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if (called in _BACKWARD and isinstance(call.func, ast.Attribute)) or _SCALERS.search(called):
+            return True
+        function = script.definition(call.func) if depth > 0 else None
+        if function is not None and _steps_back(script, function, depth - 1):
+            return True
+    return False
+
+
+def _steps_back(script: Script, function: FunctionNode, depth: int) -> bool:
+    looped = {inner for loop in _loops_in(script, function) for inner in script.inside(loop, ast.stmt)}
+    return any(one not in looped and has_backward(script, one, depth) for one in _simple_statements(script, function))
+
+
+def _loops_in(script: Script, function: FunctionNode) -> Iterator[ast.For | ast.While]:
+    yield from script.inside(function, ast.For)
+    yield from script.inside(function, ast.While)
+
+
+def _simple_statements(script: Script, function: FunctionNode) -> Iterator[ast.stmt]:
+    """Those without others in them."""
+    yield from (one for one in script.inside(function, ast.stmt) if not hasattr(one, "body"))
+
+
+def _sounds_like_a_loader(source: ast.expr) -> bool:
+    bare = source.attr if isinstance(source, ast.Attribute) else getattr(source, "id", "")
+    return "loader" in bare.lower() or bare.lower().endswith("_dl")
+
+
+def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
+    """The loops over epochs of a loop over batches: around it, or around the calls of the function that it is in."""
+    if loop.epochs is not None:
+        return (loop.epochs,)
+    function = script.function_of(loop.node)
+    if function is None:
+        return ()
+    around = (_loop_around(script, call) for call in calls_of(script, function))
+    return tuple(dict.fromkeys(one for one in around if one is not None))
+
+
+def _loop_around(script: Script, node: ast.AST) -> ast.For | ast.While | None:
+    for outer in script.around(node):
+        if isinstance(outer, (ast.For, ast.While)):
+            return outer
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return None
+    return None
+
+
+def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
+    """The calls in this file of a function of this file; of ``__init__``, those of its class."""
+    yield from (
+        call
+        for call in script.all(ast.Call)
+        if script.definition(call.func) is function or constructor_of(script, call) is function
+    )
+
+
+def constructor_of(script: Script, call: ast.Call) -> FunctionNode | None:
+    """The ``__init__`` of a class of this file that a call makes an instance of."""
+    owner = script.class_definition(call.func) if not script.name(call.func).endswith("()") else None
+    return script.bindings.methods.get((owner.name, "__init__")) if owner is not None else None
+
+
+def lightning_modules(script: Script) -> Iterator[ast.ClassDef]:
+    """Classes that derive from a LightningModule, as far as the file tells."""
+    yield from (one for one in script.all(ast.ClassDef) if script.derives(one, MODULE))
+
+
+def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
+    """Methods of a class by name."""
+    for statement in owner.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name in names:
+            yield statement
+
+
+def gradients_reduced(script: Script) -> frozenset[ast.Call]:
+    """Calls ``loss.backward()`` of models that the file wraps so that gradients are reduced in them: in the function
+    or class that wraps one, or in functions that are called there."""
+    found = script.__dict__.get("_gradients_reduced")
+    if found is None:
+        wrapping = list(script.calls(*WRAPPERS))
+        calls = [call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping)]
+        found = script.__dict__["_gradients_reduced"] = frozenset(calls)
+    return found
+
+
+def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> bool:
+    around = script.function_of(call)
+    for one in wrapping:
+        where = script.function_of(one)
+        if where in (None, around) or (
+            script.class_of(one) is not None and script.class_of(one) is script.class_of(call)
+        ):
+            return True
+        if around is not None and where is not None and _calls(script, where, around):
+            return True
+    return False
+
+
+def _calls(script: Script, caller: FunctionNode, function: FunctionNode, depth: int = 2) -> bool:
+    """Whether a function calls another one of the file, also through functions between them."""
+    called = {one for call in script.inside(caller, ast.Call) if (one := script.definition(call.func)) is not None}
+    if function in called:
+        return True
+    return depth > 1 and any(_calls(script, one, function, depth - 1) for one in called - {caller})

@@ -1,0 +1,224 @@
+"""``DoctorCallback``: what a Trainer of ``lightning.pytorch`` or ``pytorch_lightning`` tells the monitor.
+
+The class is a subclass of the Callback of every Lightning that is loaded, see :mod:`.lightning_class`. It is found
+under its name in this module, so that it can be pickled.
+
+Order of the hooks: lightning/pytorch/trainer/trainer.py (_run), loops/fit_loop.py, loops/training_epoch_loop.py,
+loops/evaluation_loop.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from doctor.monitor.integrations.adapter import Adapter, guarded
+from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.lightning.callback_base import MISSING, bind_callback_base, import_one, installed
+from doctor.monitor.integrations.lightning.lightning_run import LightningRun, loss_of
+from doctor.monitor.integrations.lightning.trainer_facts import default_directory, training_facts
+
+
+class LightningHooks(Adapter[LightningRun]):
+    """The hooks that are watched, in the order of a run. They add nothing to a checkpoint and issue no collective."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The process group is there, the loaders are not. Of several of us, the first one watches."""
+        if (
+            value_or_default(lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self)
+            is self
+        ):
+            self._begin(lambda: self._start(trainer, pl_module))
+
+    def _start(self, trainer: Any, pl_module: Any) -> LightningRun:
+        facts = training_facts(trainer, pl_module)
+        attendance = self._attendance(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
+        run = LightningRun(attendance, trainer, pl_module)
+        run.watch_failures(self._on_failure)
+        run.watch_children(attendance.lost)
+        return run
+
+    @guarded
+    def _on_failure(self, run: LightningRun, error: BaseException) -> None:
+        value_or_default(run.failing, None)
+        self._leave(error)
+
+    @guarded
+    def on_fit_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """The model is wrapped and on its device."""
+        run.ready()
+
+    @guarded
+    def on_train_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """After the sanity check, before the first batch of training."""
+        run.watch_fetches(self._on_before_fetch)
+        run.train_start()
+
+    def _on_before_fetch(self) -> None:
+        run = self._run
+        if run is not None:
+            run.note((monotonic(), "data", None))
+
+    @guarded
+    def on_train_epoch_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Not called where a run is resumed within an epoch."""
+        run.train_epoch_start()
+
+    # The hooks of every step are written out: each frame between the Trainer and the tape costs a microsecond. A note
+    # is an append, which does not fail.
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The batch is on its device."""
+        run = self._run
+        if run is not None:
+            try:
+                if run.alone is not None:
+                    loaders, saw = run.alone
+                    loaders.taken = batch_idx + 1
+                    run.monitor.train_batch_start(batch_idx, 0)
+                    saw(batch)
+                else:
+                    run.train_batch_start(batch, batch_idx)
+            except Exception as error:
+                self._failed("on_train_batch_start", error)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """With manual optimisation any number of times a batch. Its end is told by what follows: clipping and the
+        optimiser, or the end of the batch."""
+        run = self._run
+        if run is not None:
+            run.note((monotonic(), "backward", None))
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """With manual optimisation in any order."""
+        run = self._run
+        if run is not None:
+            run.has_stepped = True
+            run.note((monotonic(), "optimizer", None))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Also of batches that are accumulated."""
+        run = self._run
+        if run is not None:
+            try:
+                loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
+                if run.has_stepped:
+                    run.has_stepped = False
+                    run.monitor.optimizer_step()
+                run.monitor.train_batch_end(loss, run.after)
+            except Exception as error:
+                self._failed("on_train_batch_end", error)
+
+    @guarded
+    def on_train_epoch_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Before the module's own hook, and before checkpoints are saved."""
+        run.train_epoch_end()
+
+    @guarded
+    def on_train_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """However training came to its end, but for exceptions."""
+        run.monitor.stage_end("train")
+
+    @guarded
+    def on_save_checkpoint(self, run: LightningRun, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """It is written next; nothing is added to it."""
+        run.monitor.mark("checkpoint")
+
+    @guarded
+    def on_sanity_check_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """The loaders of training are set up next."""
+        run.monitor.stage_start("train")
+
+    @guarded
+    def on_validation_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """The sanity check, a validation within training, or one by itself."""
+        run.maybe_last_batch()
+        loop = trainer.fit_loop.epoch_loop.val_loop if run.fits else trainer.validate_loop
+        run.evaluation_start("sanity" if trainer.sanity_checking else "validate", loop)
+
+    @guarded
+    def on_test_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Loaders are there, no batch was drawn."""
+        run.evaluation_start("test", trainer.test_loop)
+
+    @guarded
+    def on_predict_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Loaders are there, no batch was drawn."""
+        run.evaluation_start("predict", trainer.predict_loop)
+
+    @guarded
+    def on_validation_batch_start(
+        self,
+        run: LightningRun,
+        trainer: Any,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The batch is on its device."""
+        run.evaluation_batch_start(batch, batch_idx, dataloader_idx)
+
+    @guarded
+    def on_validation_batch_end(self, run: LightningRun, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """The batch is done."""
+        run.monitor.batch_end(run.stage)
+
+    @guarded
+    def on_validation_epoch_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Before metrics are reduced."""
+        run.evaluation_epoch_end()
+
+    @guarded
+    def on_validation_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
+        """Before checkpoints are saved."""
+        run.evaluation_end()
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+    on_test_end = on_predict_end = on_validation_end
+
+    @guarded
+    def on_exception(self, run: LightningRun, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Any exception, those that ask to end (KeyboardInterrupt, SystemExit) too. ``teardown`` does not follow."""
+        value_or_default(run.failing, None)
+        self._leave(exception)
+
+    @guarded
+    def teardown(self, run: LightningRun, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The run is over, as it should be."""
+        self._leave()
+
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+    from pytorch_lightning import Callback as OtherCallback
+
+    class DoctorCallback(LightningHooks, Callback, OtherCallback):  # type: ignore[misc]
+        """The callback of both Lightnings, as type checkers see it."""
+
+
+class _Callback(LightningHooks):
+    __doc__ = Adapter.__doc__
+
+    # Whoever configures it by its signature (LightningCLI) sees the options.
+    @functools.wraps(Adapter.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not bind_callback_base(_Callback):
+            import_one()
+            bind_callback_base(_Callback)
+        super().__init__(*args, **kwargs)
+
+
+# Pickling finds the class by these names, through __getattr__.
+_Callback.__name__ = _Callback.__qualname__ = "DoctorCallback"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DoctorCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not bind_callback_base(_Callback) and not installed():
+        raise ImportError(MISSING)
+    return _Callback

@@ -1,0 +1,169 @@
+"""What a Trainer of Lightning tells of itself. Each question may stay unanswered: inner names move between releases."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from doctor.collectors.base import parse_int
+from doctor.collectors.filesystem import local_path
+from doctor.core.facts import TrainingFacts, Variable
+from doctor.monitor.integrations.adapter import Adapter
+from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.torch_state import backend, device_id, joins_uneven_inputs
+from doctor.monitor.telemetry.memory.lower_bound import memory_lower_bound
+
+PACKAGES = {"lightning": "lightning", "pytorch_lightning": "pytorch_lightning", "lightning_fabric": "pytorch_lightning"}
+"""Which Lightning a class is of, by the package it is defined in: ``lightning_fabric`` comes with the second."""
+
+DEFAULTS: dict[str, tuple[object, ...]] = {
+    "max_steps": (-1,),
+    "max_epochs": (-1, 1000),
+    "min_steps": (),
+    "min_epochs": (0, 1),
+    "limit_train_batches": (1.0,),
+    "limit_val_batches": (1.0,),
+    "limit_test_batches": (1.0,),
+    "limit_predict_batches": (1.0,),
+    "overfit_batches": (0.0,),
+    "fast_dev_run": (False,),
+    "val_check_interval": (1.0,),
+    "check_val_every_n_epoch": (1,),
+    "num_sanity_val_steps": (2,),
+    "accumulate_grad_batches": (1,),
+    "reload_dataloaders_every_n_epochs": (0,),
+    "use_distributed_sampler": (True,),
+}
+"""Arguments of the Trainer that decide which batches a rank sees, and what they are where nobody set them."""
+
+SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
+
+
+def training_facts(trainer: Any, module: Any) -> TrainingFacts:
+    """The Trainer and its strategy. ``module``: the LightningModule."""
+    strategy, share = trainer.strategy, data_parallel(trainer)
+    home = package_of(trainer) or "lightning"
+    device = value_or_default(lambda: strategy.root_device, None)
+    return TrainingFacts(
+        framework=home,
+        release=value_or_default(lambda: str(sys.modules[home].__version__), None),
+        mixed=mixed_packages(trainer, module),
+        strategy=strategy_name(strategy),
+        backend=backend(),
+        device=None if device is None else str(device),
+        device_id=device_id(device),
+        world_size=trainer.world_size,
+        data_parallel_rank=share.get("rank"),
+        data_parallel_size=share.get("num_replicas"),
+        accumulate=value_or_default(lambda: int(trainer.accumulate_grad_batches), 1),
+        precision=value_or_default(lambda: str(trainer.precision), None),
+        max_steps=_limit(trainer, "max_steps"),
+        max_epochs=_limit(trainer, "max_epochs"),
+        joins=joins_uneven_inputs(value_or_default(lambda: strategy.model, None)),
+        seed=parse_int(os.environ.get("PL_GLOBAL_SEED")),
+        checkpoints=value_or_default(lambda: checkpoints(trainer), None),
+        arguments=arguments(trainer),
+    )
+
+
+def data_parallel(trainer: Any) -> dict[str, int]:
+    """``rank`` and ``num_replicas`` among the ranks that see different data; those of a model-parallel strategy leave
+    out the ranks that share one replica."""
+    alone = {"rank": 0, "num_replicas": 1} if trainer.world_size == 1 else {}
+    return value_or_default(lambda: dict(trainer.distributed_sampler_kwargs or alone), alone)
+
+
+def strategy_name(strategy: Any) -> str:
+    """The name that a Trainer takes for it, such as ``ddp``; of a class of the user's own, the class."""
+    told = getattr(strategy, "strategy_name", None)
+    return told if isinstance(told, str) else type(strategy).__name__.removesuffix("Strategy").lower()
+
+
+def replication(strategy: Any) -> tuple[bool | None, bool | None]:
+    """Whether all ranks hold the same parameters, and whether the strategy makes them equal when it wraps the model;
+    ``None`` where the strategy is not known."""
+    names = {kind.__name__ for kind in type(strategy).__mro__}
+    if names & set(SHARDING):
+        return False, False
+    if "DeepSpeedStrategy" in names:
+        whole = value_or_default(lambda: not strategy.zero_stage_3, None)
+        return whole, whole
+    if "DDPStrategy" not in names:
+        return None, None
+    averages = getattr(strategy, "_model_averaging_period", None)
+    return (None if averages else True), bool(
+        value_or_default(lambda: strategy._ddp_kwargs.get("init_sync", True), True)
+    )
+
+
+def trainer_memory_lower_bound(trainer: Any, module: Any) -> int | None:
+    """Bytes that training will hold at least on this rank's device; ``None`` where the strategy holds the numbers in
+    buffers of its own."""
+    strategy = trainer.strategy
+    if "DeepSpeedStrategy" in {kind.__name__ for kind in type(strategy).__mro__}:
+        return None
+    wrapper = strategy.model
+    copies = type(wrapper).__name__ == "DistributedDataParallel" and not wrapper.gradient_as_bucket_view
+    return memory_lower_bound(module, trainer.optimizers, buckets=copies)
+
+
+def arguments(trainer: Any) -> tuple[Variable, ...]:
+    """The arguments that were not left alone."""
+    values = ((name, value_or_default(lambda name=name: _argument(trainer, name), None)) for name in DEFAULTS)  # type: ignore[misc]
+    return tuple(Variable(name, str(value)) for name, value in values if not _is_default(name, value))
+
+
+def _is_default(name: str, value: object) -> bool:
+    """``limit_train_batches=1`` is one batch, and 1.0 are all of them."""
+    return value is None or any(type(value) is type(one) and value == one for one in DEFAULTS[name])
+
+
+def _argument(trainer: Any, name: str) -> object:
+    if name == "use_distributed_sampler":
+        return trainer._accelerator_connector.use_distributed_sampler
+    return getattr(trainer, name)
+
+
+def _limit(trainer: Any, name: str) -> int | None:
+    value = value_or_default(lambda: getattr(trainer, name), None)
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def mixed_packages(trainer: Any, module: Any) -> str | None:
+    """Objects of the other Lightning than the Trainer's, in words."""
+    own = package_of(trainer)
+    named = {type(one).__name__: package_of(one) for one in _parts(trainer, module) if not isinstance(one, Adapter)}
+    foreign = sorted(f"{name} of {home}" for name, home in named.items() if home not in (own, None))
+    return f"{', '.join(foreign)} with the Trainer of {own}" if own and foreign else None
+
+
+def _parts(trainer: Any, module: Any) -> Iterable[object]:
+    yield module
+    yield trainer.strategy
+    for name in ("callbacks", "loggers"):
+        yield from value_or_default(lambda name=name: list(getattr(trainer, name)), [])  # type: ignore[misc]
+    yield value_or_default(lambda: trainer.datamodule, None)
+
+
+def package_of(thing: object) -> str | None:
+    """The Lightning that an object is of: by the first of its classes that is defined in one."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)
+    return next((PACKAGES[root] for root in roots if root in PACKAGES), None)
+
+
+def default_directory(trainer: Any) -> Path:
+    """The Trainer's ``default_root_dir``, which is read and not made; the working directory if it is remote."""
+    told = local_path(str(trainer.default_root_dir))
+    return Path.cwd() if told is None else Path(told)
+
+
+def checkpoints(trainer: Any) -> str | None:
+    """Directory or URL below which checkpoints are written: that of the ModelCheckpoint; before it has one, where it
+    will make its own (lightning/pytorch/callbacks/model_checkpoint.py, ``__resolve_ckpt_dir``)."""
+    told = trainer.checkpoint_callback.dirpath
+    if told is None and trainer.loggers:
+        told = trainer.loggers[0].save_dir
+    return str(trainer.default_root_dir if told is None else told)

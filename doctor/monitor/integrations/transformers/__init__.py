@@ -1,0 +1,1 @@
+"""The callback of Hugging Face Trainer."""

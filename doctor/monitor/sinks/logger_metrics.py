@@ -1,0 +1,84 @@
+"""A few numbers of the whole job for a Trainer's loggers. Their names are public and stay."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from doctor.core.job import Job
+from doctor.core.report_document import Report
+from doctor.monitor.sinks.rank_metrics import RankMetrics, all_rank_metrics
+
+METRICS: Mapping[str, str] = {
+    "doctor/step_seconds": "a training step, of the newest window: median over ranks",
+    "doctor/data_wait_share": "part of the step that the rank which waits longest for data waits for it, 0 to 1",
+    "doctor/slowest_rank": "the rank that takes longest a step, waiting for others left out",
+    "doctor/slowest_rank_excess": "by how much longer than the median rank, as part of the median step",
+    "doctor/seconds_since_progress": "of the rank that has stood longest",
+    "doctor/ranks_stalled": "ranks that stand still, failed or are not heard of",
+    "doctor/memory_reserved_max_bytes": "reserved by torch's allocator, of the rank that reserves most",
+    "doctor/memory_skew": "by how much that is more than the median rank's, as part of it",
+    "doctor/resident_max_bytes": "host memory of the rank that holds most, its data workers included",
+    "doctor/findings_error": "findings of severity error that stand",
+    "doctor/findings_warning": "findings of severity warning that stand",
+}
+"""Name -> meaning. What a job does not show (memory of a device on a CPU) is left out, and so is what compares ranks
+where there is one."""
+
+
+def metrics(job: Job, report: Report) -> dict[str, float]:
+    """The numbers by name, as far as the job shows them."""
+    ranks = list(all_rank_metrics(job))
+    values: dict[str, float | None] = {
+        "doctor/step_seconds": _median(one.window.total for one in ranks if one.window),
+        "doctor/data_wait_share": _most(one.data_share for one in ranks),
+        **_slowest(ranks),
+        "doctor/seconds_since_progress": _most(one.progress.idle for one in ranks if one.progress),
+        "doctor/ranks_stalled": float(sum(one.is_stalled for one in ranks)) if ranks else None,
+        **_memory([one.memory.reserved for one in ranks if one.memory and one.memory.reserved is not None]),
+        "doctor/resident_max_bytes": _most(map(_resident, ranks)),
+        **{f"doctor/findings_{severity}": _count(report, severity) for severity in ("error", "warning")},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _slowest(ranks: Sequence[RankMetrics]) -> dict[str, float | None]:
+    busy = {one.rank: taken for one in ranks if (taken := one.busy) is not None}
+    if len(busy) < 2:
+        return {}
+    slowest = max(busy, key=lambda rank: busy[rank])
+    step = _median(one.window.total for one in ranks if one.window)
+    excess = busy[slowest] - statistics.median(busy.values())
+    return {"doctor/slowest_rank": float(slowest), "doctor/slowest_rank_excess": excess / step if step else None}
+
+
+def _memory(reserved: Sequence[int]) -> dict[str, float | None]:
+    usual = _median(reserved)
+    most = _most(reserved)
+    if usual is None or most is None:
+        return {}
+    skew = (most - usual) / usual if usual > 0 and len(reserved) > 1 else None
+    return {"doctor/memory_reserved_max_bytes": most, "doctor/memory_skew": skew}
+
+
+def _resident(one: RankMetrics) -> float | None:
+    return None if one.memory is None or one.memory.resident is None else one.memory.resident + (one.workers or 0)
+
+
+def _count(report: Report, severity: str) -> float:
+    return float(
+        sum(
+            finding.stands and finding.severity.value == severity
+            for result in report.results
+            for finding in result.findings
+        )
+    )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(statistics.median(known)) if known else None
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((float(value) for value in values if value is not None), default=None)

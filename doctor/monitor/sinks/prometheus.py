@@ -1,0 +1,215 @@
+"""The newest numbers of a run for Prometheus: one port a host, off unless asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from doctor.core.background import start_thread
+from doctor.core.facts import ProgressFacts, RunMemoryFacts, Window
+from doctor.core.job import Job, SectionHolder, Sections
+from doctor.core.report_document import Report
+from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.monitor.sinks.rank_metrics import RankMetrics, all_rank_metrics, rank_metrics
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+PATIENCE = 10.0
+"""Seconds for which a client may be silent before its connection is closed."""
+
+MOST_RANKS = 1024
+"""Ranks that one process serves. Writing down so many takes a tenth of a second, in which the interpreter is shared
+with the training; in larger jobs every host serves its own."""
+
+
+@dataclass(frozen=True)
+class RankGauge:
+    """A metric with the labels ``rank`` and ``host``, and how it is read; ``None`` leaves the rank out."""
+
+    name: str
+    meaning: str
+    read: Callable[[RankMetrics], float | None]
+
+
+def _progress(read: Callable[[ProgressFacts], float | None]) -> Callable[[RankMetrics], float | None]:
+    return lambda vitals: None if vitals.progress is None else read(vitals.progress)
+
+
+def _window(read: Callable[[Window], float | None]) -> Callable[[RankMetrics], float | None]:
+    return lambda vitals: None if vitals.window is None else read(vitals.window)
+
+
+def _memory(read: Callable[[RunMemoryFacts], float | None]) -> Callable[[RankMetrics], float | None]:
+    return lambda vitals: None if vitals.memory is None else read(vitals.memory)
+
+
+GAUGES = (
+    RankGauge("rankdoctor_epoch", "Epoch, from 0.", _progress(lambda facts: facts.epoch)),
+    RankGauge("rankdoctor_step", "Optimiser steps so far.", _progress(lambda facts: facts.step)),
+    RankGauge(
+        "rankdoctor_seconds_since_progress",
+        "Seconds for which the rank had not moved on when it was last heard.",
+        _progress(lambda facts: facts.idle),
+    ),
+    RankGauge("rankdoctor_stalled", "1 where it stands still, failed or is not heard of.", lambda one: one.is_stalled),
+    RankGauge(
+        "rankdoctor_last_seen_timestamp_seconds",
+        "When the rank was last heard, seconds since the epoch.",
+        _progress(lambda facts: facts.at),
+    ),
+    RankGauge("rankdoctor_step_seconds", "Median training step of the newest window.", _window(lambda one: one.total)),
+    RankGauge("rankdoctor_data_wait_seconds", "Of a step, waiting for its batch.", _window(lambda one: one.data)),
+    RankGauge("rankdoctor_forward_seconds", "Of a step, as the host sees it.", _window(lambda one: one.forward)),
+    RankGauge(
+        "rankdoctor_backward_seconds",
+        "Of a step, as the host sees it; waiting for other ranks may lie in here.",
+        _window(lambda one: one.backward),
+    ),
+    RankGauge("rankdoctor_optimizer_seconds", "Of a step, as the host sees it.", _window(lambda one: one.optimizer)),
+    RankGauge(
+        "rankdoctor_memory_allocated_bytes",
+        "Allocated by torch on the rank's device.",
+        _memory(lambda facts: facts.allocated),
+    ),
+    RankGauge(
+        "rankdoctor_memory_reserved_bytes",
+        "Reserved by torch's allocator on the rank's device.",
+        _memory(lambda facts: facts.reserved),
+    ),
+    RankGauge(
+        "rankdoctor_memory_reserved_peak_bytes",
+        "The most that torch's allocator ever reserved there.",
+        _memory(lambda facts: facts.peak_reserved),
+    ),
+    RankGauge("rankdoctor_device_memory_bytes", "Memory of the rank's device.", _memory(lambda facts: facts.total)),
+    RankGauge("rankdoctor_device_free_bytes", "Free there, by the driver.", _memory(lambda facts: facts.device_free)),
+    RankGauge("rankdoctor_resident_bytes", "Host memory of the rank's process.", _memory(lambda facts: facts.resident)),
+    RankGauge(
+        "rankdoctor_workers_resident_bytes", "Host memory of its data workers together.", lambda one: one.workers
+    ),
+)
+"""What is told of each rank."""
+
+FINDINGS = "rankdoctor_findings"
+"""How many findings stand, with the labels ``id``, ``name`` and ``severity``. Only the rank that judges tells it."""
+
+
+class PrometheusSink:
+    """Serves the numbers of this host's ``rank`` and, where it judges, of the whole job, with a registry of its own.
+
+    ``port`` 0 takes any that is free; :attr:`port` is the one in use, ``None`` where it could not be had, of which
+    ``tell`` hears. Only the lowest local rank of a host should have one.
+
+    Raises:
+        ImportError: prometheus-client is not installed.
+    """
+
+    def __init__(self, port: int, *, rank: int, host: str, tell: Callable[[str], None]) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, make_wsgi_app
+        except ImportError as error:
+            raise ImportError("prometheus_port needs prometheus-client: pip install prometheus-client") from error
+        self.port: int | None = None
+        self._rank, self._host = rank, host
+        self._ranks: dict[tuple[int, str], RankMetrics] = {}
+        self._findings: Counter[tuple[str, str, str]] = Counter()
+        self._server: _Server | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._serve(port, make_wsgi_app(registry), tell)
+
+    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
+        """What stands now, by check and severity."""
+        self._findings = Counter(
+            (result.id, result.name, finding.severity.value)
+            for result in report.results
+            for finding in result.findings
+            if finding.stands
+        )
+
+    def round(self, job: Job, report: Report) -> None:
+        """The numbers of all ranks that are here; of a very large job, of this host's."""
+        few = len(job.ranks) <= MOST_RANKS
+        self._ranks = {(one.rank, one.host): one for one in all_rank_metrics(job) if few or one.host == self._host}
+        self.found((), report)
+
+    def card(self, sections: Sections) -> None:
+        """The numbers of this rank, from what it posts about itself."""
+        own = rank_metrics(SectionHolder(sections), self._rank, self._host)
+        self._ranks = {**self._ranks, (self._rank, self._host): own}
+
+    def ended(self, report: Report) -> None:
+        """The last findings."""
+        self.found((), report)
+
+    def close(self) -> None:
+        """Free the port."""
+        if self._server is not None:
+            self._server.stop()
+            self._server, self.port = None, None
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What prometheus-client asks when it is scraped, in the thread that answers."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        ranks, findings = self._ranks, self._findings
+        for gauge in GAUGES:
+            family = GaugeMetricFamily(gauge.name, gauge.meaning, labels=("rank", "host"))
+            for one in ranks.values():
+                value = gauge.read(one)
+                if value is not None:
+                    family.add_metric((str(one.rank), one.host), float(value))
+            yield family
+        family = GaugeMetricFamily(FINDINGS, "Findings that stand.", labels=("id", "name", "severity"))
+        for labels, count in findings.items():
+            family.add_metric(labels, float(count))
+        yield family
+
+    def _serve(self, port: int, application: Any, tell: Callable[[str], None]) -> None:
+        try:
+            self._server = _Server(("", port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            tell(f"no metrics for Prometheus: port {port} of this host: {reason}")
+            return
+        self._server.set_app(application)
+        self.port = self._server.server_port
+        start_thread("doctor-prometheus", self._server.serve_forever)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread a request, none of which keeps the process alive."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # another run's port must not be shared in silence
+
+    def server_bind(self) -> None:
+        """Without the look-up of this host's own name that WSGIServer makes: a sick name server blocks it."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+    def stop(self) -> None:
+        """End listening for every process that inherited the socket, too (data workers outlive a run): this also wakes
+        the thread that serves, which is then told to end."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base class has it
+        """The console is not for access logs."""

@@ -1,0 +1,100 @@
+"""The children of a rank: data workers and what else it started, with their state and memory.
+
+Reads files of /proc, so never call it on the step path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from doctor.collectors.base import parse_int, read_text
+from doctor.collectors.filesystem import listed
+from doctor.core.facts import ChildProcess
+
+MOST = 256
+"""Children that are looked at."""
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""What launchers number ranks by. Lightning's own launcher makes the other ranks of a host children of the first."""
+STATM_RESIDENT = 1
+
+PROC = Path("/proc")
+
+
+def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[ChildProcess, ...]:
+    """The children of ``pid`` (this process) and theirs, by pid, at most :data:`MOST`; other ranks, and what those
+    started, are left out. A child that ended and was not waited for yet is one in state ``Z``."""
+    parent = os.getpid() if pid is None else pid
+    own = _numbers(_environ(proc / str(parent)), os.environ if pid is None else {})
+    found: dict[int, ChildProcess] = {}
+    waiting = [parent]
+    while waiting and len(found) < MOST:
+        for child in _children(waiting.pop(), proc):
+            seen = child in found or _is_other_rank(_environ(proc / str(child)), own)
+            one = None if seen else read_child(proc, child)
+            if one is not None:
+                found[child] = one
+                waiting.append(child)
+    return tuple(found[child] for child in sorted(found)[:MOST])
+
+
+def read_child(proc: Path, pid: int) -> ChildProcess | None:
+    """One process, or ``None`` where it is gone. See proc(5) for ``stat``, whose name may hold blanks and brackets."""
+    folder = proc / str(pid)
+    before, bracket, after = (read_text(folder / "stat") or "").rpartition(")")
+    if not bracket or not after.split():
+        return None
+    name, state = before.partition("(")[2], after.split()[0]
+    return ChildProcess(pid, state, name, memory=resident_bytes(folder), private=_private(folder))
+
+
+def resident_bytes(folder: Path) -> int | None:
+    """The resident memory of the process that a folder of /proc describes."""
+    columns = (read_text(folder / "statm") or "").split()
+    pages = parse_int(columns[STATM_RESIDENT]) if len(columns) > STATM_RESIDENT else None
+    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _private(folder: Path) -> int | None:
+    """Bytes that no other process maps; a forked child begins with next to none, for it shares its parent's."""
+    rows = (line.split() for line in (read_text(folder / "smaps_rollup") or "").splitlines())
+    private = (row[1] for row in rows if len(row) == 3 and row[0].startswith("Private_"))
+    sizes = [size for text in private if (size := parse_int(text)) is not None]
+    return sum(sizes) * 1024 if sizes else None
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    """By the kernel's own list, where it keeps one (CONFIG_PROC_CHILDREN): else every process is asked for its parent,
+    which takes a tenth of a second on a host with thousands."""
+    lists = [read_text(proc / str(pid) / "task" / thread / "children") for thread in listed(proc / str(pid) / "task")]
+    if any(one is not None for one in lists):
+        return [child for one in lists for word in (one or "").split() if (child := parse_int(word)) is not None]
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
+
+
+def _numbers(started: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
+    """What a rank is called by each variable, when it started and since; one that nobody numbered is the first."""
+    return {name: {where[name] for where in (started, now) if name in where} or {"0"} for name in RANK_VARIABLES}
+
+
+def _is_other_rank(started: Mapping[str, str], own: Mapping[str, set[str]]) -> bool:
+    """Whether a child was started with the number of another rank; one that only forked shows its parent's."""
+    return any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    """The variables that a process was started with, as far as they may be read."""
+    return dict(_assignments(read_text(folder / "environ") or ""))
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    for entry in text.split("\0"):
+        name, equals, value = entry.partition("=")
+        if equals:
+            yield name, value

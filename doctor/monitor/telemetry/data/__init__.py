@@ -1,0 +1,1 @@
+"""What a rank's data loaders and samplers delivered."""

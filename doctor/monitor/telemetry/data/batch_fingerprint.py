@@ -1,0 +1,154 @@
+"""What the first batches of an epoch hold: a few values of each, copied where they are, hashed later elsewhere.
+
+A batch may live on a device that is busy for another second. So what is copied stays there (an enqueued copy of some
+kilobytes), with an event behind it; the thread that asks for facts reads it once the event has passed, on a stream of
+its own, so that nobody waits for anybody's kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_PARTS = 4
+"""Tensors, arrays or texts of a batch that are looked at."""
+MOST_VALUES = 256
+"""Values of each that are copied, spread evenly over it."""
+MOST_NODES = 64
+MOST_DEPTH = 4
+_NUMBERS = (int, float, bool)
+"""A batch that is one number counts steps and holds no data."""
+_PLAIN = (str, bytes, *_NUMBERS)
+
+
+class BatchFingerprint:
+    """A few values of a batch, taken on the step path."""
+
+    __slots__ = ("_digest", "_event", "_parts")
+
+    def __init__(self, batch: object) -> None:
+        self._digest: str | None = None
+        self._event: Any = None
+        self._parts: list[tuple[str, Any]] = []
+        for leaf in _leaves(batch) if type(batch) not in _NUMBERS else ():
+            if not is_tensor(leaf):
+                self._parts.append((type(leaf).__name__, leaf))
+            elif leaf.is_cpu or (leaf.is_cuda and not _is_captured()):
+                self._parts.append((_head(leaf), _spread(leaf)))
+                self._event = _event_behind(leaf, self._event)
+            if len(self._parts) == MOST_PARTS:
+                break
+
+    def digest(self) -> str | None:
+        """A hash of each part, joined by ``-``; ``None`` where nothing could be looked at, and as long as a device has
+        not come to it. Not for the step path."""
+        if self._parts and (self._event is None or self._event.query()):
+            self._digest = "-".join(_hash(head, values) for head, values in self._parts)
+            self._parts = []
+        return self._digest
+
+
+def _is_captured() -> bool:
+    """Whether a graph is recorded, which anything enqueued now would become a part of."""
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def _event_behind(tensor: Any, event: Any) -> Any:
+    """An event that has passed once everything enqueued for the tensor's device until now is done."""
+    if not tensor.is_cuda:
+        return event
+    cuda = sys.modules["torch"].cuda
+    event = cuda.Event() if event is None else event
+    event.record(cuda.current_stream(tensor.device))
+    return event
+
+
+def is_tensor(thing: Any) -> bool:
+    """Whether it is a plain, dense tensor of torch; subclasses (distributed, nested, fake ones) answer otherwise."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(thing) is torch.Tensor and thing.layout is torch.strided
+
+
+def _leaves(batch: object) -> Iterator[Any]:
+    """Tensors and lists of plain values in a batch, in a fixed order."""
+    stack: list[tuple[Any, int]] = [(batch, 0)]
+    for _ in range(MOST_NODES):
+        if not stack:
+            return
+        node, depth = stack.pop()
+        if is_tensor(node) or type(node) in _PLAIN:
+            yield _shortened(node)
+            continue
+        children = _children(node)
+        if children and all(type(child) in _PLAIN for child in children):
+            yield [_shortened(child) for child in children]
+        elif depth < MOST_DEPTH:
+            stack.extend((child, depth + 1) for child in reversed(children))
+
+
+def _shortened(value: Any) -> Any:
+    return value[:MOST_VALUES] if type(value) in (str, bytes) else value
+
+
+def _children(node: object) -> list[Any]:
+    if isinstance(node, Mapping):
+        return [node[key] for key in list(node)[:MOST_NODES]]
+    if isinstance(node, (list, tuple)):
+        return list(node[:MOST_NODES])
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [getattr(node, field.name, None) for field in dataclasses.fields(node)[:MOST_NODES]]
+    return _of_array(node)
+
+
+def _of_array(node: Any) -> list[Any]:
+    """Values of a numpy array of numbers, spread over it as those of a tensor."""
+    if type(node).__module__ != "numpy" or getattr(node, "dtype", None) is None or node.dtype.kind not in "biufSU":
+        return []
+    return list(node.flat[:: _step(node.size)][:MOST_VALUES].tolist()) if getattr(node, "size", 0) else []
+
+
+def _head(tensor: Any) -> str:
+    return f"{tensor.dtype}{tuple(tensor.shape)}"
+
+
+def _spread(tensor: Any) -> Any:
+    """Values spread over a tensor: a copy on its device, enqueued there. Tensors with gaps (slices, expanded ones) are
+    looked at where they begin, since copying them whole may cost as much memory again."""
+    tensor = tensor.detach()
+    while tensor.dim() > 1 and not _is_dense(tensor):
+        tensor = tensor.select(0, 0)
+    step = _step(tensor.numel())
+    if not _is_dense(tensor):
+        return tensor[::step][:MOST_VALUES].clone()
+    count = min(MOST_VALUES, -(-tensor.numel() // step))
+    return tensor.as_strided((count,), (step,), tensor.storage_offset()).clone()
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether its values fill a stretch of memory, in whatever order (channels last)."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(tensor.numel() == 0 or reach + 1 == tensor.numel())
+
+
+def _step(size: int) -> int:
+    """An odd step, so that it does not stay in one column of what is mostly a power of two wide."""
+    return max(1, -(-size // MOST_VALUES)) | 1
+
+
+def _hash(head: str, values: Any) -> str:
+    hasher = hashlib.blake2b(head.encode("utf-8", "replace"), digest_size=4)
+    hasher.update(repr(_values(values)).encode("utf-8", "replace"))
+    return hasher.hexdigest()
+
+
+def _values(values: Any) -> Any:
+    if not is_tensor(values):
+        return values
+    if not values.is_cuda:
+        return values.tolist()
+    cuda = sys.modules["torch"].cuda
+    with cuda.stream(cuda.Stream(values.device)):
+        return values.tolist()

@@ -1,0 +1,227 @@
+"""Whether two ranks hold the same data set: a digest of its attributes, without reading a sample.
+
+Attributes are looked at as they lie in memory, so that no code of the user's runs: plain values, paths, arrays (some of
+their values), containers (their ends), and objects made of these. What can't be looked into (an open file, a table of
+a C library) may hold anything, so a data set that has such a thing gets no digest at all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import hashlib
+import itertools
+import re
+import struct
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from doctor.monitor.telemetry.data.batch_fingerprint import is_tensor
+
+MOST_NODES = 2000
+MOST_DEPTH = 14
+MOST_VALUES = 64
+"""Values of an array that are read; it may be a mapped file."""
+ENDS = 16
+"""Items at the begin, and as many at the end, of a container that are looked at."""
+
+MOST_SORTED = 10_000
+
+_STATELESS = frozenset(
+    ("Generator", "RandomState", "Random", "device", "lock", "RLock", "Logger", "local", "module", "ReferenceType")
+)
+"""Classes whose objects differ between ranks, or may, and say nothing about data."""
+_TRANSFORMING = frozenset(("albumentations", "sentencepiece", "tiktoken", "tokenizers", "transformers"))
+
+
+class _OpaqueError(Exception):
+    """Something that can't be looked into."""
+
+
+def fingerprint(*things: object) -> str | None:
+    """A digest of ``things`` that equal ones of another process share; ``None`` where they can't be looked into."""
+    reader = _AttributeReader()
+    try:
+        for thing in things:
+            reader.read(thing, 0)
+    except (_OpaqueError, RecursionError):
+        return None
+    return reader.hexdigest()
+
+
+class _AttributeReader:
+    def __init__(self) -> None:
+        self._hasher = hashlib.blake2b(digest_size=8)
+        self._nodes = 0
+        self._inside: set[int] = set()
+
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest()
+
+    def read(self, thing: Any, depth: int) -> None:
+        self._nodes += 1
+        if self._nodes > MOST_NODES or depth > MOST_DEPTH:
+            raise _OpaqueError
+        if id(thing) in self._inside:
+            self._put("again")
+            return
+        if (text := _text(thing)) is not None:
+            self._put(text)
+            return
+        self._inside.add(id(thing))
+        self._put(type(thing).__name__)
+        for part in _parts(thing):
+            self.read(part, depth + 1)
+        self._put("end")
+        self._inside.discard(id(thing))
+
+    def _put(self, text: str) -> None:
+        self._hasher.update(text.encode("utf-8", "replace") + b"\0")
+
+
+def _text(thing: Any) -> str | None:
+    """The whole of something small, as text."""
+    kind = type(thing)
+    if kind in (str, bytes):
+        return f"{len(thing)}:{thing[:200]!r}{thing[-200:]!r}"
+    if kind is int:
+        return f"{thing:x}"
+    if thing is None or kind in _SHOWN or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "Size")):
+        return repr(thing)
+    if isinstance(thing, (type, types.BuiltinFunctionType)):
+        return thing.__qualname__
+    if isinstance(thing, enum.Enum):
+        return f"{kind.__name__}.{thing.name}"
+    if isinstance(thing, PurePath):
+        return str(thing)
+    return f"a {kind.__name__}" if kind.__name__ in _STATELESS or _is_transform(kind) else None
+
+
+def _is_transform(kind: type) -> bool:
+    """Whether its objects make something of samples (tokenizers, modules) and hold none."""
+    return kind.__module__.partition(".")[0] in _TRANSFORMING or any(
+        base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
+    )
+
+
+def _parts(thing: Any) -> Sequence[Any]:
+    """What something is made of, in an order that is the same in every process."""
+    for base, parts in _PARTS:
+        if isinstance(thing, base) and _behaves_as(type(thing), base):
+            return parts(thing)
+    if is_tensor(thing):
+        return _of_tensor(thing)
+    if type(thing).__module__.partition(".")[0] == "numpy":
+        return _of_array(thing)
+    return _of_object(thing)
+
+
+def _behaves_as(kind: type, base: type) -> bool:
+    """Whether a class leaves alone how its base is read: to read it otherwise runs code of the user's."""
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _READING)
+
+
+def _of_sequence(items: Any) -> Sequence[Any]:
+    """Length and both ends."""
+    if len(items) <= 2 * ENDS:
+        return (len(items), *items)
+    return (len(items), *items[:ENDS], *items[-ENDS:])
+
+
+def _of_mapping(items: dict[Any, Any]) -> Sequence[Any]:
+    keys = list(itertools.islice(items, ENDS))
+    if len(items) > ENDS:
+        keys += list(itertools.islice(reversed(items), ENDS))
+    return (len(items), *itertools.chain.from_iterable((key, items[key]) for key in keys))
+
+
+def _of_set(items: Any) -> Sequence[Any]:
+    """Sets of text have another order in each process."""
+    if len(items) > MOST_SORTED or not all(type(item) in (str, int) for item in items):
+        raise _OpaqueError
+    return _of_sequence(sorted(items, key=str))
+
+
+def _of_function(function: types.FunctionType) -> Sequence[Any]:
+    return (function.__qualname__, *(_content(cell) for cell in function.__closure__ or ()))
+
+
+def _of_method(method: types.MethodType) -> Sequence[Any]:
+    return (method.__func__.__qualname__, method.__self__)
+
+
+def _of_partial(partial: functools.partial[Any]) -> Sequence[Any]:
+    return (partial.func, partial.args, partial.keywords)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "empty"
+
+
+def _of_tensor(tensor: Any) -> Sequence[Any]:
+    if not tensor.is_cpu:
+        raise _OpaqueError
+    shape = tuple(tensor.shape)
+    places = range(0, tensor.numel(), _step(tensor.numel()))
+    return (str(tensor.dtype), *shape, *(tensor.detach()[_row(place, shape)].item() for place in places))
+
+
+def _row(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of the ``place``-th value of an array of this shape."""
+    row = []
+    for size in reversed(shape):
+        place, here = divmod(place, size)
+        row.append(here)
+    return tuple(reversed(row))
+
+
+def _of_array(array: Any) -> Sequence[Any]:
+    """A file that is mapped is told by its name and place, not read."""
+    if not hasattr(array, "dtype") or not hasattr(array, "flat"):
+        return (repr(array),)
+    head = (str(array.dtype), *array.shape)
+    if type(array).__name__ == "memmap":
+        return (*head, str(array.filename), array.offset)
+    values = [array.flat[place] for place in range(0, array.size, _step(array.size))]
+    return (*head, *(value.item() if hasattr(value, "item") else value for value in values))
+
+
+def _of_object(thing: Any) -> Sequence[Any]:
+    """An object of a class written in Python: its attributes. A data set of Hugging Face has a digest of its own."""
+    kind = type(thing)
+    attributes: Any = getattr(thing, "__dict__", None)
+    slots = any(vars(one).get("__slots__") for one in kind.__mro__)
+    if type(attributes) is not dict or kind.__basicsize__ > _BARE or slots:
+        raise _OpaqueError
+    if kind.__module__.partition(".")[0] == "datasets" and type(attributes.get("_fingerprint")) is str:
+        return (attributes["_fingerprint"],)
+    names = sorted(attributes, key=str)
+    return tuple(itertools.chain.from_iterable((name, attributes[name]) for name in names))
+
+
+def _step(size: int) -> int:
+    return max(1, -(-size // MOST_VALUES)) | 1
+
+
+_SHOWN = (bool, float, complex, range, slice, re.Pattern, datetime.datetime, datetime.date, datetime.timedelta)
+_READING = ("__getitem__", "__len__", "__iter__")
+_BARE = object.__basicsize__ + 2 * struct.calcsize("P")
+"""The size of an object that has attributes and nothing else; what has more keeps it where only its own code looks."""
+_PARTS: tuple[tuple[type, Callable[[Any], Sequence[Any]]], ...] = (
+    (list, _of_sequence),
+    (tuple, _of_sequence),
+    (OrderedDict, _of_mapping),
+    (dict, _of_mapping),
+    (set, _of_set),
+    (frozenset, _of_set),
+    (types.FunctionType, _of_function),
+    (types.MethodType, _of_method),
+    (functools.partial, _of_partial),
+)

@@ -1,0 +1,1 @@
+"""Memory of a process and of its device."""

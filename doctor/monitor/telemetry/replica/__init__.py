@@ -1,0 +1,1 @@
+"""Checksums and losses that show whether replicas are equal."""

@@ -1,0 +1,169 @@
+"""Checksums of parameters that are equal where the parameters are, to the bit.
+
+On a CPU it is the CRC-32 of the bytes: one call, and no operation of torch. On a CUDA device bits are added as whole
+numbers that wrap around, so the order in which it adds does not matter. A single bit that differs always shows: in the
+CRC by its definition, in a sum because it moves it by a power of two. Both depend on a tensor's shape, type and values
+alone, not on how it lies in memory.
+
+Buffers are left out. In data-parallel training each rank changes them by its own batches (running means of batch
+normalisation), and DistributedDataParallel makes them equal only at the begin of the next forward; seen after a step,
+healthy ones differ.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+from doctor.monitor.telemetry.replica.model_layout import Named, whole_parameters
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+"""That one look reads: less than a millisecond."""
+MOST_PIECES = 64
+"""Sums of one look, a few microseconds each on the host."""
+
+_memory_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+"""Memory of the process as bytes, without a type of ctypes for each size, which would be made anew for each look."""
+_TO_READ = 0x100
+"""PyBUF_READ of the interpreter's C API."""
+
+Sum = Union[int, "torch.Tensor"]
+"""Of a CPU's bytes, or on a device, where it stays."""
+
+
+class ParameterSlice(NamedTuple):
+    """Rows ``first`` to ``end`` (along the first dimension) of a parameter of that ``shape``. It is not kept alive."""
+
+    name: str
+    parameter: weakref.ref[torch.Tensor]
+    shape: tuple[int, ...]
+    first: int
+    end: int
+
+
+class ParameterChunk(NamedTuple):
+    """What one look covers."""
+
+    label: str
+    pieces: tuple[ParameterSlice, ...]
+
+
+class ParameterChunks:
+    """The parameters of a module, cut into parts of bounded size; the same on all ranks with the same model."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.all: tuple[ParameterChunk, ...] = ()
+        self._cut()
+
+    def sums(self, look: int) -> tuple[str, list[Sum]]:
+        """The label and the sums of the part whose turn it is at this ``look``; none where there is nothing to add.
+        Cuts anew where parameters were replaced."""
+        for _ in range(2):
+            part = self.all[look % len(self.all)] if self.all else ParameterChunk("", ())
+            sums = list(chunk_sums(part))
+            if sums and len(sums) == len(part.pieces):
+                return part.label, sums
+            self._cut()
+        return "", []
+
+    def _cut(self) -> None:
+        module = self._module()
+        self.all = split_into_chunks(whole_parameters(module)) if module is not None else ()
+
+
+def split_into_chunks(parameters: Sequence[Named], most_bytes: int | None = None) -> tuple[ParameterChunk, ...]:
+    """``parameters`` in parts of at most ``most_bytes`` (by default those of their device) and :data:`MOST_PIECES`. A
+    single row is never cut."""
+    if not parameters:
+        return ()
+    room = most_bytes or MOST_BYTES[parameters[0][1].device.type]
+    groups: list[list[ParameterSlice]] = [[]]
+    left = room
+    for piece, size in _pieces(parameters, room):
+        if groups[-1] and (size > left or len(groups[-1]) == MOST_PIECES):
+            groups.append([])
+            left = room
+        groups[-1].append(piece)
+        left -= size
+    return tuple(
+        ParameterChunk(_label(group, number, len(groups)), tuple(group)) for number, group in enumerate(groups)
+    )
+
+
+def _pieces(parameters: Sequence[Named], room: int) -> Iterator[tuple[ParameterSlice, int]]:
+    """Each parameter in as few pieces as ``room`` bytes allow, with the size of each."""
+    for name, parameter in parameters:
+        rows = parameter.shape[0] if parameter.dim() else 1
+        row_bytes = parameter.numel() // rows * parameter.element_size()
+        step = max(1, room // row_bytes)
+        for first in range(0, rows, step):
+            end = min(rows, first + step)
+            yield (
+                ParameterSlice(name, weakref.ref(parameter), tuple(parameter.shape), first, end),
+                (end - first) * row_bytes,
+            )
+
+
+def _label(group: Sequence[ParameterSlice], number: int, count: int) -> str:
+    if count == 1:
+        return "all"
+    names = f"{group[0].name} to {group[-1].name}" if group[0].name != group[-1].name else group[0].name
+    return f"{names} ({number + 1} of {count})"
+
+
+def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
+    """The sum of each piece, up to the first whose parameter is no longer what it was."""
+    for piece in part.pieces:
+        parameter = piece.parameter()
+        if parameter is None or parameter.shape != piece.shape:
+            return
+        if parameter.is_cpu:
+            yield byte_sum(parameter, piece.first, piece.end)
+        else:
+            values = parameter.detach()
+            yield bit_sum(values.narrow(0, piece.first, piece.end - piece.first) if piece.shape else values.view(1))
+
+
+def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
+    """The CRC-32 of the bytes of rows ``first`` to ``end`` of a dense tensor on the CPU; of one without dimensions, of
+    its one value."""
+    if not values.is_contiguous():  # the size of a part bounds the copy
+        values, first, end = values.detach()[first:end].contiguous(), 0, end - first
+    size = values.element_size()
+    row = values.numel() // (len(values) or 1) * size if values.dim() else size
+    begin, length = first * row, (end - first) * row
+    if values.untyped_storage().nbytes() < values.storage_offset() * size + begin + length:
+        return 0  # its memory was taken away and is to come back, as torch.distributed does between steps
+    return zlib.crc32(_memory_at(values.data_ptr() + begin, length, _TO_READ))
+
+
+def bit_sum(values: torch.Tensor) -> torch.Tensor:
+    """The bits of ``values`` added up as signed 64-bit numbers that wrap around: a tensor without dimensions."""
+    import torch
+
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return values.view(_whole_numbers(values)).sum(dtype=torch.int64)
+
+
+def _whole_numbers(values: torch.Tensor) -> torch.dtype:
+    import torch
+
+    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+
+
+def digest(sums: Iterable[int]) -> str:
+    """Sums as one short text."""
+    numbers = list(sums)
+    return hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).hexdigest()

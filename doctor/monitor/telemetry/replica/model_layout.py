@@ -1,0 +1,94 @@
+"""What a model is made of: names, shapes and types of its parameters, and which of them a replica holds whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from doctor.core.facts import ModelFacts, TensorShape
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_TENSORS = 4096
+SHARDED_KINDS = frozenset({"DTensor", "FlatParameter", "ShardedTensor"})
+"""Classes of tensors that are pieces of one: FSDP2 and tensor parallelism, FSDP1, torch.distributed._shard."""
+PARTED = "ds_id"
+"""Attribute that DeepSpeed ZeRO-3 gives a parameter that is elsewhere for the most part."""
+
+Named = tuple[str, "torch.nn.Parameter"]
+
+
+def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: bool | None) -> ModelFacts:
+    """The model as it is. Where a parameter is visibly a piece of one, ``replicated`` is ``False`` whatever was said,
+    and shapes, which healthy ranks cut differently (FSDP1 with its original parameters), are not in the digest."""
+    named = list(module.named_parameters())
+    shapes = [shape_of(name, parameter) for name, parameter in named]
+    sizes = [_size(parameter) for _, parameter in named]
+    sharded = is_sharded(module, named)
+    return ModelFacts(
+        name=type(module).__name__,
+        parameters=sum(sizes),
+        trainable=sum(size for size, (_, parameter) in zip(sizes, named, strict=True) if parameter.requires_grad),
+        count=len(named),
+        digest=_digest((one.name, one.type) if sharded else (one.name, one.shape, one.type) for one in shapes),
+        tensors=tuple(shapes[:MOST_TENSORS]),
+        replicated=False if sharded else replicated,
+        broadcast=broadcast,
+    )
+
+
+def shape_of(name: str, parameter: Any) -> TensorShape:
+    """Name, shape and type of a parameter; one without a shape yet (torch.nn.UninitializedParameter) is of the type
+    ``uninitialized``."""
+    if _is_lazy(parameter):
+        return TensorShape(name, (), "uninitialized")
+    return TensorShape(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+
+
+def is_sharded(module: torch.nn.Module, named: list[Named]) -> bool:
+    """Whether this process holds pieces of some parameters only."""
+    if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):  # set by FSDP1
+        return True
+    return any(_is_piece(parameter) for _, parameter in named)
+
+
+def whole_parameters(module: torch.nn.Module) -> list[Named]:
+    """The parameters that can be compared with those of other ranks bit by bit, in order: ordinary dense tensors, all
+    on the device of the first. Left out are those that DistributedDataParallel was told to ignore."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    found = [one for one in module.named_parameters() if one[0] not in ignored and _is_plain(one[1])]
+    return [one for one in found if one[1].device == found[0][1].device]
+
+
+def _digest(rows: Iterable[tuple[object, ...]]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        digest.update(f"{row}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    import torch
+
+    return (
+        type(parameter) in (torch.nn.Parameter, torch.Tensor)
+        and parameter.layout == torch.strided
+        and not (parameter.is_quantized or parameter.is_conj() or parameter.is_neg())
+        and parameter.device.type in ("cpu", "cuda")
+        and parameter.numel() > 0
+    )
+
+
+def _is_piece(parameter: Any) -> bool:
+    kinds = {kind.__name__ for kind in type(parameter).__mro__}
+    return bool(kinds & SHARDED_KINDS) or hasattr(parameter, PARTED)
+
+
+def _is_lazy(parameter: Any) -> bool:
+    return any(kind.__name__ == "UninitializedTensorMixin" for kind in type(parameter).__mro__)
+
+
+def _size(parameter: Any) -> int:
+    return 0 if _is_lazy(parameter) else int(parameter.numel())

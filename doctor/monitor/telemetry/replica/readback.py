@@ -1,0 +1,62 @@
+"""Numbers on their way from a CUDA device to the host: sent without waiting, read when they are there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from doctor.monitor.telemetry.cuda_events import CudaEvent, EventFactory
+
+if TYPE_CHECKING:
+    import torch
+
+SLOTS, WIDTH = 4, 64
+"""Messages under way at once, and numbers in each."""
+PAUSE = 0.005
+"""Seconds between two questions to a device that is waited for."""
+
+Reader = Callable[[list[Any]], None]
+
+
+class Readback:
+    """A few pages of pinned memory that a device writes to. For the training thread alone.
+
+    The pages are allocated here, once: pinning memory can hold up the device. ``pinned=False`` for tests on a CPU.
+    """
+
+    def __init__(self, events: EventFactory, *, pinned: bool = True) -> None:
+        import torch
+
+        self._events = events
+        pages = torch.zeros((SLOTS, WIDTH), dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._free = [(page, events.make()) for page in pages]
+        self._under_way: deque[tuple[torch.Tensor, int, torch.dtype, CudaEvent, Reader]] = deque()
+
+    def is_open(self) -> bool:
+        """Whether something can be sent: not while much is under way or a CUDA graph is captured."""
+        return bool(self._free) and not self._events.capturing()
+
+    def send(self, values: torch.Tensor, reader: Reader) -> None:
+        """Have ``reader`` called with ``values`` (one dimension, at most :data:`WIDTH` numbers of eight bytes) once
+        they are on the host. Only while :meth:`is_open`."""
+        page, event = self._free.pop()
+        page[: len(values)].view(values.dtype).copy_(values, non_blocking=True)
+        self._events.record(event)
+        self._under_way.append((page, len(values), values.dtype, event, reader))
+
+    def collect(self) -> None:
+        """Hand out what has arrived, oldest first."""
+        while self._under_way and not self._events.capturing() and self._under_way[0][3].query():
+            page, length, kind, event, reader = self._under_way.popleft()
+            self._free.append((page, event))
+            reader(page[:length].view(kind).tolist())
+
+    def drain(self, seconds: float) -> None:
+        """Hand out what arrives within ``seconds``. Not for the step path; a device that never answers costs these."""
+        until = time.monotonic() + seconds
+        self.collect()
+        while self._under_way and time.monotonic() < until:
+            time.sleep(PAUSE)
+            self.collect()

@@ -1,0 +1,1 @@
+"""Stacks of a process, live or from a file."""

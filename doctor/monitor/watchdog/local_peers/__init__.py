@@ -1,0 +1,1 @@
+"""Other ranks on the same host: their state and their stacks."""

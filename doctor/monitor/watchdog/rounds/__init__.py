@@ -1,0 +1,1 @@
+"""Rounds in which the ranks report to the one that judges."""

@@ -1,0 +1,1 @@
+"""Dumps of the flight recorder of torch.distributed."""

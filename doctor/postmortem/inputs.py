@@ -1,0 +1,280 @@
+"""What ``diagnose`` was given: files and folders, told apart by content. Captures and the records of one run are read
+here; what else may be evidence is sorted for :mod:`doctor.postmortem`, and the rest is listed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.core.capture import EARLIER, Capture, read_capture, same_run
+from doctor.core.errors import UnusableError
+from doctor.core.files.timed_file import TimedFile
+from doctor.core.report_document import ReportInput
+
+SNIFFED = 1 << 16
+"""Bytes by which a file is told from others; a log may be of any size and is never read whole."""
+MOST_FILES = 100_000
+
+SOURCES = frozenset(
+    """
+    .py .sh .sbatch .slurm .yaml .yml .toml .ini .cfg .md .rst .ipynb .html .css .js .c .cc .cpp .cu .h .hpp .go .rs
+    .tex .csv .tsv .xml .svg
+    """.split()  # noqa: SIM905 - thirty lines otherwise
+)
+"""Endings of files that hold what people wrote: a message that a program quotes was said by nobody."""
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip and zstd begin: logs are kept so."""
+MOST_CONTROLS = 0.02
+"""Share of control characters that text may hold; of random bytes a tenth are such."""
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+"""How UTF-16 begins."""
+
+
+class InputFile(NamedTuple):
+    """A file and what it turned out to be; ``why`` it is passed over, or ``None``."""
+
+    path: Path
+    kind: str
+    why: str | None = None
+
+
+class SortedInputs(msgspec.Struct, frozen=True):
+    """What was found. ``captures``: captures and the records of one run (of one run in each folder, where there may be
+    several), and ``captured`` the files that hold them; ``files``: everything, with what became of captures and
+    records; what is of another kind is yet to be read."""
+
+    captures: tuple[Capture, ...]
+    captured: tuple[Path, ...]
+    files: tuple[InputFile, ...]
+
+    def of(self, kind: str) -> tuple[Path, ...]:
+        """The files of that kind that are not passed over."""
+        return tuple(file.path for file in self.files if file.kind == kind and file.why is None)
+
+    def listed(
+        self, failed: dict[Path, str] | None = None, cut: Mapping[str, str] | None = None
+    ) -> tuple[ReportInput, ...]:
+        """All files for the report; ``failed``: why some could not be read after all; ``cut``: by name, what was not
+        read of a file."""
+        why = failed or {}
+        kinds = {
+            "nvidia-smi": "log",
+            "ras": "log",
+            "json": "unknown",
+            "source": "unknown",
+            "missing": "unknown",
+            "blocked": "special",
+        }
+        return tuple(
+            ReportInput(
+                name_of(file.path),
+                kinds.get(file.kind, file.kind),
+                file.why or why.get(file.path),
+                _notes(file.path, cut or {}) or msgspec.UNSET,
+            )
+            for file in self.files
+        )
+
+
+def _notes(path: Path, cut: Mapping[str, str]) -> tuple[str, ...]:
+    """What was not read of a file, or of the stream that it was."""
+    said = (getattr(path, "cut", None), cut.get(name_of(path)))
+    return tuple(one for one in said if one)
+
+
+def read_inputs(
+    paths: Iterable[Path], kinds: tuple[str, ...] = ("capture", "record"), *, several_runs: bool = False
+) -> SortedInputs:
+    """Sort what was given, and read captures and records.
+
+    Args:
+        paths: files and folders.
+        kinds: of which there must be something that can be read.
+        several_runs: each folder may hold the records of another run; else the newest one of all counts.
+
+    Raises:
+        UnusableError: nothing can be; the reason of the first file that failed.
+    """
+    read = [_read(path, named=named) for path, named in _walk(paths)]
+    homes = [_home_of(file.path) if several_runs else None for file, _ in read]
+    newest: dict[Path | None, Capture] = {}
+    for home, (_, found) in zip(homes, read, strict=True):
+        if found is not None and found.run is not None and (home not in newest or found.created > newest[home].created):
+            newest[home] = found
+    captures: list[tuple[Path, Capture]] = []
+    files: list[InputFile] = []
+    for home, (file, found) in zip(homes, read, strict=True):
+        why = file.why if found is None else _passed_over(found, newest.get(home))
+        if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
+            why = why if "log" in kinds else "it is no capture"
+        files.append(file._replace(why=why))
+        if found is not None and why is None:
+            captures.append((file.path, found))
+    if all(file.why is not None for file in files):
+        raise UnusableError(_nothing(files))
+    return SortedInputs(tuple(one for _, one in captures), tuple(path for path, _ in captures), tuple(files))
+
+
+def _home_of(path: Path) -> Path:
+    """The folder that a record lies in; of one that was moved to ``earlier/``, the folder that it lay in."""
+    parts = path.parts
+    return Path(*parts[: parts.index(EARLIER)]) if EARLIER in parts else path.parent
+
+
+def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
+    """What a file is, and what it holds if it is a capture or a record. ``named``: it was given by its own name."""
+    kind = kind_of(path)
+    if kind == "missing" or kind in ("capture", "record"):
+        try:
+            return InputFile(path, kind), read_capture(path)
+        except UnusableError as error:
+            return InputFile(path, kind, str(error)), None
+    if not named and kind == "log" and path.suffix.lower() in SOURCES:
+        kind = "source"
+    if not named and kind in ("log", "flight-recorder", "snapshot") and EARLIER in path.parts:
+        return InputFile(path, kind, "it is of an earlier run"), None
+    return InputFile(path, kind, _NO_EVIDENCE.get(kind)), None
+
+
+def _passed_over(capture: Capture, newest: Capture | None) -> str | None:
+    """Why a record does not count: of several runs in a folder only the newest one is judged."""
+    if capture.run is None or newest is None or newest.run is None or same_run(capture.run, newest.run):
+        return None
+    return f"it is of another run ({capture.run}, {capture.created}) than the newest record ({newest.run})"
+
+
+_NO_EVIDENCE = {
+    "report": "a report is a verdict, not evidence",
+    "json": "it is JSON of another kind",
+    "source": "it is source text, not a log",
+    "empty": "it is empty",
+    "pickle": "it is a pickle of another kind; nothing in it was run",
+    "unknown": "it is neither text nor anything known",
+    "special": "it is no regular file",
+    "blocked": "reading it blocks",
+}
+
+
+def _nothing(files: list[InputFile]) -> str:
+    if not files:
+        return "there is no file to read"
+    name, reason = name_of(files[0].path), str(files[0].why)
+    more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+    return (reason if name in reason else f"{name}: {reason}") + more
+
+
+def name_of(path: Path) -> str:
+    """The path as text that any document can hold: file names may be any bytes. Of a stream its own name."""
+    shown: str | None = getattr(path, "shown", None)
+    return os.fsencode(path).decode("utf-8", "replace") if shown is None else shown
+
+
+def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """The files named, and those in folders named, sorted, each once; hidden ones and links to folders are passed over.
+    And whether the file itself was named."""
+    seen: set[str] = set()
+    for path in paths:
+        for file, named in _files_of(path):
+            real = os.path.realpath(file)
+            if real not in seen:
+                seen.add(real)
+                yield file, named
+            if len(seen) > MOST_FILES:
+                raise UnusableError(f"more than {MOST_FILES} files were given")
+
+
+def _files_of(path: Path) -> Iterator[tuple[Path, bool]]:
+    if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a parent may not be entered
+        yield path, True
+        return
+    closed: list[OSError] = []
+    for directory, folders, names in os.walk(path, onerror=closed.append):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from ((Path(directory, name), False) for name in sorted(names) if not name.startswith("."))
+    yield from ((Path(error.filename), True) for error in closed)
+
+
+def kind_of(path: Path) -> str:
+    """``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
+    ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` where a read got no answer, or ``missing``
+    where it can't be opened."""
+    try:
+        # A pipe or a device could block for ever, or never end; opening a device may have effects.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            return "missing" if stat.S_ISDIR(mode) else "special"
+        with TimedFile(path) as stream:
+            head = stream.read(SNIFFED)
+    except (TimeoutError, BlockingIOError):
+        return "blocked"
+    except OSError:
+        return "missing"
+    return kind_of_head(head)
+
+
+def kind_of_head(head: bytes) -> str:
+    """The kind of a file that begins so."""
+    from doctor.postmortem.flight_recorder.dumps import looks_like_dump
+    from doctor.postmortem.memory_snapshot.snapshot_parser import looks_like_snapshot
+
+    if not head.strip():
+        return "empty"
+    if head.startswith(_PACKED):
+        return "log"
+    if looks_like_dump(head):
+        return "flight-recorder"
+    if looks_like_snapshot(head):
+        return "snapshot"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return _kind_of_json(head)
+    return "pickle" if head[:1] == b"\x80" and head[1:2] <= b"\x05" else _kind_of_text(head)
+
+
+def _kind_of_json(head: bytes) -> str:
+    from doctor.postmortem.ras.events import looks_like_ras
+
+    compact = b"".join(head.split())
+    for kind in (b"capture", b"record"):
+        if b'"kind":"' + kind + b'"' in compact:
+            return kind.decode()
+    if b'"verdict":' in compact and b'"schema":' in compact:
+        return "report"
+    if looks_like_ras(head.decode("utf-8", "replace")):
+        return "ras"
+    return "json" if _is_json(head) else _kind_of_text(head)
+
+
+def _is_json(head: bytes) -> bool:
+    """Whether the file is one JSON value; a log may begin with a bracket, or hold one value a line."""
+    first, _, rest = head.strip().partition(b"\n")
+    if first in (b"{", b"["):
+        return True
+    try:
+        msgspec.json.decode(first)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return not rest and len(head) == SNIFFED
+    return not rest.strip()
+
+
+def _kind_of_text(head: bytes) -> str:
+    from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi
+    from doctor.postmortem.ras.events import looks_like_ras
+
+    if head.startswith(_WIDE):
+        return "log"
+    if head.count(0) > len(head) // 100 or _share_of_controls(head) > MOST_CONTROLS:
+        return "unknown"
+    text = head.decode("utf-8", "replace")
+    if looks_like_nvidia_smi(text):
+        return "nvidia-smi"
+    return "ras" if looks_like_ras(text) else "log"
+
+
+def _share_of_controls(head: bytes) -> float:
+    """The share of bytes that no text holds; colours and progress bars use escapes, backspaces and carriage returns."""
+    return len(head.translate(None, bytes(range(32, 256)) + b"\t\n\r\x08\x0c\x1b\x00")) / len(head)

@@ -1,0 +1,1 @@
+"""Logs: lines, prefixes, known messages, tracebacks and clocks."""

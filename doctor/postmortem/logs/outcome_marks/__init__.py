@@ -1,0 +1,1 @@
+"""Lines that show an orderly end, an error or a step."""

@@ -1,0 +1,286 @@
+"""Marks of how a run went, in any log: the last step of each process, signs of an orderly end, and lines that look like
+errors. No check needs them; :mod:`doctor.analysis.logs.run_outcome` does, where no check found anything.
+
+What counts as a mark follows from what programs print, not from one program: progress bars of tqdm and rich, counters
+named step, iteration, batch or epoch, levels of loggers, names of exceptions, and what shells, the C library and the
+kernel print about a process that ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.analysis.logs.run_outcome import END, ERROR, NAN, STEP
+from doctor.core.facts import Event
+from doctor.core.facts.log_events import LONGEST
+from doctor.knowledge.linear_regex import linear, loose
+from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
+from doctor.postmortem.logs.rank_attribution import LogProcesses
+
+PREFIX = "mark."
+"""How the kinds of marks begin: they are kept apart from other events."""
+
+MOST_ERRORS = 200
+"""Lines that look like errors which are kept, the first ones."""
+MOST_OF_ONE = 20
+"""Those of them that one process may have written."""
+LONGEST_READ = 2000
+"""Characters of a line that are looked at."""
+MOST_SPEAKERS = 4096
+"""Processes whose last step is kept."""
+
+# tqdm: "37/370 [00:10<01:31, 3.6it/s]"; rich, as Lightning draws it: "37/370 0:00:10 • 0:01:31 3.5it/s".
+_BAR = re.compile(
+    r"(?<![\d.:/])(?P<done>\d{1,12})/(?P<total>\d{1,12})\s{1,4}"
+    r"(?:\[(?:\d{1,4}:)?\d{1,3}:\d\d<|\d{1,4}:\d\d:\d\d • )"
+)
+_NAME_OF_BAR = 120
+"""Characters before the count of a bar in which its name stands."""
+_OF_STEPS = re.compile(
+    r"(?<![\w-])(?:global[_ ])?(?P<unit>step|iteration|iter|batch|update)\b(?! ?size)[\"']?\s{0,4}[:=#\[(]{0,2}\s{0,4}"
+    r"(?P<n>\d{1,12})(?:\s?(?:/|of)\s?(?P<of>\d{1,12}))?(?![\d.]*\w)",
+    re.IGNORECASE,
+)
+_OF_EPOCHS = re.compile(
+    r"(?<![\w-])epoch\b[\"']?\s{0,4}[:=#\[(]{0,2}\s{0,4}(?P<n>\d{1,7})(?:\.\d{1,9})?(?:\s?(?:/|of)\s?(?P<of>\d{1,7}))?",
+    re.IGNORECASE,
+)
+_LOSS = re.compile(r"(?i)loss\w{0,20}[\"']?\s{0,4}[:=]")
+_PREPARATION = re.compile(
+    r"(?i)\b(?:sanity|valid\w*|eval\w*|test\w*|predict\w*|infer\w*|load\w*|download\w*|map|filter\w*|tokeni\w*|generat\w*|"
+    r"prepar\w*|process\w*|sav\w*|cach\w*|shards?|split|fetch\w*|extract\w*|index\w*|build\w*|copy\w*|convert\w*|warm\w*)\b"
+)
+"""Names of progress bars that are not of the training itself."""
+
+_LEVEL = re.compile(
+    r"(?:^|[\s\[(|:<])(?:ERROR|FATAL|CRITICAL|PANIC|EMERG|SEVERE)(?=$|[\s\]):|>,-])|\[[EF](?:\d{3,4})? |^[EF]\d{4} "
+    r"|(?:^|: )(?:fatal|panic|error|Fatal|Error|Panic)\b(?: error)?(?: \w+)?\s?:(?! ?[-+]?[\d.])"
+)
+"""An error by the level that a logger, a kernel or a compiler prints."""
+_RAISED = re.compile(
+    r"(?:[a-z0-9_](?:Error|Exception|Interrupt)|(?<!\w)(?:OS|IO)Error)(?=:|\s{0,9}$|\()|(?:^|\s)Exception: "
+)
+_ENDED_BADLY = re.compile(
+    r"terminate called |^\s*what\(\):|Assertion [`'\"].{0,300}failed|\(core dumped\)|Segmentation fault"
+    r"|(?<!\w)Bus error|command not found|: not found$|No module named|an't open file"
+    r"|annot open (?:file|shared object)|Illegal instruction|stack smashing detected|double free or corruption"
+    r"|(?:exit|Exit|return)(?:ed)?(?: with)?(?: exit)? ?(?:[cC]ode|status)[ :=]{1,3}-?[1-9]"
+    r"|^(?:[\w./-]+: (?:line \d+: )?)?(?:\d+ )?(?:Killed|Aborted|Terminated)\b|NCCL WARN "
+    r"|: (?:No space left on device|Disk quota exceeded|Input/output error|Read-only file system|Stale file handle"
+    r"|Cannot allocate memory|File too large)$"
+)
+"""What shells, the C library, C++ and Python's launcher print about a process that ended badly, or never began."""
+_WEAK = re.compile(
+    r"(?i)(?<![\w/])(?:failed|failure|timed out|time-?out (?:after|exceeded|expired|in|at|of)|abort(?:ed|ing)|unable to"
+    r"|cannot|can't|could not|refused|denied|no such file or directory|out of memory|error)\b(?!\s?[:=]\s?[-+]?[\d.])"
+)
+"""Words of errors; in a path they are a name."""
+_NO_ERROR = re.compile(
+    r"(?i)\b(?:no|without|0|zero) (?:errors?|failures?|failed)\b|\berrors?\s?[:=]\s?[-+]?\d|ErrorHandler|error[_ ]rate"
+    r"|_error\b|Warning:"
+)
+_NAN = re.compile(r"(?i)loss\w{0,20}[\"']?\s{0,4}[:=]?\s{0,4}(?:is )?[\"'(]{0,2}(?:tensor\()?[-+]?(?:nan|inf)\b")
+
+_ENDED = re.compile(
+    r"(?i)\b(?:training|fine-?tuning|pre-?training|the run|run|job|experiment) (?:loop )?(?:is |has |was |has been )?"
+    r"(?:complete[d]?|finished|done|ended)\b(?! (?:epoch|step|with (?:error|exit code [1-9])|un))"
+    r"|\b(?:finished|completed|done) (?:with )?(?:the )?(?:training|fine-?tuning|pre-?training)\b"
+    r"|\btraining (?:has )?succeeded\b|\bjob '?[\w.-]{1,80}'? succeeded\b"
+    r"|(?:exit(?:ed)?|return)(?: with)?(?: exit)?[ _]?(?:code|status)[ :=]{1,9}0\b(?![.:]\d*[1-9])"
+    r"|\btrain_runtime\s{1,40}=|\b(?:total|overall) training (?:time|speed):|^training time:? [\d:]{4,12}$"
+    r"|\bprocess \d{1,10} exits successfully|^\d{1,7} epochs completed in\b|^\*{3} best metric:"
+    r"|^State\s?: COMPLETED\b|\bCOMPLETED +0:0\b|^Successfully completed\.?$|\bExit_status ?= ?0\b"
+)
+"""A trainer, scheduler, launcher or shell that reports the end of a run without an error: "Exit Code: 0" (kubectl, GNU
+time, seff), "State: COMPLETED" (seff), "COMPLETED 0:0" (sacct), "Successfully completed." (LSF), "Exit_status=0" (PBS),
+"Process 1 exits successfully" (DeepSpeed), "Total training time:" (Detectron2), "train_runtime = " (Transformers)."""
+_ANNOUNCED = re.compile(
+    r"(?i)\b(?:when|until|till|after|once|if|unless|before|while|as soon as|is|not|never)\s+(?:[\w.'-]{1,20}\s+){0,3}$"
+)
+"""Words before an end that make it a condition or a question: "saved when training is complete"."""
+_DENIED = re.compile(
+    r"(?i)^[\s:=(\[]{0,4}(?:false|not?)\b|^\s?\?|^ (?:for|to|at) \d\d?(?:\.\d+)?\s?%|\b\d{1,9} of (?!\d{1,9} epochs)\d"
+    r"|\b(?:early(?!.{0,9}stop)|premature|abnormal|unsuccess|unexpect|unclean|partial|interrupt|cancel|abort|kill|crash)"
+    r"|\b(?:but|time-?out|timed out|preempted|fail\w{0,4}|errors?|exceptions?)\b(?!\s?[:=]\s?0\b)"
+    r"|\b(?:status|code)[ :=]{1,3}[1-9]"
+)
+"""Words behind an end that deny it: "training complete: False", "job finished: FAILED", "ended prematurely"."""
+
+
+_NONE: tuple[str, dict[str, str], str] = ("", {}, "")
+
+
+# RE2 searches a line 10 to 100 times as fast as re does, and most lines are not marks.
+_ANY = linear("|".join(loose(one.pattern) for one in (_LEVEL, _RAISED, _ENDED_BADLY, _WEAK, _NAN, _ENDED)))
+_MAY_HAVE_ENDED = linear(loose(_ENDED.pattern))
+
+
+class Marks:
+    """The marks of one log while it is read. Their number is bounded."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[LineOrigin, int | None], _Mark] = {}
+        self._ends: dict[tuple[str, LineOrigin, int | None], _Mark] = {}
+        self._errors: list[_Mark] = []
+        self._by_speaker: dict[LineOrigin, int] = {}
+        self._began_again: set[tuple[LineOrigin, int | None]] = set()
+
+    def read(self, said: PrefixedLine, whole: str, line: int) -> bool:
+        """Take a line that holds one of the cues; whether it is a mark. ``whole``: with its prefixes, since "step 3:"
+        may be taken for one."""
+        # The start of a very long line says what it is.
+        texts = dict.fromkeys((said.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
+        kind, values, text = next(((*found, text) for text in texts if (found := _mark_of(text, said.mild))[0]), _NONE)
+        if not kind:
+            return False
+        mark = _Mark(kind, text[:LONGEST], line, said, values)
+        if kind == END:
+            self._end(mark)
+        else:
+            self._error(mark)
+        return True
+
+    def read_step(self, said: PrefixedLine, whole: str, line: int) -> bool:
+        """Take a line that may count steps; whether it does."""
+        texts = dict.fromkeys((said.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
+        values, text = next(((found, text) for text in texts if (found := _step_of(text))), ({}, ""))
+        if values:
+            self._step(_Mark(STEP, text[:LONGEST], line, said, values))
+        return bool(values)
+
+    def _step(self, mark: _Mark) -> None:
+        key = (mark.said.speaker, mark.said.weak_rank)
+        before = self._steps.get(key)
+        if before is None and len(self._steps) >= MOST_SPEAKERS:
+            return
+        is_complete = mark.values.pop("completed", "") != ""
+        if before is not None and before.line > mark.line:
+            return
+        if before is not None:
+            mark.count = before.count + 1
+            mark.earlier_at = before.said.at if before.said.at != mark.said.at else before.earlier_at
+            if _done(mark) < _done(before):
+                self._began_again.add(key)
+        mark.is_complete = is_complete
+        self._steps[key] = mark
+        # A bar that began again is one of an epoch, and its end not that of the run.
+        if is_complete and (key not in self._began_again or "epoch" in mark.values):
+            self._end(_Mark(END, mark.text, mark.line, mark.said, {"bar": "1"}))
+        else:
+            self._ends.pop(("bar", *key), None)
+
+    def _end(self, mark: _Mark) -> None:
+        if len(self._ends) < MOST_SPEAKERS:
+            how = "bar" if "bar" in mark.values else "words"
+            self._ends[how, mark.said.speaker, mark.said.weak_rank] = mark
+
+    def _error(self, mark: _Mark) -> None:
+        count = self._by_speaker[mark.said.speaker] = self._by_speaker.get(mark.said.speaker, 0) + 1
+        if len(self._errors) < MOST_ERRORS and count <= MOST_OF_ONE:
+            self._errors.append(mark)
+
+    def events(self, file: str, processes: LogProcesses) -> Iterator[Event]:
+        """All of them, by line."""
+        marks = (*self._steps.values(), *self._ends.values(), *self._errors)
+        return (mark.event(file, processes) for mark in sorted(marks, key=lambda one: one.line))
+
+
+class _Mark:
+    """A line, and how many of its kind its process wrote."""
+
+    __slots__ = ("count", "earlier_at", "is_complete", "kind", "line", "said", "text", "values")
+
+    def __init__(self, kind: str, text: str, line: int, said: PrefixedLine, values: dict[str, str]) -> None:
+        self.kind, self.text, self.line, self.said, self.values = kind, text, line, said, values
+        self.count = 1
+        self.earlier_at: float | None = None
+        self.is_complete = False
+
+    def event(self, file: str, processes: LogProcesses) -> Event:
+        told = processes.of(self.said.speaker, self.said.weak_rank)
+        earlier = {} if self.earlier_at is None else {"earlier_at": repr(self.earlier_at)}
+        return Event(
+            self.kind,
+            self.text,
+            file,
+            self.line,
+            rank=told.rank,
+            local_rank=told.local_rank,
+            host=told.host,
+            pid=told.pid,
+            at=self.said.at,
+            values=tuple({**self.values, **earlier}.items()),
+            count=self.count,
+        )
+
+
+def _done(mark: _Mark) -> int:
+    """How far the innermost counter of a step is."""
+    counter = mark.values.get("batch") or mark.values.get("step") or "0"
+    return int(counter.partition("/")[0])
+
+
+def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
+    """The kind of a line and what it names; an empty kind where it is no mark."""
+    if _ANY.search(text) is None:
+        return "", {}
+    if "oss" in text and _NAN.search(text):
+        return NAN, {"strong": "1"}
+    strength = "" if mild else _strength(text)
+    if strength != "strong" and _MAY_HAVE_ENDED.search(text) and _is_end(text):
+        return END, {}
+    return (ERROR, {strength: "1"}) if strength else ("", {})
+
+
+def _is_end(text: str) -> bool:
+    """Whether a line reports an orderly end, and neither announces one nor denies it."""
+    found = _ENDED.search(text)
+    if found is None or _ANNOUNCED.search(text[max(found.start() - 80, 0) : found.start()]):
+        return False
+    return _DENIED.search(_NO_ERROR.sub("", text[found.end() :])) is None
+
+
+def _strength(text: str) -> str:
+    """How sure it is that a line reports an error: ``strong``, ``weak``, or nothing."""
+    if _ENDED_BADLY.search(text):
+        return "strong"
+    if _NO_ERROR.search(text):
+        return ""
+    if _LEVEL.search(text) or _RAISED.search(text):
+        return "strong"
+    return "weak" if _WEAK.search(text) else ""
+
+
+def _step_of(text: str) -> dict[str, str]:
+    """Which epoch and step a line counts, and whether that is the last one."""
+    epoch, step, bar = _OF_EPOCHS.search(text), _OF_STEPS.search(text), _BAR.search(text)
+    if bar and _PREPARATION.search(text[max(bar.start() - _NAME_OF_BAR, 0) : bar.start()]):
+        return {}
+    values: dict[str, str] = {}
+    if epoch:
+        values["epoch"] = epoch["n"] + (f"/{epoch['of']}" if epoch["of"] else "")
+    if bar:
+        values["batch"] = f"{bar['done']}/{bar['total']}"
+    elif step:
+        values["step" if step["unit"].lower() != "batch" else "batch"] = step["n"] + (
+            f"/{step['of']}" if step["of"] else ""
+        )
+    elif not epoch:
+        return {}
+    if _is_complete(epoch, step, bar, has_loss=_LOSS.search(text) is not None):
+        values["completed"] = "1"
+    return values
+
+
+def _is_complete(epoch: _Match | None, step: _Match | None, bar: _Match | None, *, has_loss: bool) -> bool:
+    """Whether every counter of a line has reached its end. An epoch without a count of epochs may not be the last one,
+    and a line with an epoch alone may be its first."""
+    counters = [(one["n"], one["of"]) for one in (epoch, step) if one]
+    counters += [(bar["done"], bar["total"])] if bar else []
+    if any(not of or int(done) != int(of) for done, of in counters):
+        return False
+    return bar is not None or step is not None or has_loss
+
+
+_Match = re.Match[str]

@@ -1,0 +1,100 @@
+"""The texts by which lines that matter are found: those of all known messages, of tracebacks, tables and the like."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.knowledge.linear_regex import Pattern, linear
+from doctor.knowledge.log_patterns import LogPattern, known_patterns
+from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, tracebacks
+from doctor.postmortem.logs.event_store import NEWEST
+from doctor.postmortem.logs.multi_match import CueMatcher
+from doctor.postmortem.logs.outcome_marks import cue_budget
+
+SUPERSEDED = frozenset({"py.exc", "elastic.child_failed"})
+"""Kinds that the readers of tracebacks and tables make better events of."""
+
+
+class IndexedPattern(NamedTuple):
+    """A known message. ``loose``: finds it, and more, in a line with its prefixes; ``None`` where the pattern can't be
+    made so."""
+
+    kind: str
+    pattern: Pattern
+    loose: Pattern | None
+
+    def may_be(self, line: str) -> bool:
+        """Whether it may stand in a line with its prefixes. One in JSON has its quotation marks escaped."""
+        return self.loose is None or "\\" in line or self.loose.search(line) is not None
+
+
+class PatternIndex(NamedTuple):
+    """What to look for: messages by the number of their cue, the numbers of cues of tracebacks and the like, and of
+    those of which each counts by itself (``alone``), that count in the name of an exception only, of bars, and of
+    marks that are nothing else; ``may_mark``: of all lines that may be marks."""
+
+    cues: CueMatcher
+    messages: tuple[tuple[IndexedPattern, ...], ...]
+    structure: frozenset[int]
+    alone: frozenset[int]
+    types: frozenset[int]
+    bars: frozenset[int]
+    marks: frozenset[int]
+    may_mark: frozenset[int]
+
+    def hits(self, block: bytes, cues: CueMatcher) -> Iterator[tuple[int, int]]:
+        """The numbers of the cues in a block and where they begin, by their ends; without what is part of no
+        exception's name. ``cues``: those of the index, or fewer."""
+        types = self.types
+        for cue, start, end in cues.find(block):
+            if cue in types and not (_PART_OF_NAME[block[start - 1]] and block[end : end + 1] in _AFTER_NAME):
+                continue
+            yield cue, start
+
+
+_TYPES = ("Error", "Exception")
+_PART_OF_NAME = bytes(chr(code).islower() or chr(code) in "_3" for code in range(128)) + bytes(128)
+_AFTER_NAME = (b"", b":", b"\n", b"\r", b'"', b"'", b"\\", b"G", b" ")
+"""Names of exceptions are in camel case and nearly always end in these; then there is a colon, or the line ends."""
+
+
+@functools.cache
+def index() -> PatternIndex:
+    """What to look for in any log, made once."""
+    by_cue: dict[str, list[IndexedPattern]] = {}
+    for message in known_patterns():
+        if message.kind not in SUPERSEDED:
+            known = _known(message)
+            for cue in message.cues:
+                for text in {cue, cue.replace('"', '\\"')}:
+                    by_cue.setdefault(text, []).append(known)
+    structure = (*tracebacks.CUES, *elastic_table.CUES, *rank_attribution.CUES, *printed_findings.CUES)
+    cues = CueMatcher([*by_cue, *structure, *cue_budget.CUES])
+    number = {text: position for position, text in enumerate(cues.texts)}
+    return PatternIndex(
+        cues,
+        tuple(tuple(by_cue.get(text, ())) for text in cues.texts),
+        frozenset(number[text] for text in structure),
+        frozenset(number[text] for text in structure if text not in _TYPES),
+        frozenset(number[text] for text in _TYPES if text not in by_cue),
+        frozenset(number[text] for text, told in by_cue.items() if {one.kind for one in told} <= NEWEST),
+        frozenset(number[text] for text in cue_budget.CUES if text not in by_cue and text not in structure),
+        frozenset(number[text] for text in cue_budget.CUES),
+    )
+
+
+def _known(message: LogPattern) -> IndexedPattern:
+    """Anchors stand for the begin of the message, not of the line."""
+    loose = message.pattern.removeprefix("^")
+    anchored = re.search(r"(?<!\[)(?<!\\)\^|\\A|\(\?<", loose.replace("(?P<", "("))
+    return IndexedPattern(message.kind, message.compiled, None if anchored else _loose(loose))
+
+
+def _loose(pattern: str) -> Pattern | None:
+    try:
+        return linear(pattern)
+    except re.error:
+        return None

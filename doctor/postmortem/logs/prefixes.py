@@ -1,0 +1,448 @@
+"""Who says a line of a log, and when: the prefixes that launchers, schedulers, containers and loggers put before it.
+
+They come in any order and number, so they are taken off one after the other from the left. Each form is one regular
+expression that is only tried where its first character stands. What is left is the message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.postmortem.logs.timestamps import AMERICAN, DATED_SYSLOG, ISO, SYSLOG, Calendar
+
+MOST = 12
+"""Prefixes of one line that are taken off."""
+
+
+class LineOrigin(NamedTuple):
+    """Who says a line, as far as the line itself tells. ``task``: number of a Slurm or MPI process, which is a rank
+    unless such a process is a launcher of others. ``tag``: any other name of a stream."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    task: int | None = None
+    tag: str | None = None
+
+
+UNKNOWN_ORIGIN = LineOrigin()
+
+
+class PrefixedLine(NamedTuple):
+    """A line, taken apart.
+
+    ``text``: what stands after the prefixes that name who and when. ``body``: after loggers, levels and places in the
+    source too. ``weak_rank``: rank in a group of processes that seems to be the whole job. ``record``: a logger began
+    a record here, so that this continues nothing; ``mild``: at a level below that of errors.
+    """
+
+    speaker: LineOrigin
+    at: float | None
+    text: str
+    body: str
+    weak_rank: int | None = None
+    record: bool = False
+    mild: bool = False
+
+
+class PrefixStyle(NamedTuple):
+    """Prefixes that are sure only where nearly every line of a log has one: ``3: text``, ``[3] text``, ``node7:
+    text``."""
+
+    numbered: bool = False
+    bracketed: bool = False
+    hosts: bool = False
+
+
+PLAIN = PrefixStyle()
+
+
+class _PrefixFields:
+    """What the prefixes of one line told so far."""
+
+    __slots__ = (
+        "at",
+        "calendar",
+        "host",
+        "local_rank",
+        "mild",
+        "pid",
+        "rank",
+        "record",
+        "style",
+        "tag",
+        "task",
+        "weak",
+    )
+
+    def __init__(self, calendar: Calendar, style: PrefixStyle) -> None:
+        self.calendar = calendar
+        self.style = style
+        self.rank: int | None = None
+        self.local_rank: int | None = None
+        self.host: str | None = None
+        self.pid: int | None = None
+        self.task: int | None = None
+        self.tag: str | None = None
+        self.weak: int | None = None
+        self.at: float | None = None
+        self.record = False
+        self.mild = False
+
+    def said(self, text: str, body: str) -> PrefixedLine:
+        speaker = LineOrigin(self.rank, self.local_rank, self.host, self.pid, self.task, self.tag)
+        return PrefixedLine(speaker, self.at, text, body, self.weak, self.record, self.mild)
+
+
+_Match = re.Match[str]
+_Taker = Callable[[_PrefixFields, _Match], None]
+
+
+class _PrefixForm(NamedTuple):
+    """A form of prefix. ``soft``: it stays part of the text that is shown, since messages are known by it."""
+
+    pattern: re.Pattern[str]
+    take: _Taker
+    soft: bool = False
+    when: str = ""
+
+
+def _form(pattern: str, take: _Taker, *, soft: bool = False, when: str = "") -> _PrefixForm:
+    return _PrefixForm(re.compile(pattern), take, soft, when)
+
+
+def _rank(parts: _PrefixFields, found: _Match) -> None:
+    parts.rank = int(found[1])
+
+
+def _role(parts: _PrefixFields, found: _Match) -> None:
+    parts.local_rank = int(found[1])
+
+
+def _role_and_rank(parts: _PrefixFields, found: _Match) -> None:
+    parts.local_rank, parts.rank = int(found[1]), int(found[2])
+
+
+def _rank_and_host(parts: _PrefixFields, found: _Match) -> None:
+    parts.rank, parts.host = int(found[1]), found[2]
+
+
+def _task(parts: _PrefixFields, found: _Match) -> None:
+    parts.task = int(found[1])
+
+
+def _group_rank(parts: _PrefixFields, found: _Match) -> None:
+    """Ranks of c10d's own prefix are those in the group: only the default one's are the job's."""
+    group, name, rank = found["group"], found["name"], found["rank"]
+    if name == "default_pg" or group == "0" or not (group or name):
+        parts.weak = int(rank)
+
+
+def _c10(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.mild = found[0][1] not in "EF"
+    if found[1]:
+        parts.at = parts.calendar.yearless(int(found[1]), int(found[2]), found[3])
+
+
+def _glog(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.mild = found[0][0] not in "EFC"
+    year, month, day = found[1], int(found[2]), int(found[3])
+    if year:
+        parts.at = parts.calendar.dated(f"{year}-{month:02}-{day:02} {found[4]}")
+    else:
+        parts.at = parts.calendar.yearless(month, day, found[4])
+
+
+def _dated(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.at = parts.calendar.dated(found[1]) or parts.at
+
+
+def _american(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.at = parts.calendar.american(found[1])
+
+
+def _dated_syslog(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.at = parts.calendar.dated_syslog(found[1])
+
+
+def _syslog(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.at = parts.calendar.syslog(found[1])
+    _ident(parts, found)
+
+
+def _iso_syslog(parts: _PrefixFields, found: _Match) -> None:
+    _dated(parts, found)
+    _ident(parts, found)
+
+
+def _ident(parts: _PrefixFields, found: _Match) -> None:
+    parts.host = found[2]
+    if found[3]:
+        parts.pid = int(found[3])
+
+
+def _short(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.at = parts.calendar.yearless(int(found[1]), int(found[2]), found[3])
+
+
+def _actor(parts: _PrefixFields, found: _Match) -> None:
+    parts.pid = int(found["pid"])
+    parts.host = found["ip"] or parts.host
+    parts.tag = found["name"] or parts.tag
+
+
+def _nccl(parts: _PrefixFields, found: _Match) -> None:
+    parts.host, parts.pid, parts.record = found[1], int(found[2]), True
+
+
+def _pod(parts: _PrefixFields, found: _Match) -> None:
+    parts.host = found[1]
+
+
+def _tag(parts: _PrefixFields, found: _Match) -> None:
+    parts.tag = found[1]
+
+
+def _begins(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+
+
+def _level(parts: _PrefixFields, found: _Match) -> None:
+    parts.record = True
+    parts.mild = _MILD.search(found[0]) is not None and _SEVERE.search(found[0]) is None
+
+
+def _nothing(parts: _PrefixFields, found: _Match) -> None:
+    """It names nobody and no time."""
+
+
+_LEVEL = r"(?:DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|TRACE|SUCCESS|EXCEPTION)"
+_LOWER = r"(?:debug|info|notice|warning|warn|error|critical|fatal|trace)"
+_MILD = re.compile("TRACE|DEBUG|INFO|NOTICE|WARN|SUCCESS", re.IGNORECASE)
+_SEVERE = re.compile("ERR|CRIT|FATAL|EXC", re.IGNORECASE)
+_N = r"(\d{1,7})"
+
+_BRACKETS = (
+    # torch since 2.3 (excepthook and c10 logging), Lightning ("[rank: 3] Seed set to 42"), and own ones.
+    _form(rf"\[(?:rank|RANK|global_rank) ?[:=]? ?{_N}\]:? ?", _rank),
+    _form(r"\[TC\]\[rank=(?P<rank>\d{1,7})\](?:\[name=(?P<name>[^\]]*)\])?(?P<group>)? ?", _group_rank, soft=True),
+    _form(
+        r"\[PG (?:ID )?(?P<group>\w+)(?: \([^)]*\))?(?: PG GUID \w*(?:\((?P<name>[^)]*)\))?)?(?: \((?:[^)]*)\))? "
+        r"Rank (?P<rank>\d{1,7})\] ?",
+        _group_rank,
+        soft=True,
+    ),
+    _form(r"\[(?P<group>)?(?P<name>)?Rank (?P<rank>\d{1,7})\]:? ?", _group_rank, soft=True),
+    # torchrun: "[${role_name}${local_rank}]:", and templates with both ranks.
+    _form(rf"\[[A-Za-z][\w.-]*?{_N}\|{_N}\]:? ?", _role_and_rank),
+    _form(rf"\[(?!rank|Rank|RANK)[A-Za-z][A-Za-z_.-]*?{_N}\]: ?", _role),
+    # mpirun --tag-output (Open MPI 4 and 5, PRRTE), horovodrun, SageMaker.
+    _form(rf"\[(?:(?:[\w.@-]+@)?\d+,)?{_N}\]<std(?:out|err|diag)>: ?", _rank),
+    _form(rf"\[\d+,mpirank:{_N},([\w.-]+)\]<std(?:out|err|diag)>: ?", _rank_and_host),
+    _form(
+        r"\[[IWEFVD](?:(\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?))?(?: +\d{1,12}(?= ))?"
+        r" ?[\w./+-]+:\d{1,7}\] ?(?:\[c10d\] ?)?",
+        _c10,
+    ),
+    _form(rf"\[NeMo [A-Z] ({ISO})[^\]]*\] ?", _dated),
+    _form(rf"\[({ISO})\]:? ?", _dated),
+    _form(rf"\[({ISO})[ ,|][^\]]{{0,120}}\]:? ?", _dated),
+    _form(rf"\[({AMERICAN})\]:? ?", _american),
+    _form(rf"\[({DATED_SYSLOG})\] ?", _dated_syslog),
+    _form(r"\[ *\d{1,9}\.\d{3,9}\](?:\[[ \w]*\])? ?", _begins),
+    _form(r"\[(?:pod/)?([a-z0-9][\w.-]*)/[\w.-]+\] ", _pod),
+    _form(rf"\[{_N}\] ?", _task, when="bracketed"),
+    _form(rf"\[ ?(?:{_LEVEL}|{_LOWER}) *\]:? ?(?:- )?", _level, soft=True),
+    _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", _nothing, soft=True),
+    _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", _nothing, soft=True),
+)
+_DIGITS = (
+    # Kubernetes: "2024-01-02T03:04:05.678901234Z stderr F text".
+    _form(rf"({ISO}) std(?:out|err) [FP] ", _dated),
+    _form(rf"({ISO}) ([\w.-]+) [\w./@-]+(?:\[(\d{{1,9}})\])?: ", _iso_syslog),
+    _form(rf"({ISO})(?:(?=[\s\]:|,-])|$)[\s:|,]*(?:- )?", _dated),
+    _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _american),
+    _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
+    _form(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?:\| |- )?", _begins),
+    _form(rf"{_N}: ?", _task, when="numbered"),
+    _form(r"(\d{1,3}(?:\.\d{1,3}){3}): ", _pod, when="hosts"),
+)
+_LETTERS = (
+    _form(r"[IWEFVC](\d{4})?(\d\d)(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?) +\d+ [^\]\s]+\] ?(?:\[\d+/\d+\] ?)?", _glog),
+    _form(rf"({SYSLOG}) ([\w.:-]+) [\w./@()-]+(?:\[(\d{{1,9}})\])?: ", _syslog),
+    _form(rf"({DATED_SYSLOG})(?::? |(?=\[))", _dated_syslog),
+    _form(rf"{_LEVEL}:[\w.]+:", _level, soft=True),
+    _form(
+        rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
+    ),
+    _form(r"([\w.-]+-\d+) +\| ", _tag),
+    _form(r"([A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", _pod, when="hosts"),
+    # vLLM: "ERROR 10-27 07:48:16 worker_base.py:464] ...".
+    _form(r"[\w./-]+\.(?:py|cc|cpp|cu):\d+\] ?", _nothing, soft=True),
+    _form(r"what\(\): +", _nothing, soft=True),
+    # torchx: "trainer/3 ...".
+    _form(r"([a-z_]\w{0,40}/\d{1,6}) (?=\S)", _tag, soft=True),
+)
+_PARENTHESES = (
+    # Ray: "(RayTrainWorker pid=123, ip=10.0.0.2)"; vLLM: "(VllmWorkerProcess pid=123)".
+    _form(r"\((?:(?P<name>[\w.:<>]+) )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\w.:-]+))?(?:, [^)]*)?\) ?", _actor),
+    _form(r"\((raylet|autoscaler|gcs_server)(?:, [^)]*)?\) ?", _tag),
+)
+_FORMS: dict[str, tuple[_PrefixForm, ...]] = {
+    "[": _BRACKETS,
+    "(": _PARENTHESES,
+    "<": (_form(r"<\d{1,3}>", _begins),),
+    " ": (_form(r" {1,8}what\(\): +", _nothing, soft=True),),
+    "|": (_form(rf"\| *(?:{_LEVEL} *\| *)?(?:[\w.]+:[\w<>]+:\d+ - )?", _level, soft=True),),
+    "-": (_form(rf"- (?:[\w.]+ - )?{_LEVEL} - (?:[\w./]+ - [\w<>]+ - \d+ - )?", _level, soft=True),),
+    **dict.fromkeys("0123456789", _DIGITS),
+    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_", _LETTERS),
+}
+
+# src/debug.cc of NCCL: host, process, thread, device, then "file:line (function)" for warnings.
+_NCCL = re.compile(r"([^\s:\[\]]{1,255}):(\d{1,9}):\d{1,9} (?:\[-?\d+\] )?(?=.{0,200}NCCL )(?:\d+\.\d+ )?")
+_NCCL_INSIDE = re.compile(
+    r"^.{0,300}?[\s>\]:|](?P<host>[\w.-]{1,255}:\d{1,9}:\d{1,9} \[-?\d+\] (?:[\w./<>-]+:\d+ )?NCCL )"
+)
+_NCCL_MESSAGE = re.compile(r"(?:[\w./<>-]+:\d+ (?:\([^)]*\) )?)?NCCL (?:INFO|WARN|TRACE|ABORT|CALL|ERROR) ")
+_NUMBERED = re.compile(r"\s{0,8}(\d{1,7}): ?")
+_PROGRESS = re.compile(r"[^|]{0,300}?\d{1,3}%\|[^|]{0,300}\|[^\[\]]{0,80}\[[^\]]{0,400}\]")
+
+
+def parse_line(line: str, calendar: Calendar, style: PrefixStyle = PLAIN) -> PrefixedLine:
+    """Take the prefixes off a line. Never raises."""
+    parts = _PrefixFields(calendar, style)
+    line = _without_progress(line)
+    if style.numbered and (task := _NUMBERED.match(line)):
+        parts.task = int(task[1])
+        line = line[task.end() :]
+    return _taken_apart(parts, line, depth=0)
+
+
+def _without_progress(line: str) -> str:
+    """What a progress bar was interrupted by: nothing parts it from the bar."""
+    if "%|" in line and (bar := _PROGRESS.match(line)):
+        return line[bar.end() :].lstrip(" ") or line
+    return line
+
+
+def _taken_apart(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
+    text, body = line, line
+    hard = True
+    for _ in range(MOST):
+        if body.startswith("{") and depth < 2 and (inner := _unwrapped(parts, body)) is not None:
+            return _taken_apart(parts, inner, depth + 1)
+        if "NCCL " in body and _NCCL.match(body):
+            return _nccl_prefix(parts, body)
+        form, match = _first_form(parts.style, body)
+        if form is None or match is None:
+            if "NCCL " in body and (inside := _NCCL_INSIDE.search(body)):
+                return _nccl_prefix(parts, body[inside.start("host") :])
+            break
+        form.take(parts, match)
+        body = body[match.end() :]
+        hard = hard and not form.soft
+        if hard:
+            text = body
+    return parts.said(text, _after_nccl(body))
+
+
+def _nccl_prefix(parts: _PrefixFields, body: str) -> PrefixedLine:
+    found = _NCCL.match(body)
+    if found:
+        _nccl(parts, found)
+        body = body[found.end() :]
+    return parts.said(body, _after_nccl(body))
+
+
+def _after_nccl(text: str) -> str:
+    found = _NCCL_MESSAGE.match(text)
+    return text[found.end() :] if found else text
+
+
+def _first_form(style: PrefixStyle, body: str) -> tuple[_PrefixForm | None, _Match | None]:
+    for form in _FORMS.get(body[:1], ()):
+        if form.when and not getattr(style, form.when):
+            continue
+        match = form.pattern.match(body)
+        if match and match.end():
+            return form, match
+    return None, None
+
+
+_TEXTS = ("log", "message", "msg", "MESSAGE", "text", "textPayload", "body")
+_TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime", "datetime")
+_HOSTS = ("hostname", "host", "_HOSTNAME", "pod", "pod_name")
+_RANKS = ("rank", "global_rank")
+
+
+def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
+    """The message in a line of JSON, as docker, fluentd and structured loggers write them."""
+    try:
+        record = msgspec.json.decode(line.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    text = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
+    if text is None:
+        return None
+    parts.at = _time_of(parts, [record.get(key) for key in _TIMES]) or parts.at
+    parts.host = next((record[key] for key in _HOSTS if isinstance(record.get(key), str)), parts.host)
+    parts.rank = next((record[key] for key in _RANKS if _is_rank(record.get(key))), parts.rank)
+    return str(text).rstrip()
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000
+
+
+def _time_of(parts: _PrefixFields, values: Iterable[object]) -> float | None:
+    for value in values:
+        if isinstance(value, str) and (at := parts.calendar.dated(value)) is not None:
+            return at
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 1e8 < value < 1e11:
+            return float(value)
+    return None
+
+
+_TASK_LINE = re.compile(r"\s{0,8}(\d{1,7}):(?: |$)")
+_BRACKET_LINE = re.compile(r"\[(\d{1,7})\](?: |$)")
+_HOST_LINE = re.compile(r"([A-Za-z][\w-]{0,100}\d[\w.-]{0,100}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
+_COUNTED = 8
+_MOST_LINES = 0.8
+"""Share of a sample's lines that must look alike before their heads are taken for prefixes."""
+
+
+def style_of(sample: Iterable[str]) -> PrefixStyle:
+    """What kind of prefix nearly all of these lines have."""
+    lines = [line for line in sample if line.strip()]
+    if len(lines) < 2:
+        return PLAIN
+    return PrefixStyle(
+        numbered=_all_begin(_TASK_LINE, lines),
+        bracketed=_all_begin(_BRACKET_LINE, lines),
+        hosts=_all_begin(_HOST_LINE, lines),
+    )
+
+
+def _all_begin(form: re.Pattern[str], lines: list[str]) -> bool:
+    """Whether nearly all lines begin so. Numbers that only grow are those of the lines, not of processes."""
+    heads = [found[1] for line in lines if (found := form.match(line))]
+    if len(heads) < _MOST_LINES * len(lines):
+        return False
+    numbers = [int(head) for head in heads if head.isdigit()]
+    return len(numbers) < _COUNTED or any(after <= before for before, after in itertools.pairwise(numbers))

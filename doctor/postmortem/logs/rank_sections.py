@@ -1,0 +1,350 @@
+"""What logs tell of single ranks, as the sections that a watched run fills: how a rank failed, and the collectives that
+its watchdog speaks of. So what reasons about a run that stands still judges its logs too.
+
+A log does not say where a rank was: ``stage`` and ``point`` are empty. Collectives are those that a watchdog names,
+which a rank waits in, and the counters beside them; the wordings of releases are told in
+:mod:`doctor.knowledge.log_patterns`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.analysis.logs.root_event import LaterEvents, cause_in_chain, exceptions, failure_of
+from doctor.core.facts import (
+    Collective,
+    Event,
+    Failure,
+    LogEvidence,
+    ProcessGroup,
+    ProgressFacts,
+    RecorderFacts,
+    Section,
+)
+
+MOST_RANKS = 1 << 17
+"""Ranks that a log may tell of: a larger number is no rank."""
+WATCHDOG = "torch.nccl.watchdog_timeout"
+_COUNTERS = ("torch.nccl.pg_status", "torch.nccl.pg_status.old", "torch.nccl.dump_signal")
+_SPEAKERS = frozenset({WATCHDOG, *_COUNTERS})
+_WORLD = {
+    "nccl.init": "nranks",
+    "pl.init_dist": "w",
+    "pl.all_registered": "w",
+    "torch.nccl.init_opts": "size",
+    "torch.store.clients": "want",
+    "run.world": "size",
+}
+"""Messages that tell how many ranks there are, or are at least, and the field that does."""
+_OPERATIONS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "allreduce_coalesced",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_into_tensor",
+    "ALLGATHER_COALESCED": "all_gather_into_tensor_coalesced",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+}
+"""torch's names of operations in the words of a watchdog, and those of its recorder."""
+_TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE"})
+_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_WORDS_OF_SIGNALS = (("Killed", 9), ("Segmentation", 11), ("Bus error", 7), ("Aborted", 6), ("Terminated", 15))
+
+
+def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
+    """The sections of each rank that a log tells of. A rank with none is one that should have spoken as most did, and
+    said nothing."""
+    failures = _failures(evidence)
+    calls = _calls(evidence)
+    found: dict[int, dict[str, Section]] = {}
+    for rank in sorted({*failures, *calls}):
+        sections: dict[str, Section] = {}
+        if rank in calls:
+            sections[RecorderFacts.key] = calls[rank]
+        failure = failures.get(rank)
+        if failure is not None:
+            state = "failed" if failure.kind != _GONE else "gone"
+            told = failure if failure.kind != _GONE else None
+            sections[ProgressFacts.key] = ProgressFacts(state=state, stage="", point="", at=failure.at, failure=told)
+        found[rank] = sections
+    for rank in _silent(evidence, failures):
+        found.setdefault(rank, {})
+    return found
+
+
+def world_size_of(evidence: LogEvidence) -> int | None:
+    """How many ranks the job has, as far as logs tell: what they say, or the highest rank that speaks; ``None`` where
+    they say nothing of ranks."""
+    stated = (_number(event.value(_WORLD[event.kind])) for event in evidence.of(*_WORLD))
+    speak = (rank + 1 for event in evidence.events if (rank := rank_of(event)) is not None)
+    sizes = [size for size in (*stated, *speak) if size is not None and 0 < size <= MOST_RANKS]
+    return max(sizes, default=None)
+
+
+def rank_of(event: Event) -> int | None:
+    """Who said it: as its line is labelled, else as a message of the default group names its speaker."""
+    if event.rank is not None:
+        return event.rank
+    if event.kind in _SPEAKERS and (label := _label(event)).is_default and label.rank is not None:
+        return label.rank
+    return _number(event.value("rank")) if event.kind == "pl.init_dist" else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() and len(text) < 10 else None
+
+
+def _silent(evidence: LogEvidence, failures: Mapping[int, Failure]) -> list[int]:
+    """Ranks that are not heard of at all, where most ran out of time."""
+    timed_out = {rank for rank, failure in failures.items() if failure.kind == _TIMEOUT}
+    speak = {rank for event in evidence.events if (rank := rank_of(event)) is not None}
+    silent = [rank for rank in range(world_size_of(evidence) or 0) if rank not in speak]
+    return silent if len(silent) < len(timed_out) else []
+
+
+# How ranks ended.
+
+_GONE, _TIMEOUT = "gone", "DistBackendError"
+
+
+def _failures(evidence: LogEvidence) -> dict[int, Failure]:
+    """The first cause of each rank's end, as far as it is told."""
+    raised = _raised(evidence)
+    timeouts = _timeouts(evidence)
+    exits = _exits(evidence)
+    found: dict[int, Failure] = {}
+    for rank in {*raised, *timeouts, *exits}:
+        candidates = [one for one in (raised.get(rank), timeouts.get(rank)) if one is not None]
+        if candidates:
+            found[rank] = min(candidates, key=lambda one: one.line).failure
+        else:
+            found[rank] = exits[rank]
+    return _with_unlabelled(evidence, found, exits)
+
+
+class _OrderedFailure(NamedTuple):
+    """A failure and its place in the order of events."""
+
+    line: int
+    failure: Failure
+
+
+def _raised(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
+    """The exception that ended each rank: the first of the last chain that was not outlived."""
+    order = {id(event): number for number, event in enumerate(evidence.events)}
+    aftermath = LaterEvents(evidence)
+    by_rank: dict[int, list[Event]] = {}
+    for event in exceptions(evidence):
+        if event.rank is not None and not aftermath.outlived(event):
+            by_rank.setdefault(event.rank, []).append(event)
+    chosen = {rank: cause_in_chain(events) for rank, events in by_rank.items()}
+    return {rank: _OrderedFailure(order[id(event)], failure_of(event)) for rank, event in chosen.items()}
+
+
+def _timeouts(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
+    found: dict[int, _OrderedFailure] = {}
+    for number, event in enumerate(evidence.events):
+        if event.kind == WATCHDOG and (rank := rank_of(event)) is not None:
+            found.setdefault(rank, _OrderedFailure(number, Failure(_TIMEOUT, event.text, event.at)))
+    return found
+
+
+def _exits(evidence: LogEvidence) -> dict[int, Failure]:
+    """Exit codes of ranks, from the tables of torchrun, and as mp.spawn, mpirun and srun tell them."""
+    found: dict[int, Failure] = {}
+    for event in evidence.of("elastic.entry"):
+        code = event.value("exitcode")
+        if event.rank is not None and code is not None:
+            found.setdefault(event.rank, _of_code(int(code), event.at))
+    for event in evidence.of("launch.spawn_died", "mpi.peer_exit"):
+        rank = _number(event.value("rank"))
+        if rank is not None:
+            found.setdefault(rank, _of_code(_code_of_peer(event), event.at))
+    if not evidence.of("elastic."):
+        for event in evidence.of("slurm.task_exit"):
+            for rank in _numbers(event.value("task") or ""):
+                found.setdefault(rank, _of_code(_code_of_task(event), event.at))
+    return found
+
+
+def _of_code(code: int, at: float | None) -> Failure:
+    signal = -code if code < 0 else code - 128 if code > 128 else 0
+    if signal == 15:
+        return Failure("SIGTERMException", "ended by signal 15 (SIGTERM)", at)
+    if signal == 6:
+        # Aborted by C code, which says why elsewhere if it says it.
+        return Failure(_GONE, "", at)
+    if signal in _SIGNALS:
+        return Failure(_SIGNALS[signal], f"ended by signal {signal} ({_SIGNALS[signal]})", at)
+    return Failure("exit code", str(code), at)
+
+
+def _code_of_task(event: Event) -> int:
+    how = event.value("how") or ""
+    return next((-signal for word, signal in _WORDS_OF_SIGNALS if how.startswith(word)), int(event.value("code") or 1))
+
+
+def _code_of_peer(event: Event) -> int:
+    """The exit code that a launcher tells, or the signal, by its number or its name, as a negative one."""
+    signal = event.value("sig") or ""
+    by_name = next((-number for number, name in _SIGNALS.items() if name == signal), None)
+    return by_name or -(_number(signal) or 0) or int(event.value("code") or 1)
+
+
+def _numbers(text: str, most: int = 4096) -> list[int]:
+    """``0-2,5`` as numbers."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = _number(first.strip()), _number((last or first).strip())
+        if low is not None and high is not None:
+            found += range(low, min(high, low + most) + 1)
+    return found
+
+
+def _with_unlabelled(
+    evidence: LogEvidence, found: dict[int, Failure], exits: Mapping[int, Failure]
+) -> dict[int, Failure]:
+    """The same with an exception that no label gives to a rank: it is of those that a table lists as failed with an
+    exit code, and of which no exception is known."""
+    aftermath = LaterEvents(evidence)
+    alone = [event for event in exceptions(evidence) if event.rank is None and not aftermath.outlived(event)]
+    open_ones = [rank for rank, failure in found.items() if failure is exits.get(rank) and failure.kind == "exit code"]
+    if not alone or not open_ones:
+        return found
+    cause = failure_of(cause_in_chain(alone))
+    same = len({(event.value("type"), event.value("message")) for event in alone}) == 1
+    first = min(open_ones, key=lambda rank: (exits[rank].at or 0.0, rank))
+    for rank in open_ones if same else [first]:
+        found[rank] = msgspec.structs.replace(cause, at=exits[rank].at)
+    return found
+
+
+# What watchdogs say of collectives.
+
+
+class _GroupLabel(NamedTuple):
+    """How a message names its group: ``[PG ID 0 PG GUID 0(default_pg) Rank 1]``. ``number``: local to the process;
+    ``name``: the same on all ranks; ``rank``: counted in the group."""
+
+    number: str
+    name: str
+    description: str
+    rank: int | None
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the group of all ranks, or none is named."""
+        if self.name or self.description:
+            return self.description in ("default_pg",) or (self.name == "0" and not self.description)
+        return self.number in ("", "0")
+
+
+_LABEL = re.compile(
+    r"\[(?:PG (?:ID )?(?P<number>\d+) "
+    r"(?:PG GUID (?P<name>[^\s(\]]{1,200}))?(?:\s?\((?P<description>[^)]{0,200})\))? ?)?"
+    r"Rank (?P<rank>\d+)\]"
+)
+
+
+def _label(event: Event) -> _GroupLabel:
+    found = _LABEL.search(event.text)
+    if found is None:
+        return _GroupLabel("", "", "", _number(event.value("rank")) if event.kind == WATCHDOG else None)
+    parts = found.groupdict(default="")
+    return _GroupLabel(parts["number"], parts["name"], parts["description"], _number(parts["rank"]))
+
+
+def _calls(evidence: LogEvidence) -> dict[int, RecorderFacts]:
+    """What the watchdog of each rank says of its groups and of the collectives that it waits in."""
+    spoken: dict[int, list[Event]] = {}
+    for event in evidence.of(*_SPEAKERS):
+        if (rank := rank_of(event)) is not None:
+            spoken.setdefault(rank, []).append(event)
+    shared = _shared_numbers(evidence)
+    return {rank: _recorder(rank, events, shared) for rank, events in spoken.items()}
+
+
+def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
+    """Numbers of groups that stand for one group on all ranks that use them, as their members are counted like all
+    ranks: other numbers may stand for another group on each rank."""
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for event in evidence.of(*_SPEAKERS):
+        label, rank = _label(event), event.rank
+        if label.number and not label.name and rank is not None and label.rank is not None:
+            pairs.setdefault(label.number, []).append((label.rank, rank))
+    return frozenset(number for number, found in pairs.items() if all(inner == rank for inner, rank in found))
+
+
+def _recorder(rank: int, events: Iterable[Event], shared: frozenset[str]) -> RecorderFacts:
+    events = list(events)
+    by_sequence = {
+        event.value("seq") or event.value("work"): _label(event) for event in events if event.kind in _COUNTERS[:2]
+    }
+    groups: dict[str, ProcessGroup] = {}
+    collectives: dict[tuple[str, int], Collective] = {}
+    for event in events:
+        label = _label(event)
+        if not label.number and not label.name:
+            label = by_sequence.get(event.value("seq"), label)
+        name = _group_name(label, rank, shared)
+        known = groups.setdefault(name, ProcessGroup(name, label.description))
+        if event.kind in _COUNTERS:
+            groups[name] = msgspec.structs.replace(known, **_counts(event, known))
+        elif (call := _call(event, name)) is not None:
+            collectives.setdefault((name, call.sequence), call)
+    oldest_first = sorted(collectives.values(), key=lambda call: (call.group, call.sequence))
+    return RecorderFacts(groups=tuple(groups.values()), collectives=tuple(oldest_first))
+
+
+def _group_name(label: _GroupLabel, rank: int, shared: frozenset[str]) -> str:
+    if label.name:
+        return label.name
+    if label.is_default or label.description == "default_pg":
+        return "0"
+    return label.number if label.number in shared else f"{label.number} of rank {rank}"
+
+
+def _counts(event: Event, known: ProcessGroup) -> dict[str, int | None]:
+    """The counters that an event tells; torch counts from 1 and says 0 or -1 before the first."""
+    told = {"enqueued": _count(event.value("enq")), "completed": _count(event.value("done"))}
+    return {
+        name: max((value for value in (count, getattr(known, name)) if value is not None), default=None)
+        for name, count in told.items()
+    }
+
+
+def _count(text: str | None) -> int | None:
+    number = _number(text)
+    return number or None
+
+
+def _call(event: Event, group: str) -> Collective | None:
+    """The collective that a watchdog gave up waiting for. Wordings of before torch 2.1 do not number it."""
+    named = event.named
+    sequence, operation = _number(named.get("seq")), named.get("op", "")
+    if sequence is None:
+        return None
+    ran, limit = _number(named.get("ran")), _number(named.get("timeout"))
+    return Collective(
+        group,
+        sequence,
+        _OPERATIONS.get(operation, operation.lower()),
+        "nccl",
+        is_p2p=operation in _TRANSFERS,
+        input_sizes=_sizes(named.get("nin")),
+        output_sizes=_sizes(named.get("nout")),
+        at=event.at - ran / 1000 if event.at is not None and ran is not None else None,
+        timeout=limit / 1000 if limit is not None else None,
+    )
+
+
+def _sizes(text: str | None) -> tuple[tuple[int, ...], ...]:
+    count = _number(text)
+    return ((count,),) if count is not None else ()

@@ -1,0 +1,1 @@
+"""Memory snapshots of torch.cuda."""

@@ -1,0 +1,343 @@
+"""Memory snapshots that torch's allocator writes (``torch.cuda.memory._dump_snapshot``), read without torch.
+
+The form is that of torch/csrc/cuda/Module.cpp (``THCPModule_memorySnapshot``) and torch/csrc/cuda/memory_snapshot.cpp:
+``{"segments", "device_traces", "allocator_settings", "external_annotations"}``; before torch 2.0 a bare list of
+segments, whose blocks may have a ``history`` instead of ``frames``. Allocators of other devices (XPU, Ascend) write the
+same. Values that make no sense are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.core.errors import UnusableError
+from doctor.core.facts import Frame
+from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
+from doctor.core.frames import frame_of, is_user_code
+from doctor.postmortem.sandbox.child_process import run_isolated
+from doctor.postmortem.sandbox.safe_pickle import is_pickle, load_plain
+
+LARGEST = 2 << 30
+"""Bytes of a snapshot that is read: with stacks, an entry of the trace has up to some kilobytes."""
+PATIENCE, PACE = 30.0, 4 << 20
+"""Seconds for any snapshot, and bytes a second beyond them: a core of a laptop reads 60 MiB a second."""
+KEPT = 12
+"""Lines that hold most, and refused allocations, that are kept."""
+STRETCHES = 10
+"""Parts of a trace by which steady growth is told from what came at once."""
+MOST_STACKS = 100_000
+
+_INTEGERS = 1 << 62
+
+_GENERATED = re.compile(r"^<eval_with_key>|^<string>|/torchinductor_|/torch_compile_debug/|^<frozen")
+"""Files of code that torch wrote itself."""
+
+_PART_BY_FILE = (
+    ("optimizer", re.compile(r"/torch/optim/|/deepspeed/runtime/zero/|/apex/optimizers/|/bitsandbytes/optim/")),
+    ("backward", re.compile(r"/torch/autograd/(?!function\.py|grad_mode\.py)|torch/csrc/autograd/engine")),
+    ("communication", re.compile(r"/torch/distributed/(?!fsdp|_composable|optim|checkpoint)")),
+    ("load", re.compile(r"/torch/serialization\.py|/torch/distributed/checkpoint/|/safetensors/")),
+)
+_PART_BY_FUNCTION = {
+    "torch::autograd::Engine": "backward",
+    "_call_impl": "forward",
+    "_wrapped_call_impl": "forward",
+    "forward": "forward",
+    "_apply": "build",
+    "reset_parameters": "build",
+}
+
+
+def looks_like_snapshot(head: bytes) -> bool:
+    """Whether a file that begins so is a pickle of segments."""
+    if not is_pickle(head):
+        return False
+    return b"segments" in head[:64] or (b"total_size" in head and b"segment_type" in head and b"allocated_size" in head)
+
+
+def read_snapshot(path: Path) -> MemorySnapshotFacts:
+    """A snapshot file, read by a process of its own (:mod:`doctor.postmortem.memory_snapshot.snapshot_child`).
+
+    Raises:
+        UnusableError: it can't be opened, is too large, wants to import something, is cut short, is no snapshot, or
+            takes more time or memory than a snapshot of its size does.
+    """
+    try:
+        deadline = PATIENCE + path.stat().st_size / PACE
+        answer, code = run_isolated("doctor.postmortem.memory_snapshot.snapshot_child", [str(path)], deadline)
+    except OSError as error:
+        raise UnusableError(f"it can't be read: {error.strerror or error}") from None
+    if answer[:1] == b"-":
+        raise UnusableError(answer[1:].decode("utf-8", "replace"))
+    try:
+        return msgspec.json.decode(answer[1:], type=MemorySnapshotFacts)
+    except msgspec.MsgspecError:
+        raise UnusableError(f"the process that read it ended with {code} and no answer") from None
+
+
+def load_snapshot(path: Path) -> MemorySnapshotFacts:
+    """A snapshot file, read by this process.
+
+    Raises:
+        UnusableError: it can't be opened, is too large, wants to import something, is cut short, or is no snapshot.
+    """
+    try:
+        with path.open("rb") as stream:
+            found = load_plain(stream, limit=LARGEST)
+    except OSError as error:
+        raise UnusableError(f"it can't be read: {error.strerror or error}") from None
+    return parse_snapshot(found, path.name)
+
+
+def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
+    """A snapshot that is loaded already.
+
+    Raises:
+        UnusableError: it is none.
+    """
+    whole = {"segments": found} if isinstance(found, list) else found
+    if not isinstance(whole, dict) or not isinstance(whole.get("segments"), (list, tuple)):
+        raise UnusableError("it is a pickle, but no memory snapshot: it has no segments")
+    segments, traces = (
+        _mappings(whole["segments"]),
+        [_mappings(trace) for trace in _sequence(whole.get("device_traces"))],
+    )
+    stacks = _AllocationSites()
+    blocks = list(_blocks_in_use(segments, stacks))
+    settings = whole.get("allocator_settings")
+    settings = settings if isinstance(settings, dict) else {}
+    return MemorySnapshotFacts(
+        path=name,
+        devices=_devices(segments),
+        holders=_holders(blocks),
+        growth=_growth(traces, stacks),
+        parts=_parts(blocks),
+        refused=tuple(_refused(traces, stacks))[-KEPT:],
+        unnamed=sum(block.size for block in blocks if block.site.frame is None),
+        traced=sum(len(trace) for trace in traces),
+        seconds=_seconds(traces),
+        expandable=_expandable(settings, segments),
+        settings=_settings(settings),
+    )
+
+
+class _AllocationSite(NamedTuple):
+    """Where memory was allocated: the user's innermost frame, and what for."""
+
+    frame: Frame | None
+    part: str | None
+
+
+class _SnapshotBlock(NamedTuple):
+    site: _AllocationSite
+    size: int
+    stretch: int = 0
+
+
+class _AllocationSites:
+    """Sites of stacks, each looked at once: a snapshot has thousands of entries for one line."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], _AllocationSite] = {}
+
+    def site(self, frames: object) -> _AllocationSite:
+        """The site of a stack, innermost frame first."""
+        if not isinstance(frames, (list, tuple)) or not frames:
+            return _AllocationSite(None, None)
+        # torch writes a frame once and refers to it; all frames live as long as the snapshot does.
+        key = tuple(map(id, frames))
+        found = self._known.get(key) or _site(frames)
+        if len(self._known) < MOST_STACKS:
+            self._known[key] = found
+        return found
+
+
+def _site(frames: Sequence[object]) -> _AllocationSite:
+    lines = [_line(frame) for frame in frames if isinstance(frame, dict)]
+    users = (frame_of(file, line, function) for file, line, function in lines if _is_users(file))
+    return _AllocationSite(next(users, None), _part(lines))
+
+
+def _line(frame: Mapping[str, object]) -> tuple[str, int, str]:
+    return str(frame.get("filename"))[:500], _integer(frame.get("line")), str(frame.get("name"))[:200]
+
+
+def _is_users(file: str) -> bool:
+    """Whether a line of Python is the user's: stacks may hold those of C++, too, and of code that torch generated."""
+    return file.endswith((".py", ">")) and not _GENERATED.search(file) and is_user_code(file)
+
+
+def _part(lines: Iterable[tuple[str, int, str]]) -> str | None:
+    """What memory is for: the innermost frame that tells."""
+    for file, _, function in lines:
+        for part, pattern in _PART_BY_FILE:
+            if pattern.search(file):
+                return part
+        for known, part in _PART_BY_FUNCTION.items():
+            if function == known or ("::" in known and known in function):
+                return part
+    return None
+
+
+# What is in use now.
+
+
+def _devices(segments: Iterable[Mapping[str, object]]) -> tuple[SnapshotDevice, ...]:
+    by_device: dict[int, list[SnapshotDevice]] = {}
+    for segment in segments:
+        device = _device(segment)
+        by_device.setdefault(device.index, []).append(device)
+    return tuple(_together(index, by_device[index]) for index in sorted(by_device))
+
+
+def _device(segment: Mapping[str, object]) -> SnapshotDevice:
+    """One segment as if it were the device."""
+    blocks = _mappings(segment.get("blocks"))
+    sizes = [(_integer(block.get("size")), str(block.get("state"))) for block in blocks]
+    free = [size for size, state in sizes if state == "inactive"]
+    active = sum(size for size, state in sizes if state.startswith("active"))
+    reserved = _integer(segment.get("total_size"))
+    pool = segment.get("segment_pool_id")
+    return SnapshotDevice(
+        index=_integer(segment.get("device")),
+        reserved=reserved,
+        allocated=sum(size for size, state in sizes if state == "active_allocated"),
+        active=active,
+        split=sum(free) if active else 0,
+        largest_free=max(free, default=0),
+        segments=1,
+        in_pools=reserved if isinstance(pool, (list, tuple)) and any(pool) else 0,
+    )
+
+
+def _together(index: int, parts: Sequence[SnapshotDevice]) -> SnapshotDevice:
+    return SnapshotDevice(
+        index=index,
+        reserved=sum(part.reserved for part in parts),
+        allocated=sum(part.allocated for part in parts),
+        active=sum(part.active for part in parts),
+        split=sum(part.split for part in parts),
+        largest_free=max(part.largest_free for part in parts),
+        segments=len(parts),
+        in_pools=sum(part.in_pools for part in parts),
+    )
+
+
+def _blocks_in_use(segments: Iterable[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
+    for segment in segments:
+        for block in _mappings(segment.get("blocks")):
+            if block.get("state") == "active_allocated":
+                yield _SnapshotBlock(stacks.site(_frames(block)), _integer(block.get("size")))
+
+
+def _frames(block: Mapping[str, object]) -> object:
+    """The stack of a block; older snapshots keep what it was used for, newest first."""
+    history = _mappings(block.get("history"))
+    return block.get("frames") or (history[0].get("frames") if history else None)
+
+
+def _holders(blocks: Iterable[_SnapshotBlock], stretched: bool = False) -> tuple[Holder, ...]:
+    by_frame: dict[Frame, list[_SnapshotBlock]] = {}
+    for block in blocks:
+        if block.site.frame is not None:
+            by_frame.setdefault(block.site.frame, []).append(block)
+    found = [
+        Holder(
+            size=sum(block.size for block in own),
+            blocks=len(own),
+            frame=frame,
+            part=next((part for part, _ in _parts(own)), None),
+            spread=len({block.stretch for block in own}) / STRETCHES if stretched else None,
+        )
+        for frame, own in by_frame.items()
+    ]
+    return tuple(sorted(found, key=lambda holder: -holder.size)[:KEPT])
+
+
+def _parts(blocks: Iterable[_SnapshotBlock]) -> tuple[tuple[str, int], ...]:
+    """Bytes by part of a step, most first."""
+    sizes: dict[str, int] = {}
+    for block in blocks:
+        if block.site.part is not None:
+            sizes[block.site.part] = sizes.get(block.site.part, 0) + block.size
+    return tuple(sorted(sizes.items(), key=lambda one: -one[1]))
+
+
+# What happened while it was traced.
+
+
+def _growth(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _AllocationSites) -> tuple[Holder, ...]:
+    """Who allocated, while the trace ran, what is not freed at its end."""
+    return _holders((block for trace in traces for block in _left(trace, stacks)), stretched=True)
+
+
+def _left(trace: Sequence[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
+    standing: dict[int, int] = {}
+    for position, entry in enumerate(trace):
+        action, address = entry.get("action"), entry.get("addr")
+        if not isinstance(address, int):
+            continue
+        if action == "alloc":
+            standing[address] = position
+        elif action in ("free_requested", "free_completed", "free"):
+            standing.pop(address, None)
+    for position in standing.values():
+        entry = trace[position]
+        yield _SnapshotBlock(
+            stacks.site(entry.get("frames")), _integer(entry.get("size")), position * STRETCHES // len(trace)
+        )
+
+
+def _refused(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _AllocationSites) -> Iterator[RefusedAllocation]:
+    for index, trace in enumerate(traces):
+        for entry in trace:
+            if entry.get("action") == "oom":
+                free = entry.get("device_free")
+                yield RefusedAllocation(
+                    size=_integer(entry.get("size")),
+                    device=index,
+                    device_free=_integer(free) if isinstance(free, int) else None,
+                    frame=stacks.site(entry.get("frames")).frame,
+                    at=_integer(entry.get("time_us")) / 1e6 or None,
+                )
+
+
+def _seconds(traces: Iterable[Sequence[Mapping[str, object]]]) -> float | None:
+    """From the first entry to the last one."""
+    ends = [_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1])]
+    told = [end for end in ends if end]
+    return (max(told) - min(told)) / 1e6 if len(told) > 1 else None
+
+
+def _expandable(settings: Mapping[str, object], segments: Iterable[Mapping[str, object]]) -> bool | None:
+    told = settings.get("expandable_segments")
+    if isinstance(told, bool):
+        return told
+    marks = [mark for segment in segments if isinstance(mark := segment.get("is_expandable"), bool)]
+    return any(marks) if marks else None
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF or its like was set to."""
+    told = (value for name, value in settings.items() if isinstance(name, str) and name.endswith("ALLOC_CONF"))
+    return next((value[:200] for value in told if isinstance(value, str)), "")
+
+
+# Of values.
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < _INTEGERS else 0
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [inner for inner in _sequence(value) if isinstance(inner, dict)]

@@ -1,0 +1,1 @@
+"""Output of nvidia-smi in its forms."""

@@ -1,0 +1,1 @@
+"""Hostile inputs: unpickling, decompression, and child processes with limits."""

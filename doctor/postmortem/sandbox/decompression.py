@@ -1,0 +1,120 @@
+"""Bytes of a file that may be packed: plain, gzip or zstd, told apart by content. Memory is constant, whatever the
+archive claims to hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from doctor.core.files.read_deadline import NO_DEADLINE, ReadDeadline
+from doctor.postmortem.sandbox import zstd
+
+CHUNK = 1 << 20
+"""Bytes that are handed on at once."""
+MOST = 64 << 30
+"""Bytes unpacked of one file that are read."""
+UNSUSPECTED = 128 << 20
+"""Bytes up to which no ratio is held against an archive: they are read within seconds."""
+RATIO = 250
+"""Times that a larger archive may grow: logs of progress bars reach 100, gzip's limit is 1032."""
+
+_GZIP = b"\x1f\x8b"
+_READ = 1 << 16
+
+
+class Readable(Protocol):
+    """What bytes can be read from."""
+
+    def read(self, most: int, /) -> bytes:
+        """The next bytes; none at the end."""
+
+
+class Unpacked:
+    """The bytes of a file, in pieces of at most :data:`CHUNK`. ``size``: bytes of the file that are looked at; what a
+    writer appends later is not. ``cut``: why it was not read to its end, known when the pieces are spent;
+    ``is_stopped``: its deadline was reached."""
+
+    def __init__(self, stream: Readable, size: int, deadline: ReadDeadline = NO_DEADLINE) -> None:
+        self._stream = stream
+        self._deadline = deadline
+        self.is_stopped = False
+        self._left = size
+        self._packed = 0
+        self.cut: str | None = None
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the file that were read."""
+        return self._packed
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces; once."""
+        head = self._take(4)
+        if head.startswith(_GZIP):
+            pieces = self._gzip(head)
+        elif head == zstd.MAGIC:
+            pieces = self._zstd(head)
+        else:
+            yield from self._plain(head)
+            return
+        yield from self._bounded(pieces)
+
+    def _take(self, most: int) -> bytes:
+        """The next bytes of the file."""
+        if self._deadline.is_over:
+            self.is_stopped = True
+            return b""
+        try:
+            data = self._stream.read(min(most, self._left))
+        except OSError as error:
+            self.cut = f"it could not be read any further: {error.strerror or error}"
+            data = b""
+        self._left = self._left - len(data) if data else 0
+        self._packed += len(data)
+        return data
+
+    def _plain(self, head: bytes) -> Iterator[bytes]:
+        yield head
+        while data := self._take(CHUNK):
+            yield data
+
+    def _bounded(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if size > MOST or (size > UNSUSPECTED and size > RATIO * self._packed):
+                self.cut = f"it unpacks to more than {size >> 20} MiB from {self._packed} bytes"
+                return
+            yield piece
+
+    def _gzip(self, data: bytes) -> Iterator[bytes]:
+        """Any number of members; what follows them and is none ends the archive."""
+        member = zlib.decompressobj(wbits=31)
+        while data:
+            try:
+                piece = member.decompress(data, CHUNK)
+            except zlib.error:
+                self.cut = f"its gzip data is damaged before byte {self._packed}"
+                return
+            if piece:
+                yield piece
+            if member.eof:
+                data = (member.unused_data or self._take(_READ)).lstrip(b"\0")
+                if not data:
+                    continue
+                if not data.startswith(_GZIP[:1]):
+                    self.cut = "bytes that are no gzip follow its archive"
+                    return
+                member = zlib.decompressobj(wbits=31)
+            else:
+                data = member.unconsumed_tail or self._take(_READ)
+        if not member.eof and self.cut is None:
+            self.cut = "its gzip archive ends too early"
+
+    def _zstd(self, head: bytes) -> Iterator[bytes]:
+        taken = iter((head,))
+        try:
+            yield from zstd.unpack(lambda most: next(taken, b"") or self._take(most))
+        except zstd.ZstdDataError as error:
+            self.cut = self.cut or str(error)

@@ -1,0 +1,1 @@
+"""Trials of ``--why``: probes run again with one setting changed."""

@@ -1,0 +1,162 @@
+"""What failed or is slow is measured again with one thing changed, as a stage: the last one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from doctor.analysis.ablation.experiments import MOST_COLLECTIVES, MOST_REQUESTS, TrialRequest, trial_requests
+from doctor.analysis.ablation.setting_variants import MOST_VARIANTS
+from doctor.core.facts import Section, Trial, TrialFacts
+from doctor.core.job import Job
+from doctor.probes.ablation.device_trials import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
+from doctor.probes.ablation.group_trials import (
+    PREPARE_SECONDS,
+    RUN_SECONDS,
+    GroupTrials,
+    PrepareTrial,
+    RunTrial,
+    TrialSequence,
+    group_plan,
+)
+from doctor.probes.ablation.path_trials import SIZES_AT_ONCE, try_connections, try_packets, try_speeds
+from doctor.probes.ablation.trial_planner import PATH_SECONDS, path_orders
+from doctor.probes.ablation.trials import ROUNDS, PacketOrder, ReachOrder, RecordTrials, SpeedOrder
+from doctor.probes.authorization import require_peers
+from doctor.probes.bandwidth.schedule import outgoing_connections
+from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.collectives.group_cost import most_sent
+from doctor.probes.collectives.group_steps import ends_of
+from doctor.probes.devices.device_worker import COPIES, COPY_BYTES
+from doctor.probes.responder.wire_format import GREETING_BYTES, WELCOME_BYTES
+from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.deadline import ProbeDeadline
+
+GROUP_SECONDS = (1 + 2 * (1 + MOST_VARIANTS)) * (PREPARE_SECONDS + RUN_SECONDS)
+
+HELLO_BYTES = GREETING_BYTES + WELCOME_BYTES
+"""Of a connection that is opened and no more; one that gets no answer sends less."""
+
+OwnOrder = PacketOrder | ReachOrder | SpeedOrder | DeviceOrder | RecordTrials
+"""What a process does by itself, or with one other."""
+
+
+class WhyStage:
+    """See :class:`doctor.probes.base.Stage`. One question after the other, so that no trial disturbs another."""
+
+    name: ClassVar[str] = "why"
+    makes: ClassVar[tuple[type[Section], ...]] = (TrialFacts,)
+
+    def __init__(self) -> None:
+        of_groups = MOST_COLLECTIVES * GROUP_SECONDS
+        self.most_seconds = MOST_REQUESTS * max(PATH_SECONDS, DEVICE_SECONDS) + of_groups
+        self._questions: deque[TrialRequest] | None = None
+        self._plan: TrialSequence | None = None
+        self._groups = GroupTrials()
+
+    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """The next step of the question at hand, else the first one of the next."""
+        if self._questions is None:
+            self._questions = deque(trial_requests(job))
+        orders = _sent(self._plan, posts)
+        while orders is None and self._questions:
+            self._plan = _plan_of(self._questions.popleft(), job, posts)
+            orders = next(self._plan, None)
+        return orders and orders._replace(words=_words(orders))
+
+    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Try what this process was asked to."""
+        task = _read(order)
+        require_peers(_ends(task), same_host=isinstance(task, RunTrial))
+        if isinstance(task, PrepareTrial | RunTrial):
+            return self._groups.take_part(task, bench, deadline)
+        trials = _trials(task, bench, deadline)
+        return StageResult({TrialFacts.key: TrialFacts(trials=trials)} if trials else {})
+
+
+def _read(order: bytes) -> OwnOrder | PrepareTrial | RunTrial:
+    task: OwnOrder | PrepareTrial | RunTrial = msgspec.msgpack.decode(order, type=OwnOrder | PrepareTrial | RunTrial)
+    return task
+
+
+def _ends(task: OwnOrder | PrepareTrial | RunTrial) -> list[tuple[str | None, int]]:
+    """Addresses and ports that an order connects to."""
+    if isinstance(task, PacketOrder | ReachOrder):
+        return [(way.address, task.peer.port) for way in (task.peer.way, *task.peer.others)]
+    if isinstance(task, SpeedOrder):
+        return outgoing_connections(task.itinerary)
+    return ends_of(task.join) if isinstance(task, RunTrial) else []
+
+
+def _words(orders: StageOrders) -> str:
+    """What a step costs: its own words, and what these leave open. Of :class:`RecordTrials` there are none: a process
+    puts down what others tried, and nothing is sent or started."""
+    tasks = [_read(order) for order in orders.by_token.values()]
+    joins = [task.join for task in tasks if isinstance(task, RunTrial)]
+    if joins:
+        ranks, most = counted(len(joins), "rank"), in_bytes(max(map(most_sent, joins)))
+        return f"why the collective is slow or breaks: {ranks} at once, at most {most} a rank and {_limit(orders)}"
+    more = next((words for task in tasks if (words := _rest(task, len(tasks)))), "")
+    return f"{orders.words}; {more}" if more else orders.words
+
+
+def _limit(orders: StageOrders) -> str:
+    return in_seconds(orders.seconds)
+
+
+def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
+    """How many at once, and the bytes where the words of an order do not name them; ``count``: who got one."""
+    if isinstance(task, PrepareTrial):
+        return f"{count} processes load torch at once"
+    if isinstance(task, DeviceOrder):
+        return f"one child at a time{_copies(task)}"
+    if isinstance(task, PacketOrder):
+        # One more than the other ways: packets made smaller on the sick way, and as they are (try_packets).
+        return f"{max(SIZES_AT_ONCE, 2 + len(task.peer.others))} connections at once"
+    if isinstance(task, ReachOrder):
+        ways = 1 + len(task.peer.others)
+        return f"{ways} connections at once, at most {in_bytes(ROUNDS * ways * HELLO_BYTES)} in all"
+    return "one connection at a time" if isinstance(task, SpeedOrder) else ""
+
+
+def _copies(order: DeviceOrder) -> str:
+    """What all children copy to and from a GPU, each :data:`ROUNDS` times: unchanged, and with each change."""
+    if not order.on_gpu:
+        return ""
+    children = 1 + bool(order.near) + (order.other is not None)
+    return f", at most {in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)} copied to and from the GPU"
+
+
+def _sent(plan: TrialSequence | None, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    """What a plan does next after these answers; ``None`` where it is at its end."""
+    if plan is None:
+        return None
+    try:
+        return plan.send(posts)
+    except StopIteration:
+        return None
+
+
+def _plan_of(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]) -> TrialSequence:
+    if question.subject == "collective":
+        yield from group_plan(question, job, posts)
+        return
+    is_device = question.subject == "device"
+    orders = device_orders(question, posts) if is_device else path_orders(question, job, posts)
+    if orders is not None:
+        yield orders
+
+
+def _trials(task: OwnOrder, bench: ProbeContext, deadline: ProbeDeadline) -> tuple[Trial, ...]:
+    if isinstance(task, RecordTrials):
+        return task.trials
+    if isinstance(task, DeviceOrder):
+        return try_device(task, bench, deadline)
+    if isinstance(task, PacketOrder):
+        return try_packets(task, deadline)
+    if isinstance(task, ReachOrder):
+        return try_connections(task, deadline)
+    return try_speeds(task, bench.responder.guests, deadline) if bench.responder is not None else ()

@@ -1,0 +1,135 @@
+"""Who is to try what, for a question that a job raises."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from doctor.analysis.ablation.alternative_paths import (
+    MOST_WAYS,
+    AlternativePath,
+    alternative_paths,
+    endpoint_of,
+    facing,
+    mtu_between,
+)
+from doctor.analysis.ablation.experiments import TrialRequest, members_by_host
+from doctor.analysis.interface_choice import choice_of
+from doctor.core.job import Job, Rank
+from doctor.probes.ablation.path_trials import PACKET_SECONDS, REACH_SECONDS, SPEED_SECONDS, most_packet_bytes
+from doctor.probes.ablation.trials import (
+    MOST_ROUNDS,
+    OFFLOADS,
+    PacketOrder,
+    ReachOrder,
+    SpeedOrder,
+    TrialPeer,
+    not_tried,
+    recording_orders,
+)
+from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
+from doctor.probes.bandwidth.transfer import MOST_BYTES
+from doctor.probes.bandwidth.transfer import MOST_SECONDS as FLOW_SECONDS
+from doctor.probes.base import ProbeParticipant, StageOrders
+from doctor.probes.reachability.connection_plan import USUAL_MTU
+
+PATH_SECONDS = max(PACKET_SECONDS, REACH_SECONDS, MOST_ROUNDS * (1 + MOST_WAYS) * SPEED_SECONDS)
+
+
+def path_orders(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    """Orders to answer ``question`` about a path; ``None`` where those who could do not take part."""
+    own, there = (_speaker(posts, name) for name in (question.host, question.peer))
+    if own is None or there is None or there.port is None or question.address is None:
+        return None
+    others = alternative_paths(own.rank, there.rank, question.address)
+    mtu = mtu_between(facing(own.rank, there.rank, question.address), endpoint_of(there.rank, question.address))
+    peer = TrialPeer(question.peer, there.port, there.word, AlternativePath("", "", question.address, mtu=mtu), others)
+    if question.subject == "packet":
+        return _for_packets(question, job, own, peer)
+    if not peer.others:
+        reason = f"another network: none leads from {question.host} to {question.peer} besides"
+        return recording_orders(
+            (own,), (not_tried("path", reason, question.peer), not_tried("path", OFFLOADS, question.peer))
+        )
+    return _for_connections(question, own, peer) if question.usual is None else _for_speed(question, own, there, peer)
+
+
+def _speaker(posts: Sequence[ProbeParticipant], name: str) -> ProbeParticipant | None:
+    return next((post for post in posts if post.speaks and post.port is not None and post.rank.host.name == name), None)
+
+
+def _for_packets(question: TrialRequest, job: Job, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
+    setting = _smaller_mtu(members_by_host(job), question.culprits)
+    order = PacketOrder(peer, peer.way.mtu or USUAL_MTU, setting)
+    others = f" and {_ways(peer)}" if peer.others else ""
+    words = (
+        f"why packets of {question.host} do not reach {peer.name}: smaller ones{others}, "
+        f"at most {most_packet_bytes(order) / 1e6:.1f} MB and {PACKET_SECONDS:.0f} s"
+    )
+    return StageOrders({own.token: msgspec.msgpack.encode(order)}, PACKET_SECONDS, words)
+
+
+def _ways(peer: TrialPeer) -> str:
+    count = len(peer.others)
+    return f"{count} other way{'' if count == 1 else 's'}"
+
+
+def _smaller_mtu(members: Mapping[str, Rank], hosts: Sequence[str]) -> str:
+    """How packets are made smaller on ``hosts``: a host that takes only small ones is sent no larger ones by TCP."""
+    lines: dict[str, list[str]] = {}
+    for name in hosts:
+        choice = choice_of(members[name]) if name in members else None
+        interface = choice.first.interface.name if choice is not None and choice.first is not None else "<interface>"
+        lines.setdefault(f"sudo ip link set dev {interface} mtu {{}}", []).append(name)
+    return "; ".join(f"{line}  # on {', '.join(names)}" for line, names in lines.items())
+
+
+def _for_connections(question: TrialRequest, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
+    words = f"why {question.host} gets no connection to {peer.name}: {_ways(peer)}, at most {REACH_SECONDS:.0f} s"
+    return StageOrders({own.token: msgspec.msgpack.encode(ReachOrder(peer))}, REACH_SECONDS, words)
+
+
+def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbeParticipant, peer: TrialPeer) -> StageOrders:
+    """An order for each end: who sends calls, as the address is what is tried."""
+    ways = (peer.way, *peer.others) * MOST_ROUNDS
+    survey = secrets.randbits(64)
+    calls = _itinerary(survey, 0, own.word, [_meeting(turn, 1, peer, way, calls=True) for turn, way in enumerate(ways)])
+    caller = TrialPeer(question.host, own.port or peer.port, own.word, peer.way, ())
+    waits = _itinerary(
+        survey, 1, there.word, [_meeting(turn, 0, caller, way, calls=False) for turn, way in enumerate(ways)]
+    )
+    seconds = len(ways) * SPEED_SECONDS
+    words = (
+        f"why {_sick(question)} {peer.name}: {_ways(peer)}, {MOST_ROUNDS} times, "
+        f"at most {2 * len(ways) * MOST_BYTES / 1e9:.1f} GB and {seconds:.0f} s"
+    )
+    orders = {
+        own.token: msgspec.msgpack.encode(SpeedOrder(calls, peer.others, question.usual, question.lossy)),
+        there.token: msgspec.msgpack.encode(SpeedOrder(waits)),
+    }
+    return StageOrders(orders, seconds, words)
+
+
+def _sick(question: TrialRequest) -> str:
+    if question.lossy:
+        return f"packets get lost from {question.host} to"
+    return f"{question.host} sends slowly to"
+
+
+def _itinerary(survey: int, place: int, word: str, meetings: list[TransferPairing]) -> TransferSchedule:
+    return TransferSchedule(
+        survey,
+        place,
+        word,
+        tuple(meetings),
+        first=0,
+        round_seconds=SPEED_SECONDS,
+        bytes=MOST_BYTES,
+        seconds=FLOW_SECONDS,
+    )
+
+
+def _meeting(turn: int, place: int, peer: TrialPeer, way: AlternativePath, *, calls: bool) -> TransferPairing:
+    return TransferPairing(turn, place, peer.name, way.address, peer.port, peer.word, calls, source=way.source)

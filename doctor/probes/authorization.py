@@ -1,0 +1,108 @@
+"""What an order may make this process do: whoever can write to the board can give orders.
+
+A well-formed order may still name what no peer of this job has. Each process checks against what it knows itself: its
+own environment and directories, and what an address can mean.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Iterable
+
+from doctor.collectors.base import Machine
+from doctor.collectors.launch.rank_variables import whole_number
+from doctor.collectors.storage.directories import directories_of
+from doctor.core.masking import readable
+
+LEAST_PORT = 1024
+"""Responders and stores of probes take any free port; those below belong to services (RFC 6335, section 6)."""
+PROBE_FILE = re.compile(r"\.rankdoctor-probe-[0-9a-f]{8}-\d{1,7}-[A-Za-z0-9._-]{0,64}", re.ASCII)
+"""The name of a file of the storage probe; see :mod:`doctor.probes.storage.stage`."""
+
+
+class Forbidden(Exception):
+    """The order asks for what no process of this job would ask for; says what."""
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, and not a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def require_peer(address: str | None, port: int, *, same_host: bool = False) -> None:
+    """A process of this job may be at that address. ``None``: the name of a host is looked up. ``same_host``: loopback
+    counts, too.
+
+    Raises:
+        Forbidden: no process can be there.
+    """
+    if port < LEAST_PORT:
+        raise Forbidden(f"a connection to port {port}, which is below {LEAST_PORT}")
+    if address is None:
+        return
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        raise Forbidden(f"a connection to {address[:64]!r}, which is not an IP address") from None
+    nobody = found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255"
+    if nobody or (found.is_loopback and not same_host):
+        raise Forbidden(f"a connection to {address}, which is no other host")
+
+
+def require_peers(ends: Iterable[tuple[str | None, int]], *, same_host: bool = False) -> None:
+    """The same for several addresses and ports."""
+    for address, port in ends:
+        require_peer(address, port, same_host=same_host)
+
+
+def require_own_master(address: str, port: int, surroundings: Machine) -> None:
+    """It is the master that this process was started with.
+
+    Raises:
+        Forbidden: it is another one.
+    """
+    own = surroundings.environ.get("MASTER_ADDR", "")
+    if address not in (own, readable(own)):
+        raise Forbidden("a connection to a MASTER_ADDR that is not set here")
+    require_own_port(port, surroundings)
+
+
+def require_own_port(port: int, surroundings: Machine) -> None:
+    """It is the MASTER_PORT that this process was started with.
+
+    Raises:
+        Forbidden: it is another one.
+    """
+    if port != whole_number(surroundings.environ, "MASTER_PORT"):
+        raise Forbidden(f"port {port}, which is not the MASTER_PORT set here")
+
+
+def require_own_directory(path: str, role: str, name: str, surroundings: Machine) -> None:
+    """It is a directory that the settings or the environment of this process name for that role, and a file that the
+    probe would name so.
+
+    Raises:
+        Forbidden: it is not.
+    """
+    if (path, role) not in directories_of(surroundings):
+        raise Forbidden(f"a file in {path[:200]!r}, which this process does not use as {role}")
+    if PROBE_FILE.fullmatch(name) is None:
+        raise Forbidden(f"a file called {name[:80]!r}")
+
+
+def require_own_interfaces(names: Iterable[str]) -> None:
+    """This host has network interfaces of these names.
+
+    Raises:
+        Forbidden: it lacks one.
+    """
+    own: Collection[str] = {name for _, name in socket.if_nameindex()}
+    for name in names:
+        if name not in own:
+            raise Forbidden(f"the network interface {name[:32]!r}, which this host does not have")

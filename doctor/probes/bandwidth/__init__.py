@@ -1,0 +1,1 @@
+"""Transfers between pairs of hosts."""

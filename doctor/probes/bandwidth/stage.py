@@ -1,0 +1,106 @@
+"""The bandwidth between hosts, as a stage: pairs in rounds, then once more whoever looks slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from doctor.analysis.fabric.localization.localizer import rounds
+from doctor.analysis.fabric.transfer_matrix import (
+    MOST_CONFIRMING,
+    bandwidths,
+    ordered_hosts,
+    rounds_to_confirm,
+    subnets_of,
+)
+from doctor.core.facts import Section, TransferFacts
+from doctor.core.job import Job
+from doctor.probes.authorization import require_peers
+from doctor.probes.bandwidth.schedule import TransferSchedule, outgoing_connections
+from doctor.probes.bandwidth.transfer_plan import ROUND_SECONDS, Rounds, budget_of_rounds, transfer_schedules
+from doctor.probes.bandwidth.transfer_worker import TransferWorker
+from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.reachability.assignments import Agent
+from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
+from doctor.probes.runtime.deadline import ProbeDeadline
+
+MOST_STEPS = 1 + MOST_CONFIRMING
+
+MOST_ROUNDS = 16
+"""Of the first step: that many tell 65,536 hosts apart, and fewer do for fewer."""
+
+PATIENCE = 8.0
+"""Seconds of all rounds after which none more is played for a host that may be slow at times: where rounds take long,
+those to come do, too."""
+
+LATE_START = 1.0
+"""Seconds by which the last host may learn of its order after the first."""
+
+
+class TransfersStage:
+    """See :class:`doctor.probes.base.Stage`. First all hosts in rounds, then again those that look slow, with
+    hosts that are well."""
+
+    name: ClassVar[str] = "transfers"
+    makes: ClassVar[tuple[type[Section], ...]] = (TransferFacts,)
+
+    def __init__(self) -> None:
+        self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING) * ROUND_SECONDS + (1 + MOST_CONFIRMING) * LATE_START
+        self._steps = 0
+        self._rounds = 0
+        self._began = 0.0
+
+    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Rounds for all hosts that take part, then some for the suspects; none where fewer than two take part."""
+        stations, tokens = _in_order(job, posts)
+        if len(stations) < 2:
+            return None
+        self._steps += 1
+        if self._steps == 1:
+            self._began = time.monotonic()
+            return self._orders(stations, tokens, rounds(len(stations), MOST_ROUNDS))
+        if self._steps > MOST_STEPS:
+            return None
+        patient = time.monotonic() - self._began < PATIENCE
+        return self._orders(stations, tokens, _to_confirm(job, stations, patient=patient))
+
+    def _orders(self, stations: Sequence[ProbeNode], tokens: Sequence[str], asked: Rounds) -> StageOrders | None:
+        if not asked:
+            return None
+        again = self._steps > 1
+        routes = transfer_schedules(stations, asked, first=self._rounds, confirms=again)
+        self._rounds += len(asked)
+        orders = {tokens[place]: msgspec.msgpack.encode(route) for place, route in routes.items()}
+        budget = budget_of_rounds(asked, confirms=again)
+        return StageOrders(orders, budget.seconds + LATE_START, budget.words())
+
+    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Meet the other hosts that ``order`` names."""
+        itinerary = msgspec.msgpack.decode(order, type=TransferSchedule)
+        require_peers(outgoing_connections(itinerary))
+        if bench.responder is None:
+            return StageResult({})
+        sent = TransferWorker(itinerary, bench.responder.guests, deadline).run()
+        return StageResult({TransferFacts.key: TransferFacts(samples=sent)})
+
+
+def _in_order(job: Job, posts: Sequence[ProbeParticipant]) -> tuple[list[ProbeNode], list[str]]:
+    """Those who speak for a host, in the order that follows the network, and their tokens."""
+    speakers = {post.host: post for post in posts if post.speaks and post.port is not None}
+    agents = [
+        Agent(post.number, post.host, post.port, post.word) for post in speakers.values() if post.port is not None
+    ]
+    named = {station.name: station for station in nodes_of(job, agents)}
+    stations = [named[name] for name in ordered_hosts(named, subnets_of(job))]
+    return stations, [speakers[station.agent.host].token for station in stations]
+
+
+def _to_confirm(job: Job, stations: Sequence[ProbeNode], *, patient: bool) -> Rounds:
+    """Pairs of the places of ``stations``: whoever looks slow with hosts that do not."""
+    known = bandwidths(job)
+    places = {station.name: place for place, station in enumerate(stations)}
+    asked = rounds_to_confirm(known, patient=patient)
+    return [[(places[known.hosts[one]], places[known.hosts[other]]) for one, other in pairs] for pairs in asked]

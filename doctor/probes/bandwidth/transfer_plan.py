@@ -1,0 +1,82 @@
+"""Who meets whom in which round, and what that costs at most."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
+from doctor.probes.bandwidth.transfer import MOST_BYTES, MOST_SECONDS
+from doctor.probes.reachability.connection_plan import ProbeNode
+from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+
+ROUND_SECONDS = 2.5
+"""For one pair, both ways: each may lose the first packet of its connection, which is sent again after a second. A pair
+that is well needs some hundredths of a second, so this is what a partner costs that does not come."""
+
+Rounds = Sequence[Sequence[tuple[int, int]]]
+
+
+class TransferBudget(NamedTuple):
+    """``pairs`` in all, ``at_once`` of them in one round."""
+
+    hosts: int
+    rounds: int
+    pairs: int
+    at_once: int
+    confirms: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        """Of all pairs, both ways, without the headers of packets."""
+        return 2 * MOST_BYTES * self.pairs
+
+    @property
+    def seconds(self) -> float:
+        """For all rounds."""
+        return self.rounds * ROUND_SECONDS
+
+    def words(self) -> str:
+        """Such as ``bandwidth: 8 hosts in 7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and
+        18 s``."""
+        again = " once more, to be sure" if self.confirms else ""
+        return (
+            f"bandwidth{again}: {counted(self.hosts, 'host')} in {counted(self.rounds, 'round')}, "
+            f"{counted(self.at_once, 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "
+            f"{in_bytes(self.most_bytes)} in all and {in_seconds(self.seconds)}"
+        )
+
+
+def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudget:
+    """What ``rounds`` cost at most."""
+    hosts = {host for pairs in rounds for pair in pairs for host in pair}
+    sizes = [len(pairs) for pairs in rounds]
+    return TransferBudget(len(hosts), len(rounds), sum(sizes), max(sizes, default=0), confirms)
+
+
+def transfer_schedules(
+    stations: Sequence[ProbeNode], rounds: Rounds, *, first: int = 0, confirms: bool = False
+) -> Mapping[int, TransferSchedule]:
+    """What each of the ``stations`` that meets anybody has to do, by its place. ``first``: the number of the first
+    round. The one with the lower place calls."""
+    meetings: dict[int, list[TransferPairing]] = {}
+    for number, pairs in enumerate(rounds, first):
+        for pair in pairs:
+            low, high = sorted(pair)
+            meetings.setdefault(low, []).append(_meeting(stations, number, high, len(pairs), calls=True))
+            meetings.setdefault(high, []).append(_meeting(stations, number, low, len(pairs), calls=False))
+    survey = secrets.randbits(64)
+
+    def itinerary(place: int) -> TransferSchedule:
+        word, own = stations[place].agent.word, tuple(meetings[place])
+        return TransferSchedule(survey, place, word, own, first, ROUND_SECONDS, MOST_BYTES, MOST_SECONDS, confirms)
+
+    return {place: itinerary(place) for place in meetings}
+
+
+def _meeting(stations: Sequence[ProbeNode], number: int, place: int, pairs: int, *, calls: bool) -> TransferPairing:
+    """With the host at ``place``, at the address that its library would tell others."""
+    peer = stations[place]
+    address = peer.dials[0].address if peer.dials else None
+    return TransferPairing(number, place, peer.name, address, peer.agent.port, peer.agent.word, calls, pairs)

@@ -1,0 +1,144 @@
+"""One host on its way through the rounds: it meets one other host in each, and bytes flow there and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from socket import socket
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.collectors.network.master_address import belongs_here, own_addresses, resolve
+from doctor.core.facts import Transfer
+from doctor.core.facts.probe_results import TransferOutcome
+from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
+from doctor.probes.bandwidth.transfer import TransferLimit, receive, send
+from doctor.probes.bandwidth.transfer_wire import TransferHandshake, TransferReport, transfer_greeting, transfer_welcome
+from doctor.probes.reachability.tcp_info import read_tcp_info
+from doctor.probes.responder.backlog import ConnectionBacklog
+from doctor.probes.responder.wire_format import WELCOME_BYTES
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp, reset_connection, send_and_receive
+
+RESOLVE_SECONDS = 1.0
+
+PACE = 0.35
+"""Seconds from the beginning of one round to that of the next, at least. A host that is slow now and then would be seen
+in the rounds of its good moments alone, which are over in no time."""
+
+LEAST_SECONDS = 0.2
+"""That have to be left of a round, beside those of the bytes themselves, for them to begin to flow."""
+
+
+class _Flow(NamedTuple):
+    """How one way went."""
+
+    outcome: TransferOutcome
+    report: TransferReport | None = None
+    sent: int | None = None
+    again: int | None = None
+    loaded: float | None = None
+
+
+class TransferWorker:
+    """Goes through the rounds of an ``itinerary``; callers come to ``guests``.
+
+    Round *n* is over *n* times ``round_seconds`` after the beginning, wherever the others are: a host that waited in
+    vain comes to its next partner before that one has given it up.
+    """
+
+    def __init__(self, itinerary: TransferSchedule, guests: ConnectionBacklog, deadline: ProbeDeadline) -> None:
+        self._itinerary = itinerary
+        self._guests = guests
+        self._deadline = deadline
+        self._amount = TransferLimit(itinerary.bytes, itinerary.seconds)
+
+    def run(self) -> tuple[Transfer, ...]:
+        """Meet everybody, and say how what this host sent arrived."""
+        first, each, began = self._itinerary.first, self._itinerary.round_seconds, time.monotonic()
+        ends = [self._deadline.within((meeting.round - first + 1) * each) for meeting in self._itinerary.meetings]
+        found = []
+        for meeting, end in zip(self._itinerary.meetings, ends, strict=True):
+            time.sleep(max(0.0, began + (meeting.round - first) * PACE - time.monotonic()))
+            found.append(self._meet(meeting, end))
+        return tuple(found)
+
+    def _meet(self, meeting: TransferPairing, end: ProbeDeadline) -> Transfer:
+        """Both ways, the caller's first."""
+        if meeting.calls and meeting.address is None:
+            meeting = msgspec.structs.replace(meeting, address=_look_up(meeting.peer, end))
+        way = self._call if meeting.calls else self._await
+        flows = {sends: way(meeting, end, sends=sends) for sends in (meeting.calls, not meeting.calls)}
+        return self._transfer(meeting, flows[True])
+
+    def _transfer(self, meeting: TransferPairing, flow: _Flow) -> Transfer:
+        report = flow.report
+        return Transfer(
+            meeting.peer,
+            flow.outcome,
+            report.bandwidth if report else None,
+            round=meeting.round,
+            pairs=meeting.pairs,
+            confirms=self._itinerary.confirms,
+            address=meeting.address,
+            bytes=report.size if report else 0,
+            seconds=report.seconds if report else 0.0,
+            segments_sent=flow.sent,
+            segments_retransmitted=flow.again,
+            round_trip=flow.loaded,
+            waited=report.waited if report else 0.0,
+        )
+
+    def _call(self, meeting: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
+        """Connect, wait until the other host has come to this round, and let bytes flow; ``sends``: from here."""
+        address = meeting.address
+        connection = connect_tcp(address, meeting.port, end, source=meeting.source).connection if address else None
+        if connection is None:
+            return _Flow("unreached")
+        visit = TransferHandshake(self._itinerary.survey, meeting.round, self._itinerary.place, sends)
+        greeting = transfer_greeting(meeting.word) + visit.encode()
+
+        def begin(connection: socket) -> bool:
+            return send_and_receive(connection, greeting, WELCOME_BYTES, end) == transfer_welcome(meeting.word)
+
+        return self._flow(connection, begin, sends, end)
+
+    def _await(self, meeting: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
+        """Take the caller in, and let bytes flow; ``sends``: from here."""
+        visit = TransferHandshake(self._itinerary.survey, meeting.round, meeting.place, not sends)
+        connection = self._guests.take(visit, end)
+        if connection is None:
+            return _Flow("late")
+
+        def begin(connection: socket) -> bool:
+            if end.left() < LEAST_SECONDS + self._amount.seconds:
+                return False
+            send_and_receive(connection, transfer_welcome(self._itinerary.word), 0, end)
+            return True
+
+        return self._flow(connection, begin, sends, end)
+
+    def _flow(self, connection: socket, begin: Callable[[socket], bool], sends: bool, end: ProbeDeadline) -> _Flow:
+        """What flows once both hosts are ready, which ``begin`` sees to."""
+        try:
+            if not begin(connection):
+                return _Flow("late")
+            if not sends:
+                return _Flow("done", receive(connection, self._amount, end))
+            report = send(connection, self._amount, end)
+            info = read_tcp_info(connection)
+            return _Flow("done", report, *(info[1:] if info else ()))
+        except TimeoutError:
+            return _Flow("late")
+        except ConnectionCut:
+            return _Flow("cut")
+        finally:
+            reset_connection(connection)
+
+
+def _look_up(peer: str, end: ProbeDeadline) -> str | None:
+    """What the peer's name stands for here, without addresses that lead back to this host."""
+    addresses, _, _ = resolve(peer, end.left(RESOLVE_SECONDS))
+    own = own_addresses()
+    return next((address for address in addresses if not belongs_here(address, own)), None)

@@ -1,0 +1,79 @@
+"""What a rank of a group sends at most: by the limits of all that it runs there. What the store of the group, the
+set-up of a back end and the headers of packets take is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.analysis.fabric.pairing import NO_PARTNER
+from doctor.probes.collectives import collective_timing, pair_exchange
+from doctor.probes.collectives.group_driver import TURNS
+from doctor.probes.collectives.group_steps import WORLD, JoinGroup
+from doctor.probes.collectives.known_values import ELEMENTS, MOST_GATHERED, SPANS
+
+RING_TIMES = 2
+"""Times a message that a rank sends in an all-reduce over a ring, the one that Gloo takes (gloo/allreduce.cc): once to
+add up, once to hand round."""
+TREE_TIMES = 4
+"""The same over a tree of NCCL, which is more than over its rings: to one above and three below (NCCL_MAX_TREE_ARITY in
+src/include/device.h)."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+WORD_BYTES = 8
+"""Of a number that ranks agree on, float64 or int64."""
+LOOKS = 6
+"""Times that ranks agree while they find out how large messages may be."""
+
+
+def most_sent(order: JoinGroup) -> int:
+    """Bytes that a rank sends in all that ``order`` asks for, at most."""
+    groups = {WORLD: order.count, **{share.axis: len(share.members) for share in order.shares}}
+    values = sum(_of_values(order, size) for size in groups.values())
+    paces = sum(_of_pace(order, len(share.members), share.bytes) for share in order.shares)
+    return _summed(order, order.count, ITEM_BYTES["float32"]) + values + paces + _of_pairs(order)
+
+
+def _summed(order: JoinGroup, size: int, length: int) -> int:
+    """An all-reduce of ``length`` bytes in a group of that ``size``: one alone sends nothing."""
+    times = RING_TIMES if order.backend == pair_exchange.MEASURED else TREE_TIMES
+    return times * length if size > 1 else 0
+
+
+def _of_values(order: JoinGroup, size: int) -> int:
+    """An all-reduce, an all-gather and an all-to-all for each type:
+    :func:`doctor.probes.collectives.known_values.known_values`."""
+    elements = ELEMENTS.get(order.device, ELEMENTS["cpu"])
+    piece = max(1, min(elements // 4, MOST_GATHERED // size))
+    items = [ITEM_BYTES[name] for name in (SPANS if order.device == "cuda" else ("float32",))]
+    return sum(_summed(order, size, elements * item) + 2 * (size - 1) * piece * item for item in items)
+
+
+def _of_pace(order: JoinGroup, size: int, length: int) -> int:
+    """All turns along an axis: :class:`doctor.probes.collectives.collective_timing.AxisTimer`."""
+    turns = TURNS if size < order.count else 1
+    calls = collective_timing.IN_A_ROW if order.device == "cuda" else 1
+    small = collective_timing.SMALL_REPEATS * calls * sum(collective_timing.SMALL)
+    explored = 2 * min(collective_timing.SCOUT, length) + (2 * length if length > collective_timing.SCOUT else 0)
+    large = (1 + collective_timing.MOST_REPEATS) * length if length not in collective_timing.SMALL else 0
+    words = WORD_BYTES * (turns * collective_timing.SMALL_REPEATS * len(collective_timing.SMALL) + LOOKS)
+    own = explored + turns * (small + large)
+    return _summed(order, size, own) + _summed(order, order.count, words)
+
+
+def _of_pairs(order: JoinGroup) -> int:
+    """Messages to all partners, ever longer, and what is said in between:
+    :class:`doctor.probes.collectives.pair_exchange.PairExchange`."""
+    lengths = [*_lengths(pair_exchange.MOST_BYTES.get(order.device, pair_exchange.MOST_BYTES["cpu"]))]
+    repeats = pair_exchange.REPEATS
+    messages = [*[pair_exchange.LEAST_BYTES] * repeats, *lengths, *[lengths[-1]] * (repeats - 1)]
+    # A word for every message that is asked for; the room at first, the end of the questions, and the waiting at last.
+    one = sum(messages) + WORD_BYTES * (len(messages) + 3)
+    met = sum(partner != NO_PARTNER for partner in order.partners)
+    return one * met + _summed(order, order.count, WORD_BYTES * len(order.partners))
+
+
+def _lengths(most: int) -> Iterator[int]:
+    length = pair_exchange.FIRST_BYTES
+    yield length
+    while length < most:
+        length = min(length * pair_exchange.GROWTH, most)
+        yield length

@@ -1,0 +1,150 @@
+"""A process leads its child through the steps of a group, one question each: what a step cost is known even where the
+child has to be killed in the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from doctor.core.facts import CollectiveFacts, CollectiveTiming
+from doctor.probes.collectives.backend_errors import LOST, informative_line
+from doctor.probes.collectives.group_steps import (
+    WORLD,
+    ExchangeMessages,
+    GroupStepResult,
+    JoinGroup,
+    LeaveGroup,
+    TimeCollectives,
+    VerifyCollectives,
+)
+from doctor.probes.collectives.pair_exchange import MEASURED, NO_TIME
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
+
+PATIENCE = 8.0
+"""Seconds for one collective, which takes one where all is slow, and to meet before a step."""
+STEP_PATIENCE = 2.5
+"""So many times that for a step in the child: to meet, to run, and to fail by itself before it is killed."""
+LEAVE_SECONDS = 2.0
+TURNS = 3
+"""Each axis of several groups is timed so often, with the others in between: what is slow once only is no finding."""
+MOST_AXES = 8
+AXIS_SECONDS = 16.0
+"""What one axis takes in all turns on a slow network; a second or two on a usual one."""
+
+MEET_SECONDS = 10.0
+"""What messages of pairs take on a slow network."""
+
+
+def set_up_seconds(backend: str) -> float:
+    """NCCL looks at the machine first, and connects a thousand ranks in some ten seconds."""
+    return 30.0 if backend == "nccl" else 15.0
+
+
+def seconds_of(backend: str, axes: int) -> float:
+    """For all steps of a group along so many axes, and for messages of pairs: as long as they take on a slow network,
+    and one that breaks."""
+    steps = AXIS_SECONDS * (axes + 1) + (MEET_SECONDS if backend != MEASURED else 0.0)
+    return set_up_seconds(backend) + steps + STEP_PATIENCE * PATIENCE + LEAVE_SECONDS
+
+
+class GroupDriver:
+    """What one rank does in the group of ``order``, and what it finds."""
+
+    def __init__(self, order: JoinGroup, child: TorchChild, deadline: ProbeDeadline) -> None:
+        self._order = order
+        self._child = child
+        self._deadline = deadline
+        self._step_seconds = STEP_PATIENCE * order.patience
+        self._found = CollectiveFacts(backend=order.backend)
+
+    def facts(self) -> CollectiveFacts:
+        """Set up, use, leave. After something broke the child is ended."""
+        done = self._set_up()
+        for step in self._steps():
+            if done.error or done.over:
+                break
+            done = self._step(step)
+        if self._order.partners and not (done.error or done.over):
+            done = self._met()
+        self._leave(broken=bool(done.error))
+        return self._found
+
+    def _set_up(self) -> GroupStepResult:
+        try:
+            done = self._ask(self._order, self._order.seconds + 2 * self._order.patience)
+        except (ChildLost, WorkRefused) as error:
+            done = GroupStepResult(error=str(error))
+        if done.error:
+            error_words = informative_line(done.error, self._child.lines)
+            awaited = done.awaited or self._awaited(error_words, self._order.numbers)
+            self._note(error=error_words, awaited=awaited, device=done.device or None)
+        else:
+            self._note(device=done.device, setup_seconds=done.seconds)
+        return done
+
+    def _note(self, **changes: object) -> None:
+        self._found = msgspec.structs.replace(self._found, **changes)
+
+    def _steps(self) -> Iterator[VerifyCollectives | TimeCollectives]:
+        axes = {share.axis: share.members for share in self._order.shares}
+        yield from (VerifyCollectives(axis, self._is_over) for axis in dict.fromkeys((WORLD, *axes)))
+        for turn in range(TURNS):
+            for axis, members in axes.items():
+                if turn == 0 or self._has_siblings(members):
+                    yield TimeCollectives(axis, turn, self._is_over)
+
+    def _has_siblings(self, members: tuple[int, ...]) -> bool:
+        """Whether other groups lie along the axis, to be compared with again and again."""
+        return 0 < len(members) < len(self._order.numbers)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether there is no time for a step and for what it takes to fail in it."""
+        return self._deadline.left() < self._step_seconds + LEAVE_SECONDS
+
+    def _step(self, step: VerifyCollectives | TimeCollectives) -> GroupStepResult:
+        try:
+            done = self._ask(step, self._step_seconds)
+        except (ChildLost, WorkRefused) as error:
+            done = GroupStepResult(
+                timings=(self._lost(step.axis, informative_line(str(error), self._child.lines)),), error=str(error)
+            )
+        found = self._found
+        self._note(results=(*found.results, *done.results), timings=(*found.timings, *done.timings))
+        return done
+
+    def _met(self) -> GroupStepResult:
+        """Pair by pair, at last: whatever becomes of it, the rest is known."""
+        try:
+            done = self._ask(ExchangeMessages(self._is_over), self._step_seconds)
+        except (ChildLost, WorkRefused) as error:
+            done = GroupStepResult(error=informative_line(str(error), self._child.lines))
+        reason = done.error or done.reason or (NO_TIME if done.over else "")
+        self._note(exchanges=done.exchanges, exchange_error=reason or None)
+        return done
+
+    def _lost(self, axis: str, error: str) -> CollectiveTiming:
+        """A step of which nothing came back."""
+        members = next((share.members for share in self._order.shares if share.axis == axis), self._order.numbers)
+        awaited = self._awaited(error, members)
+        return CollectiveTiming("collective", self._order.backend, 0, None, axis, members, 1, error, awaited)
+
+    def _awaited(self, error: str, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The others, where the child's last words are that it lost them: NCCL's watchdog ends the process then."""
+        own = self._order.numbers[self._order.place]
+        return tuple(rank for rank in members if rank != own) if LOST.search(error) else ()
+
+    def _leave(self, *, broken: bool) -> None:
+        try:
+            self._ask(LeaveGroup(LEAVE_SECONDS, broken), 2 * LEAVE_SECONDS)
+        except (ChildLost, WorkRefused):
+            broken = True
+        if broken:
+            self._child.close()
+
+    def _ask(
+        self, step: JoinGroup | VerifyCollectives | TimeCollectives | ExchangeMessages | LeaveGroup, seconds: float
+    ) -> GroupStepResult:
+        return self._child.ask("group", step, GroupStepResult, self._deadline.left(seconds))

@@ -1,0 +1,152 @@
+"""Collectives of known values: what each rank puts in, what must come out, and what did.
+
+All values are integers that float32 and bfloat16 hold exactly, and so is every partial sum in whichever order they are
+added: the comparison is exact. A value depends on its rank and on its place, so that a part which is lost, doubled or
+swapped with another one shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from doctor.core.facts import CollectiveResult
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+ELEMENTS = {"cuda": 1 << 16, "cpu": 1 << 14}
+"""Of a sum, by the kind of device: 256 KiB of float32, which NCCL cuts into several chunks. Gloo, which cuts it in two
+for each rank, runs over networks on which four times as much takes seconds where packets are lost."""
+MOST_GATHERED = 1 << 22
+"""Elements that one rank gathers at most: 16 MiB of float32."""
+SPANS = {"float32": 8, "bfloat16": 2}
+"""Addends are below this: a wrong one is a large part of the sum."""
+ADDENDS = {"float32": 1 << 20, "bfloat16": 256}
+"""Ranks that add something: bfloat16 holds integers up to 256 exactly, float32 up to 2^24."""
+LACKING = ("support", "No backend type")
+"""What torch says where a back end does not have an operation: one in C++, and one in Python."""
+LETTERS = 128
+"""Values that are only moved are below this."""
+
+
+class GroupMembers(NamedTuple):
+    """A process group as one of its members sees it: its ``place`` among ``ranks``; ``handle`` is torch's, ``None`` for
+    the group of all."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    place: int
+    handle: ProcessGroup | None = None
+    backend: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return len(self.ranks)
+
+
+def known_values(members: GroupMembers, device: torch.device) -> Iterator[tuple[str, CollectiveResult | None]]:
+    """Run all-reduce, all-gather and all-to-all. Yields the name of each before it runs, and its result after it."""
+    for name in SPANS if device.type == "cuda" else ("float32",):
+        for operation, run in (("all_reduce", _reduced), ("all_gather", _gathered), ("all_to_all", _exchanged)):
+            yield operation, None
+            expected, received = run(members, device, name)
+            yield operation, _compared(operation, name, members, expected, received)
+
+
+Pair = tuple["torch.Tensor", "torch.Tensor"]
+
+
+def _reduced(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
+    import torch
+    import torch.distributed as dist
+
+    span, most = SPANS[dtype], min(members.size, ADDENDS[dtype])
+    index = torch.arange(_elements(device), device=device)
+    values = (index + members.place) % span if members.place < most else torch.zeros_like(index)
+    mine = values.to(getattr(torch, dtype))
+    dist.all_reduce(mine, group=members.handle)
+    sums = [sum((start + place) % span for place in range(most)) for start in range(span)]
+    expected = torch.tensor(sums, device=device)[index % span]
+    return expected.to(mine.dtype), mine
+
+
+def _gathered(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
+    import torch
+    import torch.distributed as dist
+
+    index = torch.arange(_piece(members, device), device=device)
+    kind = getattr(torch, dtype)
+    expected = [((index + 7 * place) % LETTERS).to(kind) for place in range(members.size)]
+    received = [torch.zeros_like(one) for one in expected]
+    dist.all_gather(received, expected[members.place].clone(), group=members.handle)
+    return torch.cat(expected), torch.cat(received)
+
+
+def _exchanged(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
+    """All-to-all, by pairs of sending and receiving where the back end has none."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    index = torch.arange(_piece(members, device), device=device)
+    places = range(members.size)
+    sent = torch.cat([(index + 7 * members.place + 3 * place) % LETTERS for place in places]).to(kind)
+    expected = torch.cat([(index + 7 * place + 3 * members.place) % LETTERS for place in places]).to(kind)
+    received = torch.zeros_like(expected)
+    _all_to_all(members, received, sent)
+    return expected, received
+
+
+def _all_to_all(members: GroupMembers, received: torch.Tensor, sent: torch.Tensor) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.all_to_all_single(received, sent, group=members.handle)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in LACKING):
+            raise
+        _by_pairs(members, received, sent)
+
+
+def _by_pairs(members: GroupMembers, received: torch.Tensor, sent: torch.Tensor) -> None:
+    """At each distance along the ring one is sent and one received."""
+    import torch.distributed as dist
+
+    group = members.handle or dist.distributed_c10d._get_default_group()
+    outgoing, incoming = sent.chunk(members.size), received.chunk(members.size)
+    incoming[members.place].copy_(outgoing[members.place])
+    for step in range(1, members.size):
+        to, source = (members.place + step) % members.size, (members.place - step) % members.size
+        sending = dist.isend(outgoing[to], dist.get_global_rank(group, to), group=group)
+        dist.recv(incoming[source], dist.get_global_rank(group, source), group=group)
+        if sending is not None:
+            sending.wait()
+
+
+def _elements(device: torch.device) -> int:
+    return ELEMENTS.get(device.type, ELEMENTS["cpu"])
+
+
+def _piece(members: GroupMembers, device: torch.device) -> int:
+    return max(1, min(_elements(device) // 4, MOST_GATHERED // members.size))
+
+
+def _compared(
+    operation: str, dtype: str, members: GroupMembers, expected: torch.Tensor, received: torch.Tensor
+) -> CollectiveResult:
+    """The first element that is wrong, else the first one."""
+    wrong = (expected != received).nonzero()
+    place = int(wrong[0]) if len(wrong) else 0
+    value = float(received[place])
+    return CollectiveResult(
+        operation,
+        members.backend,
+        float(expected[place]),
+        value if math.isfinite(value) else None,
+        dtype,
+        members.axis,
+        members.ranks,
+    )

@@ -1,0 +1,124 @@
+"""The axes along which a job's groups lie: as asked for, as its launcher says, else by its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from doctor.probes.base import ProbeParticipant
+from doctor.probes.collectives.group_steps import WORLD
+from doctor.probes.collectives.mesh import Axis, groups_along, ranks_of
+
+BUCKET = 25 << 20
+"""Bytes: DistributedDataParallel reduces gradients in buckets of 25 MiB (its bucket_cap_mb)."""
+ACTIVATION = 8 << 20
+"""Bytes: 2,048 tokens of a hidden size of 2,048 in bfloat16, which tensor parallelism sums in each layer."""
+FLAG = 4096
+"""Bytes: on a mesh all ranks together share a loss, a norm or a flag."""
+DATA_PARALLEL = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "hosts", "local", WORLD)
+"""Beginnings of the names of axes along which gradients and parameters travel."""
+
+_ACCELERATE = "PARALLELISM_CONFIG_"
+_ACCELERATE_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+"""Outermost first (accelerate/parallelism_config.py ``_get_mesh``); each is a variable of that prefix and _SIZE."""
+
+
+class AxisGroups(NamedTuple):
+    """An axis: its ``groups`` of ranks, and the ``bytes`` of the messages along it."""
+
+    axis: str
+    bytes: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def words(self) -> str:
+        """How many groups of how many ranks, and the size of their messages."""
+        largest = max(map(len, self.groups), default=0)
+        size = f"{self.bytes / (1 << 20):.3g} MiB" if self.bytes >= 1 << 20 else f"{self.bytes / (1 << 10):.3g} KiB"
+        return f"({len(self.groups)} of {largest}, messages up to {size})"
+
+
+def launcher_mesh(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
+    """The mesh that variables of a launcher tell of, for ``world`` ranks; empty where none does.
+
+    ``accelerate launch`` sets ACCELERATE_USE_PARALLELISM_CONFIG with PARALLELISM_CONFIG_*_SIZE, or
+    ACCELERATE_USE_MEGATRON_LM with MEGATRON_LM_TP_DEGREE and _PP_DEGREE (accelerate/utils/launch.py). Other frameworks
+    (Megatron-LM, torchtitan, NeMo) are told by arguments of the script, which are not read.
+    """
+    if environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        return _by_accelerate(environ)
+    if environ.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
+        return _by_megatron(environ, world)
+    return ()
+
+
+def _by_accelerate(environ: Mapping[str, str]) -> tuple[Axis, ...]:
+    sizes = {name: _size(environ, f"{_ACCELERATE}{name.upper()}_SIZE") for name in _ACCELERATE_ORDER}
+    if sizes["sp"] > 1 and environ.get(f"{_ACCELERATE}SP_BACKEND", "deepspeed") == "deepspeed":
+        return ()  # DeepSpeed makes these groups itself, and the sizes need not make up the job
+    return tuple(Axis(name, size) for name, size in sizes.items() if size > 1)
+
+
+def _by_megatron(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
+    """Pipeline stages outermost, tensor parallelism innermost: the order tp-cp-ep-dp-pp of
+    megatron/core/parallel_state.py ``initialize_model_parallel``, whose first name varies fastest."""
+    tensor, pipeline = _size(environ, "MEGATRON_LM_TP_DEGREE"), _size(environ, "MEGATRON_LM_PP_DEGREE")
+    axes = (Axis("pp", pipeline), Axis("dp", max(1, world // (tensor * pipeline))), Axis("tp", tensor))
+    return tuple(axis for axis in axes if axis.size > 1)
+
+
+def _size(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "").strip()
+    return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
+
+
+def mesh_text(axes: Iterable[Axis]) -> str:
+    """As it is written: ``dp=4,tp=2``."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in axes)
+
+
+def misfit(axes: tuple[Axis, ...], world: int) -> str:
+    """Why a mesh can't be that of a job of ``world`` ranks; empty where it can."""
+    if not axes or ranks_of(axes) == world:
+        return ""
+    return f"the mesh {mesh_text(axes)} has {ranks_of(axes)} ranks, the job {world}"
+
+
+def axis_groups(axes: tuple[Axis, ...], posts: Sequence[ProbeParticipant]) -> tuple[AxisGroups, ...]:
+    """The axes that are probed: those of the mesh, else hosts and local; that of all ranks comes first, unless another
+    one has them all. Of each group those who take part, were it one alone: all do every step of an axis."""
+    there = {post.number for post in posts}
+    meshed = _by_mesh(axes) if axes else _by_hosts(posts)
+    cut = [_cut(course, there) for course in meshed]
+    kept = [course for course in cut if any(len(group) > 1 for group in course.groups)]
+    everybody = tuple(sorted(there))
+    if any(course.groups == (everybody,) for course in kept):
+        return tuple(kept)
+    return (AxisGroups(WORLD, FLAG if axes else BUCKET, (everybody,)), *kept)
+
+
+def _by_mesh(axes: tuple[Axis, ...]) -> list[AxisGroups]:
+    return [
+        AxisGroups(axis.name, axis.bytes or _usual(axis.name), groups_along(axes, place))
+        for place, axis in enumerate(axes)
+    ]
+
+
+def _usual(name: str) -> int:
+    return BUCKET if name.lower().startswith(DATA_PARALLEL) else ACTIVATION
+
+
+def _by_hosts(posts: Sequence[ProbeParticipant]) -> list[AxisGroups]:
+    """Ranks of one host, and those in the same place of each host, where all hosts have equally many."""
+    by_host: dict[int, list[int]] = {}
+    for post in sorted(posts, key=lambda post: post.number):
+        by_host.setdefault(post.host, []).append(post.number)
+    local = tuple(tuple(ranks) for ranks in by_host.values())
+    if len({len(ranks) for ranks in local}) != 1 or len(local) == 1 or len(local[0]) == 1:
+        return []
+    return [AxisGroups("hosts", BUCKET, tuple(zip(*local, strict=True))), AxisGroups("local", BUCKET, local)]
+
+
+def _cut(course: AxisGroups, there: set[int]) -> AxisGroups:
+    groups = (tuple(rank for rank in group if rank in there) for group in course.groups)
+    return course._replace(groups=tuple(group for group in groups if group))

@@ -1,0 +1,232 @@
+"""One process group as one of its ranks sees it: set up, used along each axis of the mesh, taken down.
+
+Before each step all ranks meet at the store, so that who does not come is known by name: a collective that hangs says
+nothing of whom it waits for.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from doctor.analysis.launch_origin import ranks_in_words
+from doctor.core.facts import CollectiveResult, CollectiveTiming
+from doctor.probes.collectives.backend_errors import LOST, error_text
+from doctor.probes.collectives.collective_timing import AxisTimer
+from doctor.probes.collectives.group_steps import (
+    WORLD,
+    AxisMembership,
+    ExchangeMessages,
+    GroupStepResult,
+    JoinGroup,
+    LeaveGroup,
+    TimeCollectives,
+    VerifyCollectives,
+)
+from doctor.probes.collectives.known_values import GroupMembers, known_values
+from doctor.probes.collectives.pair_exchange import PairExchange
+from doctor.probes.runtime.torch_child import WorkRefused
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+DIAL_SECONDS = 2.0
+"""For one address of the store's host."""
+BREAKS = (RuntimeError, ValueError, AssertionError)
+"""What torch raises where a group or a collective breaks; errors of NCCL and of stores are RuntimeErrors."""
+
+
+class ProcessGroupSession:
+    """The group that this process is in."""
+
+    def __init__(self, order: JoinGroup) -> None:
+        self._order = order
+        self._numbers = order.numbers
+        self._shares = {WORLD: AxisMembership(WORLD, self._numbers, 0), **{share.axis: share for share in order.shares}}
+        self._groups: dict[str, GroupMembers] = {}
+        self._tracks: dict[str, AxisTimer] = {}
+
+    def set_up(self) -> GroupStepResult:
+        """Meet the others, and make the group of all."""
+        began = time.monotonic()
+        self._device = _device(self._order)
+        self._store = _store_at(self._order)
+        device = str(self._device)
+        if awaited := self._meet("set-up", self._order.seconds):
+            return GroupStepResult(error=_did_not_come(awaited), awaited=awaited, device=device)
+        try:
+            self._make()
+        except BREAKS as error:
+            return GroupStepResult(error=error_text(error), awaited=self._lost(error, self._numbers), device=device)
+        return GroupStepResult(device=device, seconds=time.monotonic() - began)
+
+    def _make(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            self._order.backend,
+            store=dist.PrefixStore("group", self._store),  # type: ignore[attr-defined]
+            rank=self._order.place,
+            world_size=self._order.count,
+            timeout=timedelta(seconds=self._order.patience),
+        )
+        self._groups[WORLD] = GroupMembers(WORLD, self._numbers, self._order.place, None, self._order.backend)
+        # NCCL connects a group with its first collective.
+        dist.all_reduce(torch.zeros(1, device=self._device))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def values(self, step: VerifyCollectives) -> GroupStepResult:
+        """Known values along an axis."""
+        results: list[CollectiveResult] = []
+
+        def run(members: GroupMembers) -> Iterator[str]:
+            for operation, result in known_values(members, self._device):
+                results.extend([result] if result else [])
+                yield operation
+
+        done = self._run(f"values/{step.axis}", step, run)
+        return msgspec.structs.replace(done, results=tuple(results))
+
+    def pace(self, step: TimeCollectives) -> GroupStepResult:
+        """Timings along an axis."""
+        timings: list[CollectiveTiming] = []
+
+        def run(members: GroupMembers) -> Iterator[str]:
+            yield "all_reduce"
+            track = self._tracks.setdefault(step.axis, AxisTimer(members, self._device, self._shares[step.axis].bytes))
+            timings.extend(track.timings())
+
+        done = self._run(f"pace/{step.axis}/{step.turn}", step, run)
+        return msgspec.structs.replace(done, timings=(*timings, *done.timings))
+
+    def meet(self, step: ExchangeMessages) -> GroupStepResult:
+        """Messages from one rank to another. One that breaks is no collective that broke: a job may never send any."""
+        order = self._order
+        pairs = PairExchange(order.place, self._numbers, self._device)
+        try:
+            if awaited := self._meet("meet", order.patience, "over" if step.over else ""):
+                return GroupStepResult(error=_did_not_come(awaited), awaited=awaited)
+            if self._store.get("meet/0"):
+                return GroupStepResult(over=True)
+            reason = pairs.run(order.partners)
+        except BREAKS as error:
+            return GroupStepResult(exchanges=tuple(pairs.found), error=error_text(error))
+        return GroupStepResult(exchanges=tuple(pairs.found), reason=reason)
+
+    def _run(
+        self, name: str, step: VerifyCollectives | TimeCollectives, run: Callable[[GroupMembers], Iterator[str]]
+    ) -> GroupStepResult:
+        """How a step went, with the one collective that broke, if one did. ``run`` names each before it runs."""
+        share, operation = self._shares[step.axis], "new_group"
+        try:
+            if awaited := self._meet(name, self._order.patience, "over" if step.over else ""):
+                return self._broken(operation, share, _did_not_come(awaited), awaited)
+            if self._store.get(f"{name}/0"):
+                return GroupStepResult(over=True)
+            for operation in run(self._group(share)):  # noqa: B007 - what was begun last is told
+                pass
+        except BREAKS as error:
+            return self._broken(operation, share, error_text(error), self._lost(error, share.members))
+        return GroupStepResult()
+
+    def _broken(self, operation: str, share: AxisMembership, error: str, awaited: tuple[int, ...]) -> GroupStepResult:
+        backend = self._order.backend
+        broken = CollectiveTiming(operation, backend, 0, None, share.axis, share.members, 1, error, awaited)
+        return GroupStepResult(timings=(broken,), error=error)
+
+    def _group(self, share: AxisMembership) -> GroupMembers:
+        """Made by its members alone, axis by axis: nobody waits for groups that are not its own."""
+        import torch.distributed as dist
+
+        if share.axis not in self._groups:
+            places = [self._numbers.index(rank) for rank in share.members]
+            patience = timedelta(seconds=self._order.patience)
+            handle = dist.new_group(places, patience, use_local_synchronization=True)
+            place = places.index(self._order.place)
+            self._groups[share.axis] = GroupMembers(share.axis, share.members, place, handle, self._order.backend)
+        return self._groups[share.axis]
+
+    def _meet(self, step: str, seconds: float, word: str = "") -> tuple[int, ...]:
+        """Say that this rank is about to do a step, with a ``word``, and wait until all are; the ranks that do not
+        come. The store goes with the process of the first rank."""
+        keys = [f"{step}/{place}" for place in range(self._order.count)]
+        try:
+            self._store.set(keys[self._order.place], word)
+            return self._missing(keys, seconds)
+        except RuntimeError:
+            return self._numbers[:1]
+
+    def _missing(self, keys: Sequence[str], seconds: float) -> tuple[int, ...]:
+        try:
+            self._store.wait([*keys], timedelta(seconds=seconds))
+        except RuntimeError:
+            there = {key for key in keys if self._store.check([key])}
+            return tuple(rank for key, rank in zip(keys, self._numbers, strict=True) if key not in there)
+        return ()
+
+    def _lost(self, error: Exception, members: Sequence[int]) -> tuple[int, ...]:
+        """The others of a group, where one of them must be to blame."""
+        own = self._numbers[self._order.place]
+        return tuple(rank for rank in members if rank != own) if LOST.search(str(error)) else ()
+
+    def leave(self, step: LeaveGroup, *, is_host: bool) -> None:
+        """Take the group down; who has the store goes last."""
+        import torch.distributed as dist
+
+        if not step.broken:
+            dist.destroy_process_group()
+        if is_host:
+            self._meet("leave", step.seconds)
+        else:
+            self._store.set(f"leave/{self._order.place}", "")
+
+
+def _did_not_come(awaited: tuple[int, ...]) -> str:
+    return f"{ranks_in_words(awaited)} did not come"
+
+
+def _device(order: JoinGroup) -> torch.device:
+    """This rank's, made the current one of the process.
+
+    Raises:
+        Refused: it can't be told, or there is none.
+    """
+    import torch
+
+    if order.device != "cuda":
+        return torch.device(order.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = 0 if count == 1 else order.local_rank
+    if index is None or index >= count:
+        raise WorkRefused(f"local rank {order.local_rank} has no CUDA device of its own: torch sees {count} here")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _store_at(order: JoinGroup) -> Store:
+    """A client of the store, at the first of its addresses that answers.
+
+    Raises:
+        Refused: none does.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    errors = []
+    for address in order.addresses:
+        try:
+            socket.create_connection((address, order.port), DIAL_SECONDS).close()
+        except OSError as error:
+            errors.append(f"{address}: {error}")
+            continue
+        patience = timedelta(seconds=order.patience)
+        store: Store = TCPStore(address, order.port, is_master=False, timeout=patience, wait_for_workers=False)
+        return store
+    raise WorkRefused(f"the store of the group can't be reached at port {order.port} ({'; '.join(errors)})")

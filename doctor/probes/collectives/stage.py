@@ -1,0 +1,145 @@
+"""Collectives of known values and their times, on the back end of the job, along the axes of its mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from doctor.core.facts import CollectiveFacts, Missing, MissingReason, Section
+from doctor.core.job import Job
+from doctor.probes.authorization import require_peers
+from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.collectives.group_assembly import GroupAssembly, assemble
+from doctor.probes.collectives.group_cost import most_sent
+from doctor.probes.collectives.group_driver import MOST_AXES, PATIENCE, GroupDriver, seconds_of, set_up_seconds
+from doctor.probes.collectives.group_steps import (
+    GroupsNotRun,
+    GroupStepResult,
+    JoinGroup,
+    LoadTorch,
+    OpenStore,
+    TorchCapabilities,
+    ends_of,
+    port_of,
+)
+from doctor.probes.collectives.mesh import Axis
+from doctor.probes.collectives.mesh_layout import launcher_mesh
+from doctor.probes.runtime.cost_text import in_seconds
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.torch_child import ChildLost, WorkRefused
+from doctor.probes.runtime.torch_startup import loaded_in
+
+LOAD_SECONDS = 60.0
+"""To import torch from a shared file system that all ranks read at once."""
+OPEN_SECONDS = 5.0
+MARGIN = 1.0
+"""Seconds by which a child is killed before the step is over, so that there is time to say so."""
+
+
+class GroupsStage:
+    """See :class:`doctor.probes.base.Stage`. Three steps: all load torch; one makes a store; all join at it and use
+    the group. ``mesh``: the axes of the job, empty where they are to be found out."""
+
+    name: ClassVar[str] = "groups"
+    makes: ClassVar[tuple[type[Section], ...]] = (CollectiveFacts,)
+
+    def __init__(self, mesh: tuple[Axis, ...] = ()) -> None:
+        self.most_seconds = LOAD_SECONDS + OPEN_SECONDS + seconds_of("nccl", MOST_AXES)
+        self._mesh = mesh[:MOST_AXES]
+        self._assembly: GroupAssembly | None = None
+        self._plan: Callable[[Job, Sequence[ProbeParticipant]], StageOrders | None] = self._load
+
+    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Load, open, join; or tell everybody why there is nothing to join."""
+        return self._plan(job, posts)
+
+    def _load(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        self._plan = self._open
+        order = LoadTorch(job.world_size)
+        who = "one process loads torch" if len(posts) == 1 else f"{len(posts)} processes load torch at once"
+        words = f"groups: {who}, at most {in_seconds(LOAD_SECONDS)}"
+        return _orders({post.token: order for post in posts}, LOAD_SECONDS, words)
+
+    def _open(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        self._plan = _nothing
+        found = assemble(job, posts, self._mesh)
+        if isinstance(found, GroupsNotRun):
+            # Without words: a process puts down what it was told, and nothing is sent or started.
+            told = [post for post in posts if post.note or found.error]
+            return _orders({post.token: found for post in told}, OPEN_SECONDS)
+        if found is None:
+            return None
+        self._plan, self._assembly = self._join, found
+        words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.posts)} to meet at"
+        costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
+        return _orders({found.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
+
+    def _join(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        self._plan = _nothing
+        assembly = self._assembly
+        note = next((post.note for post in posts if assembly and post.token == assembly.first.token), b"")
+        port = port_of(note)
+        if assembly is None or port is None:
+            return None
+        seconds = seconds_of(assembly.backend, len(assembly.courses))
+        orders = assembly.join(job, port, set_up_seconds(assembly.backend), PATIENCE)
+        most = max(map(most_sent, orders.values()))
+        return _orders(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
+
+    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Do what this process was asked to."""
+        task = msgspec.msgpack.decode(order, type=LoadTorch | OpenStore | JoinGroup | GroupsNotRun)
+        if isinstance(task, LoadTorch):
+            return _loaded(task, bench, deadline)
+        if isinstance(task, GroupsNotRun):
+            return StageResult({CollectiveFacts.key: _told(task)})
+        if isinstance(task, OpenStore):
+            return _opened(task, bench, deadline)
+        require_peers(ends_of(task), same_host=True)
+        return StageResult(
+            {
+                CollectiveFacts.key: GroupDriver(
+                    task, bench.torch_child(), deadline.within(deadline.left() - MARGIN)
+                ).facts()
+            }
+        )
+
+
+def _nothing(job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    return None
+
+
+def _orders(
+    orders: Mapping[str, LoadTorch | OpenStore | JoinGroup | GroupsNotRun], seconds: float, words: str = ""
+) -> StageOrders:
+    return StageOrders({token: msgspec.msgpack.encode(order) for token, order in orders.items()}, seconds, words)
+
+
+def _told(task: GroupsNotRun) -> CollectiveFacts | Missing:
+    return CollectiveFacts(error=task.error) if task.error else Missing(MissingReason.HIDDEN, task.reason)
+
+
+def _loaded(task: LoadTorch, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    loaded = loaded_in(bench.torch_child(), deadline.left() - MARGIN)
+    if isinstance(loaded, Missing):
+        return StageResult({CollectiveFacts.key: loaded})
+    if not loaded.distributed:
+        reason = f"torch {loaded.version} is built without torch.distributed"
+        return StageResult({CollectiveFacts.key: Missing(MissingReason.HIDDEN, reason)})
+    mesh = launcher_mesh(bench.surroundings.environ, task.world)
+    return StageResult(
+        {}, msgspec.msgpack.encode(TorchCapabilities(loaded.devices, loaded.nccl, loaded.backends, mesh))
+    )
+
+
+def _opened(task: OpenStore, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    """The port of the store as the note, or nothing."""
+    try:
+        done = bench.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
+    except (ChildLost, WorkRefused) as error:
+        return StageResult(
+            {CollectiveFacts.key: CollectiveFacts(error=f"no store for the group could be made: {error}")}
+        )
+    return StageResult({}, b"%d" % done.port)

@@ -1,0 +1,1 @@
+"""Copies and matrix products on each device."""

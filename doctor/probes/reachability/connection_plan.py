@@ -1,0 +1,196 @@
+"""Who connects to whom, and at which address: computed from the facts of a job, alike wherever it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from doctor.analysis.interface_choice import (
+    InterfaceEndpoint,
+    choice_of,
+    gloo_endpoints,
+    good_interfaces,
+    is_loopback,
+    needs_zone,
+)
+from doctor.analysis.visible_devices import backend_asked
+from doctor.core.facts import EnvironmentFacts, HostFacts, InterfaceFacts, MasterFacts
+from doctor.core.job import Job, Rank
+from doctor.knowledge.interface_syntax import gloo_names
+from doctor.probes.reachability.assignments import Agent, Assignment, MasterTarget, ProbeTarget
+from doctor.probes.responder.wire_format import LARGEST
+
+ALL_PAIRS = 32
+"""Hosts up to which everybody connects to everybody: 992 ways. Beyond that each has about 2 log2(hosts)."""
+
+PACKETS = 2
+"""Packets of full size that a burst fills."""
+
+SMALLEST_BURST = 8 << 10
+
+USUAL_MTU = 9000
+"""Bytes, where the MTU is not known: the largest that is usual."""
+
+PORTS = range(1, 65536)
+
+
+class ConnectAddress(NamedTuple):
+    """An address of a host that others would dial, and the library that would; ``None`` where it is not known."""
+
+    address: str | None
+    library: str | None = None
+
+
+class ProbeNode(NamedTuple):
+    """A host that takes part: its agent, and the ways to it; the first is the one that carries the training."""
+
+    agent: Agent
+    member: Rank
+    dials: tuple[ConnectAddress, ...]
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self.member.host.name
+
+
+def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
+    """An assignment for the agent of every host, in the order of ``agents``; none where fewer than two take part.
+
+    Of several agents of one host only the first has one, and that of a host that the job does not have has none.
+    """
+    agents = tuple(agents)
+    stations = [*nodes_of(job, agents)]
+    if len(stations) < 2:
+        return ()
+    zero = _zero(job)
+    ports = [_port_to_hold(station, zero) for station in stations]
+    held = any(ports) or _is_listened_to(zero)
+    assignments = {
+        station.agent: Assignment(
+            rank=station.agent.rank,
+            host=station.name,
+            targets=(*_targets(stations, place, main=True), *_targets(stations, place, main=False)),
+            reference=stations[reference_of(place, len(stations))].name if place else None,
+            master=_master(station.member, zero, held),
+            hold_port=port,
+            burst=_burst(station.member),
+        )
+        for place, (station, port) in enumerate(zip(stations, ports, strict=True))
+    }
+    return tuple(assignments[agent] for agent in dict.fromkeys(agents) if agent in assignments)
+
+
+def _zero(job: Job) -> Rank | None:
+    """Rank 0; of several that claim to be, one on the host to which MASTER_ADDR leads, where the others look for it."""
+    claimants = [rank for rank in job.ranks if rank.number == 0]
+    at_home = (rank for rank in claimants if (facts := rank.find(MasterFacts)) is not None and facts.is_local)
+    return next(at_home, claimants[0] if claimants else None)
+
+
+def partners(place: int, count: int) -> list[int]:
+    """The places that ``place`` of ``count`` connects to, those that follow it first.
+
+    In a large job those whose distance along the ring is a power of two (the chords of Stoica et al., 2001): everybody
+    has at most 2 log2(count) partners, is a partner of all of them, and is at most log2(count) steps from anybody.
+    """
+    if count <= ALL_PAIRS:
+        return [(place + step) % count for step in range(1, count)]
+    steps = [1 << power for power in range((count - 1).bit_length())]
+    both = [(place + sign * step) % count for step in steps for sign in (1, -1)]
+    return list(dict.fromkeys(both))
+
+
+def reference_of(place: int, count: int) -> int:
+    """Whose clock ``place`` compares its own with: the first's; in a large job that of a partner nearer to it, so that
+    not thousands ask one. The partner's place is that of ``place`` without its lowest bit."""
+    return 0 if count <= ALL_PAIRS else place & (place - 1)
+
+
+def nodes_of(job: Job, agents: Iterable[Agent]) -> Iterator[ProbeNode]:
+    """The hosts of ``job`` for which an agent speaks, in the order of the job; of several agents the first counts."""
+    local = job.by_host()
+    by_host: dict[int, Agent] = {}
+    for agent in agents:
+        by_host.setdefault(agent.host, agent)
+    for host in sorted(by_host):
+        if 0 <= host < len(local) and local[host].members:
+            agent, members = by_host[host], local[host].members
+            member = next((rank for rank in members if rank.number == agent.rank), members[0])
+            yield ProbeNode(agent, member, tuple(_dials(member)))
+
+
+def _dials(member: Rank) -> Iterator[ConnectAddress]:
+    """Where NCCL or Gloo on other hosts would dial this rank; an address of its host where that can't be told or would
+    lead nowhere. Gloo's counts besides NCCL's where settings ask for it."""
+    choice = choice_of(member)
+    chosen = _dialled(choice.endpoints) if choice is not None else None
+    main = (
+        ConnectAddress(chosen, choice.library)
+        if choice is not None and chosen
+        else ConnectAddress(_any_address(member))
+    )
+    yield main
+    gloo = _gloo_address(member) if choice is not None and choice.library == "NCCL" else None
+    if gloo is not None and gloo != main.address:
+        yield ConnectAddress(gloo, "Gloo")
+
+
+def _dialled(endpoints: Sequence[InterfaceEndpoint]) -> str | None:
+    """The address that others are told; ``None`` for one that nobody else can use, which is an illness of its own."""
+    address = endpoints[0].address if endpoints else None
+    return None if address is None or is_loopback(address.address) or needs_zone(address) else address.address
+
+
+def _gloo_address(member: Rank) -> str | None:
+    environment, interfaces = member.find(EnvironmentFacts), member.find(InterfaceFacts)
+    if environment is None or interfaces is None:
+        return None
+    asked = gloo_names(environment.get("GLOO_SOCKET_IFNAME")) or "gloo" in (backend_asked(member) or "")
+    return _dialled(gloo_endpoints(environment, interfaces, member.find(HostFacts))) if asked else None
+
+
+def _any_address(member: Rank) -> str | None:
+    """An address of the host's best interface, or what its name stands for there."""
+    interfaces, host = member.find(InterfaceFacts), member.find(HostFacts)
+    for interface in good_interfaces(interfaces) if interfaces else ():
+        for address in interface.addresses:
+            if not is_loopback(address.address) and not needs_zone(address):
+                return address.address
+    own = (address for name in (host.names if host else ()) for address in name.addresses)
+    return next((address for address in own if not is_loopback(address)), None)
+
+
+def _targets(stations: Sequence[ProbeNode], place: int, *, main: bool) -> Iterator[ProbeTarget]:
+    for partner in partners(place, len(stations)):
+        peer = stations[partner]
+        for dial in peer.dials[:1] if main else peer.dials[1:]:
+            yield ProbeTarget(peer.name, dial.address, peer.agent.port, peer.agent.word, dial.library, measured=main)
+
+
+def _master(member: Rank, zero: Rank | None, held: bool) -> MasterTarget | None:
+    """The master as this rank is told it; ``held``: somebody is to listen there."""
+    facts = member.find(MasterFacts)
+    if facts is None or not facts.address or facts.port is None or facts.port not in PORTS:
+        return None
+    return MasterTarget(facts.address, facts.port, peer=zero.host.name if zero else "", held=held)
+
+
+def _port_to_hold(station: ProbeNode, zero: Rank | None) -> int | None:
+    """MASTER_PORT on the host of rank 0, unless somebody was seen to listen there."""
+    if zero is None or station.member.host is not zero.host or _is_listened_to(zero):
+        return None
+    facts = zero.find(MasterFacts)
+    return facts.port if facts is not None and facts.port in PORTS else None
+
+
+def _is_listened_to(zero: Rank | None) -> bool:
+    facts = zero.find(MasterFacts) if zero is not None else None
+    return facts is not None and facts.listener is not None
+
+
+def _burst(member: Rank) -> int:
+    """Bytes that fill several packets of this host's largest MTU; loopback's does not count."""
+    interfaces = member.find(InterfaceFacts)
+    sizes = [one.mtu or 0 for one in (interfaces.interfaces if interfaces else ()) if one.kind != "loopback" and one.up]
+    return min(LARGEST, max(SMALLEST_BURST, PACKETS * (max(sizes, default=0) or USUAL_MTU)))

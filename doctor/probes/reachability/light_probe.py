@@ -1,0 +1,129 @@
+"""Everything that one agent does in a light probe, within its seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from doctor.collectors.base import Machine
+from doctor.collectors.network.master_address import belongs_here, own_addresses, resolve, route_to
+from doctor.core.facts import Reach, ReachFacts
+from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget
+from doctor.probes.reachability.dns_lookups import AT_ONCE, NameProbe
+from doctor.probes.reachability.interface_errors import read_interface_errors
+from doctor.probes.reachability.master_port import try_master_port
+from doctor.probes.reachability.path_probe import PathProbe, PathResult
+from doctor.probes.reachability.results import TargetResult, clock_facts, master_reach, path_facts, peer_reach
+from doctor.probes.responder.connection_limits import affordable
+from doctor.probes.responder.listener import Responder
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.thread_pool import start_side_by_side, wait_for
+
+SECONDS = 8.0
+"""For one agent; 10 s with the messages before and after."""
+
+FINISH = 0.3
+"""Seconds of these that are kept for threads to come to their end."""
+
+MOST_AT_ONCE = 64
+"""Ways that are tried at the same time, a thread and a connection each: all that a host has, silent ones included."""
+
+RESOLVE_SECONDS = 3.0
+
+MOST_ADDRESSES = 4
+"""Addresses of the master's name that are tried."""
+
+
+def probe_light(
+    assignment: Assignment,
+    responder: Responder | None = None,
+    *,
+    seconds: float = SECONDS,
+    surroundings: Machine | None = None,
+    clock: Callable[[], float] = time.time,
+) -> LightProbeResult:
+    """Do what ``assignment`` says, all of it side by side, and come back within ``seconds``.
+
+    What could not be finished in time is missing from the facts. ``responder`` holds the port that is to be held;
+    ``clock`` gives this host's time, seconds since 1970.
+    """
+    end = ProbeDeadline(seconds)
+    if responder is not None and assignment.hold_port is not None:
+        responder.hold(assignment.hold_port)
+    surroundings = surroundings or Machine()
+    probe = _LightProbe(assignment, ProbeDeadline(max(0.0, seconds - FINISH)), clock)
+    used = probe.interfaces()
+    before = read_interface_errors(surroundings, used)
+    probe.run(end)
+    after = read_interface_errors(surroundings, used)
+    return probe.measured(None if before is None or after is None else max(0, after - before))
+
+
+class _LightProbe:
+    """One probe under way. What it finds appears in its tables as each step is complete."""
+
+    def __init__(self, assignment: Assignment, deadline: ProbeDeadline, clock: Callable[[], float]) -> None:
+        self._assignment = assignment
+        self._deadline = deadline
+        self._own = own_addresses()
+        self._paths = PathProbe(deadline, clock)
+        self._names = NameProbe(deadline)
+        self._found = [TargetResult(target, target.address) for target in assignment.targets]
+        self._master: list[Reach] = []
+
+    def interfaces(self) -> set[str]:
+        """The interfaces by which the kernel goes to the targets."""
+        addresses = {found.address for found in self._found if found.address is not None}
+        routes = (route_to((address,), self._own) for address in addresses)
+        return {route.interface for route in routes if route.interface is not None}
+
+    def run(self, end: ProbeDeadline) -> None:
+        """Start everything, and wait until it is done or ``end`` has come."""
+        master = self._assignment.master
+        ways = [partial(self._try_master, master)] if master else []
+        ways += [partial(self._try, found) for found in self._found]
+        names = [partial(self._look_up, found) for found in self._found if found.target.measured]
+        threads = start_side_by_side(ways, affordable(MOST_AT_ONCE), self._deadline)
+        wait_for(threads + start_side_by_side(names, AT_ONCE, self._deadline), end)
+
+    def measured(self, errors: int | None) -> LightProbeResult:
+        """What is known by now. ``errors``: what the interfaces counted meanwhile."""
+        peers = (peer_reach(found, self._own) for found in self._found)
+        attempts = (*self._master, *(reach for reach in peers if reach is not None))
+        return LightProbeResult(
+            ReachFacts(attempts=attempts),
+            path_facts(self._found, errors),
+            clock_facts(self._assignment, self._found),
+        )
+
+    def _try(self, found: TargetResult) -> None:
+        target = found.target
+        if found.address is None:
+            found.address = self._address_of(target.peer)
+        if found.address is None:
+            found.path = PathResult("unresolved")
+        elif target.measured:
+            found.path = self._paths.measure(found.address, target.port, target.word, self._assignment.burst)
+        else:
+            found.path = self._paths.reach(found.address, target.port, target.word)
+
+    def _address_of(self, peer: str) -> str | None:
+        """What the peer's name stands for here, without addresses that lead back to this host."""
+        addresses, _, _ = resolve(peer, self._deadline.left(RESOLVE_SECONDS))
+        return next((address for address in addresses if not belongs_here(address, self._own)), None)
+
+    def _look_up(self, found: TargetResult) -> None:
+        self._names.look_up(found.target.peer, found.target.address, found.lookups)
+
+    def _try_master(self, master: MasterTarget) -> None:
+        addresses, _, _ = resolve(master.address, self._deadline.left(RESOLVE_SECONDS))
+        if not addresses:
+            self._master.append(master_reach(master, master.address, "unresolved", None, {}))
+        knocks = [partial(self._knock, master, address) for address in addresses[:MOST_ADDRESSES]]
+        wait_for(start_side_by_side(knocks, len(knocks), self._deadline), self._deadline)
+
+    def _knock(self, master: MasterTarget, address: str) -> None:
+        outcome, seconds = try_master_port(address, master.port, self._deadline, patient=master.held)
+        if outcome is not None:
+            self._master.append(master_reach(master, address, outcome, seconds, self._own))

@@ -1,0 +1,182 @@
+"""One way from this host to another: who answers there, how far it is, what its clock says, do large packets arrive."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from socket import socket
+from typing import Literal, NamedTuple
+
+from doctor.core.facts.probe_results import ReachOutcome
+from doctor.probes.reachability.tcp_info import TcpInfo, read_tcp_info
+from doctor.probes.responder.wire_format import LENGTH, SEGMENT, TIMES, WELCOME_BYTES, greeting, welcome
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.tcp_connect import (
+    SILENT_SECONDS,
+    ConnectionCut,
+    connect_tcp,
+    reset_connection,
+    send_and_receive,
+)
+
+GREETING_SECONDS = 3.0
+"""For the welcome: two losses are mended within this time, and a process that computes gets its turn."""
+
+ECHOES = 8
+ECHO_SECONDS = 2.5
+"""For all echoes together; 8 of 100 ms pass."""
+
+ECHO_GAP = 0.01
+"""Seconds between echoes, so that they do not all meet the crowd at the beginning."""
+
+BURST_SECONDS = 2.0
+"""For one burst. A link of 1 Mb/s carries 128 KB in 1.05 s, and four losses in a row are mended within 1.4 s."""
+
+SMALL_BURST_SECONDS = 1.2
+
+BURSTS_AT_ONCE = 8
+"""So that the bursts of all hosts do not arrive at one at the same moment and overflow a switch's buffer."""
+
+
+class ClockSample(NamedTuple):
+    """A clock seen from afar: seconds that the other one is ahead, and the round trip by which that was learnt."""
+
+    ahead: float
+    round_trip: float
+
+
+@dataclass
+class PathResult:
+    """What was found on one way. ``outcome`` is ``None`` where nothing was learnt; ``seconds``: until it was open."""
+
+    outcome: ReachOutcome | None = None
+    seconds: float | None = None
+    round_trip: float | None = None
+    moment: ClockSample | None = None
+    full_size_arrived: bool | None = None
+    info: TcpInfo | None = None
+
+
+class PathProbe:
+    """Probes ways with one ``clock`` and a common limit on bursts that are under way."""
+
+    def __init__(self, deadline: ProbeDeadline, clock: Callable[[], float]) -> None:
+        self._deadline = deadline
+        self._clock = clock
+        self._turn = threading.BoundedSemaphore(BURSTS_AT_ONCE)
+
+    def reach(self, address: str, port: int, word: str, source: str | None = None) -> PathResult:
+        """Connect and greet, no more. ``source``: the address of this host, if the kernel is not to choose."""
+        path, connection = self._open(address, port, word, source=source)
+        if connection is not None:
+            reset_connection(connection)
+        return path
+
+    def measure(self, address: str, port: int, word: str, burst: int) -> PathResult:
+        """Connect, greet, and measure; ``burst`` in bytes."""
+        path, connection = self._open(address, port, word)
+        if connection is None:
+            return path
+        moments = self._echoes(connection)
+        path.moment = min(moments, key=lambda moment: moment.round_trip, default=None)
+        if moments and burst:
+            path.full_size_arrived = self._full_size(connection, address, port, word, burst)
+        info = read_tcp_info(connection)
+        reset_connection(connection)
+        path.round_trip = _shortest(moments, info)
+        # What vanished with the large packets counts there and not as loss.
+        path.info = None if path.full_size_arrived is False else info
+        return path
+
+    def arrives(
+        self, address: str, port: int, word: str, burst: int, segment: int | None, source: str | None = None
+    ) -> bool | None:
+        """Whether a burst in packets of so many bytes of data (``segment``; ``None``: as large as TCP makes them) gets
+        there on a connection of its own; ``None`` where there is no time or no connection for it."""
+        seconds = SMALL_BURST_SECONDS if segment else BURST_SECONDS
+        _, connection = self._open(address, port, word, segment, source)
+        if connection is None:
+            return None
+        arrived = self._burst(connection, burst, seconds) if self._deadline.left() >= seconds else None
+        reset_connection(connection)
+        return arrived
+
+    def _open(
+        self, address: str, port: int, word: str, segment: int | None = None, source: str | None = None
+    ) -> tuple[PathResult, socket | None]:
+        outcome, connection, seconds = connect_tcp(address, port, self._deadline, segment=segment, source=source)
+        if connection is None:
+            return PathResult(outcome, seconds), None
+        patience = self._deadline.left(GREETING_SECONDS)
+        said = _greet(connection, word, ProbeDeadline(patience))
+        if said == "open":
+            return PathResult("open", seconds), connection
+        reset_connection(connection)
+        return PathResult(None if said == "unanswered" and patience < SILENT_SECONDS else said, seconds), None
+
+    def _echoes(self, connection: socket) -> list[ClockSample]:
+        moments: list[ClockSample] = []
+        limit = self._deadline.within(ECHO_SECONDS)
+        with suppress(TimeoutError, ConnectionCut):
+            while len(moments) < ECHOES and not limit.is_over:
+                moments.append(self._echo(connection, limit))
+                time.sleep(ECHO_GAP)
+        return moments
+
+    def _echo(self, connection: socket, limit: ProbeDeadline) -> ClockSample:
+        """The clock filter of NTP (RFC 5905, section 8): the offset from four times, and the round trip between."""
+        sent, began = self._clock(), time.perf_counter()
+        answer = send_and_receive(connection, LENGTH.pack(0), TIMES.size, limit)
+        trip = time.perf_counter() - began
+        arrived, answered = TIMES.unpack(answer)
+        returned = self._clock()
+        ahead = ((arrived - sent) + (answered - returned)) / 2
+        return ClockSample(ahead, max(0.0, trip - max(0.0, answered - arrived)))
+
+    def _full_size(self, connection: socket, address: str, port: int, word: str, burst: int) -> bool | None:
+        """Whether a burst of large packets arrives. ``False`` only where, in this order, it does not, the same in small
+        packets does, and it does not a second time: a peer that stands still or a lossy way is something else."""
+        if not self._turn.acquire(timeout=self._deadline.left()):
+            return None
+        try:
+            arrived = self._burst(connection, burst, BURST_SECONDS)
+            if arrived is not False:
+                return arrived
+            if not self.arrives(address, port, word, burst, SEGMENT):
+                return None
+            return self.arrives(address, port, word, burst, None)
+        finally:
+            self._turn.release()
+
+    def _burst(self, connection: socket, size: int, seconds: float) -> bool | None:
+        """Whether it arrives in time; ``None`` where the connection was cut."""
+        # Random bytes: a tunnel that compresses would make small packets of anything else.
+        question = LENGTH.pack(size) + os.urandom(size)
+        try:
+            send_and_receive(connection, question, TIMES.size, self._deadline.within(seconds))
+        except TimeoutError:
+            return False
+        except ConnectionCut:
+            return None
+        return True
+
+
+def _shortest(moments: list[ClockSample], info: TcpInfo | None) -> float | None:
+    """The shortest round trip: the kernel's own where it has one, as a busy processor lengthens the others."""
+    seen = [moment.round_trip for moment in moments]
+    return min([*seen, info.round_trip] if info is not None and info.round_trip is not None else seen, default=None)
+
+
+def _greet(connection: socket, word: str, limit: ProbeDeadline) -> Literal["open", "stranger", "unanswered"]:
+    """Whether who answers knows the word as well."""
+    try:
+        answer = send_and_receive(connection, greeting(word), WELCOME_BYTES, limit)
+    except TimeoutError:
+        return "unanswered"
+    except ConnectionCut:
+        return "stranger"
+    return "open" if answer == welcome(word) else "stranger"

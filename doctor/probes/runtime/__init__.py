@@ -1,0 +1,1 @@
+"""Child processes with torch, deadlines and costs of probes."""

@@ -1,0 +1,153 @@
+"""Opens TCP connections, each within a deadline, and says how that went."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from doctor.core.facts.probe_results import ReachOutcome
+from doctor.probes.runtime.deadline import ProbeDeadline
+
+TRIES = 3
+TRY_SECONDS = 1.6
+"""A try holds the first packet and one more a second later (RFC 6298). Three tries are six packets: where 5 of 100 get
+lost each way, one connection in a million looks silent; and a host that is off is reported by the kernel after 3 s."""
+
+SILENT_SECONDS = 1.5
+"""Less than this without an answer says nothing: one lost packet needs a second."""
+
+_NO_WAY = frozenset(
+    {
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.EHOSTDOWN,
+        errno.EADDRNOTAVAIL,
+        errno.EAFNOSUPPORT,
+        errno.EACCES,  # A route of type prohibit.
+        errno.EINVAL,  # A route of type blackhole.
+    }
+)
+
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""For SO_LINGER: linger, for no time."""
+
+
+class ConnectResult(NamedTuple):
+    """``outcome`` is ``None`` where nothing was learnt: no time or no file descriptor. ``seconds``: of all tries."""
+
+    outcome: ReachOutcome | None
+    connection: socket.socket | None
+    seconds: float
+
+
+def connect_tcp(
+    address: str, port: int, deadline: ProbeDeadline, *, segment: int | None = None, source: str | None = None
+) -> ConnectResult:
+    """Connect to a numeric ``address``, again where no answer comes. ``segment``: bytes of data in a packet at most;
+    ``source``: the address of this host to connect from, if the kernel is not to choose."""
+    started = time.monotonic()
+    outcome: ReachOutcome | None = None
+    for _ in range(TRIES):
+        if deadline.is_over:
+            break
+        outcome, connection = _connect(address, port, deadline.left(TRY_SECONDS), segment, source)
+        if outcome is not None and outcome != "silent":
+            return ConnectResult(outcome, connection, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return ConnectResult(outcome if seconds >= SILENT_SECONDS else None, None, seconds)
+
+
+def _connect(
+    address: str, port: int, seconds: float, segment: int | None, source: str | None
+) -> tuple[ReachOutcome | None, socket.socket | None]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return "unroutable", None
+        time.sleep(min(0.2, seconds))
+        return None, None
+    try:
+        connection.settimeout(max(0.01, seconds))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if segment is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        if source is not None:
+            connection.bind((source, 0))
+        connection.connect((address, port))
+        return "open", connection
+    except (OSError, OverflowError) as error:
+        connection.close()
+        return _outcome(error), None
+
+
+def _outcome(error: OSError | OverflowError) -> ReachOutcome | None:
+    if isinstance(error, TimeoutError):
+        return "silent"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.ECONNREFUSED:
+        return "refused"
+    if error.errno == errno.ECONNRESET:
+        # A handshake that is refused ends as ECONNREFUSED: this one was completed, and then cut off.
+        return "stranger"
+    return "unroutable" if error.errno in _NO_WAY else None
+
+
+def reset_connection(connection: socket.socket) -> None:
+    """Close without a farewell: what a sick path has not delivered is not sent again for minutes, and neither side
+    remembers the port."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    connection.close()
+
+
+class ConnectionCut(Exception):
+    """The connection ended where an answer was due."""
+
+
+def send_and_receive(connection: socket.socket, question: bytes, size: int, deadline: ProbeDeadline) -> bytes:
+    """Send ``question`` and read an answer of ``size`` bytes.
+
+    Raises:
+        TimeoutError: not in time.
+        Cut: the other side closed or reset the connection.
+    """
+    try:
+        connection.settimeout(max(0.01, deadline.left()))
+        connection.sendall(question)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise ConnectionCut from error
+    return receive_exactly(connection, size, deadline)
+
+
+def receive_exactly(connection: socket.socket, size: int, deadline: ProbeDeadline) -> bytes:
+    """The next ``size`` bytes that come.
+
+    Raises:
+        TimeoutError: not in time.
+        Cut: the other side closed or reset the connection.
+    """
+    try:
+        answer = b""
+        while len(answer) < size:
+            if deadline.is_over:
+                raise TimeoutError
+            connection.settimeout(max(0.01, deadline.left()))
+            piece = connection.recv(size - len(answer))
+            if not piece:
+                raise ConnectionCut
+            answer += piece
+        return answer
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise ConnectionCut from error

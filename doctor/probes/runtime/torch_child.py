@@ -1,0 +1,151 @@
+"""A child process that has torch loaded and does what may block or touch a driver: it can be killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from subprocess import PIPE, Popen
+from typing import IO, TypeVar
+
+import msgspec
+
+from doctor.core.process import abandon_child, start_python
+
+R = TypeVar("R")
+
+KEPT_LINES = 40
+"""Lines of what the child wrote, kept to tell why it ended."""
+
+
+class ChildLost(Exception):
+    """The child ended, does not answer, or could not be started; says why."""
+
+
+class WorkRefused(Exception):
+    """The child is well and could not do what it was asked to; says why in one line."""
+
+
+class WorkRequest(msgspec.Struct, frozen=True):
+    """What the child is asked to do: a ``work`` of :mod:`doctor.probes.runtime.torch_child_main`, and its argument."""
+
+    work: str
+    argument: msgspec.Raw
+
+
+class WorkReply(msgspec.Struct, frozen=True):
+    """What came of it: ``error`` is empty where ``result`` is one."""
+
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+
+
+class TorchChild:
+    """A fresh interpreter, one question at a time. ``environ``: what it starts from; ``changes`` are laid over it,
+    ``None`` takes a variable away. ``processors``: those that it may use, if not all of this process's.
+
+    It is killed with this interpreter, and with :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        changes: Mapping[str, str | None] | None = None,
+        processors: tuple[int, ...] = (),
+    ) -> None:
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.is_lost = False
+        self._child: Popen[bytes] | None = None
+        merged = {**environ, **(changes or {})}
+        self._start({name: value for name, value in merged.items() if value is not None}, processors)
+
+    def _start(self, environ: Mapping[str, str], processors: tuple[int, ...]) -> None:
+        own = os.sched_getaffinity(0)
+        try:
+            if processors:
+                # Inherited: a child that changed its own would have started its threads elsewhere.
+                os.sched_setaffinity(0, processors)
+            self._child = start_python("doctor.probes.runtime.torch_child_main", stdin=PIPE, stderr=PIPE, env=environ)
+        except (OSError, ValueError) as error:
+            self.is_lost = True
+            self._lines.append(f"no process can be started: {error}")
+            return
+        finally:
+            if processors:
+                os.sched_setaffinity(0, own)
+        self._listen(self._child.stdout, self._answers.put, self._ended)
+        self._listen(self._child.stderr, self._keep, lambda: None)
+
+    def _listen(self, pipe: IO[bytes] | None, take: Callable[[bytes], None], end: Callable[[], None]) -> None:
+        def read() -> None:
+            with suppress(OSError, ValueError):  # closed under our hands
+                for line in pipe or ():
+                    take(line)
+            end()
+
+        threading.Thread(target=read, name="doctor-child", daemon=True).start()
+
+    def _keep(self, line: bytes) -> None:
+        self._lines.append(line.decode("utf-8", "replace").rstrip())
+
+    def _ended(self) -> None:
+        self._answers.put(None)
+
+    def ask(self, work: str, argument: object, kind: type[R], seconds: float) -> R:
+        """What the child's ``work`` gives for ``argument`` (a msgspec Struct or plain data), as ``kind``.
+
+        Raises:
+            ChildLost: it ended or did not answer in time; it is killed then, and every later question raises this.
+            Refused: it could not do it.
+        """
+        if self.is_lost or self._child is None or self._child.stdin is None:
+            raise ChildLost(self.last_words)
+        order = msgspec.json.encode(WorkRequest(work, msgspec.Raw(msgspec.json.encode(argument))))
+        try:
+            self._child.stdin.write(order + b"\n")
+            self._child.stdin.flush()
+            line = self._answers.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            self.close()
+            raise ChildLost(f"no answer within {seconds:.0f} s") from None
+        except OSError:
+            line = None
+        if line is None:
+            self.close()
+            raise ChildLost(self.last_words)
+        return self._result(line, kind)
+
+    def _result(self, line: bytes, kind: type[R]) -> R:
+        try:
+            answer = msgspec.json.decode(line, type=WorkReply)
+            if answer.error:
+                raise WorkRefused(answer.error)
+            return msgspec.json.decode(answer.result, type=kind)
+        except msgspec.MsgspecError as error:
+            self.close()
+            raise ChildLost(f"an answer that is none: {error}") from None
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote to stderr, or how it ended."""
+        code = self._child.poll() if self._child is not None else None
+        said = next((line for line in reversed(self._lines) if line.strip()), "")
+        return said or (f"the process ended with {code}" if code is not None else "the process is gone")
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines that it wrote to stderr and, besides its answers, to stdout: NCCL warns there."""
+        return tuple(self._lines)
+
+    def close(self) -> None:
+        """Kill it."""
+        if self._child is not None and not self.is_lost:
+            with suppress(OSError):
+                if self._child.stdin is not None:
+                    self._child.stdin.close()
+            abandon_child(self._child)
+        self.is_lost = True

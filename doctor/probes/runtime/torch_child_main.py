@@ -1,0 +1,61 @@
+"""The other end of :class:`doctor.probes.runtime.torch_child.TorchChild`: reads an order a line, answers a line,
+until stdin ends.
+
+What torch, NCCL and drivers print goes to stderr, so that stdout carries answers alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import sys
+import threading
+from typing import IO
+
+import msgspec
+
+from doctor.probes.runtime.torch_child import WorkRefused, WorkReply, WorkRequest
+
+WORKS = {
+    "load": "doctor.probes.runtime.torch_startup",
+    "device": "doctor.probes.devices.device_worker",
+    "group": "doctor.probes.collectives.group_worker",
+    "estimate": "doctor.estimate.tracer_main",
+}
+"""Modules by the name of their work; each has a ``work(argument: bytes) -> object``, which may raise
+:class:`WorkRefused`. The argument is JSON."""
+
+
+def main() -> None:
+    """Answer until there is nobody to answer: then this process ends, whatever it is doing."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    while True:
+        _say(_answer(orders.get()), answers)
+
+
+def _listen(orders: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        orders.put(line)
+    os._exit(0)
+
+
+def _say(answer: WorkReply, answers: IO[bytes]) -> None:
+    answers.write(msgspec.json.encode(answer) + b"\n")
+    answers.flush()
+
+
+def _answer(line: bytes) -> WorkReply:
+    """Errors of torch and of drivers are answers too: they are what is looked for."""
+    order = msgspec.json.decode(line, type=WorkRequest)
+    try:
+        result = importlib.import_module(WORKS[order.work]).work(bytes(order.argument))
+    except WorkRefused as error:
+        return WorkReply(error=str(error) or "refused")
+    except Exception as error:  # noqa: BLE001 - the collector loop of this process
+        words = str(error).strip().splitlines()
+        return WorkReply(error=f"{type(error).__name__}: {words[0] if words else 'no words'}"[:500])
+    return WorkReply(msgspec.Raw(msgspec.json.encode(result)))

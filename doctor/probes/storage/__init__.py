@@ -1,0 +1,1 @@
+"""Reads and writes on the storage of a job."""

@@ -1,0 +1,131 @@
+"""Writes a file into directories of the job and reads those of other hosts, by children that may be given up."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+import doctor.probes.storage.file_child as script
+from doctor.analysis.storage_speed import NO_ANSWER, UNTRIED
+from doctor.core import message_bounds
+from doctor.core.facts import StorageReading, StorageTrial
+from doctor.core.process import abandon_child, start_child
+from doctor.probes.runtime.deadline import ProbeDeadline
+
+COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
+WRITE_SHARE = 0.5
+"""Of the time for one file: writing ends then, and what is left is for the disk to have it all."""
+REMOVE_SECONDS = 2.0
+MOST_BYTES = 8 << 20
+"""Of one file: 2 s at 4 MB/s, which is slow, and more than a disk takes into its own cache at once."""
+
+
+class ProbeDirectory(msgspec.Struct, frozen=True):
+    """A directory, what it is for, and the ``name`` of the file and its size in bytes. ``writer``: the host whose file
+    that is."""
+
+    path: message_bounds.Path
+    role: message_bounds.Name
+    name: message_bounds.Name
+    size: Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+    writer: message_bounds.Name = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What :mod:`doctor.probes.storage.file_child` says."""
+
+    bytes: int = 0
+    write: float | None = None
+    sync: float | None = None
+    outcome: Literal["whole", "other", "absent"] | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+class WrittenFile:
+    """A file that a child of this process writes, and holds until it is told to remove it; it does that too when it or
+    this process ends."""
+
+    def __init__(self, place: ProbeDirectory, seconds: float, command: Sequence[str] = COMMAND) -> None:
+        self.place = place
+        arguments = ("write", _absolute(place), place.name, str(place.size), str(seconds * WRITE_SHARE))
+        self._child = _start((*command, *arguments), stdin=subprocess.PIPE)
+
+    def trial(self, deadline: ProbeDeadline) -> StorageTrial:
+        """What came of it. A child that has not answered by then is left to itself."""
+        seconds = deadline.left()
+        said = _heard(self._child, deadline)
+        error = f"{NO_ANSWER} within {seconds:.0f} s" if said is None else said.error
+        if error is not None:
+            self.give_up()
+            return StorageTrial(self.place.path, self.place.role, error=error)
+        assert said is not None
+        return StorageTrial(self.place.path, self.place.role, said.bytes, said.write, said.sync)
+
+    def remove(self, deadline: ProbeDeadline) -> None:
+        """Have it removed, waited for as long as ``deadline`` leaves."""
+        if self._child is None:
+            return
+        with suppress(OSError):
+            if self._child.stdin is not None:
+                self._child.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(deadline.left(REMOVE_SECONDS))
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Kill the child; its own keeper removes the file once it is gone."""
+        if self._child is not None:
+            abandon_child(self._child)
+            self._child = None
+
+
+def read_files(
+    places: Sequence[ProbeDirectory], deadline: ProbeDeadline, command: Sequence[str] = COMMAND
+) -> list[StorageReading]:
+    """What this host sees of the files of others, as far as a child could be started to look."""
+    children = [_start((*command, "read", _absolute(place), place.name, str(place.size))) for place in places]
+    readings = []
+    for place, child in zip(places, children, strict=True):
+        said = _heard(child, deadline)
+        if child is not None:
+            abandon_child(child)
+        if said is None:
+            readings.append(StorageReading(place.path, place.writer, "silent"))
+        elif said.outcome is not None:
+            readings.append(StorageReading(place.path, place.writer, said.outcome, said.seconds, said.error))
+    return readings
+
+
+def _absolute(place: ProbeDirectory) -> str:
+    """As this process means it: children run elsewhere."""
+    return str(Path.cwd() / place.path)
+
+
+def _start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes] | None:
+    try:
+        return start_child(command, stdin=stdin, cwd="/")
+    except OSError:
+        return None
+
+
+def _heard(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline) -> _Answer | None:
+    """The line of a child, ``None`` where there is none in time."""
+    if child is None or child.stdout is None:
+        return _Answer(error=f"{UNTRIED}: no process can be started")
+    ready, _, _ = select.select([child.stdout], [], [], deadline.left())
+    if not ready:
+        return None
+    try:
+        return msgspec.json.decode(os.read(child.stdout.fileno(), 1 << 16), type=_Answer)
+    except msgspec.MsgspecError:
+        return _Answer(error=f"{UNTRIED}: the process that tried ended")

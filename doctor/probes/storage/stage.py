@@ -1,0 +1,238 @@
+"""Whether the directories of the job can be written, how fast, and whether all hosts see the same files there."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from doctor.analysis.storage_speed import slow_storage, visibility_tests
+from doctor.core.facts import Directory, Section, StorageFacts, StorageSpeedFacts
+from doctor.core.job import Job
+from doctor.probes.authorization import require_own_directory
+from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
+from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.storage.file_probe import COMMAND, MOST_BYTES, ProbeDirectory, WrittenFile, read_files
+
+ROLES = ("checkpoint", "flight-recorder", "nccl-debug")
+"""Of directories that the job writes to. Caches and temporary folders are each host's own matter."""
+SHARED = ("checkpoint",)
+"""Of these, the ones that all hosts have to share."""
+LEAST_BYTES = 1 << 20
+ALL_BYTES = 2 << 30
+"""Of all hosts together in one directory: a second of a good file system."""
+RESERVE = 64 << 20
+"""Bytes that are left free: a directory with less is full without us."""
+MOST_PLACES = 4
+"""Directories of one host."""
+MOST_ASKED = 32
+"""Files of one order: what all neighbours of a host wrote that were not seen, in each directory."""
+MOST_MISSED = 8
+"""Files that were not seen, about which a second look can tell more: where there are more, nobody shares anything."""
+WRITE_SECONDS = 20.0
+READ_SECONDS = 15.0
+CLEAR_SECONDS = 5.0
+USUAL_HOSTS = 3
+"""Hosts without suspects that write again along with those that were slow."""
+
+
+class StorageOrder(msgspec.Struct, frozen=True):
+    """Write files and hold them where ``hold``, read those of others, or remove what is held."""
+
+    act: Literal["write", "read", "clear"]
+    places: Annotated[tuple[ProbeDirectory, ...], Meta(max_length=MOST_ASKED)] = ()
+    hold: bool = False
+
+
+class StorageStage:
+    """See :class:`doctor.probes.base.Stage`. Whoever speaks for a host writes a file into each directory; then each
+    reads what the next host wrote to the same path; then all files are removed, and slow hosts write again."""
+
+    name: ClassVar[str] = "storage"
+    makes: ClassVar[tuple[type[Section], ...]] = (StorageSpeedFacts,)
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        """``command`` starts a child of :mod:`doctor.probes.storage.file_child`."""
+        self._command = command
+        self.most_seconds = 2 * (WRITE_SECONDS + READ_SECONDS) + CLEAR_SECONDS
+        self._steps = [
+            self._plan_writing,
+            self._plan_reading,
+            self._plan_reading_again,
+            self._plan_clearing,
+            self._plan_again,
+        ]
+        self._word = secrets.token_hex(4)
+        self._places: dict[int, tuple[ProbeDirectory, ...]] = {}
+        self._held: list[WrittenFile] = []
+
+    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """The next step that has something to do."""
+        speakers = [post for post in posts if post.speaks]
+        while self._steps:
+            if orders := self._steps.pop(0)(job, speakers):
+                return orders
+        return None
+
+    def _plan_writing(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        folders = {post.host: folders for post in posts if (folders := _folders(post))}
+        self._places = {
+            post.host: places
+            for post in posts
+            if (places := _places(post, folders.get(post.host, ()), len(folders), self._word))
+        }
+        if not self._places:
+            return None
+        largest = max(place.size for places in self._places.values() for place in places)
+        paths = {place.path for places in self._places.values() for place in places}
+        words = (
+            f"{-(-largest >> 20)} MiB from {_each(len(self._places))} written to {', '.join(sorted(paths)[:4])}"
+            " and removed again"
+        )
+        tasks: dict[int, _Task] = {host: ("write", places, True) for host, places in self._places.items()}
+        return _orders(posts, tasks, words, WRITE_SECONDS)
+
+    def _plan_reading(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """A ring over the hosts that wrote to the same path."""
+        pairs = []
+        for path in self._shared_paths():
+            ring = [host for host, _ in self._written(job, path)]
+            pairs += [(host, writer, path) for host, writer in zip(ring, ring[1:] + ring[:1], strict=True)]
+        return self._to_read(posts, pairs, "what others wrote")
+
+    def _plan_reading_again(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Where one host did not see the file of another: is it the reader or the writer? The neighbours of both in
+        the ring tell."""
+        pairs = []
+        for path in self._shared_paths():
+            ring = [host for host, _ in self._written(job, path)]
+            missed = [look for look in visibility_tests(job, path) if not look.seen]
+            for reader, writer, _ in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
+                after, before = (ring[(ring.index(writer) + 1) % len(ring)], ring[ring.index(reader) - 1])
+                pairs += [(after, writer, path), (reader, before, path)]
+        return self._to_read(posts, pairs, "what was not seen, and what its neighbours wrote")
+
+    def _shared_paths(self) -> dict[str, None]:
+        places = (place for places in self._places.values() for place in places)
+        return dict.fromkeys(place.path for place in places if place.role in SHARED)
+
+    def _to_read(
+        self, posts: Sequence[ProbeParticipant], pairs: Iterable[tuple[int, int, str]], what: str
+    ) -> StageOrders | None:
+        """``pairs``: who reads, who wrote, and where."""
+        names = {post.host: post.rank.host.name for post in posts}
+        tasks: dict[int, tuple[ProbeDirectory, ...]] = {}
+        for reader, writer, path in dict.fromkeys(pairs):
+            wrote = next(place for place in self._places[writer] if place.path == path)
+            if reader != writer:
+                told = msgspec.structs.replace(wrote, writer=names.get(writer, ""))
+                tasks[reader] = (*tasks.get(reader, ()), told)
+        orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
+        return _orders(posts, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
+
+    def _written(self, job: Job, path: str) -> Iterable[tuple[int, ProbeDirectory]]:
+        for local in job.by_host():
+            facts = local.find(StorageSpeedFacts)
+            whole = {trial.path for trial in facts.trials if trial.error is None} if facts else set()
+            for place in self._places.get(local.hosts[0].index, ()):
+                if place.path == path and path in whole:
+                    yield local.hosts[0].index, place
+
+    def _plan_clearing(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        words = f"what {counted(len(self._places), 'host')} wrote is removed"
+        return _orders(posts, dict.fromkeys(self._places, _CLEAR), words, CLEAR_SECONDS)
+
+    def _plan_again(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Hosts that were slow somewhere, and a few others, write there again."""
+        tasks: dict[int, tuple[ProbeDirectory, ...]] = {}
+        for slow in slow_storage(job):
+            usual = [host for host, _ in self._written(job, slow.path) if host not in slow.places][:USUAL_HOSTS]
+            for host in (*slow.places, *usual):
+                again = [_renamed(place) for place in self._places.get(host, ()) if place.path == slow.path]
+                tasks[host] = (*tasks.get(host, ()), *again)
+        words = f"what was slow once more, from {_each(len(tasks))}"
+        orders: dict[int, _Task] = {host: ("write", places, False) for host, places in tasks.items()}
+        return _orders(posts, orders, words, WRITE_SECONDS)
+
+    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Write, read or clear, in children."""
+        asked = msgspec.msgpack.decode(order, type=StorageOrder)
+        for place in asked.places:
+            require_own_directory(place.path, place.role, place.name, bench.surroundings)
+        if asked.act == "write":
+            return self._write(asked, deadline)
+        if asked.act == "read":
+            readings = read_files(asked.places, deadline, self._command)
+            return StageResult({StorageSpeedFacts.key: StorageSpeedFacts(readings=tuple(readings))})
+        self._clear(deadline)
+        return StageResult({})
+
+    def _write(self, asked: StorageOrder, deadline: ProbeDeadline) -> StageResult:
+        files = [WrittenFile(place, deadline.left(), self._command) for place in asked.places]
+        trials = [file.trial(deadline) for file in files]
+        self._held += files
+        if not asked.hold:
+            self._clear(deadline)
+        return StageResult({StorageSpeedFacts.key: StorageSpeedFacts(trials=tuple(trials))})
+
+    def _clear(self, deadline: ProbeDeadline) -> None:
+        while self._held:
+            self._held.pop().remove(deadline)
+
+
+def _folders(post: ProbeParticipant) -> list[Directory]:
+    """The directories of a host that are there and may be written, each path once."""
+    storage = post.rank.find(StorageFacts)
+    found = {
+        folder.path: folder
+        for folder in reversed(storage.directories if storage else ())
+        if folder.role in ROLES and folder.exists and folder.writable
+    }
+    return list(found.values())[::-1][:MOST_PLACES]
+
+
+def _places(post: ProbeParticipant, folders: Sequence[Directory], hosts: int, word: str) -> tuple[ProbeDirectory, ...]:
+    """What a host writes, where there is room for what all hosts write."""
+    size = max(LEAST_BYTES, min(MOST_BYTES, ALL_BYTES // max(1, hosts)))
+    name = f".rankdoctor-probe-{word}-{post.host}-{re.sub(r'[^A-Za-z0-9.-]', '_', post.rank.host.name)[:64]}"
+    return tuple(
+        ProbeDirectory(folder.path, folder.role, name, size)
+        for folder in folders
+        if folder.free is None or folder.free >= size * hosts + RESERVE
+    )
+
+
+def _each(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"each of {hosts} hosts"
+
+
+def _renamed(place: ProbeDirectory) -> ProbeDirectory:
+    return msgspec.structs.replace(place, name=f"{place.name}-2")
+
+
+_Task = tuple[Literal["write", "read", "clear"], tuple[ProbeDirectory, ...], bool]
+_CLEAR: _Task = ("clear", (), False)
+
+
+def _orders(
+    posts: Sequence[ProbeParticipant], tasks: dict[int, _Task], words: str, seconds: float
+) -> StageOrders | None:
+    by_token = {
+        post.token: msgspec.msgpack.encode(StorageOrder(*tasks[post.host])) for post in posts if post.host in tasks
+    }
+    files = [place.size for post in posts for place in tasks.get(post.host, _CLEAR)[1]]
+    return StageOrders(by_token, seconds, _costs(words, files, seconds)) if by_token else None
+
+
+def _costs(words: str, files: Sequence[int], seconds: float) -> str:
+    """``files``: the bytes of all that are written or read, each by a child of its own at the same time; none where
+    they are removed, which all hosts do at once."""
+    if not files:
+        return f"storage: {words}, all at once, at most {in_seconds(seconds)}"
+    each = counted(len(files), "file")
+    return f"storage: {words}, {each} at once, at most {in_bytes(sum(files))} in all and {in_seconds(seconds)}"

@@ -1,0 +1,49 @@
+"""What changed between two captures, written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from doctor.core.diff.captures import Difference
+from doctor.report.formatting import as_json, cell, ranges, spelt_out
+
+
+def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:
+    """The differences as ``text``, ``json`` (schema 1) or ``markdown``."""
+    if form == "json":
+        document = {"schema": 1, "kind": "diff", "before": before, "after": after, "differences": list(differences)}
+        return as_json(document) + "\n"
+    if not differences:
+        return spelt_out(f"no difference between {before} and {after}") + "\n"
+    lines = _markdown(differences, before, after) if form == "markdown" else _text(differences, before, after)
+    return "\n".join(map(spelt_out, lines)) + "\n"
+
+
+def _text(differences: Sequence[Difference], before: str, after: str) -> list[str]:
+    count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
+    lines = [f"{count}, from {before} to {after}"]
+    weight = ""
+    for one in differences:
+        if one.weight != weight:
+            weight = one.weight
+            lines += ["", f"{weight} likelihood"]
+        word = "rank" if len(one.ranks) == 1 else "ranks"
+        lines.append(f"  {one.section} {one.path}  ({word} {ranges(one.ranks)})")
+        lines += [f"    - {_shown(one.before)}", f"    + {_shown(one.after)}"]
+    return lines
+
+
+def _markdown(differences: Sequence[Difference], before: str, after: str) -> list[str]:
+    head = f"| likelihood | fact | {cell(before)} | {cell(after)} | ranks |"
+    return [head, "| --- | --- | --- | --- | --- |", *map(_row, differences)]
+
+
+def _row(one: Difference) -> str:
+    cells = (one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks))
+    return "| " + " | ".join(map(cell, cells)) + " |"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "(not there)"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,220 @@
+"""What each rank did and when, for the chart of ranks by time: from records, recorders and logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from doctor.core.facts import Event, PointInTime, ProgressFacts, RecorderFacts
+from doctor.core.job import UNKNOWN_HOST, Job, Rank
+from doctor.report.narrative import Narrative, quotes
+from doctor.report.rank_table import call_words, is_done, place_words
+
+MOST_LANES = 128
+"""Ranks that a chart can show; of more, those that findings name, and others spread over the job."""
+MOST_CALLS = 40
+"""Collectives of a rank that are drawn, the newest."""
+MOST_MESSAGES = 40
+"""Messages of a rank that are drawn, beside those that findings rest on."""
+ALL_DRAWN = 2_500
+"""Calls of all ranks together, and messages, so that a report of a large job stays small."""
+_LEAST_DRAWN = 6
+
+SPANS = {
+    "work": "computing",
+    "data": "waiting for data",
+    "save": "checkpoint",
+    "evaluation": "evaluation",
+    "setup": "set-up or its end",
+    "call": "collective",
+    "open": "collective without end",
+    "still": "no progress",
+    "log": "its log goes on",
+}
+MARKS = {
+    "first": "what the verdict rests on",
+    "evidence": "what another finding rests on",
+    "error": "error",
+    "message": "message",
+}
+STUCK = ("still", "open")
+"""Kinds of spans that have no end of their own."""
+
+
+class Span(NamedTuple):
+    """What a rank did from ``begin`` to ``end`` (seconds since the epoch). ``kind``: of :data:`SPANS`."""
+
+    begin: float
+    end: float
+    kind: str
+    text: str
+
+
+class Mark(NamedTuple):
+    """What happened at a moment. ``kind``: of :data:`MARKS`; ``place``: file and line."""
+
+    at: float
+    kind: str
+    text: str
+    place: str = ""
+
+
+class Lane(NamedTuple):
+    """A rank, or what speaks for none (a host, a launcher), by time. ``blamed``: the primary finding names it."""
+
+    rank: int | None
+    name: str
+    blamed: bool
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def last(self) -> Span | Mark | None:
+        """What it did last: what does not end, else what began last; ``None`` where nothing tells the time."""
+        ends: list[Span | Mark] = [*self.marks, *(span for span in self.spans if span.kind != "log")]
+        return max(ends or self.spans, key=_stuck_last, default=None)
+
+
+def _stuck_last(one: Span | Mark) -> tuple[bool, float]:
+    return (one.kind in STUCK, one[0])
+
+
+class _LaneStyle(NamedTuple):
+    """What decides how something is drawn. ``cited``: places of lines that findings rest on -> the kind of their mark;
+    ``blamed``: ranks that the primary finding names, ``began``: those whose own failure it is; ``calls`` and
+    ``messages``: how many of a rank are drawn."""
+
+    cited: Mapping[str, str]
+    blamed: frozenset[int]
+    began: frozenset[int]
+    calls: int
+    messages: int
+
+
+def lanes_of(job: Job, story: Narrative) -> list[Lane]:
+    """A lane for each rank, in order, those that never came too; then for each host, or nobody, that spoke for none."""
+    look = _look(job, story)
+    said = _by_speaker(job)
+    logs = _logs(job)
+    ranks = [_lane(rank, look, logs.get(rank.number, ()), said.pop(rank.number, ())) for rank in job.ranks]
+    ranks += [Lane(rank, f"rank {rank}", rank in look.blamed, (), ()) for rank in job.absent]
+    others = [_speaker(speaker, events, look) for speaker, events in said.items()]
+    return sorted([*ranks, *others], key=lambda lane: (lane.rank is None, lane.rank or 0))
+
+
+def _look(job: Job, story: Narrative) -> _LaneStyle:
+    lanes = max(1, min(len(job.ranks), MOST_LANES))
+    calls, messages = (max(_LEAST_DRAWN, min(most, ALL_DRAWN // lanes)) for most in (MOST_CALLS, MOST_MESSAGES))
+    cited = {quote.place: "evidence" for one in (*story.followed, *story.others) for quote in quotes(one.finding)}
+    if story.primary is None:
+        return _LaneStyle(cited, frozenset(), frozenset(), calls, messages)
+    own = {quote.place: "first" for quote in quotes(story.primary.finding)}
+    blamed = frozenset(story.primary.finding.ranks)
+    return _LaneStyle({**cited, **own}, blamed, frozenset() if own else blamed, calls, messages)
+
+
+def _by_speaker(job: Job) -> dict[int | str, list[Event]]:
+    """Events of which the time is known, by rank, else by host, else by nobody (an empty name)."""
+    said: dict[int | str, list[Event]] = {}
+    for event in job.evidence.events if job.evidence else ():
+        if event.at is not None and math.isfinite(event.at):
+            said.setdefault(event.rank if event.rank is not None else event.host or "", []).append(event)
+    return said
+
+
+def _lane(rank: Rank, look: _LaneStyle, logs: Iterable[Span], said: Iterable[Event]) -> Lane:
+    spans = [*logs, *_progress_spans(rank), *_call_spans(rank, look.calls)]
+    marks = (*_failure(rank, "first" if rank.number in look.began else "error"), *_marks(said, look))
+    name = f"rank {rank.number}" + (f" · {rank.host.name}" if rank.host.name != UNKNOWN_HOST else "")
+    finite = tuple(span for span in spans if math.isfinite(span.begin) and math.isfinite(span.end))
+    return Lane(rank.number, name, rank.number in look.blamed, finite, marks)
+
+
+def _speaker(speaker: int | str, said: Iterable[Event], look: _LaneStyle) -> Lane:
+    marks = tuple(_marks(said, look))
+    if isinstance(speaker, int):
+        return Lane(speaker, f"rank {speaker}", speaker in look.blamed, (), marks)
+    return Lane(None, speaker or "no rank", False, (), marks)
+
+
+def _logs(job: Job) -> dict[int, list[Span]]:
+    """From the first to the last stamp of logs in which one rank alone speaks."""
+    spans: dict[int, list[Span]] = {}
+    for file in job.evidence.files if job.evidence else ():
+        if len(file.ranks) == 1 and file.first_at is not None and file.last_at is not None:
+            spans.setdefault(file.ranks[0], []).append(Span(file.first_at, file.last_at, "log", file.path))
+    return spans
+
+
+def _progress_spans(rank: Rank) -> Iterator[Span]:
+    """Points that it passed, each until the next one; the last one until the facts were taken."""
+    progress = rank.find(ProgressFacts)
+    if progress is None or progress.at is None:
+        return
+    stuck = progress.state in ("stalled", "silent", "stopped") and progress.idle is not None
+    since = progress.at - (progress.idle or 0.0)
+    until = since if stuck else progress.at
+    timed = [(moment, moment.at) for moment in progress.recent if moment.at is not None and moment.at < until]
+    ends = [at for _, at in timed[1:]] + [until] * bool(timed)
+    for (moment, at), end in zip(timed, ends, strict=True):
+        yield Span(at, max(at, end), _span_kind(moment), _moment_words(moment))
+    if stuck:
+        text = f"{progress.state} for {progress.idle:.0f} s: {place_words(progress.stage, progress.point)}"
+        yield Span(since, progress.at, "still", text)
+
+
+_KINDS = {"data": "data", "checkpoint": "save", "setup": "setup", "ended": "setup"}
+
+
+def _span_kind(moment: PointInTime) -> str:
+    if moment.stage in ("validate", "sanity", "test", "predict"):
+        return "evaluation"
+    return "setup" if moment.stage in ("setup", "teardown") else _KINDS.get(moment.point, "work")
+
+
+def _moment_words(moment: PointInTime) -> str:
+    batch = f", batch {moment.batch}" if moment.batch is not None else ""
+    return place_words(moment.stage, moment.point) + batch
+
+
+def _call_spans(rank: Rank, most: int) -> Iterator[Span]:
+    recorder = rank.find(RecorderFacts)
+    if recorder is None:
+        return
+    progress = rank.find(ProgressFacts)
+    calls = [(call, call.at) for call in recorder.collectives[-most:] if call.at is not None]
+    newest = max((at for _, at in calls), default=0.0)
+    end = max(progress.at if progress and progress.at else newest, newest)
+    for call, at in calls:
+        if is_done(call):
+            yield Span(at, at + (call.seconds or 0.0), "call", call_words(call))
+        else:
+            yield Span(at, end, "open", call_words(call))
+
+
+def _failure(rank: Rank, kind: str) -> Iterator[Mark]:
+    progress = rank.find(ProgressFacts)
+    failure = progress.failure if progress else None
+    if failure is not None and failure.at is not None and math.isfinite(failure.at):
+        first = (failure.message.strip().splitlines() or [failure.kind])[0]
+        yield Mark(failure.at, kind, first[:_LONGEST])
+
+
+_LONGEST = 200
+"""Characters of a message that a chart shows."""
+
+
+def _marks(events: Iterable[Event], look: _LaneStyle) -> list[Mark]:
+    """What findings rest on, and errors; of many other messages the first and the last ones."""
+    marks = [_mark(event, look.cited) for event in events]
+    loud = [mark for mark in marks if mark.kind != "message"][: look.messages]
+    quiet = [mark for mark in marks if mark.kind == "message"]
+    half = look.messages // 2
+    return [*loud, *(quiet if len(quiet) <= look.messages else (*quiet[:half], *quiet[-half:]))]
+
+
+def _mark(event: Event, cited: Mapping[str, str]) -> Mark:
+    place = f"{event.file}:{event.line}"
+    kind = cited.get(place) or ("error" if event.kind == "python.exception" else "message")
+    return Mark(event.at or 0.0, kind, event.text[:_LONGEST], place)

@@ -1,0 +1,114 @@
+"""Reports that programs read."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+from doctor.core.finding import Severity, Status
+from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.report.formatting import as_json, counts_line, coverage_line, evidence_lines, families, place, printable
+from doctor.report.narrative import confidence
+
+
+def render_json(report: Report) -> str:
+    """The report document, schema 1."""
+    return as_json(report)
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_text(text: str) -> str:
+    """Without the characters that XML 1.0 forbids."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def render_junit(report: Report) -> str:
+    """A suite a family, a case a check. Errors and warnings that stand are failures; unknown and skip are skipped."""
+    report = printable(report)
+    root = ET.Element("testsuites", name="rankdoctor", time=f"{report.seconds:.3f}")
+    for family, results in families(report).items():
+        _suite(root, family, results, report)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Report) -> None:
+    cases = [_case(family, result, report) for result in results]
+    count = {tag: str(sum(case.find(tag) is not None for case in cases)) for tag in ("failure", "error", "skipped")}
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        name=xml_text(family),
+        tests=str(len(cases)),
+        failures=count["failure"],
+        errors=count["error"],
+        skipped=count["skipped"],
+        time=f"{sum(result.seconds for result in results):.3f}",
+    )
+    suite.extend(cases)
+
+
+def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
+    name = xml_text(f"{result.id} {result.name}")
+    case = ET.Element("testcase", classname=f"doctor.{xml_text(family)}", name=name, time=f"{result.seconds:.3f}")
+    loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]
+    if loud:
+        failure = ET.SubElement(case, "failure", message=xml_text(loud[0].summary), type=result.severity.value)
+        failure.text = xml_text("\n\n".join(_plain(report, finding) for finding in loud))
+    elif result.status is Status.CRASH or result.crash is not None:
+        ET.SubElement(case, "error", message=xml_text(result.crash or result.reason or ""), type="crash")
+    elif result.status in (Status.UNKNOWN, Status.SKIP):
+        ET.SubElement(case, "skipped", message=xml_text(f"{result.status.value}: {result.reason}"))
+    quiet = [f for f in result.findings if f not in loud]
+    if quiet:
+        ET.SubElement(case, "system-out").text = xml_text("\n\n".join(_plain(report, finding) for finding in quiet))
+    return case
+
+
+def _plain(report: Report, finding: ReportFinding) -> str:
+    ignored = f"\nignored: {finding.ignored.reason} ({finding.ignored.by})" if finding.ignored else ""
+    evidence = "\n".join(evidence_lines(finding.evidence))
+    where = place(finding, report)
+    because = f" because of: {finding.explained_by}" if finding.explained_by else ""
+    sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
+    words = {"effect": finding.effect, "fix": finding.fix}
+    told = "".join(f"\n{name}: {text}" for name, text in words.items() if text)
+    return f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}{told}{ignored}"
+
+
+_GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+
+
+def render_github(report: Report) -> str:
+    """Workflow commands: an annotation for each finding that stands; crashes too."""
+    report = printable(report)
+    lines = []
+    for result in report.results:
+        title = _github_property(f"{result.id} {result.name}")
+        for finding in (finding for finding in result.findings if finding.stands):
+            where = _github_place(finding)
+            message = github_text(_plain(report, finding))
+            lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
+        crash = result.reason if result.status is Status.CRASH else result.crash
+        if crash is not None:
+            lines.append(f"::warning title={title}::{github_text(f'the check crashed: {crash}')}")
+    lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {github_text(coverage_line(report))}")
+    return "\n".join(lines) + "\n"
+
+
+def _github_place(finding: ReportFinding) -> str:
+    if finding.source is None:
+        return ""
+    line = f"line={finding.source.line}," if finding.source.line else ""
+    return f"file={_github_property(finding.source.file)},{line}"
+
+
+def github_text(text: str) -> str:
+    """``text`` as part of a workflow command, whose lines end it."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return github_text(text).replace(":", "%3A").replace(",", "%2C")

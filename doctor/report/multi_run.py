@@ -1,0 +1,132 @@
+"""Reports on several runs that were read together: a line for each run, then each report by itself."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+from doctor.core.job import Job
+from doctor.core.report_document import RunReports
+from doctor.report.formatting import as_json, cell, spelt_out
+from doctor.report.machine_formats import github_text, render_github, render_junit, xml_text
+from doctor.report.markdown import render_markdown
+from doctor.report.narrative import headline
+
+
+class JudgedRuns(NamedTuple):
+    """What was found of each run, with the facts that were judged, in the same order."""
+
+    document: RunReports
+    jobs: Sequence[Job]
+
+    def lines(self) -> list[str]:
+        """The verdict of each run in a line: a table in plain text."""
+        runs = self.document.runs
+        width = max(len(spelt_out(run.name)) for run in runs)
+        return [
+            f"{run.report.verdict:12}  {spelt_out(run.name):{width}}  {spelt_out(headline(run.report))}" for run in runs
+        ]
+
+    def title(self) -> str:
+        """How many runs there are."""
+        return f"{len(self.document.runs)} runs were found. Each has its own verdict; nothing is linked between them."
+
+
+def render_several_json(judged: JudgedRuns) -> str:
+    """One document: the worst verdict, and the report of each run."""
+    return as_json(judged.document) + "\n"
+
+
+def render_several_junit(judged: JudgedRuns) -> str:
+    """The suites of all runs, each named after its run."""
+    root = ET.Element("testsuites", name="rankdoctor", time=f"{judged.document.seconds:.3f}")
+    for run in judged.document.runs:
+        for suite in ET.fromstring(render_junit(run.report)):  # noqa: S314 - made here
+            suite.set("name", f"{xml_text(run.name)}: {suite.get('name')}")
+            root.append(suite)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+_COMMAND = re.compile(r"^(::\w+ [^\n]*?::|rankdoctor: )", re.MULTILINE)
+
+
+def render_several_github(judged: JudgedRuns) -> str:
+    """The annotations of all runs; each message begins with the name of its run."""
+    parts = []
+    for run in judged.document.runs:
+        name = github_text(spelt_out(run.name))
+        parts.append(_COMMAND.sub(lambda match, name=name: f"{match[1]}{name}: ", render_github(run.report)))  # type: ignore[misc]
+    return "".join(parts)
+
+
+def render_several_markdown(judged: JudgedRuns) -> str:
+    """A table of the verdicts, and the report of each run."""
+    lines = [f"{judged.title()}\n", "| run | verdict | what happened |", "| --- | --- | --- |"]
+    for run in judged.document.runs:
+        row = (run.name, run.report.verdict, headline(run.report))
+        lines.append("| " + " | ".join(cell(spelt_out(text)) for text in row) + " |")
+    for run, job in zip(judged.document.runs, judged.jobs, strict=True):
+        lines += [f"\n# {cell(spelt_out(run.name))}\n", render_markdown(run.report, job)]
+    return "\n".join(lines)
+
+
+_PAGE = Markup(
+    """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>rankdoctor report on {count} runs</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; }}
+summary {{ cursor: pointer; padding: .4rem 0; }}
+iframe {{ border: 1px solid; height: 85vh; width: 100%; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{runs}
+</body>
+</html>
+"""
+)
+_RUN = Markup(
+    """<details{opened}><summary><strong>{name}</strong>: {verdict}. {headline}</summary>
+<iframe title="Report on {name}" sandbox="allow-scripts" srcdoc="{page}"></iframe></details>
+"""
+)
+
+
+def render_several_html(judged: JudgedRuns) -> str:
+    """One page that holds the page of each run, each in a frame of its own origin."""
+    from doctor.report.html.document import render_html
+
+    runs = Markup("").join(
+        _RUN.format(
+            opened=Markup(" open") if number == 0 else "",
+            name=spelt_out(run.name),
+            verdict=run.report.verdict,
+            headline=spelt_out(headline(run.report)),
+            page=escape(render_html(run.report, job)),
+        )
+        for number, (run, job) in enumerate(zip(judged.document.runs, judged.jobs, strict=True))
+    )
+    return str(_PAGE.format(count=len(judged.document.runs), title=judged.title(), runs=runs))
+
+
+SEVERAL_FORMATS: dict[str, Callable[[JudgedRuns], str]] = {
+    "json": render_several_json,
+    "markdown": render_several_markdown,
+    "html": render_several_html,
+    "junit": render_several_junit,
+    "github": render_several_github,
+}
+"""Format -> function from the reports on several runs to text. ``text`` is drawn by
+:func:`doctor.report.terminal.draw_several`."""

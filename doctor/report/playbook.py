@@ -1,0 +1,136 @@
+"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check or rule; made
+from its docstring for a check that came with a plugin.
+
+``python -m doctor.report.playbook`` writes the heads of all pages anew from the check and rule objects; a test sees
+to it that they are in step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from doctor.core.check import FAMILIES, Check
+from doctor.core.check_registry import playbook_directory
+from doctor.core.errors import UnusableError
+
+if TYPE_CHECKING:
+    from doctor.lint.engine.rule import Rule
+
+_HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.report.playbook` -->"
+_DOORS = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
+_HEAD = re.compile(
+    r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
+    re.DOTALL,
+)
+_LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
+
+
+class PlaybookPage(msgspec.Struct, frozen=True):
+    """One page; ``markdown`` is the whole of it. ``limits``: defaults of the thresholds, by their names in settings."""
+
+    id: str
+    name: str
+    family: str
+    severity: str
+    title: str
+    markdown: str
+    limits: dict[str, float] = {}
+
+
+def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
+    """The page of an id or a name, in the playbook or among ``more``.
+
+    Raises:
+        UnusableError: there is none; with near names.
+    """
+    from doctor.core.settings import suggestion
+
+    pages = [*all_pages(), *more]
+    for page in pages:
+        if word.upper() == page.id or word.lower() == page.name:
+            return page
+    near = suggestion(word, [name for page in pages for name in (page.id, page.name)])
+    raise UnusableError(f"unknown check {word!r}{near or ';'} Run 'doctor list' to see all checks")
+
+
+def all_pages() -> Iterator[PlaybookPage]:
+    """Every page, by id."""
+    for path in sorted(playbook_directory().glob("*.md")):
+        yield _read(path)
+
+
+def _read(path: Path) -> PlaybookPage:
+    text = path.read_text(encoding="utf-8")
+    found = _HEAD.match(text)
+    if found is None:
+        raise UnusableError(f"the page {path} has no head")
+    family = FAMILIES.get(found["id"].rstrip("0123456789"), "")
+    limits = {limit["name"]: float(limit["value"]) for limit in _LIMIT.finditer(text.partition(_HEAD_END)[0])}
+    whole = text.replace(_HEAD_END + "\n", "")
+    return PlaybookPage(found["id"], found["name"], family, found["severity"], found["title"], whole, limits)
+
+
+def page_of(check: Check | Rule) -> PlaybookPage:
+    """The page of a check or rule of somebody else, from its docstring."""
+    title = _title(check)
+    parts = {"Impact": check.effect, "Fix": check.fix, "From": check.origin}
+    text = _facts(check) + "".join(f"\n## {name}\n\n{words}\n" for name, words in parts.items() if words)
+    return PlaybookPage(check.id, check.name, check.family, check.severity.value, title, text, limits_of(check))
+
+
+def limits_of(check: Check | Rule) -> dict[str, float]:
+    """The defaults of its thresholds, by their names in settings."""
+    limits = check.limits if isinstance(check, Check) else {}
+    return {f"{check.id}.{name}": value for name, value in limits.items()}
+
+
+def head_of(check: Check | Rule) -> str:
+    """The first lines of the page of a check or a rule."""
+    return f"{_facts(check)}\n{_HEAD_END}\n"
+
+
+def _facts(check: Check | Rule) -> str:
+    doors = ", ".join(_DOORS[door] for door in check.when)
+    scope = check.scope.value if isinstance(check, Check) else "file"
+    facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {scope}"]
+    title = f"{_title(check)}\n\n" if _title(check) else ""
+    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · can be seen: {doors}\n"]
+    limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]
+    return "\n".join([*lines, *([f"limits: {', '.join(limits)}\n"] if limits else [])])
+
+
+def _title(check: Check | Rule) -> str:
+    question = check.question.removeprefix("Ask ").rstrip(".")
+    return f"{question[:1].upper()}{question[1:]}." if question else ""
+
+
+def with_head(check: Check | Rule, text: str) -> str:
+    """``text`` of a page with its head made anew."""
+    _, found, body = text.partition(_HEAD_END + "\n")
+    return head_of(check) + "\n" + (body if found else text).lstrip("\n")
+
+
+def owners_of_pages() -> Iterator[Check | Rule]:
+    """The built-in checks, and the rules that bear no id of a check."""
+    from doctor.core.check_registry import builtin_checks
+    from doctor.lint.engine.registry import OWN_FAMILY, load_rules
+
+    yield from builtin_checks()
+    yield from (rule for rule in load_rules(guests=False).rules if rule.family == OWN_FAMILY)
+
+
+def write_heads() -> None:
+    """Write the heads of all pages of the built-in checks and rules anew."""
+    for check in owners_of_pages():
+        path = playbook_directory() / f"{check.id}.md"
+        if path.is_file():
+            path.write_text(with_head(check, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_heads()

@@ -1,0 +1,1 @@
+"""Cases of checks: jobs built by hand, and the pairs of passing and failing variants."""

@@ -1,0 +1,54 @@
+"""Loaders of watched jobs, for the cases of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from doctor.core.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing.cases import JobBuilder
+
+
+def with_loader(
+    sketch: JobBuilder, *, ranks: Iterable[int] | None = None, stage: str = "train", index: int = 0, **changes: Any
+) -> JobBuilder:
+    """The same job with fields of one loader changed on ``ranks`` (else on all). A value that can be called gets the
+    old one. Where a rank has no such loader, it gets one like its training loader."""
+
+    def change(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
+        like = next((one for one in old if (one.stage, one.index) == (stage, index)), None)
+        base = like or msgspec.structs.replace(old[0], stage=stage, index=index)
+        values = {name: new(getattr(base, name)) if callable(new) else new for name, new in changes.items()}
+        return (*(one for one in old if one is not like), msgspec.structs.replace(base, **values))
+
+    return sketch.alter(LoaderFacts, ranks=ranks, loaders=change)
+
+
+def with_sampler(
+    sketch: JobBuilder, *, ranks: Iterable[int] | None = None, stage: str = "train", **changes: Any
+) -> JobBuilder:
+    """The same job with fields of the sampler of a stage's loader changed on ``ranks`` (else on all)."""
+    return with_loader(sketch, ranks=ranks, stage=stage, sampler=lambda old: msgspec.structs.replace(old, **changes))
+
+
+def drawing(number: int, indices: Iterable[int], **more: Any) -> LoaderEpoch:
+    """An epoch in which ``indices`` were drawn first."""
+    return LoaderEpoch(number, first=tuple(indices), **more)
+
+
+def in_a_loop(sketch: JobBuilder, *groups: tuple[int, ...]) -> JobBuilder:
+    """The same job as a loop of the user's own, whose ranks are wrapped together in ``groups``; of all others nobody
+    tells what they train."""
+    alone: dict[str, Any] = {"data_parallel_rank": None, "data_parallel_size": None}
+    sketch = sketch.alter(TrainingFacts, framework="plain", **alone)
+    for group in groups:
+        for place, rank in enumerate(group):
+            share: dict[str, Any] = {
+                "data_parallel_rank": place,
+                "data_parallel_size": len(group),
+                "data_parallel_root": group[0],
+            }
+            sketch = sketch.alter(TrainingFacts, ranks=(rank,), **share)
+    return sketch
