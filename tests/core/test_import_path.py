@@ -155,4 +155,4 @@ def test_children_are_started_in_one_place():
     """Others would have to think of the import path themselves. Two run a file with -I -S, which has none to clean."""
     sources = Path(doctor.__file__).parent.rglob("*.py")
     starts = {path.name for path in sources if re.search(r"sys\.executable,", path.read_text(encoding="utf-8"))}
-    assert starts == {"children.py", "patience.py", "storage.py"}
+    assert starts == {"bounded_scan.py", "file_probe.py", "process.py"}

@@ -24,13 +24,13 @@ from tests.lab.speed import patience
 STARTING = ("PYTHON", "LANG", "LC_")
 """How variables begin that the interpreter itself reads when it starts: only a new process can follow other values."""
 IMPORTED = (
-    "cli",
-    "cli_lint",
-    "capture",
+    "cli.main",
+    "cli.lint",
+    "core.capture",
     "session",
-    "postmortem.reading",
-    "report.html",
-    "report.machine",
+    "postmortem.run_reader",
+    "report.html.document",
+    "report.machine_formats",
     "report.terminal",
 )
 
