@@ -7,7 +7,7 @@
 ``real`` reads every folder of dumps below FOLDER with both analysers. Where a ``fault_injection.log`` lies beside them,
 as in the sets of NVIDIA/nvidia-resiliency-ext, precision and recall are told against the ranks that it names.
 ``planted`` plays jobs with tensor, data and pipeline parallel groups until they stand still, by the model of hosts and
-devices in tests/reasoning/simulated.py, and says how many of the faults are laid on the right rank alone, from whole
+devices in tests/analysis/simulated.py, and says how many of the faults are laid on the right rank alone, from whole
 dumps and from those of open calls.
 ``large`` writes the dumps of a job with tensor and data parallel groups in which one rank did not come and one device
 did not finish, and reads them in a fresh process: seconds, and the peak of memory with all its children.
@@ -34,7 +34,7 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall  # noqa: E402
 from doctor.core.facts import RecorderFacts  # noqa: E402
 from doctor.core.job import Member, build_job  # noqa: E402
 from doctor.postmortem.flight_recorder.dumps import RecorderDump, looks_like_dump, read_dumps  # noqa: E402
-from tests.reasoning.simulated import KINDS, SimulatedJob  # noqa: E402
+from tests.analysis.simulated import KINDS, SimulatedJob  # noqa: E402
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TORCHS = Path(sys.executable).parent / "torchfrtrace"

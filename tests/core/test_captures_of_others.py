@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tests.core.test_cli import doctor
+from tests.core.test_main import doctor
 from tests.lab.users import NOBODY, TEAM, belongs_to, public_folder, require_root, squashed
 
 RANK = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}

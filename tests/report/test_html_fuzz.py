@@ -13,7 +13,7 @@ from doctor.core.settings import Settings  # noqa: E402
 from doctor.report.html.document import render_html  # noqa: E402
 from doctor.report.markdown import render_markdown  # noqa: E402
 from doctor.session import judge  # noqa: E402
-from tests.report.test_html import Page  # noqa: E402
+from tests.report.test_document import Page  # noqa: E402
 from tests.report.test_markdown import elements  # noqa: E402
 
 PIECES = (

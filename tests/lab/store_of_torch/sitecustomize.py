@@ -10,7 +10,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-COMMANDS = (["-m", "doctor", "check"], ["-m", "doctor", "capture"], ["-m", "tests.gather.hostile"])
+COMMANDS = (["-m", "doctor", "check"], ["-m", "doctor", "capture"], ["-m", "tests.cluster.hostile"])
 """Arguments of the interpreter in processes that use nothing but the store."""
 USED = ("Store", "TCPStore", "PrefixStore")
 

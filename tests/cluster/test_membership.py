@@ -1,0 +1,199 @@
+"""The roll: who came, who is on the way, and what of it can't be read."""
+
+import random
+
+import msgspec
+import pytest
+
+from doctor.api import HostFacts, LaunchFacts, Missing, ReachFacts, healthy
+from doctor.cluster.gather.membership import Membership
+from doctor.cluster.gather.probe_schedule import probe_addresses
+from doctor.cluster.gather.protocol import (
+    GatherAnnouncement,
+    JoinRequest,
+    MemberFacts,
+    ProbeResult,
+    encode,
+    pack_member,
+)
+from doctor.core.facts import SECTIONS, Reach
+from doctor.core.job import Member, build_job
+from tests.cluster.boards import folder_boards
+
+WORLD = 4
+MEMBERS = healthy(hosts=2, per_host=2).members
+
+
+def identity(member):
+    host = member.sections[HostFacts.key]
+    return host.boot_id, host.machine_id, host.hostname
+
+
+def token(number):
+    return f"{number:016x}"
+
+
+def card(number, *, speaks=True, **more):
+    """The card of a rank; who does not speak for its host brings nothing of the host."""
+    member = MEMBERS[number]
+    sections = {key: value for key, value in member.sections.items() if speaks or SECTIONS[key].level == "rank"}
+    capture = pack_member(Member(number, sections, identity(member)))
+    return MemberFacts(token(number), number, capture, **more)
+
+
+@pytest.fixture
+def board(tmp_path):
+    return folder_boards(tmp_path)()
+
+
+@pytest.fixture
+def roll(board):
+    return Membership(board, "nonce", WORLD)
+
+
+def hello(board, number, name=None):
+    board.box("nonce/hello").append(encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
+
+
+def bring(board, *cards):
+    for one in cards:
+        board.box("nonce/card").append(encode(one))
+
+
+def test_who_came_and_who_did_not(board, roll):
+    bring(board, card(2), card(0))
+    roll.look()
+    assert roll.numbers == {0, 2}
+    assert roll.missing == (1, 3)
+    assert [arrival.number for arrival in roll.in_order] == [0, 2]
+    assert not roll.expected_soon
+
+
+def test_facts_are_those_that_were_brought(board, roll):
+    bring(board, *(card(number, speaks=number % 2 == 0) for number in range(WORLD)))
+    roll.look()
+    job, whole = build_job(roll.members()), build_job(MEMBERS)
+    assert [host.name for host in job.hosts] == ["node0", "node1"]
+    for brought, known in zip([*job.hosts, *job.ranks], [*whole.hosts, *whole.ranks], strict=True):
+        assert {key: brought.sections[key] for key in known.sections} == known.sections
+
+
+def test_who_said_hello_is_on_the_way(board, roll):
+    hello(board, 1)
+    roll.look()
+    assert roll.expected_soon
+    assert roll.last_seen((), {}) == ((1, "node0", "joined"),)
+    bring(board, card(1))
+    roll.look()
+    assert not roll.expected_soon
+    assert roll.last_seen((), {}) == ()
+
+
+def test_a_twin_that_was_met_is_on_the_way(board, roll):
+    bring(board, card(1, twins=1))
+    roll.look()
+    assert roll.expected_soon
+    twin = card(1)
+    bring(board, msgspec.structs.replace(twin, token=token(99)))
+    roll.look()
+    assert not roll.expected_soon
+    assert [arrival.token for arrival in roll.in_order] == [token(1), token(99)]
+    assert [member.rank for member in roll.members()] == [1, 1]
+
+
+def test_one_speaker_a_host(board, roll):
+    bring(board, *(card(number, port=4000 + number, word="word") for number in (1, 2, 3)), card(0))
+    roll.look()
+    posts = probe_addresses(build_job(roll.members()), roll.in_order, {})
+    assert [post.number for post in posts if post.speaks] == [1, 2]
+
+
+def test_a_host_whose_speaker_never_came_says_so(board, roll):
+    bring(board, card(0), card(3, speaks=False))
+    roll.look()
+    first, last = roll.members()
+    assert isinstance(first.sections[HostFacts.key], HostFacts)
+    assert isinstance(last.sections[HostFacts.key], Missing)
+    assert "fell silent" in last.sections[HostFacts.key].reason
+
+
+def test_what_was_measured_is_added(board, roll):
+    reach = [ReachFacts(attempts=(Reach("node1", f"10.0.0.{number}", 1, "open", "peer"),)) for number in range(2)]
+    bring(board, card(0, port=1, word=""))
+    roll.look()
+    [arrival] = roll.in_order
+    arrival = arrival._replace(member=with_section(arrival.member, reach[0]))
+    roll.arrivals[arrival.token] = arrival
+    assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
+    measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
+    board.box("nonce/measured").append(encode(measured))
+    roll.look()
+    assert roll.last_seen([arrival], {}) == ()
+    [member] = roll.members()
+    assert member.sections[ReachFacts.key].attempts == (*reach[0].attempts, *reach[1].attempts)
+    assert isinstance(member.sections[LaunchFacts.key], LaunchFacts)
+
+
+def with_section(member, section):
+    return member._replace(sections={**member.sections, section.key: section})
+
+
+@pytest.mark.parametrize(
+    ("box", "data"),
+    [
+        ("hello", b""),
+        ("hello", b"\xff\xfe"),
+        ("hello", encode(MemberFacts(token(1), 1, b""))),
+        ("card", encode(MemberFacts(token(1), 1, b"no zlib"))),
+        ("card", encode(JoinRequest(token(1), 1, "node0"))),
+        ("measured", encode(ProbeResult(token(1), 1, b""))),
+    ],
+)
+def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
+    board.box(f"nonce/{box}").append(data)
+    bring(board, card(0))
+    roll.look()
+    assert len(roll.damaged) == 1
+    assert roll.numbers == {0}
+    assert roll.missing == (1, 2, 3)
+    assert roll.last_seen((), {}) == ()
+
+
+def test_a_rank_outside_the_world_is_there_for_the_checks(board, roll):
+    bring(board, card(0), MemberFacts(token(9), 9, card(1).capture))
+    hello(board, 7)
+    roll.look()
+    assert [member.rank for member in roll.members()] == [0, 9]
+    assert roll.missing == (1, 2, 3)
+    assert roll.damaged == []
+
+
+def test_any_bytes_in_any_box(board, roll):
+    chance = random.Random(3)
+    whole = encode(card(1))
+    for box in ("hello", "card", "measured"):
+        for _ in range(60):
+            damaged = bytearray(whole)
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+            board.box(f"nonce/{box}").append(chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))]))
+    bring(board, card(0))
+    roll.look()
+    assert 0 in roll.numbers
+    build_job(roll.members(), world_size=WORLD, last_seen=roll.last_seen((), {}))
+
+
+def test_who_had_said_hello_to_the_keeper_before(board):
+    hello(board, 0)
+    hello(board, 1)
+    later = Membership(board, "later", WORLD)
+    later.recall(encode(GatherAnnouncement("nonce", 0, 1.0)))
+    board.box("later/card").append(encode(card(1)))
+    later.look()
+    assert later.last_seen((), {}) == ((0, "node0", "joined"),)
+
+
+@pytest.mark.parametrize("call", [None, b"", b"ended by nobody"])
+def test_a_call_of_which_nothing_is_to_be_recalled(board, call):
+    later = Membership(board, "later", WORLD)
+    later.recall(call)
+    assert later.last_seen((), {}) == ()

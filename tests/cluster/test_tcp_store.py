@@ -1,0 +1,190 @@
+"""The board in torch's store: hosting it, joining it, and what else may listen on its port."""
+
+import contextlib
+import http.server
+import os
+import random
+import secrets
+import threading
+import time
+
+import pytest
+
+from doctor.cluster.rendezvous.endpoint import StoreEndpoint
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.store_access import PortInUse, RendezvousFailed, open_store
+from doctor.cluster.transport.store import StoreLost
+from doctor.cluster.transport.tcp_store import host_store, join_store, listen
+from tests.cluster.boards import STORE_SECONDS, store_boards, without_rights
+from tests.cluster.test_board import soon
+from tests.cluster.test_connect_attempt import full, port_of
+from tests.lab.ports import free_port
+from tests.lab.speed import NEVER
+
+pytest.importorskip("torch", reason="the store is torch's")
+
+SEATS = [ProcessIdentity(number, 2, "key", spans_hosts=False) for number in range(2)]
+
+
+def at(port, hosted):
+    return StoreEndpoint(("127.0.0.1",), port, hosted, "MASTER_ADDR and MASTER_PORT")
+
+
+def open_soon(endpoint, seat, seconds=STORE_SECONDS):
+    return open_store(endpoint, seat, time.monotonic() + seconds)
+
+
+def test_one_hosts_and_the_other_joins():
+    port = free_port()
+    hosting = open_soon(at(port, "here"), SEATS[0])
+    joining = open_soon(at(port, "there"), SEATS[1])
+    hosting.board.set("call", b"1")
+    assert soon(lambda: joining.board.get("call") == b"1")
+    assert [attempt.outcome for attempt in joining.reach.attempts] == ["open"]
+    assert not hosting.board.outlives_its_keeper
+    assert not joining.board.outlives_its_keeper
+    assert not hosting.at_a_twin
+
+
+def test_who_comes_early_waits_for_the_host():
+    """The port is listened on before torch is imported: nobody is refused meanwhile."""
+    with contextlib.closing(listen(0)) as listener:
+        port, joined = port_of(listener), []
+        early = threading.Thread(target=lambda: joined.append(open_soon(at(port, "there"), SEATS[1])))
+        early.start()
+        time.sleep(0.3)
+        assert early.is_alive()
+        store = host_store(listener, STORE_SECONDS)
+        early.join(STORE_SECONDS)
+    store.set("rankdoctor/key/call", b"1")
+    assert soon(lambda: joined[0].board.get("call") == b"1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_host_is_there_for_both_kinds_of_addresses(address):
+    listener = listen(0)
+    port = port_of(listener)
+    store = host_store(listener, STORE_SECONDS)
+    assert join_store(address, port, STORE_SECONDS).check(["no"]) is False
+    del store
+
+
+def test_the_port_is_given_back():
+    """The job needs it a moment later, though its connections are not forgotten yet."""
+    port = free_port()
+    for _ in range(3):
+        hosting, joining = (open_soon(at(port, hosted), SEATS[0]).board for hosted in ("here", "there"))
+        joining.set("call", b"1")
+        hosting.close()
+        assert soon(lambda board=joining: is_lost(board))
+
+
+def is_lost(board):
+    try:
+        board.get("call")
+    except StoreLost:
+        return True
+    return False
+
+
+def test_two_that_are_to_host_meet_at_the_first():
+    port = free_port()
+    first = open_soon(at(port, "here"), SEATS[0])
+    first.board.set("call", b"1")
+    second = open_soon(at(port, "here"), SEATS[0])
+    assert second.at_a_twin
+    assert second.board.get("call") == b"1"
+
+
+def test_a_store_of_another_job_on_the_port(monkeypatch):
+    monkeypatch.setattr("doctor.cluster.rendezvous.store_access.ELSEWHERE", 0.5)
+    port = free_port()
+    other = open_soon(at(port, "here"), ProcessIdentity(0, 2, "another run"))
+    other.board.set("call", b"1")
+    with pytest.raises(PortInUse, match=rf"^port {port} can't be listened on here: Address already in use$"):
+        open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def web_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        server.daemon_threads = True
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        serving.start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_a_web_server_on_the_port_of_the_host(monkeypatch):
+    monkeypatch.setattr("doctor.cluster.rendezvous.store_access.BEHIND", 1.0)
+    refusal = r"^port \d+ can't be listened on here: Address already in use$"
+    with web_server() as port, pytest.raises(PortInUse, match=refusal):
+        open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
+
+
+def test_a_web_server_where_the_store_should_be():
+    with web_server() as port, pytest.raises(RendezvousFailed, match=rf"^what listens on 127.0.0.1:{port} ") as refused:
+        open_soon(at(port, "there"), SEATS[1], seconds=1.0)
+    assert refused.value.check == "ENV008"
+    assert "\n" not in refused.value.why
+    assert [attempt.outcome for attempt in refused.value.reach.attempts] == ["open"]
+
+
+def test_somebody_who_listens_and_says_nothing():
+    with (
+        contextlib.closing(listen(0)) as silent,
+        pytest.raises(RendezvousFailed, match=r"does not answer|no store of torch"),
+    ):
+        open_soon(at(port_of(silent), "there"), SEATS[1], seconds=1.0)
+
+
+@pytest.mark.parametrize("hosted", ["there", "agent"])
+def test_nobody_listens(hosted):
+    with pytest.raises(RendezvousFailed, match="nobody listens there") as refused:
+        open_soon(at(free_port(), hosted), SEATS[1], seconds=0.5)
+    assert refused.value.check == "NET006"
+    assert refused.value.reach.attempts[0].outcome == "refused"
+
+
+def test_a_listener_that_is_overrun():
+    with full() as busy, pytest.raises(RendezvousFailed, match="a firewall drops it") as refused:
+        open_soon(at(port_of(busy), "there"), SEATS[1], seconds=0.5)
+    assert refused.value.reach.attempts[0].outcome == "silent"
+
+
+def test_a_port_that_only_root_may_have():
+    with without_rights(), pytest.raises(PortInUse, match=r"^port 1 can't be listened on here: Permission denied$"):
+        open_soon(at(1, "here"), SEATS[0])
+
+
+def test_where_torch_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.distributed", None)
+    with (
+        contextlib.closing(listen(0)) as there,
+        pytest.raises(RendezvousFailed, match="torch can't be imported here") as lost,
+    ):
+        open_soon(at(port_of(there), "there"), SEATS[1])
+    assert "--share DIR" in lost.value.why
+
+
+def test_an_index_that_is_damaged_blocks_nobody():
+    """Reading a key that is not there would wait for it."""
+    key, chance = secrets.token_hex(4), random.Random(5)
+    boards = store_boards(key)
+    board, reader = boards(), boards().box("nonce/card")
+    board.set("nonce/card", chance.randbytes(160))
+    assert reader.fresh() == []
+    board.box("nonce/card").append(b"whole")
+    assert soon(lambda: reader.fresh() == [b"whole"])
+    board.set("nonce/card", chance.randbytes(7))
+    assert reader.fresh() == []
+
+
+def test_the_surroundings_of_the_command_are_left_alone():
+    """What torch's own messages are told to be is no setting of the job's."""
+    assert os.environ.get("TORCH_CPP_LOG_LEVEL") in (None, "FATAL")

@@ -1,0 +1,422 @@
+"""One process of a watched run: when the job is judged, who hears what, and what a run bears."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from doctor.api import running
+from doctor.core.settings import Settings
+from doctor.monitor.findings_error import Findings
+from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder
+from doctor.monitor.watch_options import WatchOptions
+from doctor.monitor.watch_session import RunEvaluator, WatchSession
+from doctor.report.machine_formats import render_json
+from tests.lab.ports import free_port
+from tests.lab.speed import patience
+from tests.watchdog.ranks import fork, open_group, wait_for, warm_up
+
+GUESTS = """
+from doctor.api import Finding, LaunchFacts, Scope, Severity, check
+
+@check(id="RUN901", severity=Severity.ERROR, scope=Scope.RANK, when="PR", needs=(LaunchFacts,))
+def planted(job):
+    '''Ask whether something was planted.'''
+    ranks = [rank.number for rank in job.ranks]
+    yield Finding("it stands still", ranks=ranks, effect="it hurts", fix="mend it")
+
+@check(id="NET901", severity=Severity.ERROR, scope=Scope.JOB, when="PR", needs=(LaunchFacts,))
+def cable(job):
+    '''Ask whether a cable was planted.'''
+    yield Finding("the cable is loose", ranks=(0,), effect="it hurts", fix="mend it")
+
+@check(id="DATA901", severity=Severity.WARNING, scope=Scope.JOB, when="PR", needs=(LaunchFacts,))
+def slow(job):
+    '''Ask whether a slow loader was planted.'''
+    yield Finding("it is slow", ranks=(0,), effect="it hurts", fix="mend it")
+
+@check(id="RUN902", severity=Severity.ERROR, scope=Scope.JOB, when="PR", needs=(LaunchFacts,))
+def broken(job):
+    '''Ask nothing.'''
+    raise RuntimeError("of my own")
+"""
+
+
+class Tape:
+    """An outlet that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def found(self, news, report):
+        self.told.append(("found", *sorted(one.result.id for one in news)))
+
+    def round(self, job, report):
+        self.told.append(("round", job.world_size))
+
+    def ended(self, report):
+        self.told.append(("ended", report.verdict))
+
+    def close(self):
+        self.told.append(("close",))
+
+
+class Torn(Tape):
+    """One that breaks when something is found."""
+
+    def found(self, news, report):
+        raise OSError("the medium is gone")
+
+
+@pytest.fixture
+def guests(tmp_path):
+    """A plug-in with checks that find what they are told to."""
+    path = tmp_path / "guests.py"
+    path.write_text(GUESTS)
+    return path
+
+
+@pytest.fixture
+def judging(tmp_path, guests):
+    """Makes judges of those checks."""
+
+    def make(*select, rank=0, outlets=None):
+        tape = Tape()
+        settings = Settings(select=select, plugins=(guests,))
+        return RunEvaluator(settings, [tape] if outlets is None else outlets, tmp_path / "report.json", rank), tape
+
+    return make
+
+
+def job():
+    """A healthy job of two ranks."""
+    return running(1, 2).job()
+
+
+def said(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("rankdoctor: ")]
+
+
+def test_a_report_on_every_occasion_and_news_once(judging):
+    judge, tape = judging("RUN901")
+    assert judge.metrics == {}
+    for occasion in ("before", "round", "stall", "end"):
+        judge(job(), occasion)
+    judge.close()
+    assert tape.told == [("found", "RUN901"), *[("round", 2)] * 4, ("ended", "sick"), ("close",)]
+    assert judge.metrics["doctor/findings_error"] == 1
+
+
+def test_a_ruling_is_of_errors_and_a_stall_is_explained_by_what_can(judging):
+    judge, _ = judging("RUN901", "NET901", "DATA901")
+    before, stall = judge(job(), "before"), judge(job(), "stall")
+    assert (before.sick, {*before.ids}, before.ranks) == (True, {"RUN901", "NET901"}, (0, 1))
+    assert (stall.sick, stall.ids, stall.words) == (True, ("RUN901",), "RUN901 it stands still")
+    assert not judging("DATA901")[0](job(), "before").sick, "a warning"
+    assert not judging("NET901")[0](job(), "stall").sick, "a loose cable does not tell why this stall is"
+
+
+def test_a_check_that_breaks_is_a_line_of_the_report(judging):
+    judge, tape = judging("RUN902", "DATA901")
+    assert not judge(job(), "end").sick
+    (crash,) = [result for result in judge._chart.report.results if result.status.value == "crash"]
+    assert (crash.id, "of my own" in crash.reason) == ("RUN902", True)
+    assert tape.told[0] == ("found", "DATA901")
+
+
+def test_an_outlet_that_breaks_is_left_out(judging, capsys):
+    torn, tape = Torn(), Tape()
+    judge, _ = judging("RUN901", outlets=[torn, tape])
+    for occasion in ("before", "end"):
+        assert judge(job(), occasion).sick
+    judge.close()
+    assert torn.told == [("close",)]
+    assert [word for word, *_ in tape.told] == ["found", "round", "round", "ended", "close"]
+    assert said(capsys) == ["rankdoctor: Torn is switched off: OSError: the medium is gone"]
+
+
+def test_errors_of_a_stall_that_is_over_are_taken_back(judging, capsys):
+    """Those that it brought, and what speaks of it; not what was known before."""
+    judge, tape = judging("RUN901", "NET901", "DATA901")
+    ruling = judge(job(), "stall")
+    judge.goes_on(ruling, 11.6)
+    report = judge._chart.report
+    severities = {result.id: result.severity.value for result in report.results}
+    assert severities == {"RUN901": "info", "NET901": "error", "DATA901": "warning"}
+    assert tape.told[-1] == ("found", "RUN901"), "the report is written again"
+    (line,) = said(capsys)
+    assert line == "rankdoctor: progress goes on after all, after 12 s; no error any more: RUN901"
+
+
+def test_errors_that_were_known_before_a_stall_stay(judging):
+    judge, tape = judging("RUN901")
+    judge(job(), "round")
+    judge.goes_on(judge(job(), "stall"), 12.0)
+    assert judge._chart.report.verdict == "sick"
+    assert [one for one in tape.told if one[0] == "found"] == [("found", "RUN901")]
+
+
+@pytest.mark.parametrize(("age", "heard"), [(0, []), (3600, [("found", "RUN901")])])
+def test_another_rank_that_judges_goes_on_where_the_last_one_stopped(judging, tmp_path, age, heard):
+    """Of this run; what an earlier run found is no matter of this one."""
+    first, _ = judging("RUN901")
+    first(job(), "round")
+    path = tmp_path / "report.json"
+    path.write_text(render_json(first._chart.report))
+    os.utime(path, (time.time() - age, time.time() - age))
+    second, tape = judging("RUN901", rank=1)
+    second(job(), "round")
+    assert [one for one in tape.told if one[0] == "found"] == heard
+
+
+def test_settings_that_do_not_fit_the_checks_are_gone_without(tmp_path, capsys):
+    settings = Settings(limits={"MEM003.no_such": 1.0})
+    judge = RunEvaluator(settings, [], tmp_path / "report.json", 0)
+    assert not any(judge(job(), occasion).sick for occasion in ("before", "end"))
+    (line,) = said(capsys)
+    assert "MEM003.no_such" in line
+    assert line.endswith("; going on without settings")
+
+
+@pytest.fixture
+def project(tmp_path, guests, monkeypatch):
+    """The user's directory, whose settings name the planted checks."""
+    guests.with_name("doctor.toml").write_text('plugins = ["guests.py"]\nselect = ["RUN901"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCTOR_CONFIG", str(tmp_path / "doctor.toml"))
+    return tmp_path
+
+
+def begun(directory, *, rank=0, world_size=1, outlets=(), **options):
+    """A run that has been opened."""
+    run = WatchSession(WatchOptions(**options), rank=rank, world_size=world_size, directory=directory, outlets=outlets)
+    run.open()
+    return run
+
+
+def report_in(directory):
+    return json.loads((directory / "report.json").read_text())
+
+
+def shown(told):
+    """How often the planted finding was told; a summary at the end names it, too."""
+    return [line.strip() for line in told.splitlines()].count("it stands still")
+
+
+def test_a_world_of_one_process(project, capfd):
+    tape = Tape()
+    run = begun(project / "run", outlets=[tape])
+    run.meet()
+    run.close()
+    run.close()
+    assert tape.told[0] == ("found", "RUN901")
+    assert tape.told[-2:] == [("ended", "sick"), ("close",)]
+    report = report_in(project / "run")
+    assert (report["verdict"], report["job"]["world_size"], report["primary"]) == ("sick", 1, "RUN901")
+    record = json.loads((project / "run" / "rank-0.json").read_text())
+    assert record["ranks"][0]["facts"]["progress"]["state"] == "ended"
+    assert shown(capfd.readouterr().err) == 1
+
+
+def test_a_run_loads_no_plugin_of_its_working_directory(project, monkeypatch, capfd):
+    monkeypatch.delenv("DOCTOR_CONFIG")
+    (project / "guests.py").write_text(f"open({str(project / 'proof')!r}, 'w')\n")
+    (project / "doctor.toml").write_text('plugins = ["guests.py"]\nselect = ["DATA"]\n')
+    run = begun(project / "run")
+    run.meet()
+    run.close()
+    assert not (project / "proof").exists()
+    assert {result["family"] for result in report_in(project / "run")["results"]} == {"data"}
+    (line,) = [line for line in said(capfd) if "plugins not loaded (guests.py)" in line]
+    assert "DOCTOR_CONFIG" in line
+
+
+def test_a_run_that_shall_end_with_its_findings(project):
+    run = begun(project / "run", on_error="raise")
+    with pytest.raises(Findings, match="RUN901 it stands still") as raised:
+        run.meet()
+    run.fail(raised.value)
+    assert raised.value.ids == ("RUN901",)
+    assert report_in(project / "run")["verdict"] == "sick"
+
+
+def test_findings_that_are_ignored_end_nothing(project):
+    (project / "doctor.toml").write_text(
+        'plugins = ["guests.py"]\nselect = ["RUN901"]\nignore = [{id = "RUN901", reason = "known"}]\n'
+    )
+    run = begun(project / "run", on_error="raise")
+    run.meet()
+    run.close()
+    assert report_in(project / "run")["verdict"] == "ok"
+
+
+def test_settings_that_can_not_be_read_are_gone_without(project, capfd):
+    (project / "doctor.toml").write_text("select = 7")
+    run = begun(project / "run", select=("DATA",))
+    run.meet()
+    run.close()
+    (line,) = [line for line in said(capfd) if "without settings" in line]
+    assert line.startswith(f"rankdoctor: {project / 'doctor.toml'}: ")
+    assert {result["family"] for result in report_in(project / "run")["results"]} == {"data"}
+
+
+def test_a_working_directory_that_was_removed(project, capfd, monkeypatch):
+    gone = project / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run = begun(project / "run")
+    run.meet()
+    run.close()
+    assert [line for line in said(capfd) if "without settings" in line] == [
+        "rankdoctor: the working directory was removed; going on without settings"
+    ]
+    assert report_in(project / "run")["verdict"] != "sick"
+
+
+def test_a_directory_is_meant_from_where_the_run_began(project, capfd, monkeypatch):
+    """All lines name it whole, and a program that goes elsewhere takes nothing along."""
+    run = begun(Path("run"))
+    monkeypatch.chdir("/")
+    run.meet()
+    run.close()
+    report = report_in(project / "run")
+    assert f"  report: {project}/run/report.json (from the next run on: earlier/{report['run']}/report.json)" in (
+        capfd.readouterr().err.splitlines()
+    )
+    assert report["run"] == json.loads((project / "run" / "rank-0.json").read_text())["run"]
+
+
+def test_a_directory_that_can_not_be_written_to(project, capfd):
+    """Report and record say so, once each; what is found is told all the same."""
+    (project / "run").write_text("a file")
+    run = begun(project / "run")
+    run.meet()
+    run.close()
+    told = capfd.readouterr().err
+    assert (told.count("can't be written"), told.count("can't keep its record"), shown(told)) == (1, 1, 1)
+    assert "  report: not written\n" in told
+
+
+def test_runs_one_after_another(project):
+    """What the last one left is moved, and none is counted with another."""
+    seen = []
+    for _ in range(3):
+        run = begun(project / "run")
+        run.meet()
+        seen.append(run.monitor.progress.run)
+        run.close()
+    moved = sorted(str(path.relative_to(project / "run")) for path in (project / "run" / "earlier").rglob("*.json"))
+    assert len({*seen}) == 3
+    assert moved == sorted(f"earlier/{run}/{name}" for run in seen[:2] for name in ("rank-0.json", "report.json"))
+    assert json.loads((project / "run" / "rank-0.json").read_text())["run"] == seen[2]
+
+
+@pytest.fixture
+def pair(project):
+    """Runs a script as two ranks that share the directory alone; what each returned."""
+    pids = []
+
+    def play(script):
+        pids.extend(fork(lambda rank=rank: _write(project / f"said-{rank}.json", script(rank))) for rank in range(2))
+        until = time.monotonic() + patience(60)
+        assert [wait_for(pid, until) for pid in pids] == [0, 0]
+        return [json.loads((project / f"said-{rank}.json").read_text()) for rank in range(2)]
+
+    yield play
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _write(path, said):
+    path.write_text(json.dumps(said))
+
+
+def test_findings_end_every_rank_alike(project, pair):
+    """With one exception, of one text, before any of them enters a collective that the others do not come to."""
+
+    def script(rank):
+        run = begun(project / "run", rank=rank, world_size=2, on_error="raise")
+        try:
+            run.meet()
+        except Findings as error:
+            run.fail(error)
+            return str(error)
+        return None
+
+    first, second = pair(script)
+    assert first == second
+    assert "RUN901 it stands still" in first
+    report = report_in(project / "run")
+    assert report["coverage"]["ranks_seen"] == 2
+    assert {*report["results"][0]["findings"][0]["ranks"]} == {0, 1}
+
+
+def test_an_exception_of_one_rank_is_judged_with_the_other(project, pair):
+    """The other one does not fail, and hears of it while it waits."""
+    (project / "doctor.toml").write_text('select = ["RUN004"]\n')
+
+    def script(rank):
+        run = begun(project / "run", rank=rank, world_size=2)
+        run.meet()
+        if rank == 1:
+            run.fail(ValueError("bad sample"))
+        else:
+            deadline = time.monotonic() + patience(30)
+            while "RUN004" not in _primary(project / "run") and time.monotonic() < deadline:
+                time.sleep(0.05)
+            run.close()
+        return _primary(project / "run")
+
+    assert pair(script) == ["RUN004", "RUN004"]
+    (finding,) = report_in(project / "run")["results"][0]["findings"]
+    assert (finding["ranks"], "bad sample" in finding["summary"]) == ([1], True)
+
+
+def test_ranks_that_stand_still_keep_their_recorders(project, pair):
+    """And the run goes on, where it does."""
+    pytest.importorskip("torch.distributed")
+    port = free_port()
+    warm_up()
+
+    def script(rank):
+        import torch.distributed as dist
+
+        open_group(rank, 2, port, by_agent=False)
+        run = begun(project / "run", rank=rank, world_size=2, hang_after=1.0)
+        run.meet()
+        deadline = time.monotonic() + patience(30)
+        while rank == 1 and not all(map(_dump, range(2))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        named = _dump(0)
+        dist.barrier()
+        run.close()
+        return named
+
+    def _dump(rank):
+        try:
+            record = json.loads((project / "run" / f"rank-{rank}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return record["ranks"][0]["facts"].get("flight-recorder", {}).get("dump")
+
+    _, named = pair(script)
+    assert named == str(project / "run" / "flight-recorder" / "cpu" / "rank_0")
+    waiting, other = (
+        parse_recorder(load_dump(Path(named).with_name(f"rank_{rank}").read_bytes())) for rank in range(2)
+    )
+    assert [entry.operation for entry in waiting.collectives] == ["barrier"]
+    assert other.collectives == ()
+
+
+def _primary(directory):
+    try:
+        return report_in(directory)["primary"] or ""
+    except FileNotFoundError:
+        return ""

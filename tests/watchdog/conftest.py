@@ -1,0 +1,36 @@
+"""What the tests of the sentinel share: shorter times, and a job of real processes."""
+
+import pytest
+
+from doctor.cluster.transport import failover
+from doctor.monitor.watchdog import abort, admission, incidents, watchdog_loop
+from doctor.monitor.watchdog.rounds import collection_round
+from doctor.monitor.watchdog.rounds.collection_round import RoundTimeouts
+from tests.lab.speed import slowness
+from tests.watchdog.ranks import Scene
+
+_SHORTER = {
+    watchdog_loop: {"BEAT": 0.1},
+    failover: {"PATIENCE": slowness()},
+    incidents: {"TIMES": RoundTimeouts(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
+    admission: {"LEAD": 0.8 * slowness(), "ANSWER": 0.4 * slowness()},
+    abort: {"LET_OTHERS_HEAR": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
+    collection_round: {"JUDGING": 2.0 * slowness()},
+}
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    """Everything that is waited for takes a fraction of its time, more on a slow machine; ranks are forked, and take
+    this over."""
+    for module, times in _SHORTER.items():
+        for name, value in times.items():
+            monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """A job of real processes, over Gloo."""
+    pytest.importorskip("torch.distributed", reason="the process group is torch's")
+    with Scene(tmp_path) as opened:
+        yield opened

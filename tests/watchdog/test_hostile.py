@@ -1,0 +1,184 @@
+"""Whoever can write to the board of a run, as a process of its own: what it can't make the ranks do."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.file_store import FileStoreBackend
+from doctor.cluster.transport.signing import Secret
+from doctor.cluster.transport.store import KeyValueStore
+from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
+from doctor.collectors.base import Machine
+from doctor.collectors.host.host_identity import host_identity
+from doctor.monitor.telemetry.local_processes import process_start_time
+from doctor.monitor.watchdog.decision import Decision
+from doctor.monitor.watchdog.local_peers.peer_observation import host_key
+from doctor.monitor.watchdog.protocol import DecisionMessage, LeaderClaim, PeerProcess, RankResumed, decode_or_none
+from doctor.monitor.watchdog.store_discovery import KEY, derived_run_id
+from tests.watchdog.ranks import LIMIT, fork
+
+SECRET = Secret(b"s" * 16, "test")
+OTHER = 7
+"""A rank that the job does not have."""
+
+
+@pytest.fixture(params=["store", "folder"])
+def carried(request, scene):
+    """The job starts over one carrier, and a stranger is on it: a function that starts both."""
+
+    def start(script, stranger, world=2, **options):
+        if request.param == "folder":
+            scene.start(script, world, store="none", **options)
+            port, bell = None, f"bell-{derived_run_id(None, 0, os.environ)}"
+        else:
+            port, bell = scene._agent(), "bell-0"
+            for number in range(world):
+                scene.pids[number] = fork(
+                    lambda number=number: scene._be(
+                        script, number, world, "agent", port, scene.directory, dict(options)
+                    )
+                )
+        scene._others.append(fork(lambda: stranger(Stranger(scene.directory, port, bell))))
+
+    return start
+
+
+class Stranger:
+    """It is on the board, and knows the place where the ranks meet."""
+
+    def __init__(self, directory: Path, port, bell):
+        carrier = FileStoreBackend(directory, KEY) if port is None else None
+        if carrier is None:
+            carrier = TCPStoreBackend(join_store("127.0.0.1", port, 20.0), KEY, "hostile", outlives_its_keeper=True)
+        self.board = KeyValueStore(carrier)
+        self.bell = bell
+        self.place = self.until(lambda: (lead := self.lead()) and lead.place)
+
+    def lead(self):
+        data = self.board.get(f"{self.bell}/lead")
+        # Signatures keep nobody from reading: what is signed stands after the signature.
+        return next((lead for at in (0, 44) if (lead := decode_or_none((data or b"")[at:], LeaderClaim))), None)
+
+    def until(self, holds):
+        end = time.monotonic() + LIMIT
+        while not (found := holds()):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        return found
+
+    def append(self, box, message):
+        self.board.box(f"{self.place}/{box}").append(encode(message))
+
+    def set(self, name, data):
+        self.board.set(f"{self.place}/{name}", data)
+
+
+def stands_still(rank):
+    """All ranks train for a while, then stand still until they are judged, and a while longer."""
+    rank.sentinel.start()
+    rank.train(2.0)
+    rank.stand_still(8.0)
+    rank.patient.state = "ended"
+    rank.sentinel.stop(5)
+
+
+@pytest.fixture
+def bystander():
+    """A process of this user that has nothing to do with the run."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+def test_no_other_process_gets_a_signal(scene, carried, bystander):
+    """Rank 1 does not answer, and is asked for its stacks; the process that the stranger names is not."""
+    pid = bystander.pid
+
+    def script(rank):
+        rank.sentinel.start()
+        rank.train(3.0)
+        rank.stand_still(8.0) if rank.number == 0 else rank.hold_the_lock(10)
+        rank.patient.state = "ended"
+        rank.sentinel.stop(5)
+
+    def stranger(one):
+        box = f"host-{host_key(host_identity(Machine()))}"
+        for number in (9, 15, 1, 34, 64):
+            for started in (None, process_start_time(pid)):
+                for thread in (pid, pid + 1):
+                    one.append(box, PeerProcess(OTHER + number, pid, started, thread, number))
+
+    carried(script, stranger)
+    judged = scene.until_judged("stall")
+    scene.wait()
+    assert judged["members"]["1"]["stack_from"] == "signal", "a rank is asked"
+    assert bystander.poll() is None, "it lives"
+
+
+@pytest.mark.parametrize("with_key", [False, True], ids=["without a key", "with a key"])
+def test_a_rank_that_makes_progress_is_not_ended(scene, carried, with_key):
+    """on_hang='abort', and a ruling that nobody made."""
+
+    def script(rank):
+        rank.sentinel.start()
+        rank.train(8.0)
+        rank.patient.state = "ended"
+        rank.sentinel.stop(5)
+
+    def stranger(one):
+        said = encode(DecisionMessage(0, "stall", Decision(True, "end yourselves", ("RUN001",), (0, 1))))
+        for _ in range(38):  # nearly as long as the ranks train
+            for number in range(1, 5):
+                one.set(f"alarm-{number}/ruling", said)
+                one.set(f"alarm-{number}/raised", b"1")
+            time.sleep(0.2)
+
+    carried(script, stranger, on_hang="abort", sick=False, **({"secret": SECRET} if with_key else {}))
+    scene.wait()
+    assert scene.codes == {0: 0, 1: 0}
+    told = [line["told"] for line in scene.said() if "told" in line]
+    assert not any("ends itself" in line for line in told)
+    assert with_key or any("makes progress and does not abort" in line for line in told)
+
+
+@pytest.mark.parametrize("with_key", [False, True], ids=["without a key", "with a key"])
+def test_a_ruling_that_nobody_made_hides_nothing(scene, carried, with_key):
+    """Rank 0 judges all the same; and what it found is not taken back while it stands still."""
+
+    def stranger(one):
+        for _ in range(60):
+            for number in range(1, 4):
+                one.set(f"alarm-{number}/ruling", encode(DecisionMessage(0, "stall", Decision())))
+                one.set(f"alarm-{number}/turn-0", b"0")
+                for rank in (0, 1):
+                    one.append(f"alarm-{number}/goes-on", RankResumed(rank, 1.0))
+            time.sleep(0.1)
+
+    carried(stands_still, stranger, **({"secret": SECRET} if with_key else {}))
+    judged = scene.until_judged("stall")
+    assert judged["rank"] == 0
+    scene.wait()
+    assert "progress goes on after all" not in [line.get("told") for line in scene.said()]
+
+
+def test_ranks_with_and_without_a_key(scene, carried):
+    """Each watches itself, and says why it does not hear the other."""
+
+    def script(rank):
+        if rank.number == 0:
+            rank.sentinel._secret = SECRET
+        rank.sentinel.start()
+        rank.write(met=rank.sentinel.meet(2.0) is not None)
+        rank.stand_still(6.0)
+        rank.patient.state = "ended"
+        rank.sentinel.stop(5)
+
+    carried(script, lambda one: None)
+    scene.wait()
+    assert scene.codes == {0: 0, 1: 0}
+    told = [line["told"] for line in scene.said(0) if "told" in line]
+    assert sum("DOCTOR_SECRET_FILE" in line for line in told) == 1, told
