@@ -34,7 +34,7 @@ DIGESTS = Path(__file__).with_name("digests.txt")
 IMPORTS = {
     "command line": "doctor.cli.main:app",
     "checks": "doctor.core.check_registry:builtin_checks",
-    "catalog of checks": "doctor.core.check_registry:Catalog",
+    "catalog of checks": "doctor.core.check_registry:CheckRegistry",
     "run checks": "doctor.core.check_runner:examine_job",
     "load all checks": "doctor.session:load_checks",
     "settings": "doctor.core.settings:Settings",
