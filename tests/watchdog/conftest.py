@@ -14,7 +14,7 @@ _SHORTER = {
     failover: {"PATIENCE": slowness()},
     incidents: {"TIMES": RoundTimeouts(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
     admission: {"LEAD": 0.8 * slowness(), "ANSWER": 0.4 * slowness()},
-    abort: {"LET_OTHERS_HEAR": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
+    abort: {"NOTIFY_SECONDS": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
     collection_round: {"JUDGING": 2.0 * slowness()},
 }
 
