@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from doctor.core.files.trusted_owners import VARIABLE, UntrustedPath
+from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watch_options import WatchOptions
-from doctor.monitor.watch_session import WatchSession, print_status
+from doctor.monitor.watch_session import WatchSession
 from doctor.monitor.watchdog.local_peers.stack_dump import StackDumper, stack_file
 from tests.lab.needs import clean_environ
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, as_user, belongs_to, public_folder, require_root, run_as

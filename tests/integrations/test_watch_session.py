@@ -11,10 +11,11 @@ import pytest
 
 from doctor.api import running
 from doctor.core.settings import Settings
+from doctor.monitor.evaluator import RunEvaluator
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder
 from doctor.monitor.watch_options import WatchOptions
-from doctor.monitor.watch_session import RunEvaluator, WatchSession
+from doctor.monitor.watch_session import WatchSession
 from doctor.report.machine_formats import render_json
 from tests.lab.ports import free_port
 from tests.lab.speed import patience
@@ -47,7 +48,7 @@ def broken(job):
 
 
 class Tape:
-    """An outlet that writes down what it is told."""
+    """An sink that writes down what it is told."""
 
     def __init__(self):
         self.told = []
@@ -84,10 +85,10 @@ def guests(tmp_path):
 def judging(tmp_path, guests):
     """Makes judges of those checks."""
 
-    def make(*select, rank=0, outlets=None):
+    def make(*select, rank=0, sinks=None):
         tape = Tape()
         settings = Settings(select=select, plugins=(guests,))
-        return RunEvaluator(settings, [tape] if outlets is None else outlets, tmp_path / "report.json", rank), tape
+        return RunEvaluator(settings, [tape] if sinks is None else sinks, tmp_path / "report.json", rank), tape
 
     return make
 
@@ -123,40 +124,40 @@ def test_a_ruling_is_of_errors_and_a_stall_is_explained_by_what_can(judging):
 def test_a_check_that_breaks_is_a_line_of_the_report(judging):
     judge, tape = judging("RUN902", "DATA901")
     assert not judge(job(), "end").sick
-    (crash,) = [result for result in judge._chart.report.results if result.status.value == "crash"]
+    (crash,) = [result for result in judge.history.report.results if result.status.value == "crash"]
     assert (crash.id, "of my own" in crash.reason) == ("RUN902", True)
     assert tape.told[0] == ("found", "DATA901")
 
 
-def test_an_outlet_that_breaks_is_left_out(judging, capsys):
+def test_an_sink_that_breaks_is_left_out(judging, capsys):
     torn, tape = Torn(), Tape()
-    judge, _ = judging("RUN901", outlets=[torn, tape])
+    judge, _ = judging("RUN901", sinks=[torn, tape])
     for occasion in ("before", "end"):
         assert judge(job(), occasion).sick
     judge.close()
     assert torn.told == [("close",)]
     assert [word for word, *_ in tape.told] == ["found", "round", "round", "ended", "close"]
-    assert said(capsys) == ["rankdoctor: Torn is switched off: OSError: the medium is gone"]
+    assert said(capsys) == ["rankdoctor: sink Torn failed and is disabled: OSError: the medium is gone"]
 
 
 def test_errors_of_a_stall_that_is_over_are_taken_back(judging, capsys):
     """Those that it brought, and what speaks of it; not what was known before."""
     judge, tape = judging("RUN901", "NET901", "DATA901")
     ruling = judge(job(), "stall")
-    judge.goes_on(ruling, 11.6)
-    report = judge._chart.report
+    judge.report_recovery(ruling, 11.6)
+    report = judge.history.report
     severities = {result.id: result.severity.value for result in report.results}
     assert severities == {"RUN901": "info", "NET901": "error", "DATA901": "warning"}
     assert tape.told[-1] == ("found", "RUN901"), "the report is written again"
     (line,) = said(capsys)
-    assert line == "rankdoctor: progress goes on after all, after 12 s; no error any more: RUN901"
+    assert line == "rankdoctor: training resumed after 12 s; RUN901 downgraded to info"
 
 
 def test_errors_that_were_known_before_a_stall_stay(judging):
     judge, tape = judging("RUN901")
     judge(job(), "round")
-    judge.goes_on(judge(job(), "stall"), 12.0)
-    assert judge._chart.report.verdict == "sick"
+    judge.report_recovery(judge(job(), "stall"), 12.0)
+    assert judge.history.report.verdict == "sick"
     assert [one for one in tape.told if one[0] == "found"] == [("found", "RUN901")]
 
 
@@ -166,7 +167,7 @@ def test_another_rank_that_judges_goes_on_where_the_last_one_stopped(judging, tm
     first, _ = judging("RUN901")
     first(job(), "round")
     path = tmp_path / "report.json"
-    path.write_text(render_json(first._chart.report))
+    path.write_text(render_json(first.history.report))
     os.utime(path, (time.time() - age, time.time() - age))
     second, tape = judging("RUN901", rank=1)
     second(job(), "round")
@@ -179,7 +180,7 @@ def test_settings_that_do_not_fit_the_checks_are_gone_without(tmp_path, capsys):
     assert not any(judge(job(), occasion).sick for occasion in ("before", "end"))
     (line,) = said(capsys)
     assert "MEM003.no_such" in line
-    assert line.endswith("; going on without settings")
+    assert line.endswith("; continuing without settings")
 
 
 @pytest.fixture
@@ -191,9 +192,9 @@ def project(tmp_path, guests, monkeypatch):
     return tmp_path
 
 
-def begun(directory, *, rank=0, world_size=1, outlets=(), **options):
+def begun(directory, *, rank=0, world_size=1, sinks=(), **options):
     """A run that has been opened."""
-    run = WatchSession(WatchOptions(**options), rank=rank, world_size=world_size, directory=directory, outlets=outlets)
+    run = WatchSession(WatchOptions(**options), rank=rank, world_size=world_size, directory=directory, sinks=sinks)
     run.open()
     return run
 
@@ -209,7 +210,7 @@ def shown(told):
 
 def test_a_world_of_one_process(project, capfd):
     tape = Tape()
-    run = begun(project / "run", outlets=[tape])
+    run = begun(project / "run", sinks=[tape])
     run.meet()
     run.close()
     run.close()
@@ -273,7 +274,7 @@ def test_a_working_directory_that_was_removed(project, capfd, monkeypatch):
     run.meet()
     run.close()
     assert [line for line in said(capfd) if "without settings" in line] == [
-        "rankdoctor: the working directory was removed; going on without settings"
+        "rankdoctor: the working directory was removed; continuing without settings"
     ]
     assert report_in(project / "run")["verdict"] != "sick"
 

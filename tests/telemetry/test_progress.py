@@ -8,8 +8,7 @@ import pytest
 
 from doctor.monitor.telemetry import progress as room
 from doctor.monitor.telemetry.event_log import StageEntered
-from doctor.monitor.telemetry.progress import FIRST, FLOOR, PHASE_TIMEOUTS, RECENT, Progress
-from doctor.monitor.telemetry.typical_interval import FACTOR, OUTLIERS, SLACK
+from doctor.monitor.telemetry.progress import FACTOR, FIRST, FLOOR, OUTLIERS, PHASE_TIMEOUTS, RECENT, SLACK, Progress
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import msgspec
 
 from doctor.core.capture import EARLIER, REPORT
 from doctor.core.job import Job
+from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.monitor.sinks.finding_sink import FindingEvent
 from doctor.monitor.sinks.rate_limit import REGAIN, RateLimit
@@ -24,6 +25,15 @@ MOST_LINES = 100
 
 RANK_DIED = "RUN004"
 """Names the rank that failed first. At the end of a run it is told even where something else explains it."""
+
+
+def print_status(line: str) -> None:
+    """Write one status line to stderr with a single write, with secrets masked."""
+    try:
+        sys.stderr.write(f"rankdoctor: {mask_text(line.removeprefix('rankdoctor: '))}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):  # stderr is closed
+        return
 
 
 class ConsoleSink:

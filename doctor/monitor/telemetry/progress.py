@@ -17,7 +17,6 @@ from doctor.core.facts import EpochEnd, Failure, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
-from doctor.monitor.telemetry.typical_interval import WORTH, TypicalInterval
 
 FLOOR = 8.0
 """Seconds without progress below which nothing is called a stall, however short the steps."""
@@ -33,6 +32,15 @@ that may take so long is told by their own limits."""
 KEPT_ENDS, RECENT = 64, 32
 YOUNG = 30
 """Points passed, some batches, before which a run is taken not to have found its pace."""
+FACTOR = 4.0
+"""A point may take this many times what it usually takes,"""
+SLACK = 1.5
+"""and this many times what it took at its longest, be that as rare as it may."""
+OUTLIERS = 3
+"""Passes that may be far longer than the others and do not count as usual: a kernel that is compiled anew, a file
+server that was busy."""
+WORTH = 1.0
+"""Seconds of a pass below which it is not kept: no limit is as low as :data:`FACTOR` times as much."""
 
 
 class Stall(NamedTuple):
@@ -40,6 +48,27 @@ class Stall(NamedTuple):
 
     idle: float
     limit: float
+
+
+class TypicalInterval:
+    """Of one point. The first pass is no measure: kernels are compiled, communicators built, workers started."""
+
+    __slots__ = ("_first", "_longest")
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._longest: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """A later pass of at least :data:`WORTH`."""
+        self._longest = sorted((*self._longest, seconds), reverse=True)[: OUTLIERS + 1]
+
+    def most(self, *, young: bool) -> float:
+        """Seconds that a pass may take. ``young``: the run is, and outliers can't be told from what is usual."""
+        if not self._longest:
+            return FACTOR * self._first if young else 0.0
+        usual = self._longest[-1] if len(self._longest) > OUTLIERS else 0.0
+        return max(FACTOR * (self._longest[0] if young else usual), SLACK * self._longest[0])
 
 
 class Progress:
