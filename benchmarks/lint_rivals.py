@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor.api import FileFails, Rule, Script
 from doctor.core.settings import Settings
-from doctor.lint.api import FileFails, Rule, Script
 from doctor.lint.engine.discovery import find_files
 from doctor.lint.engine.file_check import FileChecker
 from doctor.lint.engine.registry import OWN_FAMILY, builtin_rules

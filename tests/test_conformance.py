@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from doctor.api import Fails, GpuFacts, Passes, Severity, SoftwareFacts, Status, TorchBuild, healthy
+from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.facts import SECTIONS
+from doctor.facts import GpuFacts, SoftwareFacts, TorchBuild
+from doctor.testing import Fails, Passes, healthy
 from tests.lab.cases import assert_each
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import SoftwareFacts, healthy
 from doctor.core.check_registry import load_registry
 from doctor.core.settings import Settings, choose, read_settings, require_known_limits
+from doctor.facts import SoftwareFacts
 from doctor.session import examine
+from doctor.testing import healthy
 
 README = Path(__file__).parents[1] / "README.md"
 

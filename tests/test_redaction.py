@@ -7,23 +7,13 @@ import re
 
 import pytest
 
-from doctor.api import (
-    Address,
-    EnvironmentFacts,
-    Fails,
-    HostFacts,
-    Interface,
-    InterfaceFacts,
-    Route,
-    SlurmFacts,
-    Variable,
-    healthy,
-)
 from doctor.core.capture import from_document, to_document
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.redact.networks import AddressBook
 from doctor.core.redact.placeholders import redact
+from doctor.facts import Address, EnvironmentFacts, HostFacts, Interface, InterfaceFacts, Route, SlurmFacts, Variable
+from doctor.testing import Fails, healthy
 from tests.lab.cases import assert_each, each_case
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)

@@ -5,24 +5,20 @@ import sys
 import pytest
 
 from doctor.analysis.stats import baseline
+from doctor.analysis.stats.baseline import BaselineDifference, expected_value
 from doctor.api import (
     BaselineDeviation,
-    BaselineDifference,
     BaselineValue,
-    GpuFacts,
-    HostFacts,
-    MissingReason,
-    SoftwareFacts,
     baseline_value,
     baseline_values,
     describe,
-    expected_value,
-    healthy,
     split,
     split_groups,
     stands_alone,
 )
 from doctor.core.job import build_job
+from doctor.facts import GpuFacts, HostFacts, MissingReason, SoftwareFacts
+from doctor.testing import healthy
 
 
 def _python(software):

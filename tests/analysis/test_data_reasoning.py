@@ -2,31 +2,25 @@
 
 import pytest
 
-from doctor.api import (
-    Loader,
-    LoaderEpoch,
-    LoaderFacts,
-    MissingReason,
-    TrainingFacts,
+from doctor.analysis.rank_loaders import (
     advice,
     batches_of,
     divided_loaders,
-    drawing,
-    in_a_loop,
     limit_argument,
     loader_hook,
     newest_common_epoch,
     odd_by_count,
     peer_loaders,
-    running,
     same_contents,
     same_data_set,
     same_order,
     shared_draws,
     shared_draws_by_position,
     why_not_divided,
-    with_loader,
 )
+from doctor.facts import Loader, LoaderEpoch, LoaderFacts, MissingReason, TrainingFacts
+from doctor.testing import in_a_loop, running, with_loader
+from doctor.testing.loader_cases import drawing
 
 
 @pytest.mark.parametrize(

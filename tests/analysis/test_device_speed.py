@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.api import DeviceSpeed, DeviceSpeedFacts, JobBuilder, compare_devices, healthy
+from doctor.analysis.device_speed import compare_devices
+from doctor.facts import DeviceSpeed, DeviceSpeedFacts
+from doctor.testing import JobBuilder, healthy
 
 USUAL = 0.001
 

@@ -8,32 +8,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from doctor.api import (
-    Collective,
-    EpochEnd,
-    Fails,
-    LoaderFacts,
-    ProgressFacts,
-    RecorderFacts,
-    Severity,
-    Status,
-    diagnose_stall,
-    package_frame,
-    running,
-    silent_mismatches,
-    stall_evidence,
-    stalled,
-    user_frame,
-    with_call,
-    with_failure,
-    with_group_call,
-    with_late_ranks,
-    with_loader,
-    without_recorders,
-)
+from doctor.analysis.hang.description import stall_evidence
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
+from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job, primary_of
 from doctor.core.facts import MissingReason
+from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
+from doctor.testing import Fails, package_frame, running, stalled, user_frame, with_loader
+from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders
 from tests.lab.cases import each_case
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
@@ -363,7 +346,7 @@ def test_where_it_can_not_be_told_the_checks_say_so():
 
 
 def test_before_a_run_nothing_is_judged():
-    from doctor.api import healthy
+    from doctor.testing import healthy
 
     assert {result.status for result in results_of(healthy(2, 2))} == {Status.SKIP}
 

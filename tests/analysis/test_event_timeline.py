@@ -15,7 +15,7 @@ from doctor.analysis.logs.event_timeline import (
     set_up_before,
     spans_hosts,
 )
-from doctor.api import healthy, logged
+from doctor.testing import healthy, logged
 from tests.lab.cases import each_case
 
 COMPLETE = "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE"

@@ -16,13 +16,12 @@ from doctor.analysis.ablation.experiments import (
     shared_hosts,
     trial_requests,
 )
-from doctor.api import (
+from doctor.api import Finding, Job
+from doctor.facts import (
     Address,
     CollectiveFacts,
-    Finding,
     Interface,
     InterfaceFacts,
-    Job,
     PathFacts,
     PathSample,
     Reach,
@@ -31,15 +30,11 @@ from doctor.api import (
     TransferFacts,
     Trial,
     TrialFacts,
-    exchanged,
-    healthy,
-    slow_with,
-    timed_on_mesh,
-    touching,
-    transferred,
-    usual_seconds,
 )
+from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder
+from doctor.testing.collective_timings import exchanged, slow_with, timed_on_mesh, usual_seconds
+from doctor.testing.host_transfers import touching, transferred
 from tests.lab.cases import each_case
 from tests.probes.staged import Staged
 

@@ -2,19 +2,16 @@
 
 import pytest
 
-from doctor.api import (
+from doctor.analysis.fabric.group_timings import (
     BrokenCollective,
-    CollectiveFacts,
-    CollectiveTiming,
     culprits_of,
-    healthy,
     in_several_groups,
     slow_groups,
-    slow_with,
     timed_groups,
-    timed_on_mesh,
-    usual_seconds,
 )
+from doctor.facts import CollectiveFacts, CollectiveTiming
+from doctor.testing import healthy
+from doctor.testing.collective_timings import slow_with, timed_on_mesh, usual_seconds
 
 LIMITS = {"times": 2.0, "least": 0.005, "sigmas": 4.0}
 

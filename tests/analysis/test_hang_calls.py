@@ -11,7 +11,8 @@ from doctor.analysis.call_sites import (
     site_of,
     waits_in,
 )
-from doctor.api import Collective, Frame, package_frame, user_frame
+from doctor.facts import Collective, Frame
+from doctor.testing import package_frame, user_frame
 from tests.lab.cases import each_case
 
 C10D = "torch/distributed/distributed_c10d.py"

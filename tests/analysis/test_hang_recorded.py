@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.api import Collective, ProcessGroup, ProgressFacts, RecorderFacts, diagnose_stall
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.core.facts import Failure, Frame
 from doctor.core.job import Member, build_job
+from doctor.facts import Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.postmortem.flight_recorder.dumps import read_dumps
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"

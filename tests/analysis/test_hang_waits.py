@@ -5,8 +5,8 @@ import pytest
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import JobState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
-from doctor.api import Collective, ProcessGroup, ProgressFacts, RecorderFacts
 from doctor.core.job import Member, build_job
+from doctor.facts import Collective, ProcessGroup, ProgressFacts, RecorderFacts
 
 
 def job_of(recorders, world=None, **progress):

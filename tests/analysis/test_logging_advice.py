@@ -2,7 +2,9 @@
 
 import pytest
 
-from doctor.api import Package, SoftwareFacts, healthy, recorder_switch
+from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.facts import Package, SoftwareFacts
+from doctor.testing import healthy
 
 
 def with_torch(version):

@@ -5,17 +5,9 @@ import sys
 import pytest
 
 from doctor.analysis.stats import majority
-from doctor.api import (
-    GpuFacts,
-    HostFacts,
-    MissingReason,
-    SlurmFacts,
-    SoftwareFacts,
-    correlates,
-    describe,
-    healthy,
-    split,
-)
+from doctor.api import correlates, describe, split
+from doctor.facts import GpuFacts, HostFacts, MissingReason, SlurmFacts, SoftwareFacts
+from doctor.testing import healthy
 
 
 def _torch(software):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from doctor.api import CollectiveFacts, GpuFacts, exchanged, slow_neighbours, slow_rails
+from doctor.analysis.fabric.p2p_bandwidth import slow_neighbours, slow_rails
+from doctor.facts import CollectiveFacts, GpuFacts
+from doctor.testing.collective_timings import exchanged
 
 LIMITS = {"least_share": 0.6, "least_confidence": 0.5}
 

@@ -5,31 +5,27 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from doctor.analysis.fabric.peak_bandwidth import interface_rates, pcie_rate
-from doctor.api import (
+from doctor.analysis.fabric.peak_bandwidth import copies_below, interface_rates, messages_below, paths_below, pcie_rate
+from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths
+from doctor.api import Status
+from doctor.core.check_registry import CheckRegistry, builtin_checks
+from doctor.core.check_runner import examine_job
+from doctor.facts import (
     CollectiveFacts,
     DeviceSpeed,
     DeviceSpeedFacts,
     GpuFacts,
-    HostBandwidths,
     HostFacts,
     InterfaceFacts,
     MissingReason,
     NcclFacts,
     NcclPlugin,
     RdmaFacts,
-    Status,
     TransferFacts,
-    bandwidths,
-    copies_below,
-    exchanged,
-    healthy,
-    messages_below,
-    paths_below,
-    transferred,
 )
-from doctor.core.check_registry import CheckRegistry, builtin_checks
-from doctor.core.check_runner import examine_job
+from doctor.testing import healthy
+from doctor.testing.collective_timings import exchanged
+from doctor.testing.host_transfers import transferred
 
 SHARE = 0.2
 INFINIBAND, ETHERNET = 50e9, 12.5e9

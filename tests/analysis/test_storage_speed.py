@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doctor.analysis.storage_speed import split_directories
-from doctor.api import StorageReading, StorageSpeedFacts, healthy
+from doctor.facts import StorageReading, StorageSpeedFacts
+from doctor.testing import healthy
 
 PATH = "/data/runs"
 

@@ -19,10 +19,12 @@ from torch.utils.data import (  # noqa: E402 - torch may be missing
     WeightedRandomSampler,
 )
 
-from doctor.api import LoaderFacts, Severity, Status, TrainingFacts, running  # noqa: E402
+from doctor.api import Severity, Status  # noqa: E402
 from doctor.core.check_registry import CheckRegistry, builtin_checks  # noqa: E402
 from doctor.core.check_runner import examine_job  # noqa: E402
+from doctor.facts import LoaderFacts, TrainingFacts  # noqa: E402
 from doctor.monitor.telemetry.data.loader_history import LoaderHistories  # noqa: E402
+from doctor.testing import running  # noqa: E402
 
 CATALOG = CheckRegistry(tuple(check for check in builtin_checks() if check.family == "data"))
 

@@ -10,8 +10,9 @@ import sys
 import msgspec
 import pytest
 
-from doctor.api import MemorySample, RunMemoryFacts, TrainingFacts, running
 from doctor.core.check_registry import builtin_checks
+from doctor.facts import MemorySample, RunMemoryFacts, TrainingFacts
+from doctor.testing import running
 
 CHECKS = {check.id: check for check in builtin_checks()}
 GIB, MIB = 1 << 30, 1 << 20

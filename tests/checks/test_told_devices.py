@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from doctor.api import Severity, Status, logged
+from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks, playbook_directory
 from doctor.core.check_runner import examine_job, primary_of
 from doctor.session import examine
+from doctor.testing import logged
 from tests.lab.cases import each_case
 
 FAMILIES = ("devices", "memory", "host", "software")

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.api import Severity, Status, logged
+from doctor.api import Severity, Status
 from doctor.core.check_registry import builtin_checks
 from doctor.core.check_runner import examine_job, primary_of
 from doctor.core.settings import Settings
 from doctor.session import load_checks
+from doctor.testing import logged
 from tests.lab.cases import each_case
 
 CATALOG = load_checks(Settings())

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from doctor.api import healthy
 from doctor.cluster.gather.protocol import (
     GatherAnnouncement,
     GatherVerdict,
@@ -31,6 +30,7 @@ from doctor.cluster.gather.protocol import (
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
+from doctor.testing import healthy
 
 LIMIT = 60.0
 NONCE = "badbadbadbadbad0"

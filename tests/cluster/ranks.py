@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import pytest
 
-from doctor.api import HostFacts, healthy
 from doctor.cluster.gather import coordinator, gather_session
 from doctor.cluster.gather import member as member_module
 from doctor.cluster.gather.dismissal import Dismissed
@@ -32,6 +31,8 @@ from doctor.collectors.host.host_identity import Identity
 from doctor.core.errors import UnusableError
 from doctor.core.facts import ReachFacts
 from doctor.core.job import Job
+from doctor.facts import HostFacts
+from doctor.testing import healthy
 from tests.cluster.boards import NewBoard
 from tests.lab.speed import NEVER, patience, slowness
 

@@ -65,7 +65,8 @@ def test_by_hand_and_the_job_starts_right_after(commands, ports):
 
 
 _FIRST_START_FAILS = """
-from doctor.api import Finding, LaunchFacts, Severity, check
+from doctor.api import Finding, Severity, check
+from doctor.facts import LaunchFacts
 
 @check(id="ZZZ001", severity=Severity.ERROR, needs=(LaunchFacts,), cases=lambda: ())
 def first_start(job):

@@ -4,13 +4,14 @@ import threading
 
 import pytest
 
-from doctor.api import Passes, ProgressFacts
 from doctor.cluster.gather.local_verdict import EXIT_CODES_BY_SEVERITY, LocalVerdict, worse_exit_code
 from doctor.cluster.transport.signing import Secret
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.job import Member, build_job
 from doctor.core.settings import Settings
+from doctor.facts import ProgressFacts
 from doctor.session import judge
+from doctor.testing import Passes
 from tests.cluster.ranks import hurry, new_ranks, run
 
 BEFORE_A_RUN = [check for check in builtin_checks() if "P" in check.when]

@@ -5,7 +5,6 @@ import random
 import msgspec
 import pytest
 
-from doctor.api import HostFacts, LaunchFacts, Missing, ReachFacts, healthy
 from doctor.cluster.gather.membership import Membership
 from doctor.cluster.gather.probe_schedule import probe_addresses
 from doctor.cluster.gather.protocol import (
@@ -18,6 +17,8 @@ from doctor.cluster.gather.protocol import (
 )
 from doctor.core.facts import SECTIONS, Reach
 from doctor.core.job import Member, build_job
+from doctor.facts import HostFacts, LaunchFacts, Missing, ReachFacts
+from doctor.testing import healthy
 from tests.cluster.boards import folder_boards
 
 WORLD = 4

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from doctor.api import healthy
 from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.participant import Participant, keys_to_collect
 from doctor.cluster.gather.protocol import unpack_capture
@@ -19,6 +18,7 @@ from doctor.cluster.transport.polling import CoordinatorHeartbeat, HeartbeatMoni
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.facts import SECTIONS, Reach, ReachFacts
+from doctor.testing import healthy
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 

@@ -5,14 +5,15 @@ from typing import ClassVar
 
 import pytest
 
-from doctor.api import DeviceSpeed, DeviceSpeedFacts, Missing, MissingReason, StorageSpeedFacts, StorageTrial, healthy
 from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import MARGIN, ProbeSchedule, light_schedule, probe_addresses
 from doctor.cluster.gather.protocol import MalformedMessage, ProbeTask
 from doctor.cluster.gather.section_merge import merge_section, merge_sections
 from doctor.collectors.base import Machine
 from doctor.core.job import Member, build_job
+from doctor.facts import DeviceSpeed, DeviceSpeedFacts, Missing, MissingReason, StorageSpeedFacts, StorageTrial
 from doctor.probes.base import StageOrders, StageResult
+from doctor.testing import healthy
 
 TOKENS = tuple(f"{number:016x}" for number in range(4))
 

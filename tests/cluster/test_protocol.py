@@ -7,7 +7,6 @@ import zlib
 import msgspec
 import pytest
 
-from doctor.api import EnvironmentFacts, healthy
 from doctor.cluster.gather.protocol import (
     TOKEN_PREFIX_BYTES,
     GatherAnnouncement,
@@ -23,6 +22,8 @@ from doctor.cluster.gather.protocol import (
 )
 from doctor.core.capture import FILE_LIMIT
 from doctor.core.facts import Variable
+from doctor.facts import EnvironmentFacts
+from doctor.testing import healthy
 
 TOKENS = [f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}" for number in range(1, 2000)]
 MEMBER = healthy(hosts=1, per_host=2).members[1]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from doctor.api import GpuFacts, HostFacts, NcclFacts, SoftwareFacts, Status, TorchBuild, healthy
+from doctor.api import Status
 from doctor.cli.baseline_file import load_baseline
 from doctor.core.capture import encode_document, from_document, merge_captures, read_capture, to_document
 from doctor.core.check_registry import CheckRegistry, builtin_checks
@@ -14,8 +14,10 @@ from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
 from doctor.core.redact.placeholders import redact
 from doctor.core.settings import Settings
+from doctor.facts import GpuFacts, HostFacts, NcclFacts, SoftwareFacts, TorchBuild
 from doctor.report import MACHINE_FORMATS
 from doctor.session import judge
+from doctor.testing import healthy
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
 WORKED_AT = datetime.datetime(2026, 11, 20, 17, 3, 11, tzinfo=datetime.timezone.utc)

@@ -3,7 +3,6 @@ import json
 import msgspec
 import pytest
 
-from doctor.api import EnvironmentFacts, HostFacts, LaunchFacts, ProcessFacts, ProgressFacts, healthy, running
 from doctor.core.capture import (
     from_document,
     merge_captures,
@@ -16,6 +15,8 @@ from doctor.core.capture import (
 from doctor.core.check_registry import load_registry
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
+from doctor.facts import EnvironmentFacts, HostFacts, LaunchFacts, ProcessFacts, ProgressFacts
+from doctor.testing import healthy, running
 
 
 def captured(sketch):

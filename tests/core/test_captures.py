@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from doctor.api import (
+from doctor.core.diff.captures import compare
+from doctor.facts import (
     EnvironmentFacts,
     GpuFacts,
     HostFacts,
@@ -15,10 +16,9 @@ from doctor.api import (
     Route,
     SoftwareFacts,
     Variable,
-    healthy,
 )
-from doctor.core.diff.captures import compare
 from doctor.report.diff import render_difference
+from doctor.testing import healthy
 
 BEFORE = healthy(hosts=2, per_host=2, rdma=1)
 

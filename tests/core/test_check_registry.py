@@ -2,14 +2,16 @@ import textwrap
 
 import pytest
 
-from doctor.api import Status, healthy
+from doctor.api import Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks, load_registry, matches
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
 from doctor.core.settings import choose
+from doctor.testing import healthy
 
 GUEST = '''
 from doctor.api import *
+from doctor.facts import SoftwareFacts
 
 @check(id="{id}", severity=Severity.WARNING, needs=(SoftwareFacts,))
 def too_new(job):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import SoftwareFacts, healthy
 from doctor.core.capture import encode_document, to_document
+from doctor.facts import SoftwareFacts
+from doctor.testing import healthy
 from tests.lab.speed import patience
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}

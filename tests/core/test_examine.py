@@ -3,30 +3,23 @@ from dataclasses import replace
 
 import pytest
 
-from doctor.api import (
+from doctor.api import Finding, Scope, Severity, Skip, Status, Unknown, check
+from doctor.core import check_runner as runner
+from doctor.core.check_registry import BrokenPlugin, CheckRegistry
+from doctor.core.check_runner import examine_job as examine
+from doctor.core.check_runner import primary_of
+from doctor.core.report_document import Ignored
+from doctor.facts import (
     EstimateFacts,
-    Finding,
     GpuFacts,
     HostFacts,
     MissingReason,
     PathFacts,
     ProcessFacts,
     RunMemoryFacts,
-    Scope,
-    Severity,
-    Skip,
     SoftwareFacts,
-    Status,
-    Unknown,
-    check,
-    healthy,
-    running,
 )
-from doctor.core import check_runner as runner
-from doctor.core.check_registry import BrokenPlugin, CheckRegistry
-from doctor.core.check_runner import examine_job as examine
-from doctor.core.check_runner import primary_of
-from doctor.core.report_document import Ignored
+from doctor.testing import healthy, running
 
 
 def make(judge=None, **options):

@@ -12,7 +12,8 @@ from tests.lab.command import run_doctor
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 BARE = """
-from doctor.api import Finding, Severity, SoftwareFacts, check
+from doctor.api import Finding, Severity, check
+from doctor.facts import SoftwareFacts
 
 @check(id="ACME001", severity=Severity.WARNING, needs=(SoftwareFacts,))
 def old_python(job, *, most: float = 3.5):
@@ -26,7 +27,7 @@ DOCSTRING = '''    """Ask whether every rank runs the Python that we support.
     Fix: module load python/3.11
     """'''
 RULE = """
-from doctor.lint.api import Violation, Script, Severity, rule
+from doctor.api import Script, Severity, Violation, rule
 
 @rule(id="ACME101", severity=Severity.WARNING, reads=Script, mentions=("torch",))
 def torch_imported(script):

@@ -5,11 +5,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from doctor.api import Finding, Scope, Severity, Skip, SoftwareFacts, Status, Unknown, check, healthy
+from doctor.api import Finding, Scope, Severity, Skip, Status, Unknown, check
 from doctor.core import check_runner as runner
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.settings import Settings
+from doctor.facts import SoftwareFacts
 from doctor.session import judge
+from doctor.testing import healthy
 from tests.lab.cases import each_case
 
 

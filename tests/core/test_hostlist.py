@@ -4,11 +4,13 @@ import subprocess
 
 import pytest
 
-from doctor.api import Finding, HostFacts, Scope, Severity, check, healthy
+from doctor.api import Finding, Scope, Severity, check
 from doctor.cluster.hostlist import EXCLUDE, as_hostlist, hosts_to_exclude
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.settings import IgnoreEntry, Settings
+from doctor.facts import HostFacts
 from doctor.session import judge
+from doctor.testing import healthy
 from tests.lab.cases import each_case
 
 

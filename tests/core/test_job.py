@@ -1,7 +1,8 @@
 from doctor.analysis.visible_devices import gpu_of, shares
-from doctor.api import Gpu, GpuFacts, HostFacts, LaunchFacts, NcclFacts, PeerLink, SoftwareFacts, healthy
 from doctor.core.capture import from_document, to_document
 from doctor.core.job import build_job
+from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, NcclFacts, PeerLink, SoftwareFacts
+from doctor.testing import healthy
 
 
 def test_equal_sections_are_one_object():

@@ -10,11 +10,12 @@ import xml.etree.ElementTree as ET
 import msgspec
 import pytest
 
-from doctor.api import SoftwareFacts, healthy, running
 from doctor.core.capture import encode_document, to_document, to_record
+from doctor.facts import SoftwareFacts
 from doctor.report import narrative
 from doctor.report.formatting import fix_parts
 from doctor.report.terminal import make_console
+from doctor.testing import healthy, running
 from tests.lab.command import run_doctor
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}

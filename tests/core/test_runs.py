@@ -5,24 +5,14 @@ import json
 import msgspec
 import pytest
 
-from doctor.api import (
-    Failure,
-    Loader,
-    LoaderFacts,
-    ProgressFacts,
-    RecorderFacts,
-    StepFacts,
-    TrainingFacts,
-    Window,
-    running,
-    stalled,
-)
 from doctor.core.capture import encode_document, to_record
 from doctor.core.diff.captures import compare
 from doctor.core.diff.reports import compare_reports
 from doctor.core.finding import Severity
+from doctor.facts import Failure, Loader, LoaderFacts, ProgressFacts, RecorderFacts, StepFacts, TrainingFacts, Window
 from doctor.report.machine_formats import render_json
 from doctor.session import examine
+from doctor.testing import running, stalled
 from tests.lab.command import run_doctor
 
 RUN = running(2, 2)

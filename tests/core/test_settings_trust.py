@@ -17,7 +17,8 @@ NOBODY = 65534
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 PLUGIN = """
 open({proof!r}, "a").close()
-from doctor.api import Finding, Severity, SoftwareFacts, check
+from doctor.api import Finding, Severity, check
+from doctor.facts import SoftwareFacts
 
 @check(id="ACME001", severity=Severity.WARNING, needs=(SoftwareFacts,))
 def old_python(job):

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from doctor.api import healthy
 from doctor.core.capture import encode_document, to_document
+from doctor.testing import healthy
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
 GIB = 1 << 30

@@ -1,11 +1,12 @@
 import pytest
 
-from doctor.api import GpuFacts, HostFacts, MigDevice, healthy
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.device_budget import device_budget_of, size_of, with_host_memory
 from doctor.estimate.memory.non_torch import GROUP, NODES, PAIR, communicator, outside, workspace
+from doctor.facts import GpuFacts, HostFacts, MigDevice
 from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
+from doctor.testing import healthy
 from tests.lab.cases import each_case
 
 GIB, MIB = 1 << 30, 1 << 20

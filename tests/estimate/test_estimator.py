@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from doctor.api import HostFacts, Status
+from doctor.api import Status
 from doctor.core.check_registry import load_registry
 from doctor.core.errors import UnusableError
 from doctor.core.settings import Settings
@@ -13,6 +13,7 @@ from doctor.estimate.estimator import estimate_of
 from doctor.estimate.evaluation import report_of
 from doctor.estimate.memory.non_torch import outside
 from doctor.estimate.plan_options import plan_of
+from doctor.facts import HostFacts
 
 MIB, GIB = 1 << 20, 1 << 30
 WEIGHTS, SAMPLE = 4 * GIB, 700 * MIB

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doctor.analysis.ablation.setting_variants import ExperimentRow
-from doctor.api import healthy
 from doctor.cluster.gather.coordinator import Coordinator
 from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
 from doctor.cluster.gather.probe_schedule import ProbeSchedule
@@ -65,6 +64,7 @@ from doctor.probes.reachability.assignments import Assignment, ProbeTarget
 from doctor.probes.runtime import tcp_connect
 from doctor.probes.storage import file_probe
 from doctor.probes.storage.stage import StorageOrder
+from doctor.testing import healthy
 
 MOST_MEMORY = 96 << 20
 """Bytes that reading one message may take: facts of one process take 16 MB at most, and are parsed."""

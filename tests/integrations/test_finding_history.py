@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from doctor.api import Severity, running
+from doctor.api import Severity
 from doctor.core.check import check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.finding import Finding
 from doctor.core.settings import Settings
 from doctor.monitor.finding_history import FindingHistory, finding_key
 from doctor.session import judge
+from doctor.testing import running
 
 WORDS = {"effect": "it hurts", "fix": "mend it"}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import running
 from doctor.core.settings import Settings
 from doctor.monitor.evaluator import RunEvaluator
 from doctor.monitor.findings_error import Findings
@@ -17,12 +16,14 @@ from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder
 from doctor.monitor.watch_options import WatchOptions
 from doctor.monitor.watch_session import WatchSession
 from doctor.report.machine_formats import render_json
+from doctor.testing import running
 from tests.lab.ports import free_port
 from tests.lab.speed import patience
 from tests.watchdog.ranks import fork, open_group, wait_for, warm_up
 
 GUESTS = """
-from doctor.api import Finding, LaunchFacts, Scope, Severity, check
+from doctor.api import Finding, Scope, Severity, check
+from doctor.facts import LaunchFacts
 
 @check(id="RUN901", severity=Severity.ERROR, scope=Scope.RANK, when="PR", needs=(LaunchFacts,))
 def planted(job):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from doctor.lint.api import DropArgument, InsertStatement, RenameArgument, ReplaceExpression, SetArgument, location_of
+from doctor.api import DropArgument, InsertStatement, RenameArgument, ReplaceExpression, SetArgument, location_of
 from doctor.lint.fix.edits import changed_lines, difference, fixed_text, why_untouched, write_whole
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from doctor.api import Script
 from doctor.knowledge.data_files import read
 from doctor.knowledge.lightning_api import ArgumentInfo, hook, imported
-from doctor.lint.api import Script, lightning_release
+from doctor.lint.python.lightning_version import lightning_release
 from tests.lab.cases import each_case
 
 

@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
+from doctor.api import FileFails, FilePasses, Script, SourceLocation
 from doctor.core.check_registry import builtin_checks
 from doctor.core.errors import UnusableError
-from doctor.lint.api import FileFails, FilePasses, Script, SourceLocation
 from doctor.lint.engine.registry import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
 from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch import Manifest

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from doctor.api import Script, Severity, SourceLocation, Violation, rule
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Status
 from doctor.core.settings import IgnoreEntry, Settings
-from doctor.lint.api import Script, Severity, SourceLocation, Violation, rule
 from doctor.lint.engine import file_check
 from doctor.lint.engine.registry import Rulebook, choose_rules, load_rules
 from doctor.lint.engine.request import lint_request
@@ -180,7 +180,7 @@ def test_pieces_that_break_or_hang_are_lost_alone():
 
 
 PLUGIN = '''
-from doctor.lint.api import Violation, Script, Severity, rule
+from doctor.api import Script, Severity, Violation, rule
 
 @rule(id="{id}", severity=Severity.INFO, reads=Script)
 def own_rule(script):

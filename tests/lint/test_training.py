@@ -4,24 +4,26 @@ import ast
 
 import pytest
 
-from doctor.lint.api import (
-    Script,
-    calls_of,
+from doctor.api import Script
+from doctor.lint.python.loader_calls import (
     data_of,
     depends_on_ranks,
-    epoch_loops,
     evaluates,
     is_iterable,
-    is_test,
     loaders,
-    loops,
     mentions_ranks,
-    run_by_all,
+    target_name,
+    words_behind,
+)
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.training import (
+    calls_of,
+    epoch_loops,
+    is_test,
+    loops,
     several_ranks,
     shards_loaders_itself,
-    target_name,
     unwrapped,
-    words_behind,
 )
 from tests.lab.cases import each_case
 

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from doctor.api import healthy
 from doctor.cli.main import app
 from doctor.collectors.base import Machine
 from doctor.collectors.launch.launcher import collect_launch
@@ -34,6 +33,7 @@ from doctor.report.machine_formats import render_github, render_json, render_jun
 from doctor.report.markdown import render_markdown
 from doctor.report.terminal import draw_report, make_console
 from doctor.session import examine
+from doctor.testing import healthy
 from tests.lab.cases import each_case
 from tests.masking.shapes import NAMES, OPAQUE, SECRETS
 

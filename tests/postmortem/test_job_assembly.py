@@ -2,10 +2,11 @@
 
 import msgspec
 
-from doctor.api import Failure, Frame, HostFacts, ProgressFacts, RecorderFacts, logged, running
 from doctor.core.facts import Event
 from doctor.core.job import UNKNOWN_HOST
+from doctor.facts import Failure, Frame, HostFacts, ProgressFacts, RecorderFacts
 from doctor.postmortem.job_assembly import HostSections, ParsedInputs, members_of, weigh, with_evidence
+from doctor.testing import logged, running
 
 SECRETS = (
     "[rank1]: RuntimeError: 401 for https://alice:hunter22@hub.example.com/x?token=abcd1234 with "

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from doctor.api import CollectiveFacts, Finding, Job, healthy
+from doctor.api import Finding, Job
 from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import ProbeSchedule
 from doctor.cluster.gather.protocol import ProbeTask
@@ -14,10 +14,12 @@ from doctor.cluster.gather.section_merge import merge_sections
 from doctor.collectors.base import Machine
 from doctor.core.check_registry import builtin_checks
 from doctor.core.job import Member, Sections, build_job
+from doctor.facts import CollectiveFacts
 from doctor.probes.base import StageResult
 from doctor.probes.collectives.mesh import parse_mesh
 from doctor.probes.collectives.stage import GroupsStage
 from doctor.probes.runtime.torch_child import TorchChild
+from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder
 from tests.lab.needs import ROOT, clean_environ
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from doctor.api import ClockFacts, PathFacts, Reach, ReachFacts, Status
+from doctor.api import Status
 from doctor.collectors.runner import decode_outcome
 from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import CheckResult
+from doctor.facts import ClockFacts, PathFacts, Reach, ReachFacts
 from doctor.probes import Agent, Assignment, LightProbeResult, plan_light
 from tests.lab.hosts import LabHost
 from tests.lab.running import end

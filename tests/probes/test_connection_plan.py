@@ -5,19 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from doctor.api import (
-    Address,
-    HostFacts,
-    Interface,
-    InterfaceFacts,
-    JobBuilder,
-    Listener,
-    MasterFacts,
-    NameLookup,
-    healthy,
-)
+from doctor.facts import Address, HostFacts, Interface, InterfaceFacts, Listener, MasterFacts, NameLookup
 from doctor.probes import Agent, Assignment, Budget, budget_of, plan_light
 from doctor.probes.reachability.connection_plan import ALL_PAIRS, partners, reference_of
+from doctor.testing import JobBuilder, healthy
 
 SIZES = [*range(2, 140), 255, 256, 257, 1000, 1023, 1024, 4095, 4096]
 

@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from doctor.api import TrainerFacts, healthy
+from doctor.facts import TrainerFacts
 from doctor.probes.base import ProbeParticipant
 from doctor.probes.collectives.backend_errors import MOST, error_text, informative_line
 from doctor.probes.collectives.group_assembly import MOST_BY_GLOO, addresses_of, assemble
 from doctor.probes.collectives.group_steps import GroupsNotRun, TorchCapabilities
 from doctor.probes.collectives.mesh import Axis, parse_mesh
 from doctor.probes.collectives.mesh_layout import ACTIVATION, BUCKET, FLAG, axis_groups, launcher_mesh, misfit
+from doctor.testing import healthy
 
 ACCELERATE = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true",

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.api import ReachFacts
 from doctor.collectors.base import Machine
+from doctor.facts import ReachFacts
 from doctor.probes import Assignment, LightProbeResult, MasterTarget, ProbeTarget, Responder, probe_light
 from doctor.probes.reachability.dns_lookups import peer_name_of
 from doctor.probes.reachability.interface_errors import read_interface_errors

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pytest
 
-from doctor.api import DeviceSpeedFacts, MissingReason, Severity, Status
+from doctor.api import Severity, Status
 from doctor.collectors.base import Machine
+from doctor.facts import DeviceSpeedFacts, MissingReason
 from doctor.probes.base import ProbeContext
 from doctor.probes.devices import stage as stage_module
 from doctor.probes.devices.device_worker import DeviceTask

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from doctor.api import Directory, Severity, Status, StorageFacts, StorageSpeedFacts
+from doctor.api import Severity, Status
 from doctor.collectors.base import Machine
 from doctor.core.job import Member
+from doctor.facts import Directory, StorageFacts, StorageSpeedFacts
 from doctor.probes.base import ProbeContext
 from doctor.probes.storage import stage as stage_module
 from doctor.probes.storage.file_probe import COMMAND

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import pytest
 
 from doctor.analysis.fabric.localization.localizer import rounds
-from doctor.api import healthy
 from doctor.core.facts import Transfer
 from doctor.probes import Agent, Responder
 from doctor.probes.bandwidth import transfer_plan
@@ -35,6 +34,7 @@ from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
 from doctor.probes.responder.backlog import ConnectionBacklog
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp
+from doctor.testing import healthy
 from tests.lab.speed import patience
 
 HERE = "127.0.0.1"

@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from doctor.analysis.ablation.experiments import trial_requests
-from doctor.api import DeviceSpeed, DeviceSpeedFacts, GpuFacts, TrialFacts, healthy
 from doctor.collectors.base import Machine
+from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, TrialFacts
 from doctor.probes.ablation import device_trials
 from doctor.probes.ablation.device_trials import DeviceOrder, free_processors, times_of, try_device
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.base import ProbeContext
 from doctor.probes.devices.device_worker import DeviceTask
 from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder
 from tests.probes.staged import staged
 

@@ -9,7 +9,8 @@ import pytest
 
 from doctor.analysis.ablation.experiments import TrialRequest, trial_requests
 from doctor.analysis.ablation.setting_variants import MOST_VARIANTS, variants_for
-from doctor.api import (
+from doctor.api import Job
+from doctor.facts import (
     Address,
     CollectiveFacts,
     CollectiveResult,
@@ -17,20 +18,17 @@ from doctor.api import (
     GpuFacts,
     Interface,
     InterfaceFacts,
-    Job,
     Trial,
     TrialFacts,
-    exchanged,
-    healthy,
-    timed_on_mesh,
-    usual_seconds,
 )
 from doctor.probes.ablation import group_trials
 from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial, RunTrial, group_plan, outcome_of
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.ablation.trials import RecordTrials
 from doctor.probes.base import ProbeParticipant
+from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder
+from doctor.testing.collective_timings import exchanged, timed_on_mesh, usual_seconds
 from tests.lab.needs import ROOT, clean_environ
 from tests.probes.staged import staged
 

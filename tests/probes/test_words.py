@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from doctor.analysis.fabric.pairing import NO_PARTNER
-from doctor.api import (
+from doctor.api import Job
+from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
+from doctor.facts import (
     Address,
     CollectiveFacts,
     DeviceSpeed,
@@ -21,8 +23,6 @@ from doctor.api import (
     Directory,
     Interface,
     InterfaceFacts,
-    Job,
-    JobBuilder,
     PathFacts,
     PathSample,
     Reach,
@@ -34,9 +34,7 @@ from doctor.api import (
     TrainerFacts,
     Transfer,
     TransferFacts,
-    healthy,
 )
-from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.bandwidth.stage import LATE_START, TransfersStage
 from doctor.probes.base import ProbeParticipant, Stage, StageOrders
@@ -48,6 +46,7 @@ from doctor.probes.devices.stage import DevicesStage
 from doctor.probes.reachability.stage import LightStage
 from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 from doctor.probes.storage.stage import StorageStage
+from doctor.testing import JobBuilder, healthy
 from tests.lab.needs import ROOT, clean_environ
 
 SECONDS = re.compile(r"(\d+) s\b")

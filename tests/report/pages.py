@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from doctor.api import (
+from doctor.facts import (
     MemorySample,
     PathFacts,
     PathSample,
@@ -17,12 +17,10 @@ from doctor.api import (
     RunMemoryFacts,
     Transfer,
     TransferFacts,
-    logged,
-    stalled,
-    user_frame,
-    with_late_ranks,
 )
+from doctor.testing import logged, stalled, user_frame
 from doctor.testing.cases import GIB
+from doctor.testing.stalled_run import with_late_ranks
 from doctor.testing.training_run import NOON
 
 HOSTILE = (

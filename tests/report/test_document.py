@@ -8,12 +8,14 @@ import re
 import msgspec
 import pytest
 
-from doctor.api import Finding, HostFacts, Severity, SoftwareFacts, check, healthy, running
+from doctor.api import Finding, Severity, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
+from doctor.facts import HostFacts, SoftwareFacts
 from doctor.report.html.document import render_html
 from doctor.session import examine, judge
+from doctor.testing import healthy, running
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 
 VOID = {"meta", "link", "input", "br", "img", "hr", "meter"}

@@ -7,12 +7,14 @@ hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not install
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from doctor.api import Finding, HostFacts, Severity, SoftwareFacts, Source, check, healthy  # noqa: E402
+from doctor.api import Finding, Severity, Source, check  # noqa: E402
 from doctor.core.check_registry import CheckRegistry  # noqa: E402
 from doctor.core.settings import Settings  # noqa: E402
+from doctor.facts import HostFacts, SoftwareFacts  # noqa: E402
 from doctor.report.html.document import render_html  # noqa: E402
 from doctor.report.markdown import render_markdown  # noqa: E402
 from doctor.session import judge  # noqa: E402
+from doctor.testing import healthy  # noqa: E402
 from tests.report.test_document import Page  # noqa: E402
 from tests.report.test_markdown import elements  # noqa: E402
 

@@ -7,13 +7,15 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from doctor.api import Finding, Severity, SoftwareFacts, check, healthy
+from doctor.api import Finding, Severity, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import Settings
+from doctor.facts import SoftwareFacts
 from doctor.report.formatting import cell, line_of
 from doctor.report.markdown import MOST, render_markdown
 from doctor.session import examine, judge
+from doctor.testing import healthy
 from tests.lab.cases import each_case
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 

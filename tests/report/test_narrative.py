@@ -1,11 +1,12 @@
 import msgspec
 import pytest
 
-from doctor.api import Finding, Severity, SoftwareFacts, Source, check, healthy
+from doctor.api import Finding, Severity, Source, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import Settings
+from doctor.facts import SoftwareFacts
 from doctor.report.formatting import place
 from doctor.report.narrative import (
     LogQuote,
@@ -18,6 +19,7 @@ from doctor.report.narrative import (
     to_collect,
 )
 from doctor.session import examine, judge
+from doctor.testing import healthy
 from tests.report.pages import logged_job
 
 

@@ -4,7 +4,7 @@ import json
 import msgspec
 import pytest
 
-from doctor.api import (
+from doctor.facts import (
     Event,
     LogEvidence,
     LogFile,
@@ -17,16 +17,6 @@ from doctor.api import (
     RunMemoryFacts,
     Transfer,
     TransferFacts,
-    across,
-    between,
-    exchanged,
-    healthy,
-    running,
-    stalled,
-    touching,
-    transferred,
-    user_frame,
-    with_failure,
 )
 from doctor.report.html.charts import memory_and_pairs
 from doctor.report.html.charts.chart_data import chart_data
@@ -35,6 +25,10 @@ from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pa
 from doctor.report.html.charts.rank_timeline import timeline_of
 from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine
+from doctor.testing import healthy, running, stalled, user_frame
+from doctor.testing.collective_timings import exchanged
+from doctor.testing.host_transfers import across, between, touching, transferred
+from doctor.testing.stalled_run import with_failure
 from doctor.testing.training_run import NOON
 from tests.report.pages import IDLE, logged_job, stalled_job
 

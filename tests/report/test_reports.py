@@ -6,17 +6,19 @@ import xml.etree.ElementTree as ET
 import msgspec
 import pytest
 
-from doctor.api import Finding, HostFacts, Scope, Severity, Skip, SoftwareFacts, Source, check, healthy
+from doctor.api import Finding, Scope, Severity, Skip, Source, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.natural_order import byte_size
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
+from doctor.facts import HostFacts, SoftwareFacts
 from doctor.report.formatting import cell, evidence_lines, ranges, some
 from doctor.report.machine_formats import render_github, render_json, render_junit
 from doctor.report.markdown import render_markdown
 from doctor.report.narrative import commands
 from doctor.report.terminal import draw_report, make_console
 from doctor.session import judge
+from doctor.testing import healthy
 
 
 def finds(*findings, check_id="NET901", severity=Severity.ERROR):

@@ -1,10 +1,12 @@
 """Reports of watched jobs with findings made to order."""
 
-from doctor.api import Finding, Severity, TrainingFacts, check, running
+from doctor.api import Finding, Severity, check
 from doctor.core.check_registry import CheckRegistry
 from doctor.core.settings import Settings
+from doctor.facts import TrainingFacts
 from doctor.monitor.sinks.finding_sink import FindingEvent
 from doctor.session import judge
+from doctor.testing import running
 
 
 def illness(check_id, name, *findings, severity=Severity.ERROR):

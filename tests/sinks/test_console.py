@@ -146,7 +146,7 @@ def test_the_end_says_what_stands_in_the_way_of_a_verdict():
 
 
 def _without_rank_3():
-    from doctor.api import running
+    from doctor.testing import running
 
     return running(2, 2).only((0, 1, 2))
 

@@ -1,8 +1,10 @@
 import pytest
 
-from doctor.api import Finding, ProgressFacts, RunMemoryFacts, Severity, StepFacts, running
+from doctor.api import Finding, Severity
 from doctor.core.facts import Window
+from doctor.facts import ProgressFacts, RunMemoryFacts, StepFacts
 from doctor.monitor.sinks.logger_metrics import METRICS, metrics
+from doctor.testing import running
 from doctor.testing.cases import GIB
 from tests.sinks.reports import SLOW, illness, report_of
 
@@ -79,6 +81,6 @@ def test_findings_that_stand_are_counted_by_severity():
 
 
 def test_a_job_of_which_nothing_is_known_has_findings_alone():
-    from doctor.api import healthy
+    from doctor.testing import healthy
 
     assert set(measured(healthy(1, 2))) == {"doctor/findings_error", "doctor/findings_warning", "doctor/ranks_stalled"}

@@ -6,8 +6,10 @@ import urllib.request
 
 import pytest
 
-from doctor.api import Finding, ProgressFacts, Severity, running
+from doctor.api import Finding, Severity
+from doctor.facts import ProgressFacts
 from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES, PrometheusSink
+from doctor.testing import running
 from doctor.testing.cases import GIB
 from tests.sinks.reports import DIED, SLOW, all_news, illness, report_of
 

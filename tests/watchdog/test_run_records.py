@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from doctor.api import ProgressFacts
 from doctor.core.capture import read_capture
 from doctor.core.job import Member
+from doctor.facts import ProgressFacts
 from doctor.monitor.watchdog.run_records import RunRecords
 
 

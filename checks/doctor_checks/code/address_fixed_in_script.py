@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import FileFails, FilePasses, Script, Severity, Violation, rule, runs_alone
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.gpu_use import runs_alone
 
 _PORT = "MASTER_PORT"
 _ADDRESS = "MASTER_ADDR"

@@ -5,23 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    Edit,
-    FileFails,
-    FilePasses,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    binds_device,
-    collectives_of,
-    is_nccl,
-    joins,
-    location_of,
-    on_current_device,
-    rule,
-    shows_whole_process,
-)
+from doctor.api import Edit, FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

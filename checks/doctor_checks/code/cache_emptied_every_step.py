@@ -5,18 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    CALLBACK,
-    MODULE,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    calls_of,
-    has_backward,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.training import CALLBACK, MODULE, calls_of, has_backward
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
 _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")

@@ -6,26 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    ACCELERATOR,
-    TRAINER,
-    UNKNOWN,
-    FileFails,
-    FilePasses,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    has_backward,
-    location_of,
-    rank_condition,
-    rule,
-    run_by_all,
-    runs_alone,
-    several_ranks,
-    simulates_ranks,
-    uses_gpus,
-)
+from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.training import ACCELERATOR, TRAINER, has_backward, several_ranks
 
 _CHECKPOINT = re.compile(
     r"ckpt|checkpoint|chkpt|\bcp\b|resume|pretrain|weight|snapshot|state_?dict|model|optim|\bbest|backbone|\.pth|"

@@ -6,17 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    LOADERS,
-    FileFails,
-    FilePasses,
-    FunctionNode,
-    Script,
-    Severity,
-    Violation,
-    rule,
-    several_ranks,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import LOADERS
+from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.training import several_ranks
 
 _COLLATES = re.compile(r"collat", re.IGNORECASE)
 _REFILLS = frozenset(

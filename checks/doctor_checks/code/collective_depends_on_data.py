@@ -5,17 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    disagreement,
-    gradients_reduced,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.training import gradients_reduced
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import FileFails, FilePasses, Manifest, Severity, Violation, contradictions_in, lines, rule
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.lint.launch.configs import contradictions_in
+from doctor.lint.launch.manifest import Manifest
+from doctor.testing import lines
 
 _ACCELERATE = ("compute_environment: LOCAL_MACHINE", "num_machines: 1", "num_processes: 8")
 _LLAMA = (

@@ -5,20 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    LOADER,
-    TRAINER,
-    UNKNOWN,
-    FileFails,
-    FilePasses,
-    FunctionNode,
-    Script,
-    Severity,
-    Violation,
-    initialises_cuda,
-    rule,
-    runs_alone,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.cuda import initialises_cuda
+from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.script import UNKNOWN, FunctionNode
+from doctor.lint.python.training import LOADER, TRAINER
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

@@ -5,18 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    UNKNOWN,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    has_backward,
-    rule,
-    runs_alone,
-    several_ranks,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.training import has_backward, several_ranks
 
 _DP = "torch.nn.DataParallel"
 

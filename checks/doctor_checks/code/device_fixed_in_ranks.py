@@ -6,22 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    DDP,
-    UNKNOWN,
-    FileFails,
-    FilePasses,
-    FunctionNode,
-    Script,
-    Severity,
-    Violation,
-    rank_condition,
-    rule,
-    run_by_all,
-    runs_alone,
-    several_ranks,
-    simulates_ranks,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import UNKNOWN, FunctionNode
+from doctor.lint.python.training import DDP, several_ranks
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
 _OF_ONE_HOST = re.compile(r"local_?rank|nproc|device_count|torchrun|spawn|accelerate|localid", re.IGNORECASE)

@@ -6,18 +6,10 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import (
-    WRAPPERS,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    initialises_cuda,
-    joins,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.cuda import initialises_cuda, joins
+from doctor.lint.python.training import WRAPPERS
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

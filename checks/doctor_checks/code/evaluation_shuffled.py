@@ -5,25 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    RANK_WORDS,
-    SAMPLER,
-    FileFails,
-    FilePasses,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    belongs_to_lightning,
-    evaluates,
-    is_test,
-    loaders,
-    location_of,
-    rule,
-    several_ranks,
-    target_name,
-    unwrapped,
-)
+from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, loaders, target_name
+from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
 
 
 @rule(

@@ -6,21 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    SAMPLER,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    evaluates,
-    is_test,
-    loaders,
-    rank_condition,
-    rule,
-    several_ranks,
-    target_name,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import evaluates, loaders, target_name
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 
 _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
 """Files whose kernels need whole batches in evaluation, too, or whose ranks meet in each forward pass."""

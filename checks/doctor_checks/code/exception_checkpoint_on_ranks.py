@@ -5,18 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    hooks,
-    rule,
-    several_ranks,
-    trains_on_several,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.training import hooks, several_ranks, trains_on_several
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

@@ -6,22 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    RANK_WORDS,
-    FileFails,
-    FilePasses,
-    FunctionNode,
-    Script,
-    Severity,
-    Violation,
-    calls_of,
-    is_test,
-    may_run_alone,
-    rule,
-    run_by_all,
-    several_ranks,
-    words_behind,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import words_behind
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.single_rank import may_run_alone
+from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks
 
 _WRITERS = {
     "torch.save": ("f", 1),

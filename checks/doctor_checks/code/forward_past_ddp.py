@@ -5,19 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    ACCELERATOR,
-    DDP,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    has_backward,
-    is_for_evaluation,
-    rank_condition,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import is_for_evaluation
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.training import ACCELERATOR, DDP, has_backward
 
 _WITHOUT = ("no_grad", "inference_mode")
 

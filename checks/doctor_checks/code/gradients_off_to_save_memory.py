@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import FileFails, FilePasses, Script, Severity, Violation, hooks, lightning_modules, loops, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.training import hooks, lightning_modules, loops
 
 _OFF = ("torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad")
 _ON = ("enable_grad", "set_grad_enabled")

@@ -6,21 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    ACCELERATOR,
-    DDP,
-    FABRIC,
-    FileFails,
-    FilePasses,
-    Loop,
-    Script,
-    Severity,
-    Violation,
-    is_test,
-    loops,
-    rule,
-    trains_on_several,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
 
 _SPARES = re.compile(
     r"\bno_sync\b|\bno_backward_sync\b|\brequire_backward_grad_sync\b|\baccumulate\(|set_requires_gradient_sync|set_gradient_accumulation_boundary|\bmaybe_no_sync\b"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import LOADER, UNKNOWN, FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.training import LOADER
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

@@ -6,29 +6,16 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import (
-    HALF,
-    STRATEGIES_AS_ACCELERATORS,
-    TRAINER,
-    UNKNOWN,
-    Edit,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    hooks,
-    is_older,
-    lightning_hook,
-    lightning_import,
-    lightning_modules,
-    lightning_release,
-    rule,
-    trainer_argument,
-    trainer_edits,
-    trainer_method,
-    trainer_strategy,
-)
+from doctor.api import Edit, FileFails, FilePasses, Script, Severity, Violation, is_older, rule
+from doctor.knowledge.lightning_api import argument as trainer_argument
+from doctor.knowledge.lightning_api import hook as lightning_hook
+from doctor.knowledge.lightning_api import imported as lightning_import
+from doctor.knowledge.lightning_api import method as trainer_method
+from doctor.knowledge.lightning_api import strategy as trainer_strategy
+from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, trainer_edits
+from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.training import TRAINER, hooks, lightning_modules
 
 _V1 = (("lightning", "1.9.5"), ("pytorch-lightning", "1.9.5"))
 _V2 = (("lightning", "2.6.6"), ("pytorch-lightning", "2.6.6"))

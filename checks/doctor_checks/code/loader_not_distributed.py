@@ -6,24 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    WRAPPERS,
-    FileFails,
-    FilePasses,
-    LoaderCall,
-    Script,
-    Severity,
-    Violation,
-    data_of,
-    depends_on_ranks,
-    is_iterable,
-    loaders,
-    loops,
-    mentions_ranks,
-    rule,
-    run_by_all,
-    shards_loaders_itself,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import LoaderCall, data_of, depends_on_ranks, is_iterable, loaders, mentions_ranks
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.training import WRAPPERS, loops, shards_loaders_itself
 
 _MADE_UP = re.compile(
     r"^(?:rand|randn|randint|rand_like|randn_like|fake\w*|dummy\w*|synth\w*|toy\w*|"

@@ -5,19 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    Edit,
-    FileFails,
-    FilePasses,
-    RankCondition,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    location_of,
-    rank_condition,
-    rule,
-)
+from doctor.api import Edit, FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.rank_branches import RankCondition, rank_condition
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

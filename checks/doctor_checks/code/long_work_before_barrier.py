@@ -5,20 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    ACCELERATOR,
-    UNKNOWN,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    joins,
-    main_first,
-    rank_condition,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.cuda import joins
+from doctor.lint.python.rank_branches import main_first, rank_condition
+from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.training import ACCELERATOR
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

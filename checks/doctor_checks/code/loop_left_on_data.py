@@ -6,23 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    disagreement,
-    gradients_reduced,
-    hooks,
-    lightning_modules,
-    rank_condition,
-    rule,
-    several_ranks,
-    swallows_error,
-    unwrapped,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.swallowed_errors import swallows_error
+from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 

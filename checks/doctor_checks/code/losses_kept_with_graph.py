@@ -5,19 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    FileFails,
-    FilePasses,
-    FunctionNode,
-    ReplaceExpression,
-    Script,
-    Severity,
-    Violation,
-    hooks,
-    lightning_modules,
-    location_of,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, ReplaceExpression, Script, Severity, Violation, location_of, rule
+from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.training import hooks, lightning_modules
 
 _FREE = ("item", "detach", "tolist", "cpu", "numpy", "data")
 _PLAIN = ("float", "int", "str", "repr", "len")

@@ -6,24 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    MODULE,
-    TRAINER,
-    FileFails,
-    FilePasses,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    hooks,
-    is_test,
-    lightning_modules,
-    location_of,
-    rank_condition,
-    rule,
-    several_ranks,
-    words_behind,
-)
+from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.loader_calls import words_behind
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.training import MODULE, TRAINER, hooks, is_test, lightning_modules, several_ranks
 
 _STEPS = ("validation_step", "test_step")
 _ENDS = ("on_validation_epoch_end", "on_test_epoch_end", "validation_epoch_end", "test_epoch_end")

@@ -6,19 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.api import (
-    FABRIC,
-    LOADER,
-    TRAINER,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    rule,
-    runs_alone,
-    several_ranks,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.training import FABRIC, LOADER, TRAINER, several_ranks
 
 _ALL_CORES = ("os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count", "psutil.cpu_count")
 _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import FSDP, FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.training import FSDP
 
 
 @rule(

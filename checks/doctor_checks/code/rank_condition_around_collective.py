@@ -5,21 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    CollectiveCall,
-    FileFails,
-    FilePasses,
-    RankCondition,
-    Script,
-    Severity,
-    Violation,
-    collectives_of,
-    main_first,
-    rank_condition,
-    rule,
-    trains_on_several,
-    unmatched_condition,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.collectives import CollectiveCall, collectives_of
+from doctor.lint.python.matching_collectives import unmatched_condition
+from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
+from doctor.lint.python.training import trains_on_several
 
 
 def _cases() -> tuple[FileFails | FilePasses, ...]:

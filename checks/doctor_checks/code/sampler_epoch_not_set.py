@@ -5,25 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    SAMPLER,
-    FileFails,
-    FilePasses,
-    InsertStatement,
-    Loop,
-    Script,
-    Severity,
-    Violation,
-    calls_of,
-    depends_on_ranks,
-    epoch_loops,
-    evaluates,
-    location_of,
-    loops,
-    rule,
-    shards_loaders_itself,
-    target_name,
-)
+from doctor.api import FileFails, FilePasses, InsertStatement, Script, Severity, Violation, location_of, rule
+from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
+from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself
 
 
 @rule(

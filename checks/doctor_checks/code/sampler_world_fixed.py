@@ -6,18 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    SAMPLER,
-    WRAPPERS,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    is_test,
-    rule,
-    words_behind,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import words_behind
+from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test
 
 _JOINS = "torch.distributed.init_process_group"
 _SEVERAL = (*WRAPPERS, _JOINS, "deepspeed.initialize", "deepspeed.init_distributed")

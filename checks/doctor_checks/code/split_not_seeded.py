@@ -6,19 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    depends_on_ranks,
-    is_rank,
-    rank_condition,
-    rule,
-    run_by_all,
-    several_ranks,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import depends_on_ranks
+from doctor.lint.python.rank_branches import is_rank, rank_condition
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.training import several_ranks
 
 _SPLITS = {
     "torch.utils.data.random_split": ("generator", 2),

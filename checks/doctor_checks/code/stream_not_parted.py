@@ -6,21 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    ACCELERATOR,
-    LOADERS,
-    FileFails,
-    FilePasses,
-    Script,
-    Severity,
-    Violation,
-    data_of,
-    loaders,
-    mentions_ranks,
-    rule,
-    several_ranks,
-    shards_loaders_itself,
-)
+from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import LOADERS, data_of, loaders, mentions_ranks
+from doctor.lint.python.training import ACCELERATOR, several_ranks, shards_loaders_itself
 
 _STREAM = "torch.utils.data.IterableDataset"
 _PARTS = re.compile(

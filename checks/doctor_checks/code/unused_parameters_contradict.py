@@ -5,24 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.lint.api import (
-    DDP,
-    FABRIC,
-    TRAINER,
-    FileFails,
-    FilePasses,
-    Script,
-    SetArgument,
-    Severity,
-    Violation,
-    hooks,
-    is_older,
-    lightning_modules,
-    lightning_release,
-    location_of,
-    rule,
-    trains_on_several,
-)
+from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, is_older, location_of, rule
+from doctor.lint.python.lightning_version import lightning_release
+from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
 
 _CHECKPOINT = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
 _KWARGS = ("accelerate.DistributedDataParallelKwargs", "accelerate.utils.DistributedDataParallelKwargs")

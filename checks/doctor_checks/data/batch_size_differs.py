@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     EVALUATION,
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderEpoch,
-    LoaderFacts,
-    MajoritySplit,
-    Passes,
     PeerLoaders,
     RankLoader,
+    advice,
+    divided_loaders,
+    loader_hook,
+    split_by,
+    why_not_divided,
+)
+from doctor.api import (
+    Finding,
+    Job,
+    MajoritySplit,
     Scope,
     Severity,
     Skip,
-    TrainingFacts,
     Verdict,
-    advice,
     check,
     correlates,
     describe,
-    divided_loaders,
     event_groups,
     finding_from_logs,
-    loader_hook,
-    logged,
     ranks_in_words,
-    running,
-    split_by,
-    why_not_divided,
-    with_loader,
 )
+from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, logged, running, with_loader
 
 
 def _seeing(sketch: JobBuilder, rank: int, *sizes: int, samples: int = 3200) -> JobBuilder:

@@ -5,43 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.logs.root_event import exceptions
+from doctor.analysis.rank_loaders import (
     EVALUATION,
     TRAINING,
+    PeerLoaders,
+    advice,
+    limit_argument,
+    loader_hook,
+    odd_by_count,
+    peer_loaders,
+    split_by,
+)
+from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
-    LoaderEpoch,
-    LoaderFacts,
-    Passes,
-    PeerLoaders,
-    ProgressFacts,
     Scope,
     Severity,
     Skip,
-    TrainingFacts,
     Unknown,
     Verdict,
-    advice,
     check,
     correlates,
     describe,
     event_groups,
-    exceptions,
     finding_from_logs,
-    in_a_loop,
-    limit_argument,
-    loader_hook,
-    logged,
-    odd_by_count,
-    peer_loaders,
     ranks_in_words,
-    running,
-    split_by,
-    with_loader,
 )
+from doctor.facts import LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader
 
 _CONSEQUENCES = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 

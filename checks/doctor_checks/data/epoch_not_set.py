@@ -5,35 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     LEAST_DRAWN,
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderEpoch,
-    LoaderFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Sampler,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Verdict,
     advice,
-    check,
-    drawing,
-    merge,
     peer_loaders,
-    running,
     same_order,
-    with_loader,
-    with_sampler,
 )
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
+from doctor.testing.loader_cases import drawing
 
 _SHUFFLED = (40, 7, 93, 12, 66, 5, 81, 30, 54, 19)
 _OTHERWISE = (12, 93, 5, 40, 30, 7, 54, 66, 19, 81)

@@ -5,33 +5,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     EVALUATION,
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderEpoch,
-    LoaderFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Verdict,
     advice,
-    check,
-    in_a_loop,
     loader_hook,
     peer_loaders,
-    ranks_in_words,
-    running,
-    with_loader,
 )
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
 
 
 class _IdenticalStreams(NamedTuple):

@@ -5,48 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     EVALUATION,
     TRAINING,
-    Collective,
-    EventGroup,
-    Fails,
-    Finding,
-    Frame,
-    Job,
-    JobBuilder,
-    LoaderFacts,
-    MajoritySplit,
-    Passes,
     PeerLoaders,
-    ProgressFacts,
     RankLoader,
-    RecorderFacts,
+    advice,
+    batches_of,
+    limit_argument,
+    loader_hook,
+    odd_by_count,
+    peer_loaders,
+    split_by,
+)
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    MajoritySplit,
     Scope,
     Severity,
     Skip,
-    TrainingFacts,
     Unknown,
     Verdict,
-    advice,
-    batches_of,
     check,
     correlates,
     describe,
     event_groups,
     finding_from_logs,
-    in_a_loop,
-    limit_argument,
-    loader_hook,
-    logged,
-    odd_by_count,
-    peer_loaders,
     ranks_in_words,
-    running,
-    split_by,
-    with_loader,
-    with_sampler,
 )
+from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
 
 _CONSEQUENCES = ("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 _SHARDED = ("fsdp", "deepspeed_stage_3", "model_parallel", "FullyShardedDataParallel")

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Sampler,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Variable,
-    Verdict,
     advice,
-    check,
     divided_loaders,
-    drawing,
-    in_a_loop,
     newest_common_epoch,
-    ranks_in_words,
-    running,
     same_contents,
     same_order,
     why_not_divided,
-    with_loader,
 )
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderFacts, Sampler, TrainingFacts, Variable
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
+from doctor.testing.loader_cases import drawing
 
 _PLAIN = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
 """Samplers of torch, which know nothing of ranks."""

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     EVALUATION,
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Sampler,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Verdict,
     advice,
-    check,
-    in_a_loop,
     loader_hook,
-    merge,
     peer_loaders,
-    running,
-    with_loader,
-    with_sampler,
 )
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.facts import LoaderFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
 
 
 def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBuilder:

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderFacts,
-    MajoritySplit,
-    ModelFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Sampler,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Verdict,
     advice,
-    check,
-    correlates,
-    describe,
     divided_loaders,
-    drawing,
     newest_common_epoch,
-    ranks_in_words,
-    running,
     same_data_set,
     shared_draws,
     split_by,
     why_not_divided,
-    with_loader,
-    with_sampler,
 )
+from doctor.api import (
+    Finding,
+    Job,
+    MajoritySplit,
+    Scope,
+    Severity,
+    Skip,
+    Verdict,
+    check,
+    correlates,
+    describe,
+    ranks_in_words,
+)
+from doctor.facts import LoaderFacts, ModelFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
+from doctor.testing.loader_cases import drawing
 
 _RANDOM = ("RandomSampler", "SubsetRandomSampler", "SeedableRandomSampler")
 

@@ -5,37 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.rank_loaders import (
     TRAINING,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LoaderEpoch,
-    LoaderFacts,
-    Passes,
     PeerLoaders,
     RankLoader,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Verdict,
     advice,
-    check,
     divided_loaders,
-    drawing,
-    in_a_loop,
     newest_common_epoch,
-    ranks_in_words,
-    running,
     same_contents,
     same_data_set,
     shared_draws_by_position,
-    with_loader,
-    with_sampler,
 )
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
+from doctor.testing.loader_cases import drawing
 
 
 class _Drawn(NamedTuple):

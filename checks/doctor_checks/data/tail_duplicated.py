@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Loader,
-    LoaderFacts,
-    Passes,
-    PeerLoaders,
-    Sampler,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Verdict,
-    advice,
-    check,
-    loader_hook,
-    peer_loaders,
-    running,
-    with_loader,
-)
+from doctor.analysis.rank_loaders import PeerLoaders, advice, loader_hook, peer_loaders
+from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
+from doctor.facts import Loader, LoaderFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running, with_loader
 
 
 def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, limit: int | None = None) -> JobBuilder:

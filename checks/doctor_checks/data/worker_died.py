@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    is_logged,
-    logged,
-)
+from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.testing import Fails, Passes, logged
 
 _NAMED_ELSEWHERE = (
     "cuda.fork",

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    Job,
-    Loader,
-    LoaderFacts,
-    LocalRanks,
-    Passes,
-    ProcessFacts,
-    Rank,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    Unknown,
-    Verdict,
-    advice,
-    check,
-    running,
-    with_loader,
-)
+from doctor.analysis.rank_loaders import advice
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import HostFacts, Loader, LoaderFacts, ProcessFacts, TrainingFacts
+from doctor.testing import Fails, Passes, running, with_loader
 
 
 class _Crew(NamedTuple):

@@ -5,32 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import backend_asked, processor_asked
 from doctor.api import (
-    EnvironmentFacts,
     EventGroup,
-    Fails,
     Finding,
-    GpuFacts,
     IdenticalRanks,
     Job,
-    JobBuilder,
-    MissingReason,
-    Passes,
     Severity,
     Skip,
-    SoftwareFacts,
-    TorchBuild,
-    TrainerFacts,
     Unknown,
     Verdict,
-    backend_asked,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    processor_asked,
 )
+from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 BUILT_IN = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl"})
 """Backends that are part of torch or not at all (torch/distributed/distributed_c10d.py, class Backend); any other name

@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
-    Job,
-    LocalRanks,
-    Passes,
-    Scope,
-    Severity,
-    TrainingFacts,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    hidden_of_gpus,
-    running,
-    shares_by_host,
-)
+from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, shares_by_host
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import Gpu, GpuFacts, TrainingFacts
+from doctor.testing import Fails, Passes, healthy, running
 
 HELD_BACK = {
     "hardware-slowdown": "hardware slow-down",

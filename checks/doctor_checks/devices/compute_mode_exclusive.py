@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    GpuProcess,
-    HostFacts,
-    Job,
-    LocalRanks,
-    Passes,
-    Rank,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
+from doctor.analysis.visible_devices import (
     VisibleDevice,
-    check,
     devices_of,
-    healthy,
     hidden_of_gpus,
     is_foreign,
     process_ids,
     sees_host_processes,
     shares_by_machine,
 )
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import EnvironmentFacts, Gpu, GpuFacts, GpuProcess, HostFacts
+from doctor.testing import Fails, Passes, healthy
 
 LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 

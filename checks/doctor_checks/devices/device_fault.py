@@ -6,19 +6,17 @@ from collections.abc import Iterator
 
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     Job,
-    Passes,
     Severity,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
     line_of,
-    logged,
     ranks_in_words,
 )
+from doctor.testing import Fails, Passes, logged
 
 
 @check(

@@ -6,32 +6,12 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    JobBuilder,
-    MissingReason,
-    Passes,
-    Rank,
-    RunMemoryFacts,
-    Severity,
-    Skip,
-    StepFacts,
-    TrainingFacts,
-    Unknown,
-    Verdict,
-    VisibleDevice,
-    Window,
-    check,
-    devices_of,
-    mebibytes,
-    running,
-    typical_parts,
-    typical_total,
-    uses_lightning,
-)
+from doctor.analysis.stats.rank_roles import uses_lightning
+from doctor.analysis.stats.step_times import typical_parts, typical_total
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes
+from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import GpuFacts, MissingReason, RunMemoryFacts, StepFacts, TrainingFacts, Window
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import GpuSharers, bus_key, is_data_centre, shares_by_host
+from doctor.analysis.xid_events import logged_xids, xids_of
 from doctor.api import (
-    DriverFacts,
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
-    HostFacts,
     Job,
-    KernelEvent,
-    KernelLogFacts,
-    LaunchFacts,
     LocalRanks,
-    MissingReason,
-    Passes,
     Scope,
     Severity,
-    SlurmFacts,
     Unknown,
     Verdict,
-    bus_key,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    is_data_centre,
     is_logged,
-    logged,
-    logged_xids,
-    shares_by_host,
-    xids_of,
 )
+from doctor.facts import (
+    DriverFacts,
+    Gpu,
+    GpuFacts,
+    HostFacts,
+    KernelEvent,
+    KernelLogFacts,
+    LaunchFacts,
+    MissingReason,
+    SlurmFacts,
+)
+from doctor.testing import Fails, Passes, healthy, logged
 
 TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot")
 """nvml.h nvmlDeviceGpuRecoveryAction_t: what the driver wants before it lets new work on the GPU."""

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    GpuProcess,
+from doctor.analysis.visible_devices import (
     GpuSharers,
-    HostFacts,
-    Job,
-    LocalRanks,
-    MigDevice,
-    Passes,
-    ProcessFacts,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
     is_foreign,
     mebibytes,
     process_ids,
     sees_host_processes,
     shares_by_machine,
 )
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, ProcessFacts
+from doctor.testing import Fails, Passes, healthy
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from doctor.analysis.visible_devices import (
+    VisibleDevice,
+    asks_to_share,
+    devices_of,
+    has_own_gpus,
+    on_processor,
+    parse_visible_devices,
+    uses_nccl,
+    visible_gpus,
+)
 from doctor.api import (
-    EnvironmentFacts,
-    Event,
-    Fails,
     Finding,
-    GpuFacts,
     Job,
     LocalRanks,
-    Passes,
     Rank,
     Scope,
     Severity,
     Skip,
-    TrainerFacts,
-    TrainingFacts,
     Unknown,
     Verdict,
-    VisibleDevice,
-    asks_to_share,
     check,
-    devices_of,
     event_groups,
     finding_from_logs,
-    has_own_gpus,
-    healthy,
-    logged,
-    on_processor,
-    parse_visible_devices,
     ranks_in_words,
-    running,
-    uses_nccl,
-    visible_gpus,
 )
+from doctor.facts import EnvironmentFacts, Event, GpuFacts, TrainerFacts, TrainingFacts
+from doctor.testing import Fails, Passes, healthy, logged, running
 
 
 def _told(job: Job) -> Iterator[Finding]:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from doctor.api import (
-    DeviceSpeed,
-    DeviceSpeedFacts,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    JobBuilder,
-    Passes,
-    Scope,
-    Severity,
-    Skip,
-    SlowCopies,
-    SlowDevice,
-    Unknown,
-    Verdict,
-    check,
-    compare_devices,
-    copies_below,
-    exchanged,
-    healthy,
-    neighbour_finding,
-    slow_neighbours,
-    with_trials,
-)
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.device_speed import SlowDevice, compare_devices
+from doctor.analysis.fabric.p2p_bandwidth import slow_neighbours
+from doctor.analysis.fabric.p2p_findings import neighbour_finding
+from doctor.analysis.fabric.peak_bandwidth import SlowCopies, copies_below
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor.testing.collective_timings import exchanged
 
 COMES_WITH_OTHERS = ("out of memory", "busy or unavailable", "is this rank's", "memory are free", "no answer within")
 """Errors that say more of the moment, or of the doctor, than of the device."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
+from doctor.analysis.visible_devices import mebibytes, shares_by_host
 from doctor.api import (
     ALONE,
     BaselineDeviation,
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
     Group,
     Job,
-    JobBuilder,
-    LaunchFacts,
     MajoritySplit,
-    MigDevice,
-    Passes,
     Scope,
     Severity,
     Skip,
@@ -26,12 +20,11 @@ from doctor.api import (
     baseline_values,
     check,
     correlates,
-    healthy,
-    mebibytes,
-    shares_by_host,
     split_groups,
     stands_alone,
 )
+from doctor.facts import Gpu, GpuFacts, LaunchFacts, MigDevice
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 GIB = 1 << 30
 

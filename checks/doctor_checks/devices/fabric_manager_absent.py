@@ -6,18 +6,11 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    DriverFacts,
     EventGroup,
-    Fabric,
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
     Job,
     LocalRanks,
-    Passes,
     Scope,
-    Service,
     Severity,
     Skip,
     Unknown,
@@ -25,10 +18,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
     merge,
 )
+from doctor.facts import DriverFacts, Fabric, Gpu, GpuFacts, Service
+from doctor.testing import Fails, Passes, healthy, logged
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    DriverFacts,
-    Fabric,
-    Fails,
     Finding,
-    GpuFacts,
     Job,
-    JobBuilder,
     LocalRanks,
-    NcclFacts,
-    Passes,
     Scope,
-    Service,
     Severity,
     Skip,
     Unknown,
@@ -24,9 +16,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
 )
+from doctor.facts import DriverFacts, Fabric, GpuFacts, NcclFacts, Service
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 Domain = tuple[str, int | None]
 """Cluster and clique."""

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, shares_by_host
+from doctor.analysis.xid_events import XidReport, logged_xids, xids_of
 from doctor.api import (
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
     Job,
-    KernelEvent,
-    KernelLogFacts,
     LocalRanks,
-    Passes,
     Scope,
     Severity,
     Unknown,
     Verdict,
-    XidReport,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    hidden_of_gpus,
-    logged,
-    logged_xids,
-    shares_by_host,
-    xids_of,
 )
+from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    MigDevice,
-    Passes,
-    Rank,
-    Severity,
-    Skip,
-    Verdict,
-    VisibleDevice,
-    check,
-    devices_of,
-    healthy,
-    on_processor,
-    uses_nccl,
-    visible_gpus,
-)
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, on_processor, uses_nccl, visible_gpus
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
+from doctor.facts import EnvironmentFacts, GpuFacts, MigDevice
+from doctor.testing import Fails, Passes, healthy
 
 SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb", 1, 20 << 30, "MIG 2g.20gb"))
 

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    Passes,
-    ProcessFacts,
-    Rank,
-    RdmaFacts,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    devices_of,
-    healthy,
-)
+from doctor.analysis.visible_devices import devices_of
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Verdict, check
+from doctor.facts import Gpu, GpuFacts, ProcessFacts, RdmaFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 LOW = tuple(range(48))
 HIGH = tuple(range(48, 96))

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import GpuSharers, shares_by_host
+from doctor.analysis.xid_events import XidReport, logged_xids, xids_of
 from doctor.api import (
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
     Job,
-    JobBuilder,
-    KernelEvent,
-    KernelLogFacts,
     LocalRanks,
-    MigDevice,
-    NvLink,
-    Passes,
     Scope,
     Severity,
     Unknown,
     Verdict,
-    XidReport,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    logged_xids,
-    shares_by_host,
-    xids_of,
 )
+from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts, MigDevice, NvLink
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0, remote: str = "switch") -> tuple[NvLink, ...]:

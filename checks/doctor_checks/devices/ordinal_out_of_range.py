@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EnvironmentFacts,
-    EventGroup,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    LaunchFacts,
-    NcclFacts,
-    Passes,
-    Rank,
-    Severity,
-    SoftwareFacts,
-    TrainerFacts,
-    TrainingFacts,
-    Unknown,
-    Verdict,
+from doctor.analysis.visible_devices import (
     asks_to_share,
-    check,
-    event_groups,
-    finding_from_logs,
     has_own_gpus,
-    healthy,
-    logged,
     on_processor,
     ordinal_of,
-    running,
     uses_nccl,
     visible_gpus,
 )
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Rank,
+    Severity,
+    Unknown,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+)
+from doctor.facts import EnvironmentFacts, GpuFacts, LaunchFacts, NcclFacts, SoftwareFacts, TrainerFacts, TrainingFacts
+from doctor.testing import Fails, Passes, healthy, logged, running
 
 
 def _told(job: Job) -> Iterator[Finding]:

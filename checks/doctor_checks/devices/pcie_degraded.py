@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
-    Job,
-    LocalRanks,
-    Passes,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    hidden_of_gpus,
-    is_data_centre,
-    shares_by_host,
-)
+from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, is_data_centre, shares_by_host
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import Gpu, GpuFacts
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import GpuSharers, is_data_centre, shares_by_host
 from doctor.api import (
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
-    GpuSharers,
-    HostFacts,
     Job,
     LocalRanks,
-    MigDevice,
-    NcclFacts,
-    Passes,
-    PeerLink,
     Scope,
     Severity,
     Skip,
@@ -25,12 +17,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    is_data_centre,
     is_logged,
-    logged,
-    shares_by_host,
 )
+from doctor.facts import Gpu, GpuFacts, HostFacts, MigDevice, NcclFacts, PeerLink
+from doctor.testing import Fails, Passes, healthy, logged
 
 NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
 """Paths over which NCCL uses peer access by default (NCCL src/graph/paths.cc, PATH_PXB)."""

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    hidden_of_gpus,
-    is_data_centre,
-    merge,
-    shares_by_host,
-)
+from doctor.analysis.visible_devices import hidden_of_gpus, is_data_centre, shares_by_host
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.facts import GpuFacts
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

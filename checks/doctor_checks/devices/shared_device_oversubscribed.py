@@ -5,29 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from doctor.api import (
-    EstimateFacts,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    Passes,
-    Rank,
-    RunMemoryFacts,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    VisibleDevice,
-    check,
-    devices_of,
-    healthy,
-    mebibytes,
-    running,
-)
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import EstimateFacts, GpuFacts, RunMemoryFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 
 GIB = 1 << 30
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import has_own_gpus, visible_gpus
 from doctor.api import (
-    EnvironmentFacts,
-    Fails,
     Finding,
-    GpuFacts,
     Job,
     LocalRanks,
-    MissingReason,
-    Passes,
     Rank,
     Scope,
     Severity,
@@ -22,11 +18,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    has_own_gpus,
-    healthy,
-    logged,
-    visible_gpus,
 )
+from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason
+from doctor.testing import Fails, Passes, healthy, logged
 
 View = tuple[str, ...]
 

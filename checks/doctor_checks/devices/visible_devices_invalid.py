@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    MissingReason,
-    Passes,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    parse_visible_devices,
-    visible_gpus,
-)
+from doctor.analysis.visible_devices import parse_visible_devices, visible_gpus
+from doctor.api import Finding, Job, Severity, Unknown, Verdict, check
+from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

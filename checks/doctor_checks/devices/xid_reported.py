@@ -4,30 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    KernelEvent,
-    KernelLogFacts,
-    LocalRanks,
-    LoggedXid,
-    MissingReason,
-    Passes,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    XidReport,
-    check,
-    finding_from_logs,
-    healthy,
-    logged,
-    logged_xids,
-    xids_of,
-)
+from doctor.analysis.xid_events import LoggedXid, XidReport, logged_xids, xids_of
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check, finding_from_logs
+from doctor.facts import GpuFacts, KernelEvent, KernelLogFacts, MissingReason
+from doctor.testing import Fails, Passes, healthy, logged
 
 OWN = ("hardware", "application", "notice")
 ALL = (*OWN, "memory", "nvlink", "lost")

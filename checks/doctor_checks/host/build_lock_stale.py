@@ -6,33 +6,23 @@ import shlex
 from collections.abc import Iterator
 
 from doctor.api import (
-    BuildLock,
     EventGroup,
-    Fails,
     Finding,
-    Frame,
     Job,
-    JobBuilder,
     LocalRanks,
-    Passes,
-    ProgressFacts,
     Rank,
     Scope,
     Severity,
-    SoftwareFacts,
-    StorageFacts,
-    TorchBuild,
     Unknown,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
     is_older,
-    logged,
     ranks_in_words,
-    running,
 )
+from doctor.facts import BuildLock, Frame, ProgressFacts, SoftwareFacts, StorageFacts, TorchBuild
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 
 ADVISORY_SINCE = "2.14"
 """From this torch on the file is locked with flock, which ends with its holder; it stays behind after every build and

@@ -6,23 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.api import (
-    ClockFacts,
-    Fails,
-    Finding,
-    HostFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    Passes,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-)
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import ClockFacts, HostFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 SHOWN = 16
 """Hosts whose offset stands in the evidence."""

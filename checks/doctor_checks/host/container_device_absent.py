@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from doctor.analysis.interface_choice import what_forces_sockets
+from doctor.analysis.visible_devices import on_processor
 from doctor.api import (
-    DriverFacts,
     EventGroup,
-    Fails,
     Finding,
-    GpuFacts,
-    HostFacts,
     Job,
-    JobBuilder,
     LocalRanks,
-    MissingReason,
-    NcclFacts,
-    Passes,
-    RdmaDevice,
-    RdmaFacts,
     Scope,
     Severity,
     Skip,
@@ -27,11 +19,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    on_processor,
-    what_forces_sockets,
 )
+from doctor.facts import DriverFacts, GpuFacts, HostFacts, MissingReason, NcclFacts, RdmaDevice, RdmaFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _WSL = "5.15.167.4-microsoft-standard-WSL2"
 

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    HostUseFacts,
-    Job,
-    LocalRanks,
-    Passes,
-    ProcessFacts,
-    Rank,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    running,
-)
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import HostFacts, HostUseFacts, ProcessFacts
+from doctor.testing import Fails, Passes, healthy, running
 
 SHOWN = 16
 """Hosts whose numbers stand in the evidence."""

@@ -4,29 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    GpuFacts,
-    GpuProcess,
-    Job,
-    JobBuilder,
-    Namespace,
-    Passes,
-    ProcessFacts,
-    Rank,
-    Scope,
-    Severity,
-    Skip,
-    TrainerFacts,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    healthy,
-    logged,
-    on_processor,
-)
+from doctor.analysis.visible_devices import on_processor
+from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import GpuFacts, GpuProcess, Namespace, ProcessFacts, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in include/linux/proc_ns.h: here a process has the number that the driver knows it by."""

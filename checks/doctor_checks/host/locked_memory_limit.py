@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from doctor.analysis.interface_choice import data_goes_by_sockets
+from doctor.analysis.visible_devices import uses_nccl
 from doctor.api import (
-    UNLIMITED,
-    Fails,
     Finding,
-    GpuFacts,
     Job,
-    JobBuilder,
-    Limit,
-    MissingReason,
-    NcclFacts,
-    Passes,
-    ProcessFacts,
     Rank,
-    RdmaFacts,
     Scope,
     Severity,
     Skip,
     Unknown,
     Verdict,
     check,
-    data_goes_by_sockets,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    uses_nccl,
 )
+from doctor.facts import UNLIMITED, GpuFacts, Limit, MissingReason, NcclFacts, ProcessFacts, RdmaFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 NEEDED = 1 << 30
 """Bytes. One NCCL connection registers its buffers: 4 MiB (Simple), 4.7 MiB (LL128) and 0.5 MiB (LL), the defaults in

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    UNLIMITED,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
-    Limit,
-    Passes,
-    ProcessFacts,
     Scope,
     Severity,
     Unknown,
@@ -20,10 +14,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
     is_logged,
-    logged,
 )
+from doctor.facts import UNLIMITED, Limit, ProcessFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _limited(soft: int, hard: int) -> JobBuilder:

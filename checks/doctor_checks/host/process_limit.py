@@ -6,17 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from doctor.api import (
-    UNLIMITED,
-    Fails,
     Finding,
-    HostFacts,
     Job,
-    JobBuilder,
-    Limit,
     LocalRanks,
-    Namespace,
-    Passes,
-    ProcessFacts,
     Rank,
     Scope,
     Severity,
@@ -25,9 +17,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
 )
+from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 THREADS_OF_A_RANK = 32
 """Threads of a rank beside its OpenMP ones. A DDP rank on one GPU has about 30: Python, the autograd engine's (one a

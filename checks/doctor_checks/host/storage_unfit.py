@@ -5,34 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from doctor.api import (
-    Directory,
-    Fails,
-    Failure,
-    Finding,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    Passes,
-    ProgressFacts,
-    Rank,
-    Scope,
-    Severity,
-    StorageFacts,
-    TrainerFacts,
-    TrainingFacts,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    running,
-    shared_paths,
-    slow_storage,
-    storage_apart,
-    storage_findings,
-    storage_tried,
-    storage_unread,
-)
+from doctor.analysis.storage_findings import storage_findings
+from doctor.analysis.storage_speed import shared_paths, slow_storage
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import Directory, Failure, ProgressFacts, StorageFacts, TrainerFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
 
 WORDS = {"checkpoint": "checkpoint", "flight-recorder": "flight-recorder dump", "nccl-debug": "NCCL log"}
 """Roles of directories that are judged, in words. Caches and temporary folders have checks of their own subject."""

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    Job,
-    LocalRanks,
-    Namespace,
-    Passes,
-    ProcessFacts,
-    Rank,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
-    merge,
-)
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.facts import HostFacts, Namespace, ProcessFacts
+from doctor.testing import Fails, Passes, healthy
 
 KINDS = ("shm", "ipc", "pid", "net")
 """What P2P and shared memory go through."""

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Event,
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    events_before,
-    events_of_kinds,
-    failed_before,
-    finding_from_logs,
-    logged,
-)
+from doctor.analysis.logs.event_timeline import events_before, events_of_kinds, failed_before
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 REASONS = (
     ("node fail", "a host of the job failed", 0.9),

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
+from doctor.analysis.interface_choice import release_of
+from doctor.analysis.launch_origin import (
     DirectLaunch,
-    Event,
+    devices_asked,
+    direct_launch,
+    has_value,
+    is_left_alone,
+    is_lightning_slurm,
+    joined_ranks,
+    launch_number,
+    slurm_step,
+)
+from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, spans_hosts
+from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     IdenticalRanks,
     Job,
-    JobBuilder,
-    LaunchFacts,
-    Package,
-    Passes,
     Severity,
-    SoftwareFacts,
-    TrainerFacts,
     Verdict,
     check,
-    devices_asked,
-    direct_launch,
     event_groups,
-    events_of_kinds,
-    failed_before,
     finding_from_logs,
-    has_value,
-    healthy,
-    is_left_alone,
-    is_lightning_slurm,
     is_logged,
-    joined_ranks,
-    launch_number,
-    logged,
     merge,
-    parse_count,
     ranks_in_words,
-    release_of,
-    set_up_after,
-    slurm_step,
-    spans_hosts,
 )
+from doctor.facts import Event, LaunchFacts, Package, SoftwareFacts, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 LAST_THAT_WAITS = (1, 2)
 """Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes

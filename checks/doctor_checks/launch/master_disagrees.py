@@ -6,18 +6,13 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.interface_choice import is_loopback, parse_address
+from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
-    Address,
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Host,
-    Interface,
-    InterfaceFacts,
     Job,
-    MasterFacts,
-    Passes,
     Scope,
     Severity,
     Unknown,
@@ -25,13 +20,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    is_loopback,
-    logged,
-    parse_address,
     ranks_in_words,
-    set_up_after,
 )
+from doctor.facts import Address, Event, Interface, InterfaceFacts, MasterFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 MOST_FINDINGS = 8
 """Places with a finding of their own; more have one cause, such as localhost on every host."""

@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.analysis.logs.event_timeline import events_of_kinds, set_up_after
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
     IdenticalRanks,
     Job,
-    LaunchFacts,
-    Listener,
-    MasterFacts,
-    Passes,
-    ProcessFacts,
     Rank,
     Scope,
     Severity,
@@ -24,12 +18,10 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    events_of_kinds,
     finding_from_logs,
-    healthy,
-    logged,
-    set_up_after,
 )
+from doctor.facts import Event, LaunchFacts, Listener, MasterFacts, ProcessFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 

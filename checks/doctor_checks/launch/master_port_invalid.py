@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    IdenticalRanks,
-    Job,
-    LaunchFacts,
-    Passes,
-    ProcessFacts,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    has_value,
-    healthy,
-    launch_number,
-    merge,
-)
+from doctor.analysis.launch_origin import has_value, launch_number
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Unknown, Verdict, check, merge
+from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
+from doctor.testing import Fails, Passes, healthy
 
 CHOOSERS = ("torchrun", "lightning", "ray", "accelerate", "kubeflow", "sagemaker")
 """Launchers that choose the port themselves: a free one, or one reserved for it."""

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
-    ProcessFacts,
-    Severity,
-    TrainerFacts,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    healthy,
-    inner_launcher,
-    logged,
-    slurm_step,
-)
+from doctor.analysis.launch_origin import inner_launcher, slurm_step
+from doctor.api import Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import LaunchFacts, ProcessFacts, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 STARTS_SCRIPTS = ("ddp", "fsdp", "deepspeed", "hpu_parallel", "model_parallel")
 """Strategies that run the script once more for each device, or spawn fresh interpreters: their launchers are not

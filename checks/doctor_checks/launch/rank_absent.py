@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.launch_origin import absent_by_host, joined_ranks
+from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, set_up_before
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    Passes,
     Scope,
     Severity,
-    SlurmFacts,
     Verdict,
-    absent_by_host,
     check,
     event_groups,
-    events_of_kinds,
-    failed_before,
     finding_from_logs,
-    healthy,
-    joined_ranks,
-    logged,
-    parse_count,
     ranks_in_words,
-    set_up_after,
-    set_up_before,
 )
+from doctor.facts import Event, SlurmFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
 """What others see of a process that is dead or stopped: connections to it that nobody answers."""

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    LaunchFacts,
-    Passes,
-    ProcessFacts,
-    Rank,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    direct_launch,
-    event_groups,
-    finding_from_logs,
-    healthy,
-    logged,
-    parse_count,
-)
+from doctor.analysis.launch_origin import direct_launch
+from doctor.analysis.logs.event_timeline import parse_count
+from doctor.api import Finding, Job, Rank, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import LaunchFacts, ProcessFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:

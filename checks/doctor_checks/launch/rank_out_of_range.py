@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Job,
-    LaunchFacts,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    healthy,
-    launch_number,
-)
+from doctor.analysis.launch_origin import launch_number
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check
+from doctor.facts import LaunchFacts
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    LOCAL_RANK_NAMES,
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    has_value,
-    healthy,
-    inner_launcher,
-    launch_number,
-    merge,
-)
+from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, has_value, inner_launcher, launch_number
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, merge
+from doctor.facts import LaunchFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""

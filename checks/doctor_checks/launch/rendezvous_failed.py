@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Event,
-    EventGroup,
-    Fails,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    events_of_kinds,
-    finding_from_logs,
-    launch_setting,
-    logged,
-    set_up_before,
-)
+from doctor.analysis.logs.event_timeline import events_of_kinds, launch_setting, set_up_before
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 _KINDS = ("elastic.rdzv_connect", "elastic.rdzv_timeout")
 _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous")

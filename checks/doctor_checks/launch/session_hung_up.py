@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Fails, Job, Passes, Scope, Severity, Verdict, check, event_groups, finding_from_logs, logged
+from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.testing import Fails, Passes, logged
 
 
 @check(

@@ -5,40 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.launch_origin import devices_asked, has_value, inner_launcher, launch_number, slurm_step
+from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_gpus
 from doctor.api import (
-    EnvironmentFacts,
-    Fails,
     Finding,
-    GpuFacts,
     IdenticalRanks,
     Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
     Rank,
     Scope,
     Severity,
     Skip,
-    SlurmFacts,
-    TrainerFacts,
     Verdict,
-    bound_per_task,
     check,
-    devices_asked,
     event_groups,
     finding_from_logs,
-    has_value,
-    healthy,
-    inner_launcher,
     is_logged,
-    launch_number,
-    logged,
-    on_processor,
-    parse_visible_devices,
     ranks_in_words,
-    slurm_step,
-    visible_gpus,
 )
+from doctor.facts import EnvironmentFacts, GpuFacts, LaunchFacts, SlurmFacts, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 OPTIONS = (
     "SLURM_GPUS_PER_TASK",

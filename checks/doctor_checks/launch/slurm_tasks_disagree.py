@@ -5,40 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from doctor.api import (
-    EventGroup,
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
-    Scope,
-    Severity,
-    Skip,
-    SlurmFacts,
-    TrainerFacts,
-    Verdict,
-    check,
-    event_groups,
-    failed_before,
-    finding_from_logs,
+from doctor.analysis.launch_origin import (
     has_value,
-    healthy,
     inner_launcher,
     is_interactive_job,
     is_lightning_slurm,
-    is_logged,
     joined_ranks,
     launch_number,
-    logged,
-    merge,
-    parse_count,
-    set_up_after,
     slurm_step,
     starts_tasks_unlaunched,
 )
+from doctor.analysis.logs.event_timeline import failed_before, parse_count, set_up_after
+from doctor.api import (
+    EventGroup,
+    Finding,
+    IdenticalRanks,
+    Job,
+    Scope,
+    Severity,
+    Skip,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    is_logged,
+    merge,
+)
+from doctor.facts import LaunchFacts, SlurmFacts, TrainerFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 NUMBERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "task", "tasks"),

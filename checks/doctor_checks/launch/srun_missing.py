@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    has_value,
-    healthy,
-    launch_number,
-    starts_tasks_unlaunched,
-)
+from doctor.analysis.launch_origin import has_value, launch_number, starts_tasks_unlaunched
+from doctor.api import Finding, Job, Severity, Verdict, check
+from doctor.facts import LaunchFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 
 @check(

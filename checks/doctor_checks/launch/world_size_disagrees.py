@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from doctor.analysis.launch_origin import direct_launch, has_value, launch_number
 from doctor.api import (
-    Fails,
     Finding,
     Group,
     IdenticalRanks,
     Job,
-    JobBuilder,
-    LaunchFacts,
-    Passes,
     Scope,
     Severity,
     Verdict,
     check,
     correlates,
     describe,
-    direct_launch,
-    has_value,
-    healthy,
-    launch_number,
     merge,
     ranks_in_words,
     split,
 )
+from doctor.facts import LaunchFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""

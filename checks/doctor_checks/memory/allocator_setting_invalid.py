@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Severity,
-    SoftwareFacts,
-    TorchBuild,
-    Verdict,
-    allocator_complaints,
-    allocator_options,
-    check,
-    group_by_value,
-    healthy,
-    within,
-)
+from doctor.analysis.effective_settings import group_by_value
+from doctor.api import Finding, Job, Severity, Verdict, check
+from doctor.facts import EnvironmentFacts, SoftwareFacts, TorchBuild
+from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
+from doctor.knowledge.alloc_conf import split_options as allocator_options
+from doctor.knowledge.releases import within
+from doctor.testing import Fails, Passes, healthy
 
 _CUDA = "PYTORCH_CUDA_ALLOC_CONF"
 _GENERAL = "PYTORCH_ALLOC_CONF"

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Frame,
-    Holder,
-    Job,
-    MemorySnapshotFacts,
-    OomEvent,
-    Passes,
-    RefusedAllocation,
-    Severity,
-    Verdict,
-    as_event_groups,
-    check,
-    exhaustions,
-    finding_from_logs,
-    logged,
-    mebibytes,
-    numbers_of,
-    place_of_frame,
-    running,
-)
+from doctor.analysis.call_sites import place_of_frame
+from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, Severity, Verdict, check, finding_from_logs
+from doctor.facts import Frame, Holder, MemorySnapshotFacts, RefusedAllocation
+from doctor.testing import Fails, Passes, logged, running
 
 _WORDS = {
     "demand": "its own tensors fill it",

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    GpuProcess,
+from doctor.analysis.visible_devices import (
     GpuSharers,
-    HostFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    MigDevice,
-    MissingReason,
-    Passes,
-    ProcessFacts,
-    Rank,
-    RunMemoryFacts,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
-    healthy,
     hidden_of_gpus,
     is_foreign,
     mebibytes,
     process_ids,
-    running,
     sees_host_processes,
     shares_by_machine,
 )
+from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 
 GIB = 1 << 30
 

@@ -5,36 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    LimitForecast,
-    Loader,
-    LoaderFacts,
-    MemorySample,
-    Passes,
-    ProgressFacts,
-    Rank,
-    RunMemoryFacts,
-    Sampler,
-    Severity,
-    Skip,
-    TrainingFacts,
-    TrendLine,
-    Verdict,
-    can_tell,
-    check,
-    long_time,
-    mebibytes,
-    reach,
-    running,
-    same_role,
-    steady_rise,
-    theil_sen,
-    uses_lightning,
-)
+from doctor.analysis.stats.rank_roles import same_role, uses_lightning
+from doctor.analysis.stats.step_times import long_time
+from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, reach, steady_rise, theil_sen
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
+from doctor.facts import Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Passes,
-    Rank,
-    RunMemoryFacts,
-    Severity,
-    Skip,
-    Verdict,
-    allocator_options,
-    as_event_groups,
-    check,
-    event_groups,
-    exhaustions,
-    finding_from_logs,
-    logged,
-    mebibytes,
-    numbers_of,
-    running,
-)
+from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, numbers_of
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import EnvironmentFacts, RunMemoryFacts
+from doctor.knowledge.alloc_conf import split_options as allocator_options
+from doctor.testing import Fails, JobBuilder, Passes, logged, running
 
 GIB = 1 << 30
 MIB = 1 << 20

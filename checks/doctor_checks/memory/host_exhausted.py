@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from doctor.api import (
-    Event,
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    ended_by_signal,
-    event_groups,
-    finding_from_logs,
-    logged,
-    mebibytes,
-)
+from doctor.analysis.logs.oom_events import ended_by_signal
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 _ENDED_BY_OTHERS = ("slurm.cancel", "exit.step_ended", "elastic.force", "elastic.sigkill_left", "pl.child")
 """Messages after which processes are killed by their launcher or the scheduler."""

@@ -5,37 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    Job,
-    JobBuilder,
-    LimitForecast,
-    Loader,
-    LoaderFacts,
-    LocalRanks,
-    MemorySample,
-    Passes,
-    ProgressFacts,
-    Rank,
-    RunMemoryFacts,
-    Scope,
-    Severity,
-    Skip,
-    TrainingFacts,
-    TrendLine,
-    Unknown,
-    Verdict,
-    can_tell,
-    check,
-    long_time,
-    mebibytes,
-    running,
-    steady_rise,
-    time_range,
-    uses_lightning,
-)
+from doctor.analysis.stats.rank_roles import uses_lightning
+from doctor.analysis.stats.step_times import long_time, time_range
+from doctor.analysis.stats.trend import LimitForecast, TrendLine, can_tell, steady_rise
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import HostFacts, Loader, LoaderFacts, MemorySample, ProgressFacts, RunMemoryFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.visible_devices import mebibytes
 from doctor.api import (
-    ChildProcess,
-    EstimateFacts,
-    Fails,
     Finding,
-    HostFacts,
     Job,
-    JobBuilder,
     LocalRanks,
-    MemorySample,
-    Passes,
-    RunMemoryFacts,
     Scope,
     Severity,
     Skip,
@@ -25,11 +18,9 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    mebibytes,
-    running,
 )
+from doctor.facts import ChildProcess, EstimateFacts, HostFacts, MemorySample, RunMemoryFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 
 GIB = 1 << 30
 

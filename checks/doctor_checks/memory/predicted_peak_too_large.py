@@ -4,30 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EstimateFacts,
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    JobBuilder,
-    MemorySample,
-    MigDevice,
-    Passes,
-    Rank,
-    RunMemoryFacts,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    VisibleDevice,
-    check,
-    devices_of,
-    healthy,
-    mebibytes,
-    on_processor,
-    running,
-)
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes, on_processor
+from doctor.api import Finding, Job, Rank, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import EstimateFacts, GpuFacts, MemorySample, MigDevice, RunMemoryFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 
 GIB = 1 << 30
 

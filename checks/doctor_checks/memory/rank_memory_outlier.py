@@ -6,26 +6,12 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    MemorySample,
-    ModelFacts,
-    Outlier,
-    Passes,
-    Rank,
-    RunMemoryFacts,
-    Severity,
-    Skip,
-    Verdict,
-    check,
-    mebibytes,
-    outliers,
-    running,
-    same_role,
-)
+from doctor.analysis.stats.outliers import Outlier, outliers
+from doctor.analysis.stats.rank_roles import same_role
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
+from doctor.facts import MemorySample, ModelFacts, RunMemoryFacts
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 GIB = 1 << 30
 

@@ -7,48 +7,37 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of, on_first_device
+from doctor.analysis.stats.rank_roles import uses_lightning
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes, process_ids, sees_host_processes
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
+    Job,
+    LocalRanks,
+    Rank,
+    Scope,
+    Severity,
+    Skip,
+    Unknown,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+)
+from doctor.facts import (
+    Event,
     Gpu,
     GpuFacts,
     GpuProcess,
     HostFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
     MemorySample,
     ModelFacts,
-    OomEvent,
-    Passes,
     ProcessFacts,
-    Rank,
     RunMemoryFacts,
-    Scope,
-    Severity,
-    Skip,
     TensorShape,
-    Unknown,
-    Verdict,
-    VisibleDevice,
-    as_event_groups,
-    check,
-    devices_of,
-    event_groups,
-    exhaustions,
-    finding_from_logs,
-    healthy,
-    logged,
-    mebibytes,
-    numbers_of,
-    on_first_device,
-    process_ids,
-    running,
-    sees_host_processes,
-    uses_lightning,
 )
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 
 GIB = 1 << 30
 MIB = 1 << 20

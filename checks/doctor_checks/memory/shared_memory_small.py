@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.logs.oom_events import ended_by_signal
+from doctor.analysis.visible_devices import mebibytes, uses_nccl
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
-    Filesystem,
     Finding,
-    GpuFacts,
-    HostFacts,
     Job,
     LocalRanks,
-    NcclFacts,
-    Passes,
-    PeerLink,
     Rank,
     Scope,
     Severity,
-    SoftwareFacts,
     Unknown,
     Verdict,
     check,
-    ended_by_signal,
     event_groups,
     finding_from_logs,
-    healthy,
     is_logged,
-    logged,
-    mebibytes,
     merge,
-    uses_nccl,
-    within,
 )
+from doctor.facts import Event, Filesystem, GpuFacts, HostFacts, NcclFacts, PeerLink, SoftwareFacts
+from doctor.knowledge.releases import within
+from doctor.testing import Fails, Passes, healthy, logged
 
 GIB = 1 << 30
 MIB = 1 << 20

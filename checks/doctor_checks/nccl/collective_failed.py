@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Event,
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    events_of_kinds,
-    failed_before,
-    finding_from_logs,
-    is_logged,
-    logged,
-    recorder_switch,
-)
+from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before
+from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs, is_logged
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 MEANINGS = (
     ("system error", "a call to the system failed: a socket, shared memory or an RDMA device"),

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EffectiveSetting,
+from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, group_by_value
+from doctor.analysis.interface_choice import nccl_matters
+from doctor.analysis.stats.baseline import expected_value
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, describe, source_of, split
+from doctor.facts import (
     EnvironmentFacts,
-    Fails,
-    Finding,
     GpuFacts,
-    IdenticalRanks,
-    Job,
-    JobBuilder,
     NcclFacts,
-    Passes,
-    Severity,
     SoftwareFacts,
     StepFacts,
     TorchBuild,
     TrainerFacts,
     TrainingFacts,
-    Verdict,
-    check,
-    describe,
-    effective_settings,
-    expected_value,
-    group_by_value,
-    healthy,
-    nccl_matters,
-    running,
-    source_of,
-    split,
-    within,
 )
+from doctor.knowledge.releases import within
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 
 _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 

@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Directory,
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    LaunchFacts,
-    Passes,
-    Severity,
-    SoftwareFacts,
-    StorageFacts,
-    TorchBuild,
-    Verdict,
-    check,
-    effective_value,
-    healthy,
-    merge,
-    uses_nccl,
-    within,
-)
+from doctor.analysis.visible_devices import uses_nccl
+from doctor.api import Finding, Job, Severity, Verdict, check, merge
+from doctor.facts import Directory, EnvironmentFacts, LaunchFacts, SoftwareFacts, StorageFacts, TorchBuild
+from doctor.knowledge.releases import within
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.testing import Fails, Passes, healthy
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}

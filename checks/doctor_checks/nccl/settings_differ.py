@@ -8,14 +8,10 @@ from functools import partial
 from doctor.api import (
     ALONE,
     BaselineDeviation,
-    Fails,
     Finding,
     Job,
     MajoritySplit,
-    NcclFacts,
-    Passes,
     Scope,
-    Setting,
     Severity,
     Skip,
     Verdict,
@@ -23,13 +19,14 @@ from doctor.api import (
     check,
     correlates,
     describe,
-    effective_value,
-    healthy,
-    is_foreign_variable,
-    known_variable,
     split,
     stands_alone,
 )
+from doctor.facts import NcclFacts, Setting
+from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.testing import Fails, Passes, healthy
 
 _HOSTS_OWN = {"NCCL_SOCKET_IFNAME": "ens5", "NCCL_IB_HCA": "mlx5_0", "NCCL_HOSTID": "b", "NCCL_DEBUG": "INFO"}
 

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    NcclFacts,
-    Passes,
-    Scope,
-    Setting,
-    Severity,
-    Source,
-    Unknown,
-    Verdict,
-    check,
-    effective_value,
-    group_by_value,
-    healthy,
-)
+from doctor.analysis.effective_settings import group_by_value
+from doctor.api import Finding, Job, Scope, Severity, Source, Unknown, Verdict, check
+from doctor.facts import NcclFacts, Setting
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.testing import Fails, Passes, healthy
 
 _FILE = Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 4)
 _USER = Setting("NCCL_P2P_LEVEL", "SYS", "user file", "/home/ann/.nccl.conf", 1)

@@ -5,24 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    LaunchFacts,
-    Passes,
-    Severity,
-    SlurmFacts,
-    SoftwareFacts,
-    TrainerFacts,
-    Variable,
-    Verdict,
-    check,
-    group_by_value,
-    healthy,
-    uses_nccl,
-    within,
-)
+from doctor.analysis.effective_settings import group_by_value
+from doctor.analysis.visible_devices import uses_nccl
+from doctor.api import Finding, Job, Severity, Verdict, check
+from doctor.facts import LaunchFacts, SlurmFacts, SoftwareFacts, TrainerFacts, Variable
+from doctor.knowledge.releases import within
+from doctor.testing import Fails, Passes, healthy
 
 
 def _hours(limit: float | None) -> SlurmFacts:

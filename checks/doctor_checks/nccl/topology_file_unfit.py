@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.visible_devices import bus_key
 from doctor.api import (
-    Fails,
     Finding,
-    GpuFacts,
     Job,
-    NcclFacts,
-    Passes,
-    ReferencedFile,
     Severity,
     Unknown,
     Verdict,
-    bus_key,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
     merge,
     source_of,
 )
+from doctor.facts import GpuFacts, NcclFacts, ReferencedFile
+from doctor.testing import Fails, Passes, healthy, logged
 
 _PATH = "/opt/topology/ndv5.xml"
 _OWN = ("0000:10:00.0", "0000:11:00.0")

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Gpu,
-    GpuFacts,
-    HostFacts,
-    IdenticalRanks,
-    Job,
-    LaunchFacts,
-    MissingReason,
-    NcclFacts,
-    Passes,
-    PeerLink,
-    Setting,
-    Severity,
-    Verdict,
-    check,
-    healthy,
-    merge,
-    parse_nccl_integer,
-    source_of,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, merge, source_of
+from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.testing import Fails, Passes, healthy
 
 _PCIE = ("internal", "single-switch", "multiple-switches")
 """Paths over PCIe that NCCL uses for peer-to-peer by default (up to PXB, NCCL src/graph/paths.cc)."""

@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    NcclLibrary,
-    Package,
-    Passes,
-    Severity,
-    Skip,
-    SoftwareFacts,
-    Unknown,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    group_by_value,
-    healthy,
-    is_older,
-    logged,
-)
+from doctor.analysis.effective_settings import group_by_value
+from doctor.api import Finding, Job, Severity, Skip, Unknown, Verdict, check, event_groups, finding_from_logs, is_older
+from doctor.facts import NcclLibrary, Package, SoftwareFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 _WHEEL = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
 

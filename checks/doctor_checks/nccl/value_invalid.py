@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EffectiveSetting,
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    NcclFacts,
-    Passes,
-    Setting,
-    SettingsFile,
-    Severity,
-    Verdict,
-    check,
-    effective_settings,
-    healthy,
-    known_variable,
-    merge,
-    only_nccl,
-    parse_nccl_integer,
-    source_of,
-    value_fault,
-)
+from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
+from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.knowledge.variable_values import fault as value_fault
+from doctor.testing import Fails, Passes, healthy
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",

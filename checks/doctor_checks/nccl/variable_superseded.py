@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EffectiveSetting,
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    NcclLibrary,
-    Passes,
-    Severity,
-    SoftwareFacts,
-    TorchBuild,
-    Verdict,
-    check,
-    effective_settings,
-    healthy,
-    known_variable,
-    merge,
-    only_nccl,
-    only_torch,
-    source_of,
-    within,
-)
+from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
+from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.releases import within
+from doctor.testing import Fails, Passes, healthy
 
 _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
 

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EffectiveSetting,
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    Job,
-    NcclFacts,
-    Passes,
-    Setting,
-    Severity,
-    Verdict,
-    check,
-    concerns_nccl,
-    effective_settings,
-    healthy,
-    is_foreign_variable,
-    known_variable,
-    merge,
-    nearest_variable,
-    source_of,
-)
+from doctor.analysis.effective_settings import EffectiveSetting, effective_settings
+from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.facts import EnvironmentFacts, NcclFacts, Setting
+from doctor.knowledge.environment_variables import concerns_nccl
+from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.testing import Fails, Passes, healthy
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",

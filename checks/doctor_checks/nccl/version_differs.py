@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from doctor.analysis.logs.event_timeline import parse_count
 from doctor.api import (
     ALONE,
     BaselineDeviation,
     BaselineValue,
     EventGroup,
-    Fails,
     Finding,
     Group,
     Job,
     MajoritySplit,
-    NcclLibrary,
-    Passes,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
     Unknown,
     Verdict,
     baseline_value,
@@ -28,12 +25,11 @@ from doctor.api import (
     describe,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    parse_count,
     split,
     stands_alone,
 )
+from doctor.facts import NcclLibrary, SoftwareFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 _UNREADABLE = "release not readable"
 

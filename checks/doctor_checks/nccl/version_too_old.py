@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.logs.event_timeline import events_of_kinds
+from doctor.analysis.visible_devices import on_processor
 from doctor.api import (
     EventGroup,
-    Fabric,
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
     Job,
-    NcclFacts,
-    NcclLibrary,
-    Passes,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
     Severity,
     Skip,
-    SoftwareFacts,
-    TorchBuild,
     Unknown,
     Verdict,
     check,
     event_groups,
-    events_of_kinds,
     finding_from_logs,
-    healthy,
-    logged,
     merge,
-    minimum_nccl,
-    on_processor,
-    within,
 )
+from doctor.facts import (
+    Fabric,
+    Gpu,
+    GpuFacts,
+    NcclFacts,
+    NcclLibrary,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    SoftwareFacts,
+    TorchBuild,
+)
+from doctor.knowledge.releases import minimum_nccl, within
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _nccl(version: str) -> tuple[NcclLibrary, ...]:

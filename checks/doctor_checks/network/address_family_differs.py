@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
+from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
 from doctor.api import (
-    CARRIES_NOTHING,
-    CHOICE_SECTIONS,
-    Address,
     BaselineDeviation,
-    Fails,
     Finding,
     IdenticalRanks,
-    Interface,
-    InterfaceEndpoint,
-    InterfaceFacts,
     Job,
-    JobBuilder,
-    MasterFacts,
-    NcclFacts,
-    Passes,
     Scope,
     Severity,
     Skip,
     Verdict,
     baseline_value,
     check,
-    choice_of,
-    healthy,
     split_groups,
 )
+from doctor.facts import Address, Interface, InterfaceFacts, MasterFacts, NcclFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 _NAMES = {"inet": "IPv4", "inet6": "IPv6"}
 _SIX = (Interface("eth0", addresses=(Address("inet6", "fd00::7", 64),)),)

@@ -6,22 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.api import (
-    CollectiveFacts,
-    CollectiveResult,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    correlates,
-    healthy,
-    ranks_in_words,
-    with_trials,
-)
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
+from doctor.facts import CollectiveFacts, CollectiveResult
+from doctor.testing import Fails, Passes, healthy
 
 EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to these are exact in each type, and so are sums of integers that stay below, in whichever order they are

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from doctor.api import (
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.fabric.group_timings import (
     BrokenCollective,
-    CollectiveFacts,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
     SlowGroup,
     TimedGroup,
-    Verdict,
-    breaking,
     broken_collectives,
-    check,
-    correlates,
     culprits_of,
-    healthy,
     in_several_groups,
-    not_set_up,
-    ranks_in_words,
     slow_groups,
-    slow_with,
     timed_groups,
-    timed_on_mesh,
-    usual_seconds,
-    with_trials,
 )
+from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
+from doctor.facts import CollectiveFacts
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.collective_timings import breaking, not_set_up, slow_with, timed_on_mesh, usual_seconds
 
 _SMALL = 4096
 """Bytes: the messages whose time is latency."""

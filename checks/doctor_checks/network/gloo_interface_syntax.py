@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EnvironmentFacts,
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Interface,
-    InterfaceFacts,
-    Job,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    gloo_name_refused,
-    gloo_names,
-    good_interfaces,
-    healthy,
-    logged,
-    looks_like_nccl_syntax,
-    merge,
-    parse_nccl_list,
-)
+from doctor.analysis.interface_choice import gloo_name_refused, good_interfaces
+from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, event_groups, finding_from_logs, merge
+from doctor.facts import EnvironmentFacts, Interface, InterfaceFacts
+from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:

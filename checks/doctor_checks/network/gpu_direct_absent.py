@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    GpuFacts,
-    Job,
-    NcclFacts,
-    Passes,
-    RdmaFacts,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    active_rdma_ports,
-    check,
-    healthy,
-    merge,
-    parse_nccl_integer,
-)
+from doctor.analysis.interface_choice import active_rdma_ports
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.facts import GpuFacts, NcclFacts, RdmaFacts
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Fails, Finding, Host, HostFacts, Job, Passes, Scope, Severity, Unknown, Verdict, check, healthy
+from doctor.api import Finding, Host, Job, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import HostFacts
+from doctor.testing import Fails, Passes, healthy
 
 
 @check(

@@ -5,32 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import good_interfaces, is_loopback
+from doctor.analysis.logs.event_timeline import failed_before, set_up_after
 from doctor.api import (
-    EnvironmentFacts,
     EventGroup,
-    Fails,
     Finding,
-    HostFacts,
     IdenticalRanks,
-    InterfaceFacts,
     Job,
-    NameLookup,
-    Passes,
     Scope,
     Severity,
     Verdict,
     check,
     event_groups,
-    failed_before,
     finding_from_logs,
-    gloo_names,
-    good_interfaces,
-    healthy,
     hosts_text,
-    is_loopback,
-    logged,
-    set_up_after,
 )
+from doctor.facts import EnvironmentFacts, HostFacts, InterfaceFacts, NameLookup
+from doctor.knowledge.interface_syntax import gloo_names
+from doctor.testing import Fails, Passes, healthy, logged
 
 _LOOPBACK = (NameLookup("node", "hostname", ("127.0.1.1",), seconds=0.001),)
 _BOTH = (NameLookup("node", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001),)

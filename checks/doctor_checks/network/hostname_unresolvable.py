@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import gloo_name_refused, names_unknown
+from doctor.analysis.logs.event_timeline import names_itself, set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
-    HostFacts,
     Job,
-    NameLookup,
-    Passes,
     Scope,
     Severity,
     Unknown,
@@ -19,16 +17,11 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    gloo_name_refused,
-    healthy,
     hosts_text,
     is_logged,
-    logged,
-    names_itself,
-    names_unknown,
-    set_up_after,
-    spans_hosts,
 )
+from doctor.facts import HostFacts, NameLookup
+from doctor.testing import Fails, Passes, healthy, logged
 
 _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not known", seconds=0.01),)
 _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", seconds=2.5),)

@@ -5,42 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.interface_choice import (
     CHOICE_SECTIONS,
-    Address,
-    EnvironmentFacts,
-    Event,
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Interface,
-    InterfaceFacts,
-    Job,
-    MasterFacts,
-    NcclFacts,
-    Passes,
-    Severity,
-    SoftwareFacts,
-    Verdict,
-    check,
-    event_groups,
-    events_after,
     export_line,
-    finding_from_logs,
-    gloo_names,
-    healthy,
-    logged,
-    merge,
     nccl_endpoints,
-    nccl_interface_list,
     nccl_matters,
     nccl_release,
-    nccl_socket_family,
     needs_zone,
     release_of,
     setting_text,
+)
+from doctor.analysis.logs.event_timeline import events_after
+from doctor.api import (
+    Finding,
+    IdenticalRanks,
+    Job,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    merge,
     source_of,
 )
+from doctor.facts import (
+    Address,
+    EnvironmentFacts,
+    Event,
+    Interface,
+    InterfaceFacts,
+    MasterFacts,
+    NcclFacts,
+    SoftwareFacts,
+)
+from doctor.knowledge.interface_syntax import gloo_names, nccl_interface_list, nccl_socket_family
+from doctor.testing import Fails, Passes, healthy, logged
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
 _LINK_LOCAL = Interface("eth0", addresses=(Address("inet6", "fe80::5054:ff:fe12:3456", 64),))

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
+from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
-    Address,
-    Fails,
-    Finding,
-    IdenticalRanks,
-    Interface,
-    InterfaceFacts,
-    Job,
-    NcclFacts,
-    Passes,
-    RdmaFacts,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
     choice_of,
     data_goes_by_sockets,
     export_line,
     good_interfaces,
-    healthy,
-    merge,
 )
+from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
+from doctor.testing import Fails, Passes, healthy
 
 _GIGABIT = Interface("eth0", mtu=1500, speed=1_000, addresses=(Address("inet", "10.0.0.2", 16),))
 _FAST = Interface("ens5", mtu=9000, speed=100_000, addresses=(Address("inet", "10.1.0.2", 16),))

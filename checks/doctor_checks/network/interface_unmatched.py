@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import export_line, gloo_name_refused, parse_address, setting_text
 from doctor.api import (
-    EnvironmentFacts,
-    Fails,
     Finding,
     IdenticalRanks,
-    InterfaceFacts,
     Job,
-    NcclFacts,
-    NcclList,
-    Passes,
     Severity,
     Verdict,
     check,
     event_groups,
-    export_line,
     finding_from_logs,
-    gloo_name_refused,
-    gloo_names,
-    healthy,
-    logged,
-    looks_like_nccl_syntax,
     merge,
-    nccl_interface_list,
-    parse_address,
-    setting_text,
     source_of,
 )
+from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts
+from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:

@@ -5,48 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
-    Address,
-    EnvironmentFacts,
-    EventGroup,
-    Fails,
-    Finding,
-    HostFacts,
-    IdenticalRanks,
-    Interface,
     InterfaceEndpoint,
-    InterfaceFacts,
-    Job,
-    NameLookup,
-    NcclFacts,
     NetworkChoice,
-    Passes,
-    RdmaFacts,
+    choice_of,
+    data_goes_by_sockets,
+    export_line,
+    gloo_endpoints,
+    leads_nowhere,
+    needs_zone,
+    parse_address,
+)
+from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
+from doctor.api import (
+    EventGroup,
+    Finding,
+    IdenticalRanks,
+    Job,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
     Verdict,
     check,
-    choice_of,
-    data_goes_by_sockets,
     event_groups,
-    export_line,
     finding_from_logs,
-    gloo_endpoints,
-    gloo_names,
-    healthy,
-    leads_nowhere,
-    logged,
     merge,
-    needs_zone,
-    parse_address,
-    set_up_after,
     source_of,
-    spans_hosts,
 )
+from doctor.facts import (
+    Address,
+    EnvironmentFacts,
+    HostFacts,
+    Interface,
+    InterfaceFacts,
+    NameLookup,
+    NcclFacts,
+    RdmaFacts,
+    SoftwareFacts,
+)
+from doctor.knowledge.interface_syntax import gloo_names
+from doctor.testing import Fails, Passes, healthy, logged
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))

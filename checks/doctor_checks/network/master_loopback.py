@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import is_loopback
+from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     Job,
-    LaunchFacts,
-    MasterFacts,
-    Passes,
-    ProcessFacts,
     Rank,
     Scope,
     Severity,
@@ -21,13 +18,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    healthy,
     is_logged,
-    is_loopback,
-    logged,
-    set_up_after,
-    spans_hosts,
 )
+from doctor.facts import LaunchFacts, MasterFacts, ProcessFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 _LOCALHOST = MasterFacts(address="localhost", port=29500, resolved=("127.0.0.1",), is_local=True, interface="lo")
 _OWN_NAME = MasterFacts(address="node0", port=29500, resolved=("127.0.1.1",), is_local=True, interface="lo")

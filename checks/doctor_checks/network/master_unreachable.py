@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
+from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, set_up_after, set_up_before
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
-    HostFacts,
     IdenticalRanks,
     Job,
-    MasterFacts,
-    Passes,
-    Reach,
-    ReachFacts,
     Severity,
     Skip,
     Unknown,
     Verdict,
     check,
     event_groups,
-    events_of_kinds,
-    failed_before,
     finding_from_logs,
-    healthy,
-    logged,
     merge,
-    set_up_after,
-    set_up_before,
 )
+from doctor.facts import Event, HostFacts, MasterFacts, Reach, ReachFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 
 def _tried(outcome: Literal["open", "refused", "silent", "unroutable"]) -> ReachFacts:

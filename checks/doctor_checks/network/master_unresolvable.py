@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import names_unknown
+from doctor.analysis.logs.event_timeline import names_itself, set_up_after
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     Job,
-    MasterFacts,
-    Passes,
     Severity,
     Unknown,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
     merge,
-    names_itself,
-    names_unknown,
-    set_up_after,
 )
+from doctor.facts import MasterFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 _NOT_KNOWN = MasterFacts(address="node0", port=29500, error="Name or service not known", seconds=0.01)
 _MISSPELT = MasterFacts(address="nood0", port=29500, error="Name or service not known", seconds=0.01)

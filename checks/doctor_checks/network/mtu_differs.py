@@ -6,36 +6,25 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
 from doctor.api import (
-    CARRIES_NOTHING,
-    CHOICE_SECTIONS,
     BaselineDeviation,
-    Fails,
     Finding,
     IdenticalRanks,
-    Interface,
-    InterfaceEndpoint,
-    InterfaceFacts,
     Job,
     MajoritySplit,
-    NcclFacts,
-    Passes,
-    PathFacts,
-    PathSample,
     Scope,
     Severity,
     Skip,
-    Trial,
-    TrialFacts,
     Unknown,
     Verdict,
     baseline_value,
     check,
-    choice_of,
-    healthy,
     split_groups,
-    with_trials,
 )
+from doctor.facts import Interface, InterfaceFacts, NcclFacts, PathFacts, PathSample, Trial, TrialFacts
+from doctor.testing import Fails, Passes, healthy
 
 
 def _mtu(size: int) -> InterfaceFacts:

@@ -5,25 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostFacts,
-    IdenticalRanks,
-    Job,
-    MasterFacts,
-    NameLookup,
-    Passes,
-    PathFacts,
-    PathSample,
-    ReverseLookup,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    healthy,
-    hosts_text,
-)
+from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Verdict, check, hosts_text
+from doctor.facts import HostFacts, MasterFacts, NameLookup, PathFacts, PathSample, ReverseLookup
+from doctor.testing import Fails, Passes, healthy
 
 _SILENT = (ReverseLookup("10.0.0.2", error="no answer within 2.5 s", seconds=2.5),)
 _SLOW = (NameLookup("node1", "hostname", ("10.0.0.2",), seconds=5.01),)

@@ -5,39 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import (
+    active_rdma_ports,
+    loaded_net_plugin,
+    nccl_matters,
+    nccl_release,
+    release_of,
+    setting_text,
+)
+from doctor.analysis.logs.event_timeline import spans_hosts
 from doctor.api import (
-    Fails,
     Finding,
-    GpuFacts,
     IdenticalRanks,
     Job,
-    NcclFacts,
-    NcclPlugin,
-    Passes,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
     Severity,
-    SoftwareFacts,
-    TrainerFacts,
     Verdict,
-    active_rdma_ports,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    loaded_net_plugin,
-    logged,
     merge,
-    nccl_matters,
-    nccl_release,
-    parse_nccl_integer,
-    readable_interfaces,
-    release_of,
-    setting_text,
     source_of,
-    spans_hosts,
 )
+from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, SoftwareFacts, TrainerFacts
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.knowledge.net_plugins import readable_interfaces
+from doctor.testing import Fails, Passes, healthy, logged
 
 VARIABLES = {"net": "NCCL_NET_PLUGIN", "tuner": "NCCL_TUNER_PLUGIN"}
 _SYMBOLS = {"net": re.compile(r"ncclNetPlugin_v(\d+)$"), "tuner": re.compile(r"ncclTunerPlugin_v(\d+)$")}

@@ -5,34 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    HostUseFacts,
-    IdenticalRanks,
-    InterfaceFacts,
-    Job,
-    JobBuilder,
-    LocalRanks,
-    PacketLoss,
-    Passes,
-    PathFacts,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    between,
-    check,
-    healthy,
-    lossy_parts,
-    received_by,
-    running,
-    sent_samples,
-    touching,
-    transferred,
-    with_trials,
-)
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
+from doctor.analysis.fabric.transfer_matrix import sent_samples
+from doctor.api import Finding, IdenticalRanks, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import HostUseFacts, InterfaceFacts, PathFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor.testing.host_transfers import between, received_by, touching, transferred
 
 _OTHERWISE = (
     "`ethtool -S <interface> | grep -iE 'err|drop|crc'` on this host, then change cable, transceiver or port; on RoCE "

@@ -5,57 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from doctor.api import (
-    WHOLE_HOSTS,
-    Fails,
-    Finding,
-    HostBandwidths,
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart, SlowParts, is_reachable, slow_parts, unmeasured_pairs
+from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
+from doctor.analysis.fabric.p2p_bandwidth import slow_rails
+from doctor.analysis.fabric.p2p_findings import bandwidth_evidence, rail_findings, rate_in_words
+from doctor.analysis.fabric.peak_bandwidth import SlowMessages, messages_below, paths_below
+from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
+from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, sent_samples, subnets_of
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import (
     Interface,
     InterfaceFacts,
-    Job,
-    JobBuilder,
-    MeasuredPath,
     MissingReason,
-    Passes,
     PathFacts,
     PathSample,
     RdmaFacts,
     Reach,
     ReachFacts,
-    Scope,
-    Severity,
-    Skip,
-    SlowMessages,
-    SlowPart,
-    SlowParts,
     TransferFacts,
-    Unknown,
-    Verdict,
-    across,
-    at_times,
-    bandwidth_evidence,
-    bandwidths,
-    between,
-    check,
-    exchanged,
-    healthy,
-    is_reachable,
-    messages_below,
-    paths_below,
-    rail_findings,
-    rate_in_words,
-    received_by,
-    sent_by,
-    sent_samples,
-    slow_parts,
-    slow_paths,
-    slow_rails,
-    subnets_of,
-    touching,
-    transferred,
-    unmeasured_pairs,
-    with_trials,
 )
+from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor.testing.collective_timings import exchanged
+from doctor.testing.host_transfers import across, at_times, between, received_by, sent_by, touching, transferred
 
 _NOISE = 500e-6
 """Seconds by which a round trip has to be longer besides. Moderated interrupts and sleeping processors add up to some

@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
+from doctor.analysis.logs.event_timeline import failed_before, set_up_after, set_up_before
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
-    HostFacts,
     Job,
-    MeasuredPath,
-    Passes,
-    Reach,
-    ReachFacts,
     Scope,
     Severity,
     Skip,
-    Trial,
-    TrialFacts,
     Unknown,
     Verdict,
     check,
     event_groups,
-    failed_before,
     finding_from_logs,
-    healthy,
     is_logged,
-    logged,
-    set_up_after,
-    set_up_before,
-    take_hosts,
-    with_trials,
 )
+from doctor.facts import Event, HostFacts, Reach, ReachFacts, Trial, TrialFacts
+from doctor.testing import Fails, Passes, healthy, logged
 
 FAILURES = {
     "refused": "refused",

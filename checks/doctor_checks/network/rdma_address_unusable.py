@@ -6,49 +6,49 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Address,
-    BaselineDeviation,
-    BaselineDifference,
-    BaselineValue,
-    Fails,
-    Finding,
-    Gid,
-    IdenticalRanks,
-    Interface,
-    InterfaceFacts,
-    Job,
-    JobBuilder,
-    NcclFacts,
-    Passes,
+from doctor.analysis.interface_choice import (
     RdmaChoice,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
+    data_goes_by_sockets,
+    gid_address,
+    gid_index,
+    is_routable_gid,
+    loaded_net_plugin,
+    nccl_rdma_ports,
+    nccl_release,
+    network_of,
+)
+from doctor.analysis.logs.event_timeline import has_worked
+from doctor.analysis.stats.baseline import BaselineDifference
+from doctor.api import (
+    BaselineDeviation,
+    BaselineValue,
+    Finding,
+    IdenticalRanks,
+    Job,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
     Unknown,
     Verdict,
     baseline_value,
     check,
-    data_goes_by_sockets,
     event_groups,
     finding_from_logs,
-    gid_address,
-    gid_index,
-    has_worked,
-    healthy,
-    is_routable_gid,
-    loaded_net_plugin,
-    logged,
     merge,
-    nccl_rdma_ports,
-    nccl_release,
-    network_of,
-    parse_nccl_integer,
 )
+from doctor.facts import (
+    Address,
+    Gid,
+    Interface,
+    InterfaceFacts,
+    NcclFacts,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    SoftwareFacts,
+)
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _roce(host: int, *, gids: int = 4, rail: int = 0) -> RdmaFacts:

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import (
+    active_rdma_ports,
+    loaded_net_plugin,
+    nccl_rdma_ports,
+    setting_text,
+    what_forces_sockets,
+)
+from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     IdenticalRanks,
     Job,
-    NcclFacts,
-    NcclList,
-    NcclPlugin,
-    Passes,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
-    Setting,
     Severity,
     Verdict,
-    active_rdma_ports,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    loaded_net_plugin,
-    logged,
     merge,
-    nccl_device_list,
-    nccl_rdma_ports,
-    set_up_after,
-    setting_text,
     source_of,
-    what_forces_sockets,
 )
+from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
+from doctor.knowledge.interface_syntax import NcclList, nccl_device_list
+from doctor.testing import Fails, Passes, healthy, logged
 
 _HALF_DOWN = (
     RdmaDevice("mlx5_0", (RdmaPort(1, "DOWN", "Polling", link_layer="InfiniBand"),), has_uverbs=True),

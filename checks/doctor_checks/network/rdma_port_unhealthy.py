@@ -7,24 +7,16 @@ from collections.abc import Hashable, Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
+from doctor.analysis.logs.event_timeline import has_worked
+from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
     BaselineDeviation,
-    BaselineDifference,
     BaselineValue,
-    Counter,
     EventGroup,
-    Fails,
     Finding,
     Host,
     Job,
-    JobBuilder,
     LocalRanks,
-    NcclFacts,
-    Passes,
-    PathFacts,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
     Scope,
     Severity,
     Verdict,
@@ -32,11 +24,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    has_worked,
-    healthy,
-    logged,
-    nccl_device_list,
 )
+from doctor.facts import Counter, NcclFacts, PathFacts, RdmaDevice, RdmaFacts, RdmaPort
+from doctor.knowledge.interface_syntax import nccl_device_list
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 ERRORS = frozenset(
     {

@@ -6,26 +6,16 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from doctor.analysis.interface_choice import RdmaChoice, nccl_matters, nccl_rdma_ports, what_forces_sockets
 from doctor.api import (
     BaselineDeviation,
     BaselineValue,
-    Fails,
     Finding,
-    GpuFacts,
     IdenticalRanks,
     Job,
-    MissingReason,
-    NcclFacts,
-    Passes,
-    RdmaChoice,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
-    TrainerFacts,
     Unknown,
     Verdict,
     baseline_value,
@@ -33,13 +23,19 @@ from doctor.api import (
     correlates,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    nccl_matters,
-    nccl_rdma_ports,
     split_groups,
-    what_forces_sockets,
 )
+from doctor.facts import (
+    GpuFacts,
+    MissingReason,
+    NcclFacts,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    SoftwareFacts,
+    TrainerFacts,
+)
+from doctor.testing import Fails, Passes, healthy, logged
 
 _ROCE = RdmaDevice("mlx5_9", (RdmaPort(1, "ACTIVE", "LinkUp", 100.0, "Ethernet"),), has_uverbs=True)
 

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.interface_choice import loaded_net_plugin, nccl_matters, setting_text, what_forces_sockets
+from doctor.analysis.logs.event_timeline import spans_hosts
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
-    GpuFacts,
     IdenticalRanks,
     Job,
-    NcclFacts,
-    NcclPlugin,
-    Passes,
-    RdmaFacts,
-    Setting,
     Severity,
     Skip,
-    SoftwareFacts,
-    TrainerFacts,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
-    loaded_net_plugin,
-    logged,
     merge,
-    nccl_matters,
-    parse_nccl_integer,
-    setting_text,
     source_of,
-    spans_hosts,
-    what_forces_sockets,
 )
+from doctor.facts import GpuFacts, NcclFacts, NcclPlugin, RdmaFacts, Setting, SoftwareFacts, TrainerFacts
+from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.testing import Fails, Passes, healthy, logged
 
 _OFI = (
     NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", symbols=("ncclNetPlugin_v10",)),

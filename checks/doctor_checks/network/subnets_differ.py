@@ -8,36 +8,31 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import NamedTuple
 
-from doctor.api import (
+from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
-    Address,
-    Fails,
+    InterfaceEndpoint,
+    choice_of,
+    network_of,
+    parse_address,
+    routed_ranges,
+)
+from doctor.analysis.logs.event_timeline import set_up_after
+from doctor.api import (
     Finding,
     IdenticalRanks,
-    Interface,
-    InterfaceEndpoint,
-    InterfaceFacts,
     Job,
-    NcclFacts,
-    Passes,
-    Route,
     Scope,
     Severity,
     Skip,
     Unknown,
     Verdict,
     check,
-    choice_of,
     event_groups,
     finding_from_logs,
-    healthy,
-    logged,
-    network_of,
-    parse_address,
-    routed_ranges,
-    set_up_after,
 )
+from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, Route
+from doctor.testing import Fails, Passes, healthy, logged
 
 _EAST = Interface("eth1", addresses=(Address("inet", "192.168.1.5", 24),))
 _WEST = Interface("eth1", addresses=(Address("inet", "192.168.2.5", 24),))

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.call_sites import CallSite, conditions_of, site_of, waits_in
+from doctor.analysis.hang.description import stall_evidence, stall_ranks, stall_waiters
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.one_sided_calls import OneSidedCall
+from doctor.analysis.logs.root_event import exceptions, nature_of_exception
+from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
-    CallSite,
-    Collective,
-    Diagnosis,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    OneSidedCall,
-    Passes,
-    ProgressFacts,
-    RecorderFacts,
     Scope,
     Severity,
     Source,
     Verdict,
     check,
-    conditions_of,
-    diagnose_stall,
     event_groups,
-    exceptions,
     finding_from_logs,
-    logged,
-    nature_of_exception,
-    package_frame,
     ranks_in_words,
-    running,
-    site_of,
-    stall_evidence,
-    stall_ranks,
-    stall_waiters,
-    stalled,
-    user_frame,
-    uses_lightning,
-    waits_in,
-    with_call,
-    with_group_call,
-    without_recorders,
 )
+from doctor.facts import Collective, ProgressFacts, RecorderFacts
+from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
 
 _ZERO = "if self.global_rank == 0, line 56"
 _GATHER = user_frame(57, condition=_ZERO)

@@ -6,48 +6,38 @@ import re
 from collections.abc import Hashable, Iterator, Mapping
 from math import prod
 
+from doctor.analysis.call_sites import CallSite, place_of_frame
+from doctor.analysis.hang.collective_mismatch import Divergence
+from doctor.analysis.hang.description import stall_evidence
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
+from doctor.analysis.logs.printed_collectives import (
+    PrintedCollective,
+    differ_in_first_size,
+    differing_counts,
+    last_calls,
+    refused_calls,
+)
+from doctor.analysis.rank_loaders import split_by
 from doctor.api import (
-    CallSite,
-    Collective,
-    Diagnosis,
-    Divergence,
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
-    Passes,
-    PrintedCollective,
-    ProgressFacts,
-    RecorderFacts,
     Scope,
     Severity,
     Source,
     Unknown,
     Verdict,
     check,
-    diagnose_stall,
-    differ_in_first_size,
-    differing_counts,
     event_groups,
     finding_from_logs,
     is_logged,
-    last_calls,
-    logged,
-    place_of_frame,
     ranks_in_words,
-    refused_calls,
-    running,
-    silent_mismatches,
-    split_by,
     split_groups,
-    stall_evidence,
-    stalled,
-    user_frame,
-    with_call,
-    with_failure,
 )
+from doctor.facts import Collective, Event, ProgressFacts, RecorderFacts
+from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
+from doctor.testing.stalled_run import with_call, with_failure
 
 _RUNNING = re.compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL

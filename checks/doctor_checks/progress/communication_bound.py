@@ -6,36 +6,13 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Interface,
-    InterfaceFacts,
-    Job,
-    JobBuilder,
-    ModelFacts,
-    Passes,
-    Rank,
-    RdmaFacts,
-    Scope,
-    Severity,
-    Skip,
-    StepFacts,
-    TrainingFacts,
-    Unknown,
-    Verdict,
-    Window,
-    active_rdma_ports,
-    check,
-    common_windows,
-    mebibytes,
-    milliseconds,
-    running,
-    same_role,
-    typical_parts,
-    typical_total,
-    uses_lightning,
-)
+from doctor.analysis.interface_choice import active_rdma_ports
+from doctor.analysis.stats.rank_roles import same_role, uses_lightning
+from doctor.analysis.stats.step_times import common_windows, milliseconds, typical_parts, typical_total
+from doctor.analysis.visible_devices import mebibytes
+from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import Interface, InterfaceFacts, ModelFacts, RdmaFacts, StepFacts, TrainingFacts, Window
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 MIB = 1 << 20
 

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Collective,
-    Diagnosis,
-    Fails,
-    Finding,
-    Frame,
-    Job,
-    JobBuilder,
-    Passes,
-    ProgressFacts,
-    RecorderFacts,
-    Scope,
-    Severity,
-    Source,
-    Verdict,
-    check,
-    diagnose_stall,
-    package_frame,
-    ranks_in_words,
-    running,
-    stall_evidence,
-    stall_waiters,
-    stalled,
-    user_frame,
-    with_group_call,
-    with_late_ranks,
-    without_recorders,
-)
+from doctor.analysis.hang.description import stall_evidence, stall_waiters
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.api import Finding, Job, Scope, Severity, Source, Verdict, check, ranks_in_words
+from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
+from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
 
 
 def _crossed(world: int) -> JobBuilder:

@@ -6,28 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Loader,
-    LoaderFacts,
-    Passes,
-    Rank,
-    Severity,
-    Skip,
-    StepFacts,
-    Verdict,
-    Window,
-    check,
-    milliseconds,
-    ranks_in_words,
-    recent_windows,
-    running,
-    typical_parts,
-    typical_total,
-)
+from doctor.analysis.stats.step_times import milliseconds, recent_windows, typical_parts, typical_total
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
+from doctor.facts import Loader, LoaderFacts, StepFacts, Window
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 
 def _waiting(

@@ -5,34 +5,26 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import zip_longest
 
+from doctor.analysis.stats.rank_roles import replicas_in, uses_lightning
 from doctor.api import (
-    Fails,
     Finding,
     Group,
     Job,
-    JobBuilder,
     MajoritySplit,
-    ModelFacts,
-    Passes,
     Rank,
     Scope,
     Severity,
     Skip,
-    TensorShape,
-    TrainingFacts,
     Verdict,
     check,
     describe,
     event_groups,
     finding_from_logs,
-    in_a_loop,
-    logged,
     ranks_in_words,
-    replicas_in,
-    running,
     split_groups,
-    uses_lightning,
 )
+from doctor.facts import ModelFacts, TensorShape, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running
 
 WIDE = (TensorShape("layer.weight", (12, 32), "float32"), TensorShape("layer.bias", (12,), "float32"))
 SWAPPED = (TensorShape("layer.bias", (10,), "float32"), TensorShape("layer.weight", (10, 32), "float32"))

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    NonFinite,
-    Passes,
-    Rank,
-    ReplicaFacts,
-    Severity,
-    Skip,
-    Verdict,
-    check,
-    ranks_in_words,
-    running,
-    uses_lightning,
-)
+from doctor.analysis.stats.rank_roles import uses_lightning
+from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
+from doctor.facts import NonFinite, ReplicaFacts
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 
 def _first(step: int, what: str = "loss", name: str = "") -> ReplicaFacts:

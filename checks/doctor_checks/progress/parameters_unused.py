@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    logged,
-)
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.testing import Fails, Passes, logged
 
 _UNUSED = (
     "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error "

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.logs.root_event import LOST_PEERS, LaterEvents, exceptions, first_trouble, nature_of_exception
 from doctor.api import (
-    LOST_PEERS,
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    LaterEvents,
-    LogEvidence,
-    Passes,
     Scope,
     Severity,
     Verdict,
     check,
-    diagnose_stall,
-    exceptions,
     finding_from_logs,
-    first_trouble,
     line_of,
-    logged,
-    nature_of_exception,
     ranks_in_words,
 )
+from doctor.facts import Event, LogEvidence
+from doctor.testing import Fails, Passes, logged
 
 _RECV = (
     "[rank{rank}]:[W TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=87, addr=[node1]:40242, "

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Diagnosis,
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Passes,
-    ProgressFacts,
-    Scope,
-    Severity,
-    Source,
-    Verdict,
-    busy_while_others_waited,
-    check,
-    diagnose_stall,
-    finding_from_logs,
-    logged,
-    package_frame,
-    running,
-    stall_evidence,
-    stall_ranks,
-    stall_waiters,
-    stalled,
-    user_frame,
-    with_failure,
-    with_late_ranks,
-)
+from doctor.analysis.hang.description import stall_evidence, stall_ranks, stall_waiters
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.logs.busy_ranks import busy_while_others_waited
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
+from doctor.facts import ProgressFacts
+from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import with_failure, with_late_ranks
 
 _FETCH = package_frame("torch/utils/data/_utils/fetch.py", 54, "fetch")
 _ITEM = user_frame(17, "__getitem__", file="/home/me/data.py")

@@ -6,48 +6,38 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from doctor.api import (
-    Diagnosis,
-    Event,
-    EventGroup,
-    Fails,
-    Failure,
-    Finding,
-    Frame,
-    Job,
+from doctor.analysis.call_sites import place_of_frame
+from doctor.analysis.hang.description import stall_evidence, stall_ranks
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.exits import RunEnd
+from doctor.analysis.hang.ras_reports import suspects_by_ras
+from doctor.analysis.logs.native_crashes import NativeCrash, native_crashes
+from doctor.analysis.logs.root_event import (
     LaterEvents,
-    NativeCrash,
-    Passes,
-    ProgressFacts,
-    RunEnd,
+    cause_in_chain,
+    exceptions,
+    failure_of,
+    launcher_reports,
+    nature_of_exception,
+)
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
     Scope,
     Severity,
     Source,
     Verdict,
-    cause_in_chain,
     check,
-    diagnose_stall,
     event_groups,
-    exceptions,
-    failure_of,
     finding_from_logs,
-    launcher_reports,
     line_of,
-    logged,
-    native_crashes,
-    nature_of_exception,
-    package_frame,
-    place_of_frame,
     ranks_in_words,
-    running,
-    stall_evidence,
-    stall_ranks,
-    stalled,
-    suspects_by_ras,
-    user_frame,
-    with_failure,
-    with_late_ranks,
 )
+from doctor.facts import Event, Failure, Frame, ProgressFacts
+from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import with_failure, with_late_ranks
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"

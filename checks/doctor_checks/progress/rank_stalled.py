@@ -4,46 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from doctor.analysis.hang.description import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.ras_reports import suspects_by_ras
+from doctor.analysis.hang.uneven_loaders import UnevenLoaders
+from doctor.analysis.logs.logging_advice import recorder_switch
 from doctor.api import (
-    Collective,
-    Diagnosis,
-    EpochEnd,
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
-    Passes,
-    ProgressFacts,
-    RecorderFacts,
     Scope,
     Severity,
     Source,
-    UnevenLoaders,
     Unknown,
     Verdict,
     check,
-    diagnose_stall,
     event_groups,
     finding_from_logs,
     is_logged,
-    logged,
-    missed_call,
-    numbered_call,
-    package_frame,
     ranks_in_words,
-    recorder_switch,
-    running,
-    stall_evidence,
-    stall_ranks,
-    stall_waiters,
-    stalled,
-    suspects_by_ras,
-    user_frame,
-    with_late_ranks,
-    without_recorders,
 )
+from doctor.facts import Collective, EpochEnd, Event, ProgressFacts, RecorderFacts
+from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
+from doctor.testing.stalled_run import with_late_ranks, without_recorders
 
 _SLEEPS = user_frame(58, "training_step")
 

@@ -7,34 +7,12 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 from typing import NamedTuple
 
-from doctor.api import (
-    PHASES,
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    MemorySample,
-    Passes,
-    PeerValues,
-    Rank,
-    RunMemoryFacts,
-    Scope,
-    Severity,
-    Skip,
-    StepFacts,
-    TrainingFacts,
-    Verdict,
-    Window,
-    check,
-    common_windows,
-    correlates,
-    milliseconds,
-    parts_of,
-    ranks_in_words,
-    running,
-    same_role,
-    uses_lightning,
-)
+from doctor.analysis.stats.outliers import PeerValues
+from doctor.analysis.stats.rank_roles import same_role, uses_lightning
+from doctor.analysis.stats.step_times import PHASES, common_windows, milliseconds, parts_of
+from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, correlates, ranks_in_words
+from doctor.facts import MemorySample, RunMemoryFacts, StepFacts, TrainingFacts, Window
+from doctor.testing import Fails, JobBuilder, Passes, running
 
 WAITS_ON_PROCESSOR = ("backward", "forward", "data", "other", "optimizer")
 """Parts of a step by how likely it is that a rank waits for others in them, the likeliest first. DDP reduces gradients

@@ -5,32 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from doctor.analysis.stats.rank_roles import replicas_in, same_role, uses_lightning
 from doctor.api import (
-    Checksum,
-    Counted,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
     MajoritySplit,
-    ModelFacts,
-    Passes,
     Rank,
-    ReplicaFacts,
     Scope,
     Severity,
     Skip,
     Unknown,
     Verdict,
     check,
-    in_a_loop,
     ranks_in_words,
-    replicas_in,
-    running,
-    same_role,
     split_groups,
-    uses_lightning,
 )
+from doctor.facts import Checksum, Counted, ModelFacts, ReplicaFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 
 
 def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:

@@ -6,12 +6,9 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    Event,
     EventGroup,
-    Fails,
     Finding,
     Job,
-    Passes,
     Scope,
     Severity,
     Skip,
@@ -19,9 +16,10 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
-    logged,
     ranks_in_words,
 )
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 _ZERO = (
     "[rank5]: deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 "

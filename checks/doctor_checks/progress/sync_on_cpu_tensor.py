@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    EventGroup,
-    Fails,
-    Finding,
-    Frame,
-    Job,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    logged,
-)
+from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.facts import Frame
+from doctor.testing import Fails, Passes, logged
 
 _OLD = "RuntimeError: Tensors must be CUDA and dense"
 _NEW = "RuntimeError: No backend type associated with device type cpu"

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Event,
-    EventGroup,
-    Fails,
-    Finding,
-    Job,
-    Passes,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    is_logged,
-    logged,
-)
+from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.facts import Event
+from doctor.testing import Fails, Passes, logged
 
 _STUCK = (
     "[rank1]:[E ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog got "

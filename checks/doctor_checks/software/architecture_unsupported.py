@@ -6,30 +6,22 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from doctor.analysis.visible_devices import gpu_of, on_processor
 from doctor.api import (
-    Fails,
     Finding,
-    Gpu,
-    GpuFacts,
     Job,
-    JobBuilder,
-    Passes,
     Rank,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
-    TorchBuild,
     Unknown,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    gpu_of,
-    healthy,
-    logged,
-    on_processor,
 )
+from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
 

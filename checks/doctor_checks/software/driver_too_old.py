@@ -6,28 +6,21 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import (
-    DriverFacts,
-    Fails,
     Finding,
-    GpuFacts,
     Job,
-    JobBuilder,
-    Passes,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
-    TorchBuild,
     Unknown,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
     is_older,
-    logged,
-    minimum_driver,
 )
+from doctor.facts import DriverFacts, GpuFacts, SoftwareFacts, TorchBuild
+from doctor.knowledge.releases import minimum_driver
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _drivers(

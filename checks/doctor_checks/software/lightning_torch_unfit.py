@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Package,
-    Passes,
-    Requirement,
-    Scope,
-    Severity,
-    Skip,
-    SoftwareFacts,
-    TorchBuild,
-    Unknown,
-    Verdict,
-    check,
-    fits,
-    healthy,
-    lightning_release,
-    minor_release,
-)
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.facts import Package, Requirement, SoftwareFacts, TorchBuild
+from doctor.knowledge.releases import lightning_release
+from doctor.knowledge.version_specifiers import fits, minor_release
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 LIGHTNINGS = ("lightning", "pytorch-lightning", "lightning-fabric")
 """Distributions that are, or hold, Lightning."""

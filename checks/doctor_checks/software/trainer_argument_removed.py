@@ -7,28 +7,21 @@ from typing import NamedTuple
 
 from doctor.api import (
     EventGroup,
-    Fails,
     Finding,
     Job,
-    JobBuilder,
-    Package,
-    Passes,
     Scope,
     Severity,
-    SoftwareFacts,
-    TrainerFacts,
     Unknown,
-    Variable,
     Verdict,
     check,
     event_groups,
     finding_from_logs,
-    healthy,
     is_logged,
-    logged,
-    trainer_argument,
-    trainer_strategy,
 )
+from doctor.facts import Package, SoftwareFacts, TrainerFacts, Variable
+from doctor.knowledge.lightning_api import argument as trainer_argument
+from doctor.knowledge.lightning_api import strategy as trainer_strategy
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str) -> JobBuilder:

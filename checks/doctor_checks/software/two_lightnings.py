@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Fails,
-    Finding,
-    Job,
-    JobBuilder,
-    Package,
-    Passes,
-    Scope,
-    Severity,
-    Skip,
-    SoftwareFacts,
-    TrainingFacts,
-    Verdict,
-    check,
-    healthy,
-    running,
-)
+from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
+from doctor.facts import Package, SoftwareFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 
 
 def _installed(**versions: str) -> JobBuilder:

@@ -10,28 +10,23 @@ from doctor.api import (
     ALONE,
     BaselineDeviation,
     BaselineValue,
-    Fails,
     Finding,
     Group,
     Job,
-    JobBuilder,
     MajoritySplit,
-    Package,
-    Passes,
     Scope,
     Severity,
     Skip,
-    SoftwareFacts,
-    TorchBuild,
     Verdict,
     baseline_values,
     check,
     correlates,
     describe,
-    healthy,
     split,
     stands_alone,
 )
+from doctor.facts import Package, SoftwareFacts, TorchBuild
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 
 def _packages(**versions: str) -> Callable[[tuple[Package, ...]], tuple[Package, ...]]:

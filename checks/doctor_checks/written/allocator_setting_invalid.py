@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Severity,
-    Violation,
-    allocator_complaints,
-    lines,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
+from doctor.testing import lines
 
 _NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _POD = """\

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    Allocation,
-    FileFails,
-    FilePasses,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    lines,
-    processes_of,
-    rule,
-    starts_of,
-)
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing import lines
 
 
 @rule(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, lines, rule
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.testing import lines
 
 _COSTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",

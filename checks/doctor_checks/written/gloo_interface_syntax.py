@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Severity,
-    Violation,
-    lines,
-    looks_like_nccl_syntax,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.interface_syntax import looks_like_nccl_syntax
+from doctor.testing import lines
 
 
 @rule(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, effective_value, lines, rule
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.testing import lines
 
 _OFF = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Manifest,
-    Severity,
-    Violation,
-    lines,
-    rule,
-    spans_hosts,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.process_launches import spans_hosts
+from doctor.testing import lines
 
 _NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _NOWHERE = {"lo": "the loopback interface", "docker0": "Docker's bridge", "virbr0": "a bridge of virtual machines"}

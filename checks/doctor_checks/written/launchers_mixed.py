@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    ProcessLaunch,
-    Severity,
-    Violation,
-    hosts_of,
-    lines,
-    processes_of,
-    rule,
-    starts_of,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, processes_of, starts_of
+from doctor.testing import lines
 
 _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gres=gpu:8")
 

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Severity,
-    Violation,
-    endpoint_of,
-    hosts_of,
-    is_known,
-    is_loopback,
-    lines,
-    port_of,
-    rank_of_host,
-    rule,
-    starts_of,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.partial_text import is_known
+from doctor.lint.launch.process_launches import endpoint_of, hosts_of, is_loopback, port_of, rank_of_host, starts_of
+from doctor.testing import lines
 
 _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
 

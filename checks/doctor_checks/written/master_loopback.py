@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    Launch,
-    LaunchFile,
-    Manifest,
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.partial_text import is_known
+from doctor.lint.launch.process_launches import (
     ProcessLaunch,
-    Severity,
-    Violation,
-    Workload,
-    YamlNode,
     endpoint_of,
     hosts_of,
-    is_known,
     is_loopback,
     is_static,
-    lines,
     option_of,
     rank_of_host,
-    rule,
     starts_of,
 )
+from doctor.lint.launch.yaml_tree import YamlNode
+from doctor.testing import lines
 
 _TWO = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
 _CONFIG = """\

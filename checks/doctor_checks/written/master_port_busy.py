@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Manifest,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    Workload,
-    hosts_of,
-    lines,
-    port_of,
-    rule,
-    starts_of,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, port_of, starts_of
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.testing import lines
 
 _ARRAY = ("#!/bin/bash", "#SBATCH --array=0-7", "#SBATCH --gres=gpu:2")
 _POD = """\

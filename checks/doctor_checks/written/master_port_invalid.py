@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, lines, rule, starts_of
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.process_launches import starts_of
+from doctor.testing import lines
 
 MOST = 65535
 

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    Allocation,
-    Container,
-    FileFails,
-    FilePasses,
-    Launch,
-    LaunchFile,
-    Manifest,
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, SourceLocation, Violation, rule
+from doctor.lint.launch.kubernetes import Container, Workload
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import (
     ProcessLaunch,
-    Severity,
-    ShellFile,
-    SourceLocation,
-    Violation,
-    Workload,
-    YamlNode,
     hosts_of,
-    lines,
     processes_of,
-    rule,
     starts_of,
     trainer_option,
     visible_devices,
-    whole_number,
 )
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.lint.launch.yaml_tree import YamlNode
+from doctor.testing import lines
 
 _POD = """\
 apiVersion: kubeflow.org/v1

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    is_static,
-    lines,
-    rank_of_host,
-    rule,
-    shown,
-    starts_of,
-)
-from doctor.lint.launch.api import names_in as untold_in
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.lint.launch.partial_text import names_in as untold_in
+from doctor.lint.launch.partial_text import shown
+from doctor.lint.launch.process_launches import ProcessLaunch, is_static, rank_of_host, starts_of
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.testing import lines
 
 _TWO = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
 _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=8")

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    Launch,
-    LaunchFile,
-    Manifest,
-    Severity,
-    Violation,
-    hosts_of,
-    is_static,
-    lines,
-    rank_of_host,
-    rule,
-    starts_of,
-    whole_number,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import hosts_of, is_static, rank_of_host, starts_of
+from doctor.testing import lines
 
 _CONFIG = (
     "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmachine_rank: {}\nnum_machines: {}\nnum_processes: 8\n"

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    hosts_of,
-    is_static,
-    lines,
-    rank_of_host,
-    rule,
-    starts_of,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, is_static, rank_of_host, starts_of
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.testing import lines
 
 _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    Container,
-    FileFails,
-    FilePasses,
-    Manifest,
-    Severity,
-    SourceLocation,
-    Violation,
-    Workload,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Severity, SourceLocation, Violation, rule
+from doctor.lint.launch.kubernetes import Container, Workload
+from doctor.lint.launch.manifest import Manifest
 
 _JOB = """\
 apiVersion: kubeflow.org/v1

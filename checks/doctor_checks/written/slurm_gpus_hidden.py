@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    Allocation,
-    FileFails,
-    FilePasses,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    lines,
-    processes_of,
-    rule,
-    starts_of,
-    trainer_option,
-    whole_number,
-)
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of, trainer_option
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing import lines
 
 _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=1")
 

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    Allocation,
-    FileFails,
-    FilePasses,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    SourceLocation,
-    Violation,
-    hosts_of,
-    lines,
-    rule,
-    starts_of,
-    trainer_option,
-    whole_number,
-)
+from doctor.api import FileFails, FilePasses, Severity, SourceLocation, Violation, rule
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing import lines
 
 _ASKED = ("nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task")
 _OPTIONS = {"accelerate": "--num_machines", "fabric": "--num-nodes"}

@@ -6,21 +6,12 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from doctor.lint.launch.api import (
-    Allocation,
-    FileFails,
-    FilePasses,
-    Launch,
-    ProcessLaunch,
-    Severity,
-    ShellFile,
-    Violation,
-    hosts_of,
-    lines,
-    rule,
-    starts_of,
-    trainer_option,
-)
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing import lines
 
 _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4")
 _HOSTS = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:8")

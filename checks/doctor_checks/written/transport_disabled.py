@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    EnvironmentSetting,
-    FileFails,
-    FilePasses,
-    Severity,
-    ShellFile,
-    Violation,
-    effective_value,
-    lines,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.knowledge.variable_values import effective as effective_value
+from doctor.lint.launch.launch_file import EnvironmentSetting
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.testing import lines
 
 _LINKED = re.compile(r"(v100|a100|a800|h100|h200|h800|h20|gh200|b200|b300|gb200)[\w.-]*", re.IGNORECASE)
 """GPUs of data centres, whose peers reach each other by NVLink or over PCIe switches."""

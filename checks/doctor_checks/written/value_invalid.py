@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Severity,
-    Violation,
-    known_variable,
-    lines,
-    rule,
-    value_fault,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.variable_values import fault as value_fault
+from doctor.testing import lines
 
 
 @rule(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import FileFails, FilePasses, LaunchFile, Severity, Violation, known_variable, lines, rule
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.testing import lines
 
 
 @rule(

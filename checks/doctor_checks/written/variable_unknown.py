@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Severity,
-    Violation,
-    concerns_nccl,
-    is_foreign_variable,
-    known_variable,
-    lines,
-    nearest_variable,
-    rule,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.knowledge.environment_variables import concerns_nccl
+from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
+from doctor.knowledge.environment_variables import known as known_variable
+from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.testing import lines
 
 _POD = """\
 apiVersion: v1

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.lint.launch.api import (
-    FileFails,
-    FilePasses,
-    LaunchFile,
-    Manifest,
-    ProcessLaunch,
-    Severity,
-    Violation,
-    Workload,
-    YamlNode,
-    hosts_of,
-    lines,
-    rule,
-    starts_of,
-    whole_number,
-)
+from doctor.api import FileFails, FilePasses, LaunchFile, Severity, Violation, rule
+from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.partial_text import whole_number
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of
+from doctor.lint.launch.yaml_tree import YamlNode
+from doctor.testing import lines
 
 _FOUR = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4")
 _CONFIG = """\
