@@ -1,47 +1,71 @@
-"""The borders that import contracts can't see."""
+"""What rooms and checks may import, and the shape of the tree."""
 
 import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 import doctor.api
 import doctor_checks
+from benchmarks.structure import ROOMS, Structure
 from doctor.core.check_registry import RULES, builtin_checks
 from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 SHELF = Path(doctor_checks.__file__).parent
 FILES = sorted(path for path in SHELF.rglob("*.py") if path.name != "__init__.py")
-RULE_FILES = [path for path in FILES if path.parent.name in RULES]
-CHECK_FILES = [path for path in FILES if path not in RULE_FILES]
-APIS = ("doctor.api", "doctor.facts", "doctor.testing", "doctor.analysis", "doctor.knowledge")
-RULE_APIS = (*APIS, "doctor.lint.python", "doctor.lint.launch", "doctor.lint.fix.trainer_arguments")
+OF_ONE_FAULT = [path for path in FILES if not path.name.startswith("_")]
+RULE_FILES = [path for path in OF_ONE_FAULT if path.parent.name in RULES]
+CHECK_FILES = [path for path in OF_ONE_FAULT if path not in RULE_FILES]
 IMPURE = {"os", "socket", "subprocess", "time", "torch", "shutil", "sys", "threading", "pathlib", "random", "importlib"}
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name} imports a neighbour"
-            yield node.module or ""
+@pytest.fixture(scope="module")
+def tree():
+    return Structure()
 
 
-def labeled(paths, *more):
-    return [(str(path.relative_to(SHELF)), (path, *more)) for path in paths]
+def test_rooms_import_what_their_line_names(tree):
+    assert tree.against == []
+
+
+def test_lines_name_what_there_is(tree):
+    named = {f"doctor.{name}" for line in ROOMS.values() for name in line.split()}
+    assert named | set(ROOMS) <= set(tree.all)
+
+
+def test_no_modules_import_each_other(tree):
+    assert tree.cycle == []
+
+
+def test_class_names_are_unique(tree):
+    assert tree.repeated_classes == []
+
+
+def test_folders_of_the_package_are_small(tree):
+    assert [folder for folder in tree.large_folders if folder.startswith("doctor/")] == []
+    assert len(tree.flat) <= 6
+
+
+def labeled(paths):
+    return [(str(path.relative_to(SHELF)), (path,)) for path in paths]
 
 
 def test_checks_and_rules_are_pure():
-    assert_each(_is_pure, [*labeled(CHECK_FILES, APIS), *labeled(RULE_FILES, RULE_APIS)])
+    assert_each(_is_pure, labeled(FILES))
 
 
-def _is_pure(path, apis):
-    for name in imported(path):
-        top = name.partition(".")[0]
-        assert any(name == api or name.startswith(f"{api}.") for api in apis) or (
-            top in sys.stdlib_module_names and top not in IMPURE
-        ), name
+def _is_pure(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} has a relative import"
+            names = [node.module]
+        for top in (name.partition(".")[0] for name in names):
+            assert top in ("doctor", "doctor_checks") or (top in sys.stdlib_module_names and top not in IMPURE), top
 
 
 def test_a_rule_is_one_file_with_its_name():
