@@ -104,7 +104,8 @@ def measure_lab() -> list[tuple[str, str, str]]:
 def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
     """Token, rank and card of every rank. They bring what was collected here just now, under names of their own: the
     facts of the host with its first rank, as the speaker of a host does."""
-    from doctor.cluster.gather.protocol import MemberFacts, encode, pack_member
+    from doctor.cluster.gather.protocol import MemberFacts
+    from doctor.cluster.transport.codec import encode, pack_member
     from doctor.core.facts import SECTIONS, HostFacts
     from doctor.session import collect
     from doctor.testing.cases import healthy
@@ -125,8 +126,9 @@ def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
 def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyValueStore) -> tuple[float, int]:
     """Seconds from the call until the job is built, and bytes of the cards."""
     from doctor.cluster.gather.coordinator import Coordinator
-    from doctor.cluster.gather.protocol import JoinRequest, MemberFacts, decode, encode
+    from doctor.cluster.gather.protocol import JoinRequest, MemberFacts
     from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+    from doctor.cluster.transport.codec import decode, encode
 
     cards = list(_cards(ranks))
     keeper = Coordinator(

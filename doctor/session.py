@@ -37,7 +37,7 @@ from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_li
 if TYPE_CHECKING:
     from doctor.cluster.gather.gather_plan import GatherOptions
     from doctor.cluster.gather.gather_session import GatherSession
-    from doctor.cluster.gather.probe_options import ProbeOptions
+    from doctor.cluster.gather.probe_schedule import ProbeOptions
     from doctor.cluster.ray.ray_session import RayGatherSession
     from doctor.core.check_registry import CheckRegistry
     from doctor.core.check_runner import Ignore
@@ -114,7 +114,7 @@ def open_gathering(
         return _open_ray(way.ray, settings, wanted=wanted, tell=tell, discreet=discreet)
     assert way.seat is not None  # a way has one or the other
     from doctor.cluster.gather.gather_session import GatherSession
-    from doctor.cluster.gather.participant_setup import start_participant
+    from doctor.cluster.gather.participant import start_participant
 
     wanted = _wanted(probe, mesh, why, several_hosts=way.seat.spans_hosts)
     party, survey = start_participant(
@@ -137,7 +137,7 @@ def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_h
     """What is to be measured; nothing where nobody asked and there is one host."""
     if probe == "none" or (probe != "full" and not several_hosts):
         return None
-    from doctor.cluster.gather.probe_options import ProbeOptions
+    from doctor.cluster.gather.probe_schedule import ProbeOptions
 
     return ProbeOptions("full" if probe == "full" else "light", mesh, why)
 

@@ -19,14 +19,11 @@ from doctor.cluster.gather.protocol import (
     GatherAnnouncement,
     GatherVerdict,
     JoinRequest,
-    MalformedMessage,
     MemberFacts,
     ProbeTask,
     closed_marker,
-    decode,
-    encode,
-    pack_member,
 )
+from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from doctor.cluster.gather import coordinator, gather_session
+from doctor.cluster.gather import coordinator, gather_session, heartbeat
 from doctor.cluster.gather import member as member_module
 from doctor.cluster.gather.dismissal import Dismissed
 from doctor.cluster.gather.gather_plan import GatherPlan
@@ -24,7 +24,6 @@ from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.participant import Participant
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.rendezvous.store_access import ConnectedStore
-from doctor.cluster.transport import polling
 from doctor.cluster.transport.signing import Secret
 from doctor.cluster.transport.store import PATIENCE, KeyValueStore, StoreBackend
 from doctor.collectors.host.host_identity import Identity
@@ -46,10 +45,10 @@ LIMIT = patience(20.0)
 """Seconds after which a rank that has not ended hangs."""
 
 _SHORTER = {
-    coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "HEARD": 1.5},
-    member_module: {"JUDGING": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
+    coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "ACKNOWLEDGE_SECONDS": 1.5},
+    member_module: {"EVALUATION_SECONDS": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
     gather_session: {"TAKE_OVER": 0.6, "CALLING_OFF": 5.0},
-    polling: {"BEAT": 0.1, "SILENT": 1.2},
+    heartbeat: {"HEARTBEAT_EVERY": 0.1, "HEARTBEAT_TIMEOUT": 1.2},
 }
 
 

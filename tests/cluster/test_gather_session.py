@@ -3,7 +3,8 @@
 import threading
 import time
 
-from doctor.cluster.gather.protocol import GatherAnnouncement, decode
+from doctor.cluster.gather.protocol import GatherAnnouncement
+from doctor.cluster.transport.codec import decode
 from tests.cluster.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.cluster.scenes import CARRIERS, Scenes
 from tests.lab.speed import NEVER, slowness

@@ -9,8 +9,9 @@ import shutil
 import threading
 import time
 
-from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict, MalformedMessage, decode, encode
-from doctor.cluster.transport import polling
+from doctor.cluster.gather import heartbeat
+from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict
+from doctor.cluster.transport.codec import MalformedMessage, decode, encode
 from doctor.cluster.transport.store import StoreLost
 from doctor.core.capture import read_capture
 from doctor.core.errors import UnusableError
@@ -51,7 +52,7 @@ def test_early_ranks_do_not_fall_for_a_run_that_was_killed(place, judged):
     leave_behind(place.boards()(), judged=judged)
     ranks = new_ranks(place.boards(), range(3), 3)
     start(*ranks[1:])
-    time.sleep(1.3 * polling.HEARTBEAT_TIMEOUT)  # longer than any keeper may be silent
+    time.sleep(1.3 * heartbeat.HEARTBEAT_TIMEOUT)  # longer than any keeper may be silent
     start(ranks[0])
     assert wait_for(*ranks) == [CODE] * 3
     assert judges(ranks) == [0]
@@ -103,7 +104,7 @@ def test_a_keeper_that_pauses_is_not_given_up(place):
     board = place.boards()()
     until(lambda: pulse_on(board))
     ranks[0].mortal.awake.clear()
-    time.sleep(2 * polling.HEARTBEAT_TIMEOUT)  # twice as long as a keeper may be silent
+    time.sleep(2 * heartbeat.HEARTBEAT_TIMEOUT)  # twice as long as a keeper may be silent
     ranks[0].mortal.awake.set()
     late.set()
     assert wait_for(*ranks) == [CODE] * 3

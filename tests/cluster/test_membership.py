@@ -7,14 +7,8 @@ import pytest
 
 from doctor.cluster.gather.membership import Membership
 from doctor.cluster.gather.probe_schedule import probe_addresses
-from doctor.cluster.gather.protocol import (
-    GatherAnnouncement,
-    JoinRequest,
-    MemberFacts,
-    ProbeResult,
-    encode,
-    pack_member,
-)
+from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, MemberFacts, ProbeResult
+from doctor.cluster.transport.codec import encode, pack_member
 from doctor.core.facts import SECTIONS, Reach
 from doctor.core.job import Member, build_job
 from doctor.facts import HostFacts, LaunchFacts, Missing, ReachFacts

@@ -9,12 +9,14 @@ import time
 
 import pytest
 
+from doctor.cluster.gather import heartbeat
+from doctor.cluster.gather.heartbeat import CoordinatorHeartbeat, HeartbeatMonitor
 from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.participant import Participant, keys_to_collect
-from doctor.cluster.gather.protocol import unpack_capture
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport import polling
-from doctor.cluster.transport.polling import CoordinatorHeartbeat, HeartbeatMonitor, PollInterval
+from doctor.cluster.transport.codec import unpack_capture
+from doctor.cluster.transport.polling import PollInterval
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.facts import SECTIONS, Reach, ReachFacts
@@ -147,7 +149,7 @@ def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
 
 def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     beating, looking = CoordinatorHeartbeat(folder(), "nonce"), HeartbeatMonitor(folder(), "nonce")
     for _ in range(20):
         beating.beat()
@@ -162,7 +164,7 @@ def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
 
 def test_a_keeper_that_rests_is_not_silent(folder, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     looking = HeartbeatMonitor(folder(), "nonce")
     CoordinatorHeartbeat(folder(), "nonce").rest()
     for _ in range(50):

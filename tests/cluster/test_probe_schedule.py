@@ -7,8 +7,9 @@ import pytest
 
 from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import MARGIN, ProbeSchedule, light_schedule, probe_addresses
-from doctor.cluster.gather.protocol import MalformedMessage, ProbeTask
+from doctor.cluster.gather.protocol import ProbeTask
 from doctor.cluster.gather.section_merge import merge_section, merge_sections
+from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
 from doctor.core.job import Member, build_job
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, Missing, MissingReason, StorageSpeedFacts, StorageTrial

@@ -12,14 +12,10 @@ from doctor.cluster.gather.protocol import (
     GatherAnnouncement,
     GatherVerdict,
     JoinRequest,
-    MalformedMessage,
     MemberFacts,
     ProbeResult,
-    decode,
-    encode,
-    pack_member,
-    unpack_capture,
 )
+from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
 from doctor.core.capture import FILE_LIMIT
 from doctor.core.facts import Variable
 from doctor.facts import EnvironmentFacts

@@ -186,7 +186,8 @@ def kill(host):
 
 
 STRANGER = """
-from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, ProbeTask, GatherVerdict, decode, encode
+from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict, JoinRequest, ProbeTask
+from doctor.cluster.transport.codec import decode, encode
 from ray.experimental.internal_kv import _internal_kv_get
 import msgspec
 environ = {"PYTHONWARNINGS": "all:0:antigravity.x:0:0", "BROWSER": "/bin/sh -c 'id > PROOF; #%s'"}

@@ -22,23 +22,18 @@ from hypothesis import strategies as st
 
 from doctor.analysis.ablation.setting_variants import ExperimentRow
 from doctor.cluster.gather.coordinator import Coordinator
-from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
-from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
 from doctor.cluster.gather.protocol import (
     GatherAnnouncement,
     GatherClosed,
     GatherVerdict,
     JoinRequest,
-    MalformedMessage,
     MemberFacts,
     ProbeResult,
     ProbeTask,
-    decode,
-    encode,
-    pack_member,
-    unpack_capture,
 )
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.signing import SIGNED, RejectedMessages, Secret, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore

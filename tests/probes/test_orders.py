@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from doctor.analysis.ablation.setting_variants import ExperimentRow, variant_of
-from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
-from doctor.cluster.gather.probe_schedule import ProbeSchedule
-from doctor.cluster.gather.protocol import MalformedMessage, ProbeTask
+from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
+from doctor.cluster.gather.protocol import ProbeTask
+from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
 from doctor.probes.runtime import tcp_connect, torch_child
 from doctor.probes.storage import file_probe

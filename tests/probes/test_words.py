@@ -14,7 +14,7 @@ import pytest
 
 from doctor.analysis.fabric.pairing import NO_PARTNER
 from doctor.api import Job
-from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
+from doctor.cluster.gather.probe_schedule import ProbeOptions, full_stages
 from doctor.facts import (
     Address,
     CollectiveFacts,

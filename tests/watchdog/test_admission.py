@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.monitor.watchdog import admission

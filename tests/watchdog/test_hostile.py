@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import decode_or_none, encode
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.signing import Secret
 from doctor.cluster.transport.store import KeyValueStore
@@ -17,7 +17,7 @@ from doctor.collectors.host.host_identity import host_identity
 from doctor.monitor.telemetry.local_processes import process_start_time
 from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.local_peers.peer_observation import host_key
-from doctor.monitor.watchdog.protocol import DecisionMessage, LeaderClaim, PeerProcess, RankResumed, decode_or_none
+from doctor.monitor.watchdog.protocol import DecisionMessage, LeaderClaim, PeerProcess, RankResumed
 from doctor.monitor.watchdog.store_discovery import KEY, derived_run_id
 from tests.watchdog.ranks import LIMIT, fork
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from doctor.analysis.launch_origin import ranks_in_words
+from doctor.cluster.gather.heartbeat import CoordinatorHeartbeat
 from doctor.cluster.gather.membership import MemberRecord, Membership
 from doctor.cluster.gather.protocol import (
     GatherAnnouncement,
@@ -18,10 +19,10 @@ from doctor.cluster.gather.protocol import (
     MemberFacts,
     ProbeTask,
     closed_marker,
-    encode,
 )
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
-from doctor.cluster.transport.polling import CoordinatorHeartbeat, PollInterval
+from doctor.cluster.transport.codec import encode
+from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.core.job import Job, build_job

@@ -7,24 +7,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from doctor.cluster.gather.heartbeat import HeartbeatMonitor
 from doctor.cluster.gather.protocol import (
     MOST_STEPS,
     GatherAnnouncement,
     GatherClosed,
     GatherVerdict,
     JoinRequest,
-    M,
-    MalformedMessage,
     MemberFacts,
     ProbeResult,
     ProbeTask,
     closed_marker,
-    decode,
-    encode,
-    pack_member,
 )
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
-from doctor.cluster.transport.polling import HeartbeatMonitor, PollInterval
+from doctor.cluster.transport.codec import MalformedMessage, decode_or_none, encode, pack_member
+from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.core.job import Member
@@ -117,9 +114,9 @@ class GatherMember:
             return
         self._heard = data
         if data == closed_marker(self._nonce):
-            last = _read(self._board.get("last") or b"", GatherClosed)
+            last = decode_or_none(self._board.get("last"), GatherClosed)
             self._ended = last.verdict if last is not None and last.nonce == self._nonce else None
-        call = _read(data, GatherAnnouncement)
+        call = decode_or_none(data, GatherAnnouncement)
         if call is None:
             return
         self._calls += 1
@@ -135,7 +132,7 @@ class GatherMember:
     def _answer_stranger(self) -> None:
         """Let who called with another key, or without one, see that there is a rank that can't understand it."""
         data = self._rejected.latest.get("call", b"")
-        if data != self._answered and (call := _read(data, GatherAnnouncement)) is not None:
+        if data != self._answered and (call := decode_or_none(data, GatherAnnouncement)) is not None:
             self._answered = data
             self._board.box(f"{call.nonce}/hello").append(encode(self._hello))
 
@@ -155,7 +152,7 @@ class GatherMember:
             self._board.box(f"{self._nonce}/card").append(encode(card))
             self._posted = True
         if self._posted and self._survey is not None:
-            task = _read(self._board.get(f"{self._nonce}/plan/{self._hello.token}") or b"", ProbeTask)
+            task = decode_or_none(self._board.get(f"{self._nonce}/plan/{self._hello.token}"), ProbeTask)
             if task is not None and self._step < task.step <= MOST_STEPS:
                 self._step = task.step
                 self._measure(self._survey, task)
@@ -171,7 +168,7 @@ class GatherMember:
 
     def _verdict(self) -> GatherVerdict | None:
         data = self._board.get(f"{self._nonce}/verdict")
-        return None if data is None else _read(data, GatherVerdict)
+        return None if data is None else decode_or_none(data, GatherVerdict)
 
     def _leave_together(self) -> None:
         """Say that the verdict was heard, and stay until everybody has. The gathering may be cleared away by then."""
@@ -186,11 +183,3 @@ class GatherMember:
                 pace.rest(until)
         except StoreLost:
             return
-
-
-def _read(data: bytes, kind: type[M]) -> M | None:
-    """The message of that ``kind``, if it is one."""
-    try:
-        return decode(data, kind)
-    except MalformedMessage:
-        return None

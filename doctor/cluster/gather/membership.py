@@ -6,16 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from doctor.cluster.gather.protocol import (
-    GatherAnnouncement,
-    JoinRequest,
-    MalformedMessage,
-    MemberFacts,
-    ProbeResult,
-    decode,
-    unpack_capture,
-)
+from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, MemberFacts, ProbeResult
 from doctor.cluster.gather.section_merge import merge_sections
+from doctor.cluster.transport.codec import MalformedMessage, decode, unpack_capture
 from doctor.cluster.transport.store import KeyValueStore, Mailbox
 from doctor.collectors import MODULES
 from doctor.collectors.host.host_identity import Identity

@@ -5,14 +5,23 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from doctor.analysis.visible_devices import states_binding
 from doctor.cluster.gather.host_lease import HostLease
-from doctor.cluster.gather.protocol import JoinRequest, MemberFacts, pack_member
+from doctor.cluster.gather.protocol import JoinRequest, MemberFacts
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.transport.codec import pack_member
 from doctor.collectors import MODULES
-from doctor.collectors.host.host_identity import Identity
+from doctor.collectors.base import Machine
+from doctor.collectors.host.host_identity import Identity, host_identity
+from doctor.collectors.launch.launcher import launch_facts
+from doctor.collectors.runner import collect_facts
 from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section
 from doctor.core.job import Member
+
+if TYPE_CHECKING:
+    from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule
 
 Sections = dict[str, Section | Missing]
 
@@ -75,3 +84,32 @@ class Participant:
         port, word = self._answers_at or (None, "")
         capture, twins = pack_member(self.member()), self._place.rivals()
         return MemberFacts(self.hello.token, self.seat.number, capture, twins, port, word)
+
+
+def start_participant(
+    seat: ProcessIdentity,
+    surroundings: Machine,
+    *,
+    timeout: float,
+    wanted: ProbeOptions | None,
+    tell: Callable[[str], None],
+    announce: Callable[[str], None] | None = None,
+) -> tuple[Participant, ProbeSchedule | None]:
+    """What this process brings, and its part in the probes that are ``wanted``. ``timeout``: seconds of the gathering,
+    and the most for any collector; ``announce`` is told what is still being read after a second."""
+    identity = host_identity(surroundings)
+    speaker = HostLease(seat.key_here, identity, "the host")
+    survey = None
+    if wanted is not None:
+        from doctor.cluster.gather.probe_schedule import probe_schedule
+
+        survey = probe_schedule(wanted, seat.number, timeout, surroundings, speaks=speaker.granted, tell=tell)
+    party = Participant(
+        seat,
+        identity,
+        speaker,
+        lambda keys: collect_facts(keys, surroundings, timeout=timeout, announce=announce),
+        answers_at=survey.answers_at if survey else None,
+        own_gpus=states_binding(launch_facts(surroundings.environ)),
+    )
+    return party, survey

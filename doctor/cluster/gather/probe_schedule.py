@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from doctor.cluster.gather.membership import MemberRecord
-from doctor.cluster.gather.protocol import MOST_STEPS, MalformedMessage, ProbeTask
+from doctor.cluster.gather.protocol import MOST_STEPS, ProbeTask
+from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import Missing, MissingReason, Section
@@ -17,11 +18,21 @@ from doctor.core.job import Job, Rank
 from doctor.probes import LIMIT_SECONDS, Responder
 from doctor.probes.authorization import Forbidden
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StageResult
+from doctor.probes.collectives.mesh import Axis
 from doctor.probes.reachability.stage import LightStage
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 MARGIN = 1.5
 """Seconds for tasks and results to travel."""
+
+
+class ProbeOptions(msgspec.Struct, frozen=True):
+    """``probe``: how much; ``mesh``: the axes of the job, outermost first, empty where they are to be found out;
+    ``why``: try what mends what is slow or fails. ``directories``: pairs of role and path."""
+
+    probe: Literal["light", "full"] = "light"
+    mesh: tuple[Axis, ...] = ()
+    why: bool = False
 
 
 class ProbeRound(NamedTuple):
@@ -179,3 +190,37 @@ def light_schedule(
     """The light probes of a gathering that may take ``timeout`` seconds, within these."""
     within = min(LIMIT_SECONDS, timeout / 2)
     return ProbeSchedule(number, (LightStage(),), surroundings, speaks=speaks, tell=tell, within=within)
+
+
+def probe_schedule(
+    wanted: ProbeOptions,
+    number: int,
+    timeout: float,
+    surroundings: Machine,
+    *,
+    speaks: bool,
+    tell: Callable[[str], None],
+) -> ProbeSchedule:
+    """The survey of the process ``number`` in a gathering that may take ``timeout`` seconds. Light probes end within
+    these; full ones begin when all are here or these are over."""
+    if wanted.probe == "light":
+        return light_schedule(number, timeout, surroundings, speaks=speaks, tell=tell)
+    return ProbeSchedule(number, tuple(full_stages(wanted)), surroundings, speaks=speaks, tell=tell)
+
+
+def full_stages(wanted: ProbeOptions) -> Iterator[Stage]:
+    """All stages of full probes, in their order: what is quiet before what is loud, and why comes last."""
+    # The stages are imported here: a watched training process loads this module for light probes alone.
+    from doctor.probes.ablation.stage import WhyStage
+    from doctor.probes.bandwidth.stage import TransfersStage
+    from doctor.probes.collectives.stage import GroupsStage
+    from doctor.probes.devices.stage import DevicesStage
+    from doctor.probes.storage.stage import StorageStage
+
+    yield LightStage()
+    yield TransfersStage()
+    yield StorageStage()
+    yield DevicesStage()
+    yield GroupsStage(wanted.mesh)
+    if wanted.why:
+        yield WhyStage()

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from doctor.core.capture import FILE_LIMIT, Capture, parse_capture, to_document
-from doctor.core.errors import UnusableError
-from doctor.core.job import Member, build_job
-from doctor.core.message_bounds import MOST_RANKS, Name, Number, Port, Seconds, Word
+from doctor.cluster.transport.codec import Count, Nonce, Token
+from doctor.core.message_bounds import MOST_RANKS, Name, Port, Seconds, Word
 
-M = TypeVar("M", bound=msgspec.Struct)
-
-Token = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-"""Of a process, drawn by itself."""
-Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-z]{1,32}\Z")]
-"""Of a gathering. It becomes part of the names on the board, which may be paths."""
-Count = Number
 Code = Annotated[int, Meta(ge=0, lt=1 << 8)]
 Packed = Annotated[bytes, Meta(max_length=16 << 20)]
 """The facts of one process, compressed; see :data:`doctor.core.capture.RANK_LIMIT`."""
@@ -32,10 +22,6 @@ Stage = Annotated[str, Meta(pattern=r"\A[a-z]{1,32}\Z")]
 
 MOST_STEPS = 40
 """Of all stages of a survey together: none plans for ever."""
-
-
-class MalformedMessage(Exception):
-    """Bytes on the board that are none of ours."""
 
 
 class GatherAnnouncement(msgspec.Struct, frozen=True):
@@ -118,44 +104,3 @@ class GatherClosed(msgspec.Struct, frozen=True):
 def closed_marker(nonce: str) -> bytes:
     """What stands in the place of the call of a gathering that is over. Short: many may look at it for a while."""
     return b"ended " + nonce.encode()
-
-
-def encode(message: msgspec.Struct) -> bytes:
-    """The message as bytes."""
-    return msgspec.msgpack.encode(message)
-
-
-def decode(data: bytes, kind: type[M]) -> M:
-    """The message of that ``kind``.
-
-    Raises:
-        Unreadable: it is none.
-    """
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise MalformedMessage(str(error)) from None
-
-
-def pack_member(member: Member) -> bytes:
-    """The facts of one process, as its capture, compressed."""
-    return zlib.compress(msgspec.json.encode(to_document(build_job([member]))), 1)
-
-
-def unpack_capture(data: bytes, name: str) -> Capture:
-    """The inverse of :func:`pack_member`.
-
-    Raises:
-        Unreadable: it is damaged, or larger than any capture.
-    """
-    inflate = zlib.decompressobj()
-    try:
-        plain = inflate.decompress(data, FILE_LIMIT >> 6)
-    except zlib.error as error:
-        raise MalformedMessage(f"{name}: {error}") from None
-    if not inflate.eof:
-        raise MalformedMessage(f"{name} is cut off or too large")
-    try:
-        return parse_capture(plain, name, masked=True)
-    except (UnusableError, UnicodeError) as error:
-        raise MalformedMessage(f"{name}: {error}") from None

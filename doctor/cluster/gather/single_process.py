@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from doctor.cluster.gather.membership import MemberRecord
-from doctor.cluster.gather.probe_options import ProbeOptions, full_stages
-from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
 from doctor.cluster.gather.section_merge import merge_sections
 from doctor.collectors.base import Machine
 from doctor.core.job import Job, Member, Sections, build_job

@@ -18,8 +18,7 @@ import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.gather.coordinator import Coordinator
-from doctor.cluster.gather.probe_options import probe_schedule
-from doctor.cluster.gather.probe_schedule import ProbeSchedule
+from doctor.cluster.gather.probe_schedule import ProbeSchedule, probe_schedule
 from doctor.cluster.ray.cluster_address import RayUnreachable
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
 from doctor.cluster.ray.ray_cluster import RayCluster, RayNode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.cluster.gather.probe_options import ProbeOptions
+from doctor.cluster.gather.probe_schedule import ProbeOptions
 
 
 class DriverOrder(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from doctor.cluster.gather.member import GatherMember, NoCoordinator
-from doctor.cluster.gather.participant_setup import start_participant
-from doctor.cluster.gather.probe_options import ProbeOptions
+from doctor.cluster.gather.participant import start_participant
+from doctor.cluster.gather.probe_schedule import ProbeOptions
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.ray_store import RayStoreBackend
 from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ

@@ -14,7 +14,7 @@ import msgspec
 
 from doctor.cluster.gather.dismissal import Dismissed
 from doctor.cluster.gather.gather_session import INCONCLUSIVE
-from doctor.cluster.gather.probe_options import ProbeOptions
+from doctor.cluster.gather.probe_schedule import ProbeOptions
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
 from doctor.cluster.rendezvous.endpoint import NoRendezvous
 from doctor.core.capture import parse_capture

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
 from doctor.cluster.transport.failover import ConnectionReader, StoreConnection
-from doctor.monitor.watchdog.protocol import AdmissionToken, LeaderClaim, MemberList, decode_all, decode_or_none
+from doctor.monitor.watchdog.protocol import AdmissionToken, LeaderClaim, MemberList
 
 LEAD = 10.0
 """Seconds without an answer after which a rank other than 0 leads."""

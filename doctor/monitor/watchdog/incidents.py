@@ -7,12 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverReader
 from doctor.monitor.telemetry.progress import Stall
 from doctor.monitor.watchdog.abort import abort_process
 from doctor.monitor.watchdog.decision import Decision, OnHang
-from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence, RankResumed, decode_all
+from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence, RankResumed
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
 from doctor.monitor.watchdog.rounds.round_request import RoundRequest
 from doctor.monitor.watchdog.stall_tracker import StallTracker

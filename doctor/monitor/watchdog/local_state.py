@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.cluster.gather.protocol import pack_member
+from doctor.cluster.transport.codec import pack_member
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import ProgressFacts, RecorderFacts
 from doctor.core.job import Member

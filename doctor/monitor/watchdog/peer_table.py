@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from doctor.cluster.gather.protocol import MalformedMessage, unpack_capture
+from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import ProgressFacts

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from doctor.cluster.gather.protocol import Count, MalformedMessage, Nonce, Token, decode
+from doctor.cluster.transport.codec import Count, Nonce, Token
 from doctor.core.facts import Frame
 from doctor.core.message_bounds import MOST_RANKS
 from doctor.monitor.watchdog.decision import Decision, Trigger
-
-M = TypeVar("M", bound=msgspec.Struct)
 
 RunId = Annotated[str, Meta(pattern=r"\A[0-9a-z-]{1,64}\Z")]
 """It becomes the name of a folder."""
@@ -93,16 +91,3 @@ class DecisionMessage(msgspec.Struct, frozen=True):
     by: Count
     occasion: Trigger
     ruling: Decision
-
-
-def decode_all(entries: list[bytes], kind: type[M]) -> list[M]:
-    """Those entries of a box that are messages of that ``kind``."""
-    return [message for data in entries if (message := decode_or_none(data, kind)) is not None]
-
-
-def decode_or_none(data: bytes | None, kind: type[M]) -> M | None:
-    """The message of that ``kind``, if it is one."""
-    try:
-        return decode(data, kind) if data else None
-    except MalformedMessage:
-        return None

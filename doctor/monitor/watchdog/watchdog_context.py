@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.core.facts import ProgressFacts

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from doctor.cluster.gather.protocol import JoinRequest, MalformedMessage, decode
+from doctor.cluster.gather.protocol import JoinRequest
+from doctor.cluster.transport.codec import MalformedMessage, decode
 from doctor.cluster.transport.signing import SIGNED
 from tests.faults.live.stage import Stage
 from tests.lab.hosts import LabHost

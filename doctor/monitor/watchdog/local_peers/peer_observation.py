@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverReader, FailoverStore
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import Frame
@@ -16,7 +16,7 @@ from doctor.monitor.telemetry.local_processes import GONE, SILENT, process_start
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks
-from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess, decode_all
+from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess
 
 
 def host_key(host: Identity) -> str:

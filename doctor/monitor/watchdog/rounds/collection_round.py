@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from doctor.cluster.gather.protocol import encode
+from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.monitor.telemetry.local_processes import SILENT
 from doctor.monitor.watchdog.decision import Decision, Trigger
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
-from doctor.monitor.watchdog.protocol import DecisionMessage, PeerObservation, RankPresence, decode_all, decode_or_none
+from doctor.monitor.watchdog.protocol import DecisionMessage, PeerObservation, RankPresence
 
 JUDGING, JUDGES = 8.0, 3
 """Seconds that each of those who may judge has for it, and how many of them are waited for."""

@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from doctor.cluster.gather.protocol import Count, encode
-from doctor.monitor.watchdog.protocol import decode_or_none
+from doctor.cluster.transport.codec import Count, decode_or_none, encode
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 PER_RANK = 0.05

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from doctor.cluster.transport.codec import decode_all
 from doctor.cluster.transport.failover import FailoverReader
 from doctor.core.background_call import BackgroundCall
 from doctor.monitor.watchdog.decision import Decision, Sections
 from doctor.monitor.watchdog.incidents import IncidentHandler
-from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence, decode_all
+from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
 from doctor.monitor.watchdog.rounds.round_request import RoundRequest
 from doctor.monitor.watchdog.watchdog_context import HEARD, WatchdogContext
