@@ -30,8 +30,9 @@ from doctor.core.finding import (
     merge,
     source_of,
 )
-from doctor.core.job import Facts, Group, Host, IdenticalRanks, Job, LocalRanks, Rank
+from doctor.core.job import Facts, Group, Host, Job, LocalRanks, Rank
 from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged, line_of
+from doctor.core.section_table import IdenticalRanks
 from doctor.knowledge.releases import is_older
 from doctor.lint.engine.rule import (
     DropArgument,

@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from doctor.core.facts import EnvironmentFacts, NcclFacts, Section, Setting, SoftwareFacts
-from doctor.core.job import Group, IdenticalRanks, Job
+from doctor.core.job import Group, Job
+from doctor.core.section_table import IdenticalRanks
 
 A = TypeVar("A", bound=Section)
 K = TypeVar("K", bound=Hashable)

@@ -34,7 +34,8 @@ from doctor.core.facts import (
     SoftwareFacts,
     TrainerFacts,
 )
-from doctor.core.job import IdenticalRanks, Job, Rank
+from doctor.core.job import Job, Rank
+from doctor.core.section_table import IdenticalRanks
 from doctor.knowledge.interface_syntax import (
     MAX_INTERFACES,
     MAX_RDMA_DEVICES,

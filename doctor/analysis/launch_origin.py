@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
-from doctor.core.job import IdenticalRanks, Job, Rank
+from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
+from doctor.core.section_table import IdenticalRanks
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
 
 LOCAL_RANK_NAMES = (

@@ -27,7 +27,8 @@ from doctor.core.facts import (
     TrainerFacts,
     TrainingFacts,
 )
-from doctor.core.job import IdenticalRanks, Job, LocalRanks, Rank
+from doctor.core.job import Job, LocalRanks, Rank
+from doctor.core.section_table import IdenticalRanks
 
 HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 """Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task

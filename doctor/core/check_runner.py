@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,9 +18,10 @@ from doctor.core.check_registry import BrokenPlugin, CheckRegistry, sentence_of
 from doctor.core.facts import LogEvidence, Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
 from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
-from doctor.core.job import Job, Rank
+from doctor.core.job import Job
 from doctor.core.logs.reported_findings import reported_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
+from doctor.core.section_table import IdenticalRanks
 
 PLUGIN_DEADLINE = 10.0
 """Seconds that a check of somebody else may take. Built-in ones are pure functions with a benchmark of their own."""
@@ -68,17 +69,21 @@ def examine_job(
 
 @dataclass(frozen=True)
 class _SectionCoverage:
-    """Who has what a check needs. ``missing``: reasons of those that should have it and do not; a host or rank that
-    has no use for it (no GPU) is not expected, and ``absent`` keeps one such reason."""
+    """How many ranks or hosts have what a check needs.
+
+    ``lacking``: those that should have it and do not; one that has no use for it (no GPU) is not expected.
+    ``missing``: their distinct reasons; ``absent``: the reason of one that is not expected.
+    """
 
     seen: int
     expected: int
+    lacking: int
     missing: tuple[Missing, ...]
     absent: Missing | None
 
 
 class _SectionCoverages:
-    """Counts once for all checks that need the same."""
+    """Counts once for all checks that need the same sections."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -91,27 +96,30 @@ class _SectionCoverages:
         return self._done[key]
 
     def _count(self, by_host: bool, needs: Needs, instead: Needs) -> _SectionCoverage:
-        lacking: dict[int, list[Missing]] = {}
-        served = set(self._job.ranks).difference(self._job.lacking(instead)) if instead else set()
-        for rank in self._job.lacking(needs):
-            if rank in served:
-                continue
-            lacking.setdefault(rank.host.index if by_host else id(rank), []).extend(_lacks(rank, needs))
-        lacks = [_gravest(reasons) for reasons in lacking.values()]
-        missing = tuple(lack for lack in lacks if lack.lack is not MissingReason.ABSENT)
-        absent = next((lack for lack in lacks if lack.lack is MissingReason.ABSENT), None)
-        seen = len(self._job.hosts if by_host else self._job.ranks) - len(lacks)
-        never_came = 0 if by_host else len(self._job.absent)
-        return _SectionCoverage(seen, seen + len(missing) + never_came, missing, absent)
+        groups = self._job.lacking(needs, instead)
+        counts = self._hosts(groups) if by_host else [(_gravest(reasons), len(one.members)) for one, reasons in groups]
+        missing = {reason: None for reason, _ in counts if reason.lack is not MissingReason.ABSENT}
+        absent = next((reason for reason, _ in counts if reason.lack is MissingReason.ABSENT), None)
+        lacking = sum(count for reason, count in counts if reason in missing)
+        seen = len(self._job.hosts if by_host else self._job.ranks) - sum(count for _, count in counts)
+        unreported = 0 if by_host else len(self._job.absent)
+        return _SectionCoverage(seen, seen + lacking + unreported, lacking, tuple(missing), absent)
+
+    def _hosts(self, groups: list[tuple[IdenticalRanks, tuple[Missing, ...]]]) -> list[tuple[Missing, int]]:
+        """The reason of every host with such a rank; of several reasons, the gravest of the lowest rank."""
+        if len(groups) == 1:
+            ((group, reasons),) = groups
+            return [(_gravest(reasons), len({rank.host.index for rank in group.members}))]
+        by_rank = {id(rank): reasons for group, reasons in groups for rank in group.members}
+        by_host: dict[int, list[Missing]] = {}
+        for rank in self._job.ranks if groups else ():
+            by_host.setdefault(rank.host.index, []).extend(by_rank.get(id(rank), ()))
+        return [(_gravest(reasons), 1) for reasons in by_host.values() if reasons]
 
 
-def _lacks(rank: Rank, needs: tuple[type[Section], ...]) -> Iterable[Missing]:
-    return (lack for section in needs if (lack := rank.missing(section)) is not None)
-
-
-def _gravest(lacks: list[Missing]) -> Missing:
-    """The reason that weighs most: something that is hidden or broke before something that is not there."""
-    return min(lacks, key=lambda lack: lack.lack is MissingReason.ABSENT)
+def _gravest(reasons: Sequence[Missing]) -> Missing:
+    """The most serious reason: hidden or failed before absent."""
+    return min(reasons, key=lambda reason: reason.lack is MissingReason.ABSENT)
 
 
 def _examine_one(
@@ -260,7 +268,7 @@ def _status(
     if outcome.skips:
         return Status.SKIP, outcome.skips[0].reason
     if census.missing:
-        return Status.UNKNOWN, _reason(census.missing[0], len(census.missing), census.expected)
+        return Status.UNKNOWN, _reason(census.missing[0], census.lacking, census.expected)
     if check.reads_logs:
         return Status.OK, None
     return _lonely(job, check, census)

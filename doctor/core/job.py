@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar, overload
 
 from doctor.core.facts import HostFacts, LaunchFacts, LogEvidence, Missing, MissingReason, Origin, Section
 from doctor.core.facts.section import harmless
+from doctor.core.section_table import IdenticalRanks, Row, SectionTable
 
 S = TypeVar("S", bound=Section)
 A = TypeVar("A", bound=Section)
@@ -133,30 +134,6 @@ class Rank(SectionHolder):
         return launch.local_rank if launch else None
 
 
-class IdenticalRanks(NamedTuple):
-    """Ranks for which the sections asked for are the same objects."""
-
-    members: tuple[Rank, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Their numbers."""
-        return tuple(rank.number for rank in self.members)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names of their hosts, each once."""
-        return tuple(dict.fromkeys(rank.host.name for rank in self.members))
-
-    def find(self, section: type[S]) -> S | None:
-        """An ``also`` section of theirs, or ``None`` where it is missing."""
-        return self.members[0].find(section)
-
-    def missing(self, section: type[Section]) -> Missing | None:
-        """Why an ``also`` section of theirs is missing."""
-        return self.members[0].missing(section)
-
-
 class LocalRanks(NamedTuple):
     """The ranks of one host, or of one machine with several hosts (containers)."""
 
@@ -230,14 +207,13 @@ class Job:
         self.expected = expected
         self.captured = captured
         self.evidence = evidence
-        self._alike: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
-        self._columns: dict[str, list[int]] = {}
+        self._rows: dict[tuple[str, ...], list[Row]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
         self._by_machine: tuple[LocalRanks, ...] | None = None
         self._positions: dict[int, list[int]] | None = None
         self._multi_host: bool | None = None
 
-    @property
+    @functools.cached_property
     def ungathered(self) -> int:
         """How many ranks of the world are neither here nor known to be absent."""
         return max(0, self.world_size - len({rank.number for rank in self.ranks}) - len(self.absent))
@@ -298,35 +274,19 @@ class Job:
         missing: ranks are told apart by them too, and :meth:`IdenticalRanks.find` gives them.
         """
         key = (*(section.key for section in sections), "also", *(section.key for section in also))
-        if key not in self._alike:
-            self._alike[key] = [
-                (*(alike.members[0].find(section) for section in sections), alike)
-                for alike in self._group_alike(sections, also)
-            ]
-        return iter(self._alike[key])
+        if key not in self._rows:
+            self._rows[key] = self._table.rows(sections, also)
+        return iter(self._rows[key])
 
-    def _group_alike(
-        self, sections: tuple[type[Section], ...], also: tuple[type[Section], ...]
-    ) -> list[IdenticalRanks]:
-        groups: dict[tuple[int, ...], list[Rank]] = {}
-        needed, absent = len(sections), id(None)
-        for rank, row in zip(self.ranks, zip(*map(self._column, sections + also), strict=True), strict=True):
-            if absent not in (row[:needed] if also else row):
-                groups.setdefault(row, []).append(rank)
-        return [IdenticalRanks(tuple(members)) for members in groups.values()]
+    def lacking(
+        self, needs: tuple[type[Section], ...], instead: tuple[type[Section], ...] = ()
+    ) -> list[tuple[IdenticalRanks, tuple[Missing, ...]]]:
+        """Ranks that lack one of ``needs`` and do not have all of ``instead``, grouped by the reasons."""
+        return self._table.lacking(needs, instead)
 
-    def _column(self, section: type[Section]) -> list[int]:
-        """The identity of every rank's section, that of ``None`` where it is missing."""
-        if section.key not in self._columns:
-            self._columns[section.key] = [id(rank.find(section)) for rank in self.ranks]
-        return self._columns[section.key]
-
-    def lacking(self, sections: Iterable[type[Section]]) -> list[Rank]:
-        """The ranks that lack one of ``sections``."""
-        columns = [self._column(section) for section in sections]
-        absent = id(None)
-        rows = zip(self.ranks, zip(*columns, strict=True), strict=bool(columns))
-        return [rank for rank, row in rows if absent in row]
+    @functools.cached_property
+    def _table(self) -> SectionTable:
+        return SectionTable(self.ranks)
 
     def by_host(self) -> tuple[LocalRanks, ...]:
         """The hosts, each with its ranks."""

@@ -33,7 +33,8 @@ from doctor.core.facts import (
     NcclFacts,
     RdmaFacts,
 )
-from doctor.core.job import IdenticalRanks, Job, Rank
+from doctor.core.job import Job, Rank
+from doctor.core.section_table import IdenticalRanks
 
 LEAST_MEASURED = 2
 """One measurement may be an accident: a pair of hosts has one in each direction."""

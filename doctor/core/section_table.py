@@ -1,0 +1,206 @@
+"""The sections of all ranks as columns, and the groups of ranks that share them, computed once per job.
+
+Checks request dozens of combinations of sections, but nearly all of these divide the ranks in the same few ways (by
+process, by host, by image). Each division is computed once, so that a check pays for its groups and not for the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from doctor.core.facts import Missing, Section
+
+if TYPE_CHECKING:
+    from doctor.core.job import Rank
+
+S = TypeVar("S", bound=Section)
+V = TypeVar("V", Section, Missing)
+
+Labels = tuple[int, ...]
+"""The number of its group for every rank or host. Groups are numbered in the order of their first member."""
+
+
+class IdenticalRanks:
+    """Ranks for which the requested sections are the same objects."""
+
+    __slots__ = ("_ranks", "members")
+
+    def __init__(self, members: tuple[Rank, ...]) -> None:
+        self.members = members
+        self._ranks: tuple[int, ...] | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their numbers."""
+        if self._ranks is None:
+            self._ranks = tuple([rank.number for rank in self.members])
+        return self._ranks
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of their hosts, each once."""
+        return tuple(dict.fromkeys(rank.host.name for rank in self.members))
+
+    def find(self, section: type[S]) -> S | None:
+        """An ``also`` section of these ranks, or ``None`` if it is missing."""
+        return self.members[0].find(section)
+
+    def missing(self, section: type[Section]) -> Missing | None:
+        """Why an ``also`` section of these ranks is missing."""
+        return self.members[0].missing(section)
+
+
+Row = tuple["Section | IdenticalRanks | None", ...]
+"""The requested sections, and the ranks that share them."""
+
+
+class Division:
+    """A division of the ranks into groups. ``labels``: the number of its group for every rank."""
+
+    def __init__(self, ranks: Sequence[Rank], labels: Labels) -> None:
+        self._ranks = ranks
+        self.labels = labels
+
+    @cached_property
+    def first(self) -> list[int]:
+        """The position of the first rank of each group."""
+        first: dict[int, int] = {}
+        for position, label in enumerate(self.labels):
+            first.setdefault(label, position)
+        return list(first.values())
+
+    @cached_property
+    def groups(self) -> list[IdenticalRanks]:
+        """The ranks of each group."""
+        members: list[list[Rank]] = [[] for _ in self.first]
+        for rank, label in zip(self._ranks, self.labels, strict=True):
+            members[label].append(rank)
+        return [IdenticalRanks(tuple(group)) for group in members]
+
+
+@dataclass(frozen=True)
+class Column(Generic[V]):
+    """One section of every rank (``None``: missing there), or why that section is missing."""
+
+    values: Sequence[V | None]
+    division: Division
+    has_gaps: bool
+
+
+class SectionTable:
+    """The columns of the ranks of one job. Sections must not change after the first request."""
+
+    def __init__(self, ranks: tuple[Rank, ...]) -> None:
+        self._ranks = ranks
+        hosts = {id(rank.host): rank.host for rank in ranks}
+        self._hosts = tuple(hosts.values())
+        positions = {host: position for position, host in enumerate(hosts)}
+        self._host_of = [positions[id(rank.host)] for rank in ranks]
+        self._known_to_ranks = frozenset().union(*(rank.sections for rank in ranks))
+        self._columns: dict[str, Column[Section]] = {}
+        self._reasons: dict[str, Column[Missing]] = {}
+        self._divisions: dict[Labels, Division] = {}
+        self._of_hosts: dict[Labels, Division] = {}
+        self._combined: dict[frozenset[Division], Division] = {}
+        self._undivided = self._divide((0,) * len(ranks))
+
+    def rows(self, sections: Sequence[type[Section]], also: Sequence[type[Section]]) -> list[Row]:
+        """Every distinct combination of ``sections``, and the ranks that have it and the same ``also``."""
+        columns = [self.column(section) for section in sections]
+        shared = self._combine([*columns, *(self.column(section) for section in also)])
+        values = (self._one_each(column, shared) for column in columns)
+        rows: Iterable[Row] = zip(*values, shared.groups, strict=True)
+        return [row for row in rows if None not in row] if any(one.has_gaps for one in columns) else list(rows)
+
+    def column(self, section: type[Section]) -> Column[Section]:
+        """One section of every rank."""
+        if section.key not in self._columns:
+            self._columns[section.key] = self._read(section)
+        return self._columns[section.key]
+
+    def lacking(
+        self, needs: Sequence[type[Section]], instead: Sequence[type[Section]] = ()
+    ) -> list[tuple[IdenticalRanks, tuple[Missing, ...]]]:
+        """Ranks that lack one of ``needs`` and do not have all of ``instead``, grouped by the reasons."""
+        if not any(self.column(section).has_gaps for section in needs):
+            return []
+        needed, other = map(self._reason_columns, (needs, instead))
+        shared = self._combine([*needed, *other])
+        found = []
+        for group, first in zip(shared.groups, shared.first, strict=True):
+            reasons = tuple(column.values[first] for column in needed)
+            served = bool(other) and all(column.values[first] is None for column in other)
+            if not served and any(reasons):
+                found.append((group, tuple(filter(None, reasons))))
+        return found
+
+    def _reason_columns(self, sections: Sequence[type[Section]]) -> list[Column[Missing]]:
+        return [self._reasons.get(section.key) or self._read_reasons(section) for section in sections]
+
+    def _read_reasons(self, section: type[Section]) -> Column[Missing]:
+        """Why the section is missing, for every rank; equal reasons are made one object, to be compared quickly."""
+        if section.key in self._known_to_ranks or section.level == "host":
+            equal: dict[Missing, Missing] = {}
+            missing = (rank.missing(section) for rank in self._ranks)
+            values = [one and equal.setdefault(one, one) for one in missing]
+            column = Column(values, self._divide(_labels(values)[0]), any(values))
+        else:
+            column = self._same_for_all(self._ranks[0].missing(section) if self._ranks else None)
+        self._reasons[section.key] = column
+        return column
+
+    def _same_for_all(self, value: V | None) -> Column[V]:
+        return Column([value] * len(self._ranks), self._undivided, value is None and bool(self._ranks))
+
+    def _read(self, section: type[Section]) -> Column[Section]:
+        if section.key in self._known_to_ranks:
+            values = [rank.find(section) for rank in self._ranks]
+            labels, has_gaps = _labels(values)
+            return Column(values, self._divide(labels), has_gaps)
+        if section.level == "host":
+            return self._read_hosts(section)
+        return self._same_for_all(None)
+
+    def _read_hosts(self, section: type[Section]) -> Column[Section]:
+        """A section that is the same for all ranks of a host, so that it is enough to compare the hosts."""
+        found = [host.find(section) for host in self._hosts]
+        labels, has_gaps = _labels(found)
+        if labels not in self._of_hosts:
+            self._of_hosts[labels] = self._divide(tuple([labels[host] for host in self._host_of]))
+        return Column([found[host] for host in self._host_of], self._of_hosts[labels], has_gaps)
+
+    def _divide(self, labels: Labels) -> Division:
+        return self._divisions.setdefault(labels, Division(self._ranks, labels))
+
+    def _combine(self, columns: Iterable[Column[Any]]) -> Division:
+        parts = frozenset(column.division for column in columns) - {self._undivided}
+        if parts not in self._combined:
+            self._combined[parts] = self._cross(parts)
+        return self._combined[parts]
+
+    def _cross(self, parts: frozenset[Division]) -> Division:
+        if not parts:
+            return self._undivided
+        finest = max(parts, key=lambda part: len(part.first))
+        if len(parts) == 1 or len(finest.first) == len(self._ranks):
+            return finest
+        return self._divide(_numbered(list(zip(*(part.labels for part in parts), strict=True))))
+
+    def _one_each(self, column: Column[Section], shared: Division) -> Sequence[Section | None]:
+        """The section of each group of ``shared``."""
+        everyone = len(shared.first) == len(self._ranks)
+        return column.values if everyone else [column.values[position] for position in shared.first]
+
+
+def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
+    """The group of each value by identity, and whether ``None`` is among them. Hashing sections would be slow."""
+    identities = list(map(id, values))
+    return _numbered(identities), id(None) in identities
+
+
+def _numbered(keys: Sequence[Hashable]) -> Labels:
+    numbers: dict[Hashable, int] = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return tuple([numbers[key] for key in keys])
