@@ -56,12 +56,13 @@ ROOMS: dict[str, str] = {
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
     "doctor_checks.written": "api testing knowledge lint.launch",
     "doctor_checks.data": f"{CHECK} analysis.rank_loaders",
-    "doctor_checks.devices": f"{CHECK} analysis.ablation analysis.device_speed analysis.fabric analysis.xid_events",
+    "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric analysis.trial_conclusions "
+    "analysis.xid_events",
     "doctor_checks.host": f"{CHECK} analysis.storage_findings analysis.storage_speed",
     "doctor_checks.launch": f"{CHECK} analysis.launch_origin",
     "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings",
     "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings",
-    "doctor_checks.network": f"{CHECK} knowledge analysis.ablation analysis.fabric",
+    "doctor_checks.network": f"{CHECK} knowledge analysis.trial_conclusions analysis.fabric",
     "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.hang analysis.rank_loaders",
     "doctor_checks.software": f"{CHECK} knowledge",
 }

@@ -16,16 +16,18 @@ from doctor.cli.options import (
     PATH,
     fail_on_option,
     format_option,
+    here,
     ignore_option,
     output_option,
+    print_notes,
     quiet_option,
     redact_option,
     select_option,
+    settings_of,
     settings_options,
     verbose_option,
 )
 from doctor.cli.output import print_notice, write
-from doctor.cli.settings_overrides import here, print_notes, settings_of
 from doctor.core.errors import UnusableError
 
 if TYPE_CHECKING:

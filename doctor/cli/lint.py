@@ -18,15 +18,17 @@ from doctor.cli.options import (
     ignore_option,
     output_option,
     plugin_option,
+    print_notes,
     quiet_option,
     redact_option,
     select_option,
+    settings_of,
     settings_options,
     strict_option,
     verbose_option,
+    words,
 )
 from doctor.cli.output import write
-from doctor.cli.settings_overrides import print_notes, settings_of, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,13 +22,14 @@ from doctor.cli.options import (
     judging_options,
     output_option,
     plugin_option,
+    print_notes,
     read_timeout_option,
     redact_option,
     select_option,
+    settings_of,
     settings_options,
 )
 from doctor.cli.output import deliver, deliver_several, keep_capture, print_notice, write
-from doctor.cli.settings_overrides import print_notes, settings_of
 from doctor.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _named: set[str] = set()
@@ -36,6 +38,37 @@ def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
         if thread.is_alive() and thread.name not in _named:
             _named.add(thread.name)
             tell(f"thread {thread.name} is blocked{_place(thread)}; it is left behind as a daemon thread")
+
+
+class BackgroundCall(Generic[T]):
+    """Work that was begun and is not waited for."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._errors: list[BaseException] = []
+        self._ended = threading.Event()
+        start_thread("doctor-soon", self._run)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self._ended.is_set()
+
+    def result(self) -> T:
+        """What it gave, or what it raised. ``TimeoutError`` where it has not ended."""
+        if not self.is_done:
+            raise TimeoutError
+        if self._errors:
+            raise self._errors[0]
+        return self._results[0]
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised again in result()
+            self._errors.append(error)
+        self._ended.set()
 
 
 def _others() -> list[threading.Thread]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from doctor.core.natural_order import byte_size
+from doctor.core.text import byte_size
 from doctor.estimate.data_model import HostMemory, LoaderUse, TracedStep, TrainingPlan
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ import msgspec
 
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
+from doctor.core.text import byte_size
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal obeys instead of showing it, and what turns the direction of writing; not tabs and line breaks."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from doctor.core.facts import Collective, Failure, MemorySnapshotFacts, ProgressFacts, RecorderFacts, RunMemoryFacts
 from doctor.core.finding import Severity
 from doctor.core.job import UNKNOWN_HOST, Job, Rank
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import Report
+from doctor.core.text import byte_size
 
 
 class TableCell(NamedTuple):

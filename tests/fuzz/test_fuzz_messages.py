@@ -20,7 +20,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doctor.analysis.ablation.setting_variants import ExperimentRow
 from doctor.cluster.gather.coordinator import Coordinator
 from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
 from doctor.cluster.gather.protocol import (
@@ -46,6 +45,7 @@ from doctor.monitor.watchdog.peer_table import PeerTable
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundPeers, RoundTimeouts
 from doctor.monitor.watchdog.rounds.periodic_rounds import RoundHeartbeat
 from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial
+from doctor.probes.ablation.setting_variants import ExperimentRow
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
 from doctor.probes.collectives.group_steps import (
     AxisMembership,

@@ -7,11 +7,11 @@ import socket
 import msgspec
 import pytest
 
-from doctor.analysis.ablation.setting_variants import ExperimentRow, variant_of
 from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
 from doctor.cluster.gather.protocol import ProbeTask
 from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
+from doctor.probes.ablation.setting_variants import ExperimentRow, variant_of
 from doctor.probes.runtime import tcp_connect, torch_child
 from doctor.probes.storage import file_probe
 

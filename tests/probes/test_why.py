@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.analysis.ablation.alternative_paths import MOST_WAYS, AlternativePath, alternative_paths
 from doctor.core.facts import Address, Interface, InterfaceFacts, Transfer, Trial
+from doctor.probes.ablation.alternative_paths import MOST_WAYS, AlternativePath, alternative_paths
 from doctor.probes.ablation.path_trials import SIZES_AT_ONCE, burst_of, sizes_between, speed_trials
 from doctor.probes.ablation.trials import MOST_ROUNDS, SpeedOrder, is_improvement
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule

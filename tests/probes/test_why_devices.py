@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from doctor.analysis.ablation.experiments import trial_requests
 from doctor.collectors.base import Machine
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, TrialFacts
 from doctor.probes.ablation import device_trials
 from doctor.probes.ablation.device_trials import DeviceOrder, free_processors, times_of, try_device
+from doctor.probes.ablation.experiments import trial_requests
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.base import ProbeContext
 from doctor.probes.devices.device_worker import DeviceTask

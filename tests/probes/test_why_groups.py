@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from doctor.analysis.ablation.experiments import TrialRequest, trial_requests
-from doctor.analysis.ablation.setting_variants import MOST_VARIANTS, variants_for
 from doctor.api import Job
 from doctor.facts import (
     Address,
@@ -22,7 +20,9 @@ from doctor.facts import (
     TrialFacts,
 )
 from doctor.probes.ablation import group_trials
+from doctor.probes.ablation.experiments import TrialRequest, trial_requests
 from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial, RunTrial, group_plan, outcome_of
+from doctor.probes.ablation.setting_variants import MOST_VARIANTS, variants_for
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.ablation.trials import RecordTrials
 from doctor.probes.base import ProbeParticipant

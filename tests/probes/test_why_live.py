@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from doctor.analysis.ablation.experiments import trial_requests
 from doctor.analysis.fabric.transfer_matrix import bandwidths
 from doctor.collectors.runner import decode_outcome
 from doctor.core.facts import PathFacts, Trial, TrialFacts
 from doctor.core.job import Job, Member, build_job
+from doctor.probes.ablation.experiments import trial_requests
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.base import ProbeParticipant
 from tests.faults.live.network_scenes import add_interface

@@ -8,9 +8,9 @@ import pytest
 
 from doctor.api import Finding, Scope, Severity, Skip, Source, check
 from doctor.core.check_registry import CheckRegistry
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import ReportInput
 from doctor.core.settings import IgnoreEntry, Settings
+from doctor.core.text import byte_size
 from doctor.facts import HostFacts, SoftwareFacts
 from doctor.report.formatting import cell, evidence_lines, ranges, some
 from doctor.report.machine_formats import render_github, render_json, render_junit

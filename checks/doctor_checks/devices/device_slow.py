@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.device_speed import SlowDevice, compare_devices
 from doctor.analysis.fabric.p2p_bandwidth import slow_neighbours
 from doctor.analysis.fabric.p2p_findings import neighbour_finding
 from doctor.analysis.fabric.peak_bandwidth import SlowCopies, copies_below
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy

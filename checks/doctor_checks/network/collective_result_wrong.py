@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.analysis.ablation.conclusions import with_trials
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
 from doctor.facts import CollectiveFacts, CollectiveResult
 from doctor.testing import Fails, Passes, healthy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.fabric.group_timings import (
     BrokenCollective,
     SlowGroup,
@@ -15,6 +14,7 @@ from doctor.analysis.fabric.group_timings import (
     slow_groups,
     timed_groups,
 )
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
 from doctor.facts import CollectiveFacts
 from doctor.testing import Fails, Passes, healthy

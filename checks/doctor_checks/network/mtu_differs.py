@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import (
     BaselineDeviation,
     Finding,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
 from doctor.analysis.fabric.transfer_matrix import sent_samples
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, IdenticalRanks, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostUseFacts, InterfaceFacts, PathFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running

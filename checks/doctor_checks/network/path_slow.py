@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.fabric.bandwidth_suspects import SlowPart, SlowParts, is_reachable, slow_parts, unmeasured_pairs
 from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
 from doctor.analysis.fabric.p2p_bandwidth import slow_rails
@@ -13,6 +12,7 @@ from doctor.analysis.fabric.p2p_findings import bandwidth_evidence, rail_finding
 from doctor.analysis.fabric.peak_bandwidth import SlowMessages, messages_below, paths_below
 from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
 from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, sent_samples, subnets_of
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import (
     Interface,

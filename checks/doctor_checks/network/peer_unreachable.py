@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
 from doctor.analysis.logs.event_timeline import failed_before, set_up_after, set_up_before
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import (
     EventGroup,
     Finding,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from doctor.analysis.ablation.conclusions import with_trials
 from doctor.analysis.fabric.bandwidth_suspects import SlowPart
 from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
 from doctor.analysis.fabric.p2p_bandwidth import SlowNeighbour, SlowRail
 from doctor.analysis.launch_origin import ranks_in_words
+from doctor.analysis.trial_conclusions import with_trials
 from doctor.core.facts import CollectiveFacts
 from doctor.core.finding import Finding, Unknown, Verdict
 from doctor.core.job import Job

@@ -14,7 +14,7 @@ from doctor.analysis.fabric.localization.pairing_rounds import MOST_CONFIRMING_F
 from doctor.analysis.interface_choice import CHOICE_SECTIONS, choice_of, network_of
 from doctor.core.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
 from doctor.core.job import Job
-from doctor.core.natural_order import natural_key
+from doctor.core.text import natural_key
 
 Network = IPv4Network | IPv6Network
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from doctor.cluster.transport.store import KeyValueStore, Mailbox, StoreBackend, StoreLost, UntrustedStore
-from doctor.core.background_call import BackgroundCall
+from doctor.core.background import BackgroundCall
 
 T = TypeVar("T")
 

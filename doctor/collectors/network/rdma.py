@@ -11,7 +11,7 @@ from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible, p
 from doctor.collectors.filesystem import listed
 from doctor.collectors.host.pci import driver_name, numa_node, pci_address
 from doctor.core.facts import Counter, Gid, HiddenField, RdmaDevice, RdmaFacts, RdmaPort
-from doctor.core.natural_order import natural_key
+from doctor.core.text import natural_key
 
 _COUNTERS = """
 link_downed link_error_recovery local_link_integrity_errors excessive_buffer_overrun_errors symbol_error

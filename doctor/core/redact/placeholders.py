@@ -15,10 +15,10 @@ from typing import Any
 
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.masking import mask_text, mask_value
-from doctor.core.natural_order import natural_key
 from doctor.core.redact.name_patterns import NamePatterns, PlaceholderNumbers
 from doctor.core.redact.networks import Address, AddressBook, Network, parse_address, parse_network
 from doctor.core.redact.node_lists import NodeLists, folded
+from doctor.core.text import natural_key
 from doctor.knowledge.slurm_steps import INTERACTIVE_JOBS
 
 UNTOUCHED = frozenset(

@@ -18,8 +18,7 @@ from doctor.cluster.transport.signing import RejectedMessages, Secret
 from doctor.cluster.transport.store import UntrustedStore
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
-from doctor.core.background import start_thread
-from doctor.core.background_call import BackgroundCall
+from doctor.core.background import BackgroundCall, start_thread
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.job import Job
 from doctor.monitor.watchdog.admission import own_namespace

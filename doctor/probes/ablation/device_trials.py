@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.analysis.ablation.experiments import AGAIN, TrialRequest
 from doctor.analysis.device_speed import What, speed_of
+from doctor.analysis.trial_conclusions import AGAIN
 from doctor.analysis.visible_devices import gpu_of, local_rank_of, processor_asked
 from doctor.collectors.base import read_text
 from doctor.core.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial
 from doctor.core.message_bounds import Number, Processors, Rate
+from doctor.probes.ablation.experiments import TrialRequest
 from doctor.probes.ablation.trials import ROUNDS, USUAL_SHARE, is_improvement, not_tried
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders
 from doctor.probes.devices.device_worker import DeviceTask

@@ -7,12 +7,13 @@ from contextlib import suppress
 
 import msgspec
 
-from doctor.analysis.ablation.experiments import AGAIN, TrialRequest, is_right
-from doctor.analysis.ablation.setting_variants import ExperimentRow, SettingVariant, variant_of, variants_for
 from doctor.analysis.launch_origin import ranks_in_words
+from doctor.analysis.trial_conclusions import AGAIN
 from doctor.core.facts import CollectiveFacts, Trial
 from doctor.core.job import Job
 from doctor.core.message_bounds import Rate, Text, shortened
+from doctor.probes.ablation.experiments import TrialRequest, is_right
+from doctor.probes.ablation.setting_variants import ExperimentRow, SettingVariant, variant_of, variants_for
 from doctor.probes.ablation.trials import USUAL_SHARE, gains, is_improvement, not_tried, recording_orders
 from doctor.probes.authorization import Forbidden, require_own_interfaces
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult

@@ -8,11 +8,10 @@ from typing import ClassVar
 
 import msgspec
 
-from doctor.analysis.ablation.experiments import MOST_COLLECTIVES, MOST_REQUESTS, TrialRequest, trial_requests
-from doctor.analysis.ablation.setting_variants import MOST_VARIANTS
 from doctor.core.facts import Section, Trial, TrialFacts
 from doctor.core.job import Job
 from doctor.probes.ablation.device_trials import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
+from doctor.probes.ablation.experiments import MOST_COLLECTIVES, MOST_REQUESTS, TrialRequest, trial_requests
 from doctor.probes.ablation.group_trials import (
     PREPARE_SECONDS,
     RUN_SECONDS,
@@ -23,6 +22,7 @@ from doctor.probes.ablation.group_trials import (
     group_plan,
 )
 from doctor.probes.ablation.path_trials import SIZES_AT_ONCE, try_connections, try_packets, try_speeds
+from doctor.probes.ablation.setting_variants import MOST_VARIANTS
 from doctor.probes.ablation.trial_planner import PATH_SECONDS, path_orders
 from doctor.probes.ablation.trials import ROUNDS, PacketOrder, ReachOrder, RecordTrials, SpeedOrder
 from doctor.probes.authorization import require_peers

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from doctor.analysis.ablation.alternative_paths import (
+from doctor.analysis.interface_choice import choice_of
+from doctor.core.job import Job, Rank
+from doctor.probes.ablation.alternative_paths import (
     MOST_WAYS,
     AlternativePath,
     alternative_paths,
@@ -15,9 +17,7 @@ from doctor.analysis.ablation.alternative_paths import (
     facing,
     mtu_between,
 )
-from doctor.analysis.ablation.experiments import TrialRequest, members_by_host
-from doctor.analysis.interface_choice import choice_of
-from doctor.core.job import Job, Rank
+from doctor.probes.ablation.experiments import TrialRequest, members_by_host
 from doctor.probes.ablation.path_trials import PACKET_SECONDS, REACH_SECONDS, SPEED_SECONDS, most_packet_bytes
 from doctor.probes.ablation.trials import (
     MOST_ROUNDS,

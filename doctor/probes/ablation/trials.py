@@ -8,10 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from doctor.analysis.ablation.alternative_paths import MOST_WAYS, AlternativePath
-from doctor.analysis.ablation.experiments import NOT_TRIED, SLOW_SHARE, Subject
+from doctor.analysis.trial_conclusions import NOT_TRIED, Subject
 from doctor.core.facts import Trial
 from doctor.core.message_bounds import Mtu, Name, Port, Rate, Text, Word
+from doctor.probes.ablation.alternative_paths import MOST_WAYS, AlternativePath
+from doctor.probes.ablation.experiments import SLOW_SHARE
 from doctor.probes.bandwidth.schedule import TransferSchedule
 from doctor.probes.base import ProbeParticipant, StageOrders
 

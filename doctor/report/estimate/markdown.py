@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import Report
+from doctor.core.text import byte_size
 from doctor.estimate.data_model import Estimate
 from doctor.report.estimate.terminal import not_judged
 from doctor.report.estimate.wording import (

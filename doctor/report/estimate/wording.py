@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.core.natural_order import byte_size
+from doctor.core.text import byte_size
 from doctor.estimate.data_model import (
     MOST_SAMPLES,
     Estimate,

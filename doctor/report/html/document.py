@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST, Job
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import Report, ReportFinding
+from doctor.core.text import byte_size
 from doctor.report.formatting import (
     counts_line,
     coverage_line,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from doctor.cluster.transport.codec import decode_all
 from doctor.cluster.transport.failover import FailoverReader
-from doctor.core.background_call import BackgroundCall
+from doctor.core.background import BackgroundCall
 from doctor.monitor.watchdog.decision import Decision, Sections
 from doctor.monitor.watchdog.incidents import IncidentHandler
 from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence

@@ -18,8 +18,8 @@ from doctor.core.facts import (
     TransferFacts,
 )
 from doctor.core.job import Job
-from doctor.core.natural_order import byte_size
 from doctor.core.report_document import Report
+from doctor.core.text import byte_size
 from doctor.report.narrative import narrative_of
 
 MOST_LINES = 128

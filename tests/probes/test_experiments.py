@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.analysis.ablation.conclusions import trial_conclusions, with_trials
-from doctor.analysis.ablation.experiments import (
-    AGAIN,
-    LATE_SECONDS,
-    LOST_SHARE,
-    MOST_COLLECTIVES,
-    MOST_REQUESTS,
-    NOT_TRIED,
-    SLOW_SHARE,
-    shared_hosts,
-    trial_requests,
-)
+from doctor.analysis.trial_conclusions import AGAIN, NOT_TRIED, trial_conclusions, with_trials
 from doctor.api import Finding, Job
 from doctor.facts import (
     Address,
@@ -30,6 +19,15 @@ from doctor.facts import (
     TransferFacts,
     Trial,
     TrialFacts,
+)
+from doctor.probes.ablation.experiments import (
+    LATE_SECONDS,
+    LOST_SHARE,
+    MOST_COLLECTIVES,
+    MOST_REQUESTS,
+    SLOW_SHARE,
+    shared_hosts,
+    trial_requests,
 )
 from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from doctor.analysis.ablation.experiments import AGAIN, NOT_TRIED, Subject
 from doctor.core.facts import Trial, TrialFacts
 from doctor.core.finding import Finding
 from doctor.core.job import Job, Rank
+
+Subject = Literal["path", "packet", "collective", "device"]
+"""What a trial is about; see :class:`doctor.core.facts.Trial`."""
+
+AGAIN = "nothing changed"
+"""The knob of a trial that went well without any change: the fault comes and goes."""
+
+NOT_TRIED = "not tried"
+"""The knob of a trial that could not be made; its error says why."""
 
 
 class TrialConclusions(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from doctor.analysis.ablation.alternative_paths import alternative_paths
 from doctor.analysis.device_speed import What, compare_devices
 from doctor.analysis.fabric.bandwidth_suspects import slow_parts
 from doctor.analysis.fabric.group_timings import SMALL, broken_collectives, culprits_of, slow_groups, timed_groups
@@ -15,23 +14,16 @@ from doctor.analysis.fabric.p2p_bandwidth import SlowRail, p2p_bandwidths, slow_
 from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS, PacketLoss, lossy_parts
 from doctor.analysis.fabric.transfer_matrix import SentSample, bandwidths, sent_samples
 from doctor.analysis.interface_choice import choice_of
+from doctor.analysis.trial_conclusions import Subject
 from doctor.core.facts import CollectiveFacts, CollectiveResult, PathFacts, ReachFacts
 from doctor.core.job import Job, Rank
-
-Subject = Literal["path", "packet", "collective", "device"]
-"""What a trial is about; see :class:`doctor.core.facts.Trial`."""
+from doctor.probes.ablation.alternative_paths import alternative_paths
 
 MOST_REQUESTS = 4
 """Of one job: each may take a quarter of a minute, and one fault is the cause of many symptoms."""
 
 MOST_COLLECTIVES = 2
 """Of the questions: each trial of a collective starts all of its ranks anew."""
-
-AGAIN = "nothing changed"
-"""The knob of a trial that went well without any change: the fault comes and goes."""
-
-NOT_TRIED = "not tried"
-"""The knob of a trial that could not be made; its error says why."""
 
 SLOW_SHARE = 0.6
 """Of what is usual: what is above that is no question."""

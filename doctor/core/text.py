@@ -1,4 +1,4 @@
-"""Text for people: names in natural order (``node2`` before ``node10``), and sizes in binary units."""
+"""Text for users: names in natural order (``node2`` before ``node10``), and sizes in binary units."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Experiments of ``--why``: which setting to vary, and what the trials show."""
