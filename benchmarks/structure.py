@@ -48,8 +48,9 @@ ROOMS: dict[str, str] = {
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
     "doctor.monitor": f"{EXAMINE} analysis collectors cluster cluster.transport report session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
-    "doctor.monitor.telemetry": "core collectors analysis.call_sites postmortem.flight_recorder postmortem.sandbox",
-    "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster cluster.transport monitor.telemetry",
+    "doctor.monitor.telemetry": "core collectors",
+    "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.rendezvous.process_identity "
+    "cluster.transport monitor.telemetry",
     "doctor.monitor.sinks": "core report",
     "doctor.cli": f"{EXAMINE} cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",

@@ -10,20 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import Collective, Frame
+from doctor.core.frames import is_torch, waits_in
 
-_COMMUNICATION = (
-    "torch/distributed/distributed_c10d.py",
-    "torch/distributed/nn/functional.py",
-    "torch/distributed/_functional_collectives.py",
-    "torch/distributed/utils.py",
-    "torch/distributed/fsdp/",
-    "torch/distributed/algorithms/",
-    "torch/nn/parallel/distributed.py",
-)
-"""Files of torch in which the innermost frame of a rank lies that waits for others."""
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 """Where the interpreter is while gradients are computed, and averaged: it waits, or works."""
-_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_ops.py")
 _POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
 _DRIVERS = ("/loops/", "transformers/trainer.py")
 """Loops of a framework: a line of the user's beyond them is only the one that started the run."""
@@ -125,10 +115,15 @@ def site_of(operation: str, frames: Sequence[Frame]) -> CallSite:
     """The call site of a collective, from its stack."""
     own = own_line(frames)
     near = frames[: frames.index(own) + 1] if own else frames
-    line = own or next((frame for frame in frames if not _is_torch(frame)), frames[0] if frames else None)
+    line = own or next((frame for frame in frames if not is_torch(frame)), frames[0] if frames else None)
     caller = _caller(near)
     words = (caller.alone if not own and caller.alone else caller.words) if caller else ""
     return CallSite(operation, line, own is not None, words, condition_of(frames))
+
+
+def site_of_wait(frames: Sequence[Frame]) -> CallSite:
+    """The call site of the collective that a rank with this stack waits in."""
+    return site_of(waits_in(frames), frames)
 
 
 def own_line(frames: Iterable[Frame]) -> Frame | None:
@@ -172,22 +167,9 @@ SiteKey = tuple[object, ...]
 def site_key(entry: Collective) -> SiteKey:
     """What tells call sites apart: the operation, the five innermost lines outside of torch, the user's three innermost
     ones. (Recorders keep these of older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`.)"""
-    outside = [frame for frame in entry.frames if not _is_torch(frame)]
+    outside = [frame for frame in entry.frames if not is_torch(frame)]
     own = [frame for frame in outside if frame.user]
     return (entry.operation, *((frame.file, frame.line) for frame in (*outside[:5], *own[:3])))
-
-
-def _is_torch(frame: Frame) -> bool:
-    return not frame.user and "/torch/" in frame.file
-
-
-def waits_in(stack: Sequence[Frame]) -> str:
-    """The operation that a rank with this stack waits in; empty where it waits for nobody, as far as the stack tells.
-    In ``backward`` it may as well compute: see :func:`is_in_backward`."""
-    for frame in stack:
-        if not any(path in frame.file for path in _WRAPPERS):
-            return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""
-    return ""
 
 
 def is_in_backward(stack: Sequence[Frame]) -> bool:

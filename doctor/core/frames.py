@@ -1,4 +1,4 @@
-"""Lines of Python on a stack: which of them are the user's own, and how many are worth keeping."""
+"""Lines of Python on a stack: whose they are, how many are kept, and whether a rank waits there for others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ MOST = 60
 """Frames of one stack that are kept: Lightning's own loops take 30."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
 """Where Pythons keep packages and their library, of this one and of others: a file may be of another machine."""
+_COMMUNICATION = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/nn/functional.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/utils.py",
+    "torch/distributed/fsdp/",
+    "torch/distributed/algorithms/",
+    "torch/nn/parallel/distributed.py",
+)
+"""Files of torch in which the innermost frame of a rank lies that waits for others."""
+_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_ops.py")
 
 
 def frame_of(file: str, line: int | None, function: str) -> Frame:
@@ -77,6 +88,15 @@ def call_site_frames(frames: Sequence[Frame], outside: int = 5, own: int = 3) ->
 def is_torch(frame: Frame) -> bool:
     """Whether a frame is torch's own."""
     return not frame.user and "/torch/" in frame.file
+
+
+def waits_in(stack: Sequence[Frame]) -> str:
+    """The operation that a rank with this stack waits in; empty where it waits for nobody, as far as the stack tells.
+    In ``backward`` it may as well compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""
+    for frame in stack:
+        if not any(path in frame.file for path in _WRAPPERS):
+            return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""
+    return ""
 
 
 def _at(frames: Sequence[Frame], positions: Iterable[int]) -> tuple[Frame, ...]:

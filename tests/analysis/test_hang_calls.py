@@ -9,8 +9,8 @@ from doctor.analysis.call_sites import (
     own_line,
     site_key,
     site_of,
-    waits_in,
 )
+from doctor.core.frames import waits_in
 from doctor.facts import Collective, Frame
 from doctor.testing import package_frame, user_frame
 from tests.lab.cases import each_case

@@ -30,12 +30,13 @@ with atheris.instrument_imports():
     from doctor.core.errors import UnusableError
     from doctor.core.facts.log_events import LONGEST
     from doctor.core.files.read_deadline import ReadBudget
+    from doctor.core.files.safe_pickle import load_plain
+    from doctor.core.recorder_dump import parse_recorder
     from doctor.core.settings import read_settings
     from doctor.knowledge.log_patterns import known_patterns
     from doctor.lint.engine.discovery import UnreadableFile
     from doctor.lint.launch.shell.lexer import tokens
     from doctor.lint.launch.yaml_tree import read_trees
-    from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
     from doctor.postmortem.flight_recorder.unpickling import load_values
     from doctor.postmortem.inputs import kind_of_head
     from doctor.postmortem.logs.scanner import read_stream
@@ -43,7 +44,6 @@ with atheris.instrument_imports():
     from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
     from doctor.postmortem.ras.events import read_ras
     from doctor.postmortem.sandbox.decompression import RATIO, UNSUSPECTED
-    from doctor.postmortem.sandbox.safe_pickle import load_plain
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 LARGEST = 1 << 13

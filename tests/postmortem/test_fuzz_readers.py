@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from doctor.core.errors import UnusableError
 from doctor.core.facts.section import in_unicode
+from doctor.core.files.safe_pickle import load_plain
 from doctor.postmortem.memory_snapshot.snapshot_parser import looks_like_snapshot, parse_snapshot
 from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi, read_nvidia_smi
 from doctor.postmortem.ras.events import looks_like_ras, read_ras
-from doctor.postmortem.sandbox.safe_pickle import load_plain
 from tests.postmortem.allocating import training
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
 from doctor.core.facts import RecorderFacts
 from doctor.core.job import Member, build_job
-from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
+from doctor.core.recorder_dump import parse_recorder
 from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dumps
 
 ROUNDS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)

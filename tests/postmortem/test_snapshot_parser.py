@@ -7,6 +7,7 @@ import re
 import pytest
 
 from doctor.core.errors import UnusableError
+from doctor.core.files.safe_pickle import load_plain
 from doctor.postmortem.memory_snapshot import snapshot_parser
 from doctor.postmortem.memory_snapshot.snapshot_parser import (
     load_snapshot,
@@ -14,7 +15,6 @@ from doctor.postmortem.memory_snapshot.snapshot_parser import (
     parse_snapshot,
     read_snapshot,
 )
-from doctor.postmortem.sandbox.safe_pickle import load_plain
 from tests.postmortem.allocating import ALLOCATOR, ENGINE, MIB, TORCH, Allocator, line, training
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from doctor.collectors.base import NotVisible
 from doctor.core.facts import RecorderFacts
+from doctor.core.recorder_dump import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
 from doctor.monitor.telemetry import flight_recorder
 from doctor.monitor.telemetry.flight_recorder import load_dump
-from doctor.postmortem.flight_recorder.dump_parser import AFTER, BEFORE, WITH_SITE, WITH_STACK, parse_recorder
 
 REAL = textwrap.dedent(
     """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.call_sites import CallSite, conditions_of, site_of, waits_in
+from doctor.analysis.call_sites import CallSite, conditions_of, site_of_wait
 from doctor.analysis.hang.description import stall_evidence, stall_ranks, stall_waiters
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -60,7 +60,7 @@ def _told(job: Job) -> Iterator[Finding]:
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
                 f"a collective is called under a condition on the rank [{conditions[0]}], and the others do not come",
-                fix=_fix(site_of(waits_in(event.frames), event.frames), True, uses_lightning(job)),
+                fix=_fix(site_of_wait(event.frames), True, uses_lightning(job)),
                 confidence=0.85,
             )
             return

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from doctor.analysis.call_sites import CallSite, is_in_backward, site_of, waits_in
+from doctor.analysis.call_sites import CallSite, is_in_backward, site_of, site_of_wait
 from doctor.core.facts import Collective, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.core.frames import waits_in
 from doctor.core.job import Job
 
 LEAST_WAIT = 3.0
@@ -167,11 +168,11 @@ class RankState:
         """Where it waits, or else where it is; ``None`` where no line is known."""
         failure = self.progress.failure.frames if self.progress and self.progress.failure else ()
         if failure and not self.ended_waiting:
-            return site_of(waits_in(failure), failure)
+            return site_of_wait(failure)
         if self.wait is not None and self.wait.frames:
             return site_of(self.wait.operation, self.wait.frames)
         if failure:
-            return site_of(waits_in(failure), failure)
+            return site_of_wait(failure)
         stack = self.progress.stack if self.progress else ()
         operation = self.wait.operation if self.wait else self.stack_wait
         if stack or operation:

@@ -25,9 +25,9 @@ import msgspec
 from doctor.collectors.base import NotPresent, NotVisible
 from doctor.core.background import start_thread
 from doctor.core.facts import ProcessGroup, RecorderFacts
+from doctor.core.files.safe_pickle import PlainUnpickler, UnsafePickleError
+from doctor.core.recorder_dump import parse_recorder
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
-from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
-from doctor.postmortem.sandbox.safe_pickle import PlainUnpickler, UnsafePickleError
 
 DEADLINE = 5.0
 """Seconds for a dump: it takes a lock of the recorder's, and needs the interpreter's."""

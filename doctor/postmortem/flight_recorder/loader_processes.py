@@ -26,7 +26,7 @@ import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.facts import HiddenField, RecorderFacts
-from doctor.postmortem.flight_recorder.dump_parser import parse_recorder
+from doctor.core.recorder_dump import parse_recorder
 from doctor.postmortem.flight_recorder.unpickling import load_values
 from doctor.postmortem.sandbox.child_process import run_isolated
 

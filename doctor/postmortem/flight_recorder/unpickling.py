@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.core.errors import UnusableError
-from doctor.postmortem.sandbox.safe_pickle import ImportRefusal, PlainUnpickler, UnsafePickleError, printable
+from doctor.core.files.safe_pickle import ImportRefusal, PlainUnpickler, UnsafePickleError, printable
 
 BUFFER = 1 << 16
 _PICKLE = b"\x80"

@@ -18,9 +18,9 @@ import msgspec
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame
 from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
+from doctor.core.files.safe_pickle import is_pickle, load_plain
 from doctor.core.frames import frame_of, is_user_code
 from doctor.postmortem.sandbox.child_process import run_isolated
-from doctor.postmortem.sandbox.safe_pickle import is_pickle, load_plain
 
 LARGEST = 2 << 30
 """Bytes of a snapshot that is read: with stacks, an entry of the trace has up to some kilobytes."""

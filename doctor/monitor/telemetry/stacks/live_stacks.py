@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from doctor.analysis.call_sites import waits_in
 from doctor.core.facts import Frame
-from doctor.core.frames import frames_of_stack, frames_of_traceback
+from doctor.core.frames import frames_of_stack, frames_of_traceback, waits_in
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
