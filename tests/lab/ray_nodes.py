@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.lab.hosts import Command, LabHost, hosts, together
 from tests.lab.needs import require_tools
@@ -15,8 +18,15 @@ from tests.lab.speed import patience
 PORT = 6379
 READY_WITHIN = patience(60.0)
 """Seconds in which the head is up, and then in which the other nodes are."""
+ATTEMPTS = 3
+"""``ray start`` fails where its node does not register within 30 s, which no option of Ray changes (Node.__init__ in
+ray/_private/node.py): on a busy machine that happens now and then."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Little more than the least that Ray takes."""
+
+
+class NotStarted(Exception):
+    """``ray start`` failed on a node."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,56 @@ def ray_nodes(count: int, *, cpus: int = 2, names: str = "node{}") -> Iterator[R
         cluster = RayCluster(lab)
         for host in lab:
             host.sh('mkdir -p ray "$1/ray"; mount --bind ray "$1/ray"', str(host.switch.folder))
-        head, *others = lab
+        _start_cluster(cluster, cpus)
+        yield cluster
+
+
+def start_again(nodes: Sequence[Command]) -> None:
+    """Start nodes in place of those that run on their hosts."""
+
+    def clean() -> None:
+        for host, *_ in nodes:
+            kill_ray(host)
+
+    clean()
+    _attempt(lambda: _start(nodes), clean)
+
+
+def kill_ray(host: LabHost) -> None:
+    """End all of Ray on a host at once, as when it loses power."""
+    until = time.monotonic() + READY_WITHIN
+    while found := host.processes("ray"):
+        assert time.monotonic() < until, f"{host.name}: {found} do not end"
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.05)
+
+
+def _start_cluster(cluster: RayCluster, cpus: int) -> None:
+    """Start the head, then the others."""
+    head, *others = cluster.hosts
+
+    def start() -> None:
         _start([_node(head, cluster, cpus, "--head", f"--port={PORT}", "--include-dashboard=false")])
         _start([_node(host, cluster, cpus, f"--address={cluster.environ['RAY_ADDRESS']}") for host in others])
-        yield cluster
+
+    def clean() -> None:
+        for host in cluster.hosts:
+            kill_ray(host)
+            host.sh("rm -rf ray/*")
+
+    _attempt(start, clean)
+
+
+def _attempt(start: Callable[[], None], clean: Callable[[], None]) -> None:
+    """Start up to :data:`ATTEMPTS` times, and clean up in between."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(NotStarted):
+            start()
+            return
+        clean()
+    start()
 
 
 def _node(host: LabHost, cluster: RayCluster, cpus: int, *options: str) -> Command:
@@ -67,4 +123,5 @@ def _node(host: LabHost, cluster: RayCluster, cpus: int, *options: str) -> Comma
 
 def _start(nodes: Sequence[Command]) -> None:
     for done in together(nodes, READY_WITHIN):
-        assert done.returncode == 0, f"{done.args}\nexit {done.returncode}: {done.stdout}{done.stderr}"
+        if done.returncode != 0:
+            raise NotStarted(f"{done.args}\nexit {done.returncode}: {done.stdout}{done.stderr}")

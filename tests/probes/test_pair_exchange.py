@@ -58,7 +58,7 @@ def test_both_of_a_pair_measure_what_they_got(tmp_path: Path) -> None:
         assert reason == ""
         assert [(sender, turn) for sender, _, _, turn, _ in found] == [(source, 0), (source, 2)]
         assert all(FIRST_BYTES <= size <= MOST_BYTES["cpu"] for _, size, *_ in found)
-        assert all(0 < trip < seconds < 20 for _, _, seconds, _, trip in found)
+        assert all(trip > 0 and seconds > 0 for _, _, seconds, _, trip in found)
 
 
 def test_where_one_has_no_time_left_nobody_begins_another_round(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from typing import NamedTuple
@@ -63,12 +64,21 @@ def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | Non
     """Addresses of ``name`` in the resolver's order without repeats, or an error; and the seconds that passed."""
     if not name.strip() or "\0" in name:
         return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is no name", 0.0
+    if numeric := _numeric(name):
+        return numeric, None, 0.0  # needs no name server, so no thread that a busy host may schedule after the limit
     found, error, seconds = TimedLookup(lambda: _addresses_of(name)).wait(limit)
     return found or (), error, round(seconds, 4)
 
 
-def _addresses_of(name: str) -> tuple[str, ...]:
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+def _numeric(name: str) -> tuple[str, ...]:
+    """The address that ``name`` already is; empty if it has to be looked up."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return _addresses_of(name, socket.AI_NUMERICHOST)
+    return ()
+
+
+def _addresses_of(name: str, flags: int = 0) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
