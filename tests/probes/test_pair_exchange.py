@@ -26,7 +26,7 @@ store = dist.FileStore(folder + "/store", count)
 dist.init_process_group("gloo", store=store, rank=place, world_size=count, timeout=datetime.timedelta(seconds=20))
 partners = [place ^ 1, -1, place ^ 1] + ([place ^ 2] if count > 2 else [])
 numbers = [10 + one for one in range(count)]
-pairs = pair_exchange.Pairs(place, numbers, torch.device("cpu"))
+pairs = pair_exchange.PairExchange(place, numbers, torch.device("cpu"))
 if "room" in late and place == 1:
     pairs._room = lambda: 1 << 60
 reason = pairs.run(partners)
