@@ -1,1 +1,1 @@
-"""Pure functions over facts and jobs that several checks share."""
+"""Pure functions over facts and jobs that several checks or rooms share."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: parses options, calls the session, and writes reports."""

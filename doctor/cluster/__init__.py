@@ -1,1 +1,1 @@
-"""How the processes of a job exchange facts: transports, rendezvous, gathering, Ray, host lists."""
+"""Exchange of facts between the processes of a job: transports, rendezvous, gathering, Ray, host lists."""

@@ -1,4 +1,4 @@
-"""Collectors: one module, one section. They read and never judge; each module holds one ``COLLECTOR``."""
+"""Collectors of facts about a process and its host: one module for each section, with one ``COLLECTOR``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every room uses: facts, jobs, findings, checks, captures, reports, and how files are opened."""
+"""Data structures and utilities of every package: facts, jobs, findings, checks, captures, reports, masking, files."""

@@ -1,1 +1,1 @@
-"""The peak memory of a rank before the run, from one training step that needs neither a GPU nor the weights."""
+"""An estimate of the peak memory of a rank, from one traced training step that needs neither a GPU nor the weights."""

@@ -1,1 +1,1 @@
-"""What is known of releases, variables and grammars: data files read when asked, and the functions that read them."""
+"""Data on releases, variables, XIDs and log messages, loaded when first used, and the functions that read it."""

@@ -1,2 +1,1 @@
-"""Training scripts and launch files, read and never run: what in them hangs, diverges or wastes memory on several
-ranks."""
+"""Static analysis of training scripts and launch files: what hangs, diverges or wastes memory on several ranks."""

@@ -1,1 +1,1 @@
-"""What watches a run: integrations, telemetry, watchdog and sinks."""
+"""Monitoring of a training run: framework integrations, telemetry, watchdog and sinks."""

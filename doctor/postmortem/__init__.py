@@ -1,1 +1,1 @@
-"""What a job left behind, read into facts: logs, dumps of the flight recorder, memory snapshots. No torch is needed."""
+"""Readers of what a job left: logs, flight-recorder dumps, memory snapshots. They need no torch."""

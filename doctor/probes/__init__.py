@@ -1,7 +1,8 @@
-"""Light active probes between the hosts of a job: who reaches whom, how far away, and whether their clocks agree.
+"""Active measurements: reachability, bandwidth, collectives, devices and storage of a job.
 
-One process of each host has a :class:`Responder`; :func:`plan_light` says who asks whom; every agent runs
-:func:`probe_light` at the same time. What comes back are facts, judged by the same checks as any others.
+Light probes run between hosts: one process of each host has a :class:`Responder`, :func:`plan_light` assigns the
+connections, and every agent runs :func:`probe_light` at the same time. The results are facts, judged by checks as any
+others.
 """
 
 from doctor.probes.reachability.assignments import Agent, Assignment, LightProbeResult, MasterTarget, ProbeTarget

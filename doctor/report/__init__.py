@@ -1,5 +1,4 @@
-"""Reports print what was judged and judge nothing: text for people, a page with charts, Markdown for an issue, JSON,
-JUnit, GitHub annotations."""
+"""Reports of findings: text, an HTML page with charts, Markdown, JSON, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of checks: jobs built by hand, and the pairs of passing and failing variants."""
+"""Cases of checks: jobs built by hand, and passing and failing variants of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Masks secrets in whatever leaves the doctor: facts, captures, records, reports and messages.
 
 Masked twice: where text becomes a fact (collectors, log readers, the callback), and where facts and findings leave in
-a document or a report. ``text`` finds secrets by their form and by the name in front of them, ``values`` masks
-variables and command lines, ``records`` masks whole records and documents.
+a document or a report. ``text_masking`` finds secrets by their form and by the name in front of them,
+``variable_masking`` masks variables and command lines, ``documents`` masks whole records and documents.
 """
 
 from doctor.core.masking.documents import mask_document, mask_record

@@ -42,7 +42,7 @@ def read_recorder(most: int = 200, *, stacks: bool = True) -> RecorderFacts:
     ``stacks`` it takes some milliseconds.
 
     Raises:
-        NotHere: torch is not loaded, or the process is in no process group.
+        NotPresent: torch is not loaded, or the process is in no process group.
         NotVisible: the recorder is off, or this torch has none, or it does not answer.
     """
     distributed = _distributed()
