@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.api import FileFails, Rule, Script
+from doctor.core.check_registry import RULE_FAMILY
 from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import find_files
 from doctor.lint.engine.file_check import FileChecker
-from doctor.lint.engine.registry import OWN_FAMILY, builtin_rules
+from doctor.lint.engine.registry import builtin_rules
 from doctor.lint.engine.request import lint_request
 from doctor.lint.engine.rule import FileCase
 
@@ -56,7 +57,7 @@ def write_cases(folder: Path) -> list[Written]:
     """All cases of the rules over Python."""
     written = []
     for rule in builtin_rules():
-        for number, case in enumerate(rule.cases() if rule.family == OWN_FAMILY and rule.reads is Script else ()):
+        for number, case in enumerate(rule.cases() if rule.family == RULE_FAMILY and rule.reads is Script else ()):
             kind = "bad" if isinstance(case, FileFails) else "good"
             name = f"{rule.id}-{kind}-{number}"
             path = folder / name / case.name

@@ -6,6 +6,7 @@ Forgives a guest every exception at import: it becomes a :class:`BrokenPlugin` e
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.metadata
 import importlib.util
 import os
@@ -21,8 +22,8 @@ from doctor.core.errors import UnusableError
 from doctor.version import PACKAGE
 
 ENTRY_POINTS = "doctor.checks"
-RULES = ("code", "written")
-"""Packages of the built-ins that hold rules over files: ``doctor lint`` loads them, and no other command."""
+RULE_FAMILY = "code"
+"""Family of the rules over files that belong to no check: of all commands only ``doctor lint`` loads its package."""
 
 LONGEST_SENTENCE = 300
 """Characters of a guest's exception that are told."""
@@ -81,7 +82,7 @@ def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
         ValueError: two of them bear one id.
     """
     seen: dict[str, str] = {}
-    for module in walk_modules(builtin_package(), broken, without=RULES):
+    for module in walk_modules(builtin_package(), broken, without=(RULE_FAMILY,)):
         for check in checks_in(module):
             if check.id in seen:
                 raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
@@ -113,20 +114,30 @@ def builtin_package() -> ModuleType:
 
 
 def walk_modules(
-    package: ModuleType, broken: list[BrokenPlugin] | None = None, *, without: Iterable[str] = ()
+    package: ModuleType, broken: list[BrokenPlugin] | None = None, *, without: Iterable[str] = (), containing: str = ""
 ) -> Iterator[ModuleType]:
-    """The modules below ``package``, those of the packages ``without`` left out. What fails to load is put into
-    ``broken``, and raises where there is none."""
+    """The modules below ``package`` except those of the packages ``without`` and those whose source lacks the text
+    ``containing``. Modules that fail to load are put into ``broken``; the error is raised where that is ``None``."""
     left_out = tuple(f"{package.__name__}.{name}." for name in without)
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
             continue
         try:
-            yield importlib.import_module(info.name)
+            if _has_text(info.name, containing):
+                yield importlib.import_module(info.name)
         except Exception as error:
             if broken is None:
                 raise
             broken.append(BrokenPlugin(info.name, "built-in", sentence_of(error)))
+
+
+def _has_text(name: str, text: str) -> bool:
+    """Whether the source of a module contains the text. A module without source may have contained it."""
+    spec = importlib.util.find_spec(name) if text else None
+    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        return True
+    source = spec.loader.get_source(name)
+    return source is None or text in source
 
 
 def checks_in(module: ModuleType) -> list[Check]:

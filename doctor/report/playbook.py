@@ -117,11 +117,11 @@ def with_head(check: Check | Rule, text: str) -> str:
 
 def owners_of_pages() -> Iterator[Check | Rule]:
     """The built-in checks, and the rules that bear no id of a check."""
-    from doctor.core.check_registry import builtin_checks
-    from doctor.lint.engine.registry import OWN_FAMILY, load_rules
+    from doctor.core.check_registry import RULE_FAMILY, builtin_checks
+    from doctor.lint.engine.registry import load_rules
 
     yield from builtin_checks()
-    yield from (rule for rule in load_rules(guests=False).rules if rule.family == OWN_FAMILY)
+    yield from (rule for rule in load_rules(guests=False).rules if rule.family == RULE_FAMILY)
 
 
 def write_heads() -> None:

@@ -1,13 +1,11 @@
 """Every rule over files keeps the same promises."""
 
-import inspect
-
 import pytest
 
 from doctor.api import FileFails, FilePasses, Script, SourceLocation
-from doctor.core.check_registry import builtin_checks
+from doctor.core.check_registry import RULE_FAMILY, builtin_checks
 from doctor.core.errors import UnusableError
-from doctor.lint.engine.registry import OWN_FAMILY, Rulebook, builtin_rules, choose_rules
+from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules
 from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch import Manifest
 from doctor.report.playbook import find_page
@@ -18,7 +16,7 @@ CHECKS = {check.id: check for check in builtin_checks()}
 
 
 def _label(rule):
-    return rule.id if rule.family == OWN_FAMILY else f"{rule.id}-{rule.reads.__name__}"
+    return rule.id if rule.family == RULE_FAMILY else f"{rule.id}-{rule.reads.__name__}"
 
 
 LABELED = [(_label(rule), (rule,)) for rule in RULES]
@@ -51,17 +49,18 @@ def _is_documented(rule):
     assert rule.fix, "the docstring lacks 'Fix:'"
     assert isinstance(rule.mentions, tuple)
     assert set(rule.foreshadows) <= set(CHECKS)
-    assert rule.judge.__name__ == inspect.getmodule(rule.judge).__name__.rpartition(".")[2]
     assert find_page(rule.id).name == rule.name
 
 
 def _is_named_after_its_check_or_has_a_name_of_its_own(rule):
-    if rule.family == OWN_FAMILY:
+    if rule.family == RULE_FAMILY:
         assert rule.name not in {check.name for check in CHECKS.values()}
         assert rule.reads in (Script, Manifest)
         assert rule.mentions, "words by which files are told that need no parsing"
+        assert rule.judge.__name__ == rule.judge.__module__.rpartition(".")[2]
     else:
         assert rule.name == CHECKS[rule.id].name
+        assert rule.judge.__module__ == CHECKS[rule.id].judge.__module__, "a rule stands in its check's module"
 
 
 def _has_bad_and_good_cases(rule):
@@ -113,7 +112,7 @@ def _unmarked(text):
 
 
 def test_ids_are_numbered_without_a_gap():
-    numbers = [int(rule.id[4:]) for rule in RULES if rule.family == OWN_FAMILY]
+    numbers = [int(rule.id[4:]) for rule in RULES if rule.family == RULE_FAMILY]
     assert numbers == list(range(1, len(numbers) + 1))
 
 

@@ -8,20 +8,29 @@ from collections.abc import Iterator
 from doctor.analysis.logs.event_timeline import events_of_kinds, set_up_after
 from doctor.api import (
     EventGroup,
+    FileFails,
+    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
+    LaunchFile,
     Rank,
     Scope,
     Severity,
     Skip,
     Unknown,
     Verdict,
+    Violation,
     check,
     finding_from_logs,
+    rule,
 )
 from doctor.facts import Event, LaunchFacts, Listener, MasterFacts, ProcessFacts
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, port_of, starts_of
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.testing import Fails, Passes, healthy, lines, logged
 
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 
@@ -264,3 +273,196 @@ def _fix(listener: Listener) -> str:
         f"`export MASTER_PORT={other}` for all ranks (torchrun: `--master-port={other}`, on one host "
         f"`--rdzv-backend=c10d --rdzv-endpoint=localhost:0`). Before you end the other process, {look}."
     )
+
+
+_ARRAY = ("#!/bin/bash", "#SBATCH --array=0-7", "#SBATCH --gres=gpu:2")
+_POD = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1  # !
+      template:
+        spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 1}}}]}
+"""
+SMALL = 4
+"""GPUs; a job that asks for fewer is likely to share its host."""
+
+
+@rule(
+    check=master_port_busy,
+    severity=Severity.WARNING,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "all jobs of an array",
+            lines(*_ARRAY, "torchrun --nproc-per-node=2 --master-port=29500 train.py $SLURM_ARRAY_TASK_ID  # !"),
+            name="job.sbatch",
+        ),
+        FileFails(
+            "two in the background",
+            lines(
+                "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 --master_port=29501 a.py &",
+                "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node=2 --master_port=29501 b.py &  # !",
+                "wait",
+            ),
+            name="train.sh",
+        ),
+        FileFails(
+            "a loop that waits for none of its runs",
+            lines(
+                "for seed in 0 1 2 3; do",
+                "  accelerate launch --num_processes 2 --main_process_port 29555 train.py --seed $seed &  # !",
+                "done",
+                "wait",
+            ),
+            name="seeds.sh",
+        ),
+        FileFails(
+            "a pod on the network of its host",
+            _POD.replace("spec: {", "spec: {hostNetwork: true, "),
+            name="job.yaml",
+        ),
+        FilePasses("a pod with a network of its own", _POD.replace("  # !", ""), name="job.yaml"),
+        FilePasses(
+            "a port of its own for each job",
+            lines(
+                *_ARRAY,
+                "export MASTER_PORT=$((29500 + SLURM_ARRAY_TASK_ID))",
+                "torchrun --nproc-per-node=2 --master-port=$MASTER_PORT train.py",
+            ),
+            name="job.sbatch",
+        ),
+        FilePasses(
+            "one job of the array at a time",
+            lines("#SBATCH --array=0-7%1", "#SBATCH --gres=gpu:2", "torchrun --master-port=29500 train.py"),
+            name="job.sbatch",
+        ),
+        FilePasses(
+            "a host of its own for each job",
+            lines("#SBATCH --array=0-7", "#SBATCH --gres=gpu:8", "torchrun --master-port=29500 train.py"),
+            name="job.sbatch",
+        ),
+        FilePasses(
+            "two ranks of one job, started by hand",
+            lines("export MASTER_PORT=1234", "RANK=0 python train.py &", "RANK=1 python train.py &"),
+            name="train.sh",
+        ),
+        FilePasses(
+            "one step on each host",
+            lines(
+                "export MASTER_PORT=2345", "for n in $NODES; do", "  srun -w $n -N1 python train.py &", "done", "wait"
+            ),
+            name="job.sh",
+        ),
+        FilePasses(
+            "torchrun chooses", lines(*_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"), name="job.sbatch"
+        ),
+        FilePasses(
+            "one after the other",
+            lines("torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
+            name="train.sh",
+        ),
+        FilePasses(
+            "other ports",
+            lines("torchrun --master_port=29501 a.py &", "torchrun --master_port=29502 b.py &", "wait"),
+            name="train.sh",
+        ),
+        FilePasses(
+            "the two hosts of one job, played on one",
+            lines(
+                "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
+                "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py &",
+            ),
+            name="train.sh",
+        ),
+        FilePasses(
+            "it waits in the loop",
+            lines("for seed in 0 1; do", "  torchrun --master_port=29501 a.py --seed $seed &", "  wait", "done"),
+            name="train.sh",
+        ),
+    ),
+)
+def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether runs that a file starts side by side have ports of their own.
+
+    Why it hurts: the second one on a host ends with "address already in use", or its ranks join the first one's
+    store.
+    Fix: a port for each run (`--master-port=$((29500 + SLURM_ARRAY_TASK_ID))`), or on one host
+    `torchrun --standalone`, which takes a free one.
+    """
+    if isinstance(file, ShellFile):
+        yield from _judge_script(file)
+    elif isinstance(file, Manifest):
+        for job in file.workloads:
+            yield from _judge_pods(job)
+
+
+def _judge_pods(job: Workload) -> Iterator[Violation]:
+    """On the network of the host all pods of a host share its ports; PyTorchJob's own is 23456 for every job."""
+    master = next((role for role in job.roles if role.name == "Master"), None)
+    gpus = [box.gpus for box in master.containers if box.gpus] if master is not None else []
+    if job.kind == "PyTorchJob" and master is not None and master.on_host_network and gpus and max(gpus) < SMALL:
+        yield Violation(
+            master.place,
+            f"{master.name} listens on a fixed port of its host (hostNetwork), which another job may share",
+            fix="Leave hostNetwork out, or give each job a containerPort named pytorchjob-port of its own.",
+            severity=Severity.INFO,
+            evidence=(("gpus", max(gpus)),),
+        )
+
+
+def _judge_script(file: ShellFile) -> Iterator[Violation]:
+    before: list[ProcessLaunch] = []
+    for start in starts_of(file):
+        port = _port(start)
+        if port is None or (hosts_of(start.launch) or 1) > 1:
+            continue
+        line = start.launch.place.line
+        before = [one for one in before if not _waits(file, one.launch.place.line, line)]
+        why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
+        if why:
+            yield Violation(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
+        if start.launch.in_background:
+            before.append(start)
+
+
+def _port(start: ProcessLaunch) -> str | None:
+    """Of a python that is started by hand with a port, the other ranks of its job have the same."""
+    return port_of(start.launch) if start.is_agent or start.outer is not None else None
+
+
+def _is_local(start: ProcessLaunch) -> bool:
+    """Whether it runs here; srun may send it to another host."""
+    return start.is_agent and start.outer is None
+
+
+def _waits(file: ShellFile, after: int, before: int) -> bool:
+    return any(after <= line <= before for line in file.waits)
+
+
+def _in_array(file: ShellFile, start: ProcessLaunch) -> str:
+    job = file.allocation
+    if job is None or not job.runs_beside_itself or "exclusive" in job.options or (job.nodes or 2) > 1:
+        return ""
+    gpus = job.gpus_per_node
+    return "jobs of the array may share a host" if gpus and gpus < SMALL else ""
+
+
+def _in_loop(file: ShellFile, start: ProcessLaunch) -> str:
+    launch = start.launch
+    if not (_is_local(start) and launch.in_loop and launch.in_background) or any(
+        line > launch.place.line for line in file.waits_in_loops
+    ):
+        return ""
+    return "the loop starts the next run before this one ends"
+
+
+def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> str:
+    port = _port(start)
+    for one in before:
+        if _port(one) == port and not (one.launch.in_branch or start.launch.in_branch):
+            if _is_local(one) and _is_local(start):
+                return f"the run of line {one.launch.place.line} has it too"
+    return ""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import islice
 
 from doctor.analysis.launch_origin import has_value, launch_number, starts_tasks_unlaunched
-from doctor.api import Finding, Job, Severity, Verdict, check
+from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import LaunchFacts
-from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor.lint.launch.launch_file import Launch
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
+from doctor.lint.launch.shell.reader import ShellFile
+from doctor.lint.launch.slurm_batch import Allocation
+from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
 
 
 @check(
@@ -63,4 +69,100 @@ def _allocation() -> JobBuilder:
     """What sbatch --ntasks=4 gives a batch script."""
     return healthy(hosts=1, per_host=1).launched(
         SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_LOCALID="0"
+    )
+
+
+_FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4")
+_HOSTS = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:8")
+_TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|sft|dpo|experiment)", re.IGNORECASE)
+
+
+@rule(
+    check=srun_missing,
+    reads=ShellFile,
+    cases=lambda: (
+        FileFails(
+            "python in a batch script of four tasks",
+            lines(*_FOUR, "source activate env", "python train.py --epochs 10  # !"),
+            name="job.sbatch",
+        ),
+        FileFails(
+            "Lightning on two hosts",
+            lines(*_HOSTS, "python train.py fit --trainer.num_nodes=2 --trainer.devices=8  # !"),
+            name="job.slurm",
+        ),
+        FileFails(
+            "torchrun for two hosts, started on the first alone",
+            lines(*_HOSTS, "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
+            name="job.sh",
+        ),
+        FilePasses("srun", lines(*_FOUR, "python prepare_data.py", "srun python train.py"), name="job.sbatch"),
+        FilePasses("torchrun on one host", lines(*_FOUR, "torchrun --nproc-per-node=4 train.py"), name="job.sbatch"),
+        FilePasses(
+            "tasks for the CPUs of a program that uses one GPU",
+            lines("#SBATCH --ntasks=8", "#SBATCH --gres=gpu:1", "python train.py"),
+            name="job.sbatch",
+        ),
+        FilePasses("a script that may call srun", lines(*_HOSTS, "bash run.sh", "python train.py"), name="job.sbatch"),
+        FilePasses("no batch script", lines("torchrun --nnodes=2 --nproc-per-node=8 train.py"), name="train.sh"),
+        FilePasses("one task", lines("#SBATCH --gres=gpu:4", "python train.py --devices 4"), name="job.sbatch"),
+        FilePasses(
+            "ssh to the others",
+            lines(
+                *_HOSTS, "for host in $(scontrol show hostnames); do", "ssh $host torchrun --nnodes=2 x.py &", "done"
+            ),
+            name="job.sbatch",
+        ),
+    ),
+)
+def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
+    """Ask whether a batch script of several tasks or hosts starts the training by srun or another launcher.
+
+    Why it hurts: a batch script runs once, on the first host. Nobody starts the other ranks: Lightning waits at
+    'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N', torchrun at its rendezvous.
+    Fix: put `srun` before the command; with torchrun in a job with --ntasks-per-node=1.
+    """
+    job = file.allocation
+    if job is None or _reaches_others(file):
+        return
+    starts = list(starts_of(file))
+    for start in starts:
+        if start.is_agent:
+            yield from _judge_agent(start, job)
+    if not any(start.is_agent for start in starts):
+        yield from islice((hit for start in starts for hit in _judge_python(start.launch, job)), 1)
+
+
+def _reaches_others(file: ShellFile) -> bool:
+    programs = {one.program for launch in file.launches for one in launch.chain()}
+    return bool(programs & {"srun", "mpirun", "other"})
+
+
+def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
+    """DeepSpeed's launcher goes to the other hosts by itself."""
+    hosts = hosts_of(start.launch)
+    if start.launch.program != "deepspeed" and (job.nodes or 1) > 1 and (hosts or 1) > 1:
+        yield Violation(
+            start.launch.place,
+            f"{start.launch.program} waits for {hosts} hosts, and the batch script starts it on the first alone",
+            fix=f"`srun {start.launch.program} ...`, in a job with `#SBATCH --ntasks-per-node=1`.",
+            evidence=(("nodes", job.nodes), ("expected", hosts)),
+        )
+
+
+def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
+    if launch.program != "python" or not _TRAINS.search(launch.script.rpartition("/")[2]):
+        return
+    tasks, nodes = job.tasks or 1, job.nodes or 1
+    gpus = (job.gpus_per_node or 0) * nodes
+    is_lightning = any(trainer_option(launch, name) for name in ("devices", "num_nodes", "strategy", "accelerator"))
+    if tasks < 2 or gpus < 2 or (job.number("ntasks-per-node") is None and nodes < 2):
+        return
+    where = f"on {nodes} hosts" if nodes > 1 else "on one host"
+    yield Violation(
+        launch.place,
+        f"the job has {tasks} tasks {where}, and the batch script starts one process",
+        severity=None if is_lightning else Severity.WARNING,
+        confidence=1.0 if is_lightning else 0.8,
+        evidence=(("tasks", tasks), ("nodes", nodes), ("script", launch.script)),
     )

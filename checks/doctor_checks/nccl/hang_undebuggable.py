@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, Severity, Verdict, check, merge
+from doctor.api import FileFails, FilePasses, Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import Directory, EnvironmentFacts, LaunchFacts, SoftwareFacts, StorageFacts, TorchBuild
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, lines
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -211,3 +211,54 @@ def _finding(gap: _Gap, ranks: tuple[int, ...], torch: str | None) -> Finding:
         severity=None if gap.is_silent and gap.is_likely and not gap.is_default else Severity.INFO,
         confidence=1.0 if gap.is_likely else 0.5,
     )
+
+
+_OFF = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
+    "NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
+    "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "no dump is written at the time-out"),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("0", "the flight recorder is off"),
+    "TORCH_FR_BUFFER_SIZE": ("0", "the flight recorder is off"),
+}
+
+
+@rule(
+    check=hang_undebuggable,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "errors are not handled",
+            lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
+            name="train.sh",
+        ),
+        FileFails("wait() blocks", lines("TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
+        FileFails("no dump", lines("export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"), name="job.sh"),
+        FilePasses(
+            "recorded and dumped",
+            lines("export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1", "torchrun train.py"),
+            name="train.sh",
+        ),
+        FilePasses(
+            "as torchrun sets it", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
+        ),
+        FilePasses(
+            "from outside", lines("export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"), name="train.sh"
+        ),
+    ),
+)
+def hang_undebuggable_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether a launch file keeps what a hang would leave behind: a flight-recorder dump of every rank.
+
+    Fix: remove the variable, and `export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
+    """
+    for setting in file.settings:
+        value, why = _OFF.get(setting.name, ("", ""))
+        if setting.is_exported and setting.told and value and effective_value(setting.name, setting.told) == value:
+            yield Violation(
+                setting.place,
+                f"{setting.name}={setting.told}: {why}",
+                severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
+                evidence=(("name", setting.name), ("value", setting.told)),
+            )

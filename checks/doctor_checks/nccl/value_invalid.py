@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
-from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.api import (
+    FileFails,
+    FilePasses,
+    Finding,
+    Job,
+    LaunchFile,
+    Severity,
+    Verdict,
+    Violation,
+    check,
+    merge,
+    rule,
+    source_of,
+)
 from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import fault as value_fault
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, lines
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",
@@ -167,3 +180,41 @@ def _files(job: Job) -> Iterator[Finding]:
                     fix="unset NCCL_CONF_FILE, or write the whole path (NCCL does not expand ~)",
                     severity=Severity.WARNING,
                 )
+
+
+@rule(
+    check=value_invalid,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails("true is read as 0", lines("export NCCL_IB_DISABLE=true  # !", "torchrun train.py"), name="train.sh"),
+        FileFails("an unknown log level", lines("NCCL_DEBUG=DEBUG srun python train.py  # !"), name="train.sh"),
+        FileFails(
+            "a level in small letters", lines("export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"), name="a.sh"
+        ),
+        FileFails(
+            "no level of torch", lines("export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"), name="train.sh"
+        ),
+        FilePasses(
+            "sound values",
+            lines("export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"),
+            name="train.sh",
+        ),
+        FilePasses("from outside", lines("export NCCL_DEBUG=$1", "torchrun train.py"), name="train.sh"),
+        FilePasses("empty", lines("export NCCL_IB_DISABLE=", "torchrun train.py"), name="train.sh"),
+        FilePasses("of the script alone", lines("NCCL_DEBUG=maybe", "torchrun train.py"), name="train.sh"),
+    ),
+)
+def value_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether every known variable of a launch file has a value that its reader takes."""
+    for setting in file.settings:
+        if not setting.is_exported or setting.told is None or known_variable(setting.name) is None:
+            continue
+        fault = value_fault(setting.name, setting.told)
+        if fault is not None:
+            yield Violation(
+                setting.place,
+                f"{setting.name}={setting.told or repr('')} {fault.problem}",
+                fix=f"A value that fits: {fault.expected}.",
+                severity=Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None,
+                evidence=(("name", setting.name), ("value", setting.told), ("expected", fault.expected)),
+            )

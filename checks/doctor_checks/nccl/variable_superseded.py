@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
-from doctor.api import Finding, Job, Severity, Verdict, check, merge, source_of
+from doctor.api import (
+    FileFails,
+    FilePasses,
+    Finding,
+    Job,
+    LaunchFile,
+    Severity,
+    Verdict,
+    Violation,
+    check,
+    merge,
+    rule,
+    source_of,
+)
 from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, lines
 
 _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
 
@@ -137,3 +150,48 @@ def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     if (replacement == f"TORCH_{name}" or name in _SAME_VALUES) and not in_file:
         return f'export {replacement}="${name}"; {where}'
     return f"{where}; export {replacement}=… if it is still needed"
+
+
+@rule(
+    check=variable_superseded,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "renamed by torch 2.2",
+            lines("export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
+            name="train.sh",
+        ),
+        FileFails("renamed too", lines("NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
+        FileFails("for all tasks", lines("srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"), name="job.sh"),
+        FilePasses(
+            "the name of today", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
+        ),
+        FilePasses(
+            "both names",
+            lines("export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+            name="train.sh",
+        ),
+        FilePasses("of the script alone", lines("NCCL_BLOCKING_WAIT=1", "torchrun train.py"), name="train.sh"),
+    ),
+)
+def variable_superseded_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether the variables of a launch file bear the names under which they are read today.
+
+    Why it hurts: an old name is read with a warning for a while, and then no more: the setting has no effect.
+    Fix: write the new name.
+    """
+    names = {setting.name for setting in file.settings}
+    for setting in file.settings:
+        info = known_variable(setting.name)
+        if not setting.is_exported or info is None or info.superseded is None or info.replaced_by in names:
+            continue
+        new = f": {info.replaced_by} replaces it" if info.replaced_by else ""
+        still = "is deprecated" if info.still_read else "is no longer read"
+        reader = "torch" if info.reader == "torch" else "NCCL"
+        yield Violation(
+            setting.place,
+            f"{setting.name} {still} from {reader} {info.superseded} on{new}",
+            fix=f"`{info.replaced_by}` in place of `{setting.name}`." if info.replaced_by else "Remove it.",
+            severity=None if info.is_superseded_everywhere and not info.still_read else Severity.INFO,
+            evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
+        )

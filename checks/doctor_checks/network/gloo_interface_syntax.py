@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import gloo_name_refused, good_interfaces
-from doctor.api import Finding, IdenticalRanks, Job, Severity, Verdict, check, event_groups, finding_from_logs, merge
+from doctor.api import (
+    FileFails,
+    FilePasses,
+    Finding,
+    IdenticalRanks,
+    Job,
+    LaunchFile,
+    Severity,
+    Verdict,
+    Violation,
+    check,
+    event_groups,
+    finding_from_logs,
+    merge,
+    rule,
+)
 from doctor.facts import EnvironmentFacts, Interface, InterfaceFacts
 from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing import Fails, Passes, healthy, lines, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -116,3 +131,38 @@ def _meant(value: str, interfaces: InterfaceFacts) -> tuple[Interface, ...]:
     wanted = parse_nccl_list(value)
     good = good_interfaces(interfaces)
     return tuple(one for one in good if wanted.selects(one.name)) or good
+
+
+@rule(
+    check=gloo_interface_syntax,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "what to leave out", lines("export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"), name="a.sh"
+        ),
+        FileFails("a whole name", lines("GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"), name="train.sh"),
+        FileFails(
+            "the value of NCCL's variable",
+            lines("export NCCL_SOCKET_IFNAME=^lo", "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !", "srun x.py"),
+            name="job.sh",
+        ),
+        FilePasses(
+            "a name", lines("export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"), name="a.sh"
+        ),
+        FilePasses("two names", lines("export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
+        FilePasses("from outside", lines("export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"), name="train.sh"),
+    ),
+)
+def gloo_interface_syntax_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether GLOO_SOCKET_IFNAME holds names alone, which is all that Gloo reads.
+
+    Why it hurts: Gloo looks for an interface of that very name, and every rank ends with "Unable to find address for".
+    Fix: whole names of interfaces: `export GLOO_SOCKET_IFNAME=eth0`.
+    """
+    for setting in file.settings:
+        if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
+            yield Violation(
+                setting.place,
+                f"GLOO_SOCKET_IFNAME={setting.told or '…'}: ^ and = are NCCL's grammar, which Gloo does not read",
+                evidence=(("value", setting.told),),
+            )

@@ -6,20 +6,26 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import export_line, gloo_name_refused, parse_address, setting_text
 from doctor.api import (
+    FileFails,
+    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
+    LaunchFile,
     Severity,
     Verdict,
+    Violation,
     check,
     event_groups,
     finding_from_logs,
     merge,
+    rule,
     source_of,
 )
 from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts
 from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.lint.launch.interface_list_syntax import list_fault
+from doctor.testing import Fails, Passes, healthy, lines, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -177,3 +183,48 @@ def _missing(
 
 def _names(interfaces: InterfaceFacts) -> list[str]:
     return [one.name for one in interfaces.interfaces]
+
+
+_NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+@rule(
+    check=interface_unmatched,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "a blank behind the comma",
+            lines('export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
+            name="a.sh",
+        ),
+        FileFails(
+            "a second caret", lines("export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"), name="a.sh"
+        ),
+        FileFails(
+            "quotes in quotes", lines("""export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"), name="a.sh"
+        ),
+        FilePasses("a list", lines("export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "what to leave out", lines("export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"), name="train.sh"
+        ),
+        FilePasses("a whole name", lines("export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "found by a command", lines("export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"), name="a.sh"
+        ),
+    ),
+)
+def interface_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether each entry of a list of interfaces can be the name of one, by the library's own grammar.
+
+    Why it hurts: nothing is trimmed: an entry that matches no interface selects none, or leaves none out; NCCL says
+    "no socket interface found" or takes the one that was to be left out.
+    Fix: names with commas between and no blanks; one ^ or = before the whole list: `^lo,docker0`.
+    """
+    for setting in file.settings:
+        if setting.name in _NAMES and setting.is_exported and setting.told and (why := list_fault(setting.told)):
+            yield Violation(
+                setting.place,
+                f"{setting.name}={setting.told!r}: {why}",
+                severity=Severity.WARNING if setting.told.startswith("^") else None,
+                evidence=(("value", setting.told),),
+            )

@@ -21,17 +21,22 @@ from doctor.analysis.interface_choice import (
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
+    FileFails,
+    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
+    LaunchFile,
     Scope,
     Severity,
     Skip,
     Verdict,
+    Violation,
     check,
     event_groups,
     finding_from_logs,
     merge,
+    rule,
     source_of,
 )
 from doctor.facts import (
@@ -46,7 +51,9 @@ from doctor.facts import (
     SoftwareFacts,
 )
 from doctor.knowledge.interface_syntax import gloo_names
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.process_launches import file_spans_hosts
+from doctor.testing import Fails, Passes, healthy, lines, logged
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
@@ -325,3 +332,63 @@ def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, 
         explains=("NET013",),
         source=source_of(choice.setting),
     )
+
+
+_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
+_NOWHERE = {"lo": "the loopback interface", "docker0": "Docker's bridge", "virbr0": "a bridge of virtual machines"}
+_TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
+
+
+@rule(
+    check=interface_unroutable,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "loopback on two hosts",
+            lines(*_TWO, "export NCCL_SOCKET_IFNAME=lo  # !", "srun python train.py"),
+            name="job.sbatch",
+        ),
+        FileFails(
+            "Docker's bridge",
+            lines(
+                "export NCCL_SOCKET_IFNAME==docker0  # !",
+                "torchrun --nnodes=2 --node_rank=$1 --master_addr=$2 --nproc_per_node=8 train.py",
+            ),
+            name="train.sh",
+        ),
+        FileFails(
+            "for Gloo",
+            lines(*_TWO, "srun --export=ALL,GLOO_SOCKET_IFNAME=lo python train.py  # !"),
+            name="job.sbatch",
+        ),
+        FilePasses(
+            "left out",
+            lines(*_TWO, "export NCCL_SOCKET_IFNAME=^lo,docker0", "srun python train.py"),
+            name="job.sbatch",
+        ),
+        FilePasses(
+            "one host", lines("export NCCL_SOCKET_IFNAME=lo", "torchrun --nproc_per_node=8 x.py"), name="train.sh"
+        ),
+        FilePasses(
+            "one of several",
+            lines(*_TWO, "export NCCL_SOCKET_IFNAME=eth0,lo", "srun python train.py"),
+            name="job.sbatch",
+        ),
+    ),
+)
+def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether the interface that a job of several hosts is told to use can lead from one to another.
+
+    Why it hurts: each host offers an address that leads to itself: connections are refused or never answered.
+    Fix: the interface of the network between the hosts (`ip route get <another host>`), or leave these out:
+    `export NCCL_SOCKET_IFNAME=^lo,docker0`.
+    """
+    has_pods = isinstance(file, Manifest) and any((one.pods or 1) > 1 for one in file.workloads)
+    for setting in file.settings if has_pods or file_spans_hosts(file) else ():
+        name = (setting.told or "").removeprefix("=")
+        if setting.name in _NAMES and setting.is_exported and name in _NOWHERE:
+            yield Violation(
+                setting.place,
+                f"{setting.name}={setting.told} in a job of several hosts: {_NOWHERE[name]} leads to no other host",
+                evidence=(("value", setting.told),),
+            )

@@ -14,20 +14,26 @@ from doctor.analysis.interface_choice import (
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
     EventGroup,
+    FileFails,
+    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
+    LaunchFile,
     Severity,
     Verdict,
+    Violation,
     check,
     event_groups,
     finding_from_logs,
     merge,
+    rule,
     source_of,
 )
 from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
 from doctor.knowledge.interface_syntax import NcclList, nccl_device_list
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.lint.launch.interface_list_syntax import list_fault
+from doctor.testing import Fails, Passes, healthy, lines, logged
 
 _HALF_DOWN = (
     RdmaDevice("mlx5_0", (RdmaPort(1, "DOWN", "Polling", link_layer="InfiniBand"),), has_uverbs=True),
@@ -211,3 +217,33 @@ def _finding(setting: Setting, named: list[str], active: list[str], alike: Ident
         source=source_of(setting),
         explains=("NET022",),
     )
+
+
+@rule(
+    check=rdma_device_unmatched,
+    reads=LaunchFile,
+    cases=lambda: (
+        FileFails(
+            "a blank behind the comma", lines('export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"), name="a.sh"
+        ),
+        FileFails("a second caret", lines("export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"), name="a.sh"),
+        FileFails("a second equals sign", lines("NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"), name="a.sh"),
+        FilePasses("a list", lines("export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        FilePasses("whole names", lines("export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"), name="train.sh"),
+        FilePasses(
+            "found by a command",
+            lines("export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
+            name="a.sh",
+        ),
+    ),
+)
+def rdma_device_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether each entry of NCCL_IB_HCA can be the name of a device, by NCCL's own grammar.
+
+    Why it hurts: nothing is trimmed: an entry that matches no device selects none, or leaves none out, and NCCL goes
+    by fewer ports or by sockets without a message.
+    Fix: names with commas between and no blanks; one ^ or = before the whole list: `=mlx5_0:1,mlx5_1:1`.
+    """
+    for setting in file.settings:
+        if setting.name == "NCCL_IB_HCA" and setting.is_exported and setting.told and (why := list_fault(setting.told)):
+            yield Violation(setting.place, f"NCCL_IB_HCA={setting.told!r}: {why}", evidence=(("value", setting.told),))

@@ -6,7 +6,7 @@ rest goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from doctor.core.check import FAMILIES
 from doctor.core.check_registry import (
-    RULES,
+    RULE_FAMILY,
     BrokenPlugin,
     builtin_package,
     entry_points,
@@ -31,9 +31,6 @@ from doctor.lint.engine.rule import Rule
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION
 
 ENTRY_POINTS = "doctor.rules"
-OWN_FAMILY = "code"
-"""Family of the rules over Python, and over configurations that no check reads; those over launch files bear the ids of
-checks, and several may bear one."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +71,12 @@ def builtin_rules(broken: list[BrokenPlugin] | None = None) -> list[Rule]:
         ValueError: two of them bear one id.
     """
     rules: list[Rule] = []
-    package = builtin_package()
-    for name in RULES:
-        for module in _rule_modules(package, name, broken):
-            found = rules_in(module)
-            if taken := _taken(found, rules):
-                raise ValueError(f"{module.__name__} claims {', '.join(taken)}, which is taken")
-            rules += found
+    for module in walk_modules(builtin_package(), broken, containing="@rule("):
+        found = rules_in(module)
+        if taken := _taken(found, rules):
+            raise ValueError(f"{module.__name__} claims {', '.join(taken)}, which is taken")
+        rules += found
     return rules
-
-
-def _rule_modules(package: ModuleType, name: str, broken: list[BrokenPlugin] | None) -> Iterator[ModuleType]:
-    """The modules of one of the packages that hold rules."""
-    import importlib
-
-    return walk_modules(importlib.import_module(f"{package.__name__}.{name}"), broken)
 
 
 def rules_in(module: ModuleType) -> list[Rule]:
@@ -100,7 +88,7 @@ def _taken(found: list[Rule], rules: list[Rule]) -> list[str]:
     """Ids that would be claimed twice."""
     ids = [rule.id for rule in found]
     known = {rule.id for rule in rules}
-    own = {rule.id for rule in found if rule.family == OWN_FAMILY or rule.origin != "built-in"}
+    own = {rule.id for rule in found if rule.family == RULE_FAMILY or rule.origin != "built-in"}
     return sorted({name for name in own if name in known or ids.count(name) > 1})
 
 

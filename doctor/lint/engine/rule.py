@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from doctor.core.check import family_of, read_docstring
+from doctor.core.check import Check, family_of, read_docstring
 from doctor.core.finding import Severity
 
 
@@ -185,22 +185,44 @@ class Rule:
 
 def rule(
     *,
-    id: str,  # noqa: A002 - the field's word
-    severity: Severity,
     reads: type,
+    id: str = "",  # noqa: A002 - the field's word
+    severity: Severity | None = None,
+    check: Check | None = None,
     mentions: tuple[str, ...] = (),
     foreshadows: tuple[str, ...] = (),
     cases: Callable[[], Iterable[FileCase]] = tuple,
 ) -> Callable[[Callable[[Any], Iterable[Violation]]], Rule]:
-    """Make a function ``(source) -> Iterator[Hit]`` a rule, named after the function.
+    """Make a function ``(source) -> Iterator[Violation]`` a rule, named after the function.
 
-    Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a hit. A rule over launch files
-    bears the id and the name of the check that finds the same before a run. ``cases`` is called by tests alone.
+    Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a violation. ``check``: the
+    check that finds the same fault before or during a run, in the same module. The rule has its id and its name, and
+    takes its severity and each part of its docstring unless it gives its own. ``cases`` is called by tests alone.
+
+    Raises:
+        ValueError: the rule has no check, and no id or severity of its own.
     """
+    own_id = id or (check.id if check is not None else "")
+    own_severity = severity or (check.severity if check is not None else None)
+    if not own_id or own_severity is None:
+        raise ValueError("a rule has an id and a severity, or a check")
 
     def make(function: Callable[[Any], Iterable[Violation]]) -> Rule:
         question, effect, fix = read_docstring(inspect.getdoc(function) or "")
-        name = function.__name__.replace("_", "-")
-        return Rule(id, name, severity, reads, function, cases, question, effect, fix, mentions, foreshadows)
+        if check is not None:
+            question, effect, fix = question or check.question, effect or check.effect, fix or check.fix
+        return Rule(
+            id=own_id,
+            name=check.name if check is not None else function.__name__.replace("_", "-"),
+            severity=own_severity,
+            reads=reads,
+            judge=function,
+            cases=cases,
+            question=question,
+            effect=effect,
+            fix=fix,
+            mentions=mentions,
+            foreshadows=foreshadows,
+        )
 
     return make

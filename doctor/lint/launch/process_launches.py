@@ -146,7 +146,7 @@ def trainer_option(launch: Launch, name: str) -> str | None:
     return None
 
 
-def spans_hosts(file: LaunchFile) -> bool:
+def file_spans_hosts(file: LaunchFile) -> bool:
     """Whether something in the file runs on several hosts at once."""
     for start in starts_of(file):
         if (hosts_of(start.launch) or 1) > 1 or (start.step is not None and (start.step.nodes or 1) > 1):
@@ -154,7 +154,7 @@ def spans_hosts(file: LaunchFile) -> bool:
     return False
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback_name(host: str) -> bool:
     """Whether a host's name or address leads to whoever asks."""
     return bool(LOOPBACK.fullmatch(host.strip()))
 
