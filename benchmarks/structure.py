@@ -40,13 +40,13 @@ ROOMS: dict[str, str] = {
     "doctor.testing": "core analysis postmortem",
     "doctor.api": "core core.check analysis knowledge.releases lint",
     "doctor.facts": "core.facts",
-    "doctor.cluster": "core cluster.transport analysis collectors probes version",
+    "doctor.cluster": "core knowledge cluster.transport analysis collectors probes version",
     "doctor.cluster.transport": "core",
     "doctor.session": f"{EXAMINE} analysis collectors probes cluster cluster.transport",
     "doctor.lint": f"{EXAMINE} knowledge",
     "doctor.estimate": "core core.check_registry knowledge probes.runtime session version",
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
-    "doctor.monitor": f"{EXAMINE} analysis collectors cluster cluster.transport report session version "
+    "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport report session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
     "doctor.monitor.telemetry": "core collectors",
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.rendezvous.process_identity "

@@ -22,28 +22,12 @@ from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
+from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, LOCAL_RANKS, PARENTS
+from doctor.knowledge.launchers import Launcher, ProcessCount
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
 
-LOCAL_RANK_NAMES = (
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-    "JSM_NAMESPACE_LOCAL_RANK",
-)
-"""Where a launcher tells a process its number on the host."""
-
-STARTS_WORKERS = {
-    "accelerate": "accelerate launch",
-    "deepspeed": "deepspeed",
-    "pt_elastic": "torchrun",
-    "raylet": "Ray",
-    "torchrun": "torchrun",
-}
-"""Programs that start ranks inside a task or a batch script, by the name of a process. Since torch 2.5
-torchrun calls itself pt_elastic (torch/distributed/run.py)."""
+LOCAL_RANK_NAMES = LOCAL_RANKS
+"""Variables in which a process finds its rank on the host."""
 
 MAX_HOSTS = 65_536
 """Names that :func:`expand_hosts` writes out; a longer list is taken for damaged."""
@@ -51,6 +35,10 @@ MAX_LIST = 1 << 20
 """Characters of a list that are read; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
 MAX_CHARACTERS = 16 << 20
 """Characters of all names: 65,536 names of 253 characters, the longest that a name service has."""
+_UNCOUNTED = tuple(
+    name for row in BY_PRECEDENCE if row.counts is None and not row.recognized_by for name in row.detected_by
+)
+"""Ranks of launchers that neither a count nor a claim recognizes, such as jsrun."""
 _PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
@@ -121,28 +109,35 @@ def is_interactive_job(launch: LaunchFacts) -> bool:
 def inner_launcher(launch: LaunchFacts) -> str | None:
     """The launcher that started this process inside a task, an allocation or a shell: torchrun, mpirun, Ray …
 
-    ``None`` where srun started it directly, or nobody did.
+    ``None`` if srun started it directly, or no launcher did.
     """
-    if has_value(launch, "TORCHELASTIC_RUN_ID"):
-        return "torchrun"
-    if has_value(launch, "OMPI_COMM_WORLD_SIZE") and not _says_the_same(launch, "OMPI_COMM_WORLD"):
-        return "mpirun"
-    if has_value(launch, "PMI_SIZE") and not _says_the_same(launch, "PMI"):
-        return "mpirun"
-    if launch.launcher in ("ray", "sagemaker"):
-        return launch.launcher
-    for source in ("accelerate", "lightning"):
-        if launch.claim(source) is not None:
-            return source
-    return next((STARTS_WORKERS[name] for name in launch.ancestors if name in STARTS_WORKERS), None)
+    counting = _counting_launcher(launch)
+    if counting is not None:
+        return counting.title
+    own = BY_NAME.get(launch.launcher)
+    if own is not None and own.recognized_by == "launcher":
+        return own.title
+    for row in BY_PRECEDENCE:
+        if row.recognized_by == "claim" and launch.claim(row.claim) is not None:
+            return row.title
+    return next((PARENTS[name] for name in launch.ancestors if name in PARENTS), None)
 
 
-def _says_the_same(launch: LaunchFacts, prefix: str) -> bool:
+def _counting_launcher(launch: LaunchFacts) -> Launcher | None:
+    """The innermost launcher whose count of processes is set and is not that of the step."""
+    for row, count in COUNTED:
+        if row.recognized_by == "counts" and has_value(launch, count.mark):
+            if count.by_agent or not _repeats_step(launch, count):
+                return row
+    return None
+
+
+def _repeats_step(launch: LaunchFacts, count: ProcessCount) -> bool:
     """Whether MPI's variables repeat those of the step: srun --mpi sets them too, and then there is no mpirun."""
     step = slurm_step(launch)
     if step is None:
         return False
-    return (step.task, step.size) == (launch_number(launch, f"{prefix}_RANK"), launch_number(launch, f"{prefix}_SIZE"))
+    return (step.task, step.size) == (launch_number(launch, count.rank), launch_number(launch, count.sizes[0]))
 
 
 class DirectLaunch(NamedTuple):
@@ -157,24 +152,26 @@ class DirectLaunch(NamedTuple):
 
 
 def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
-    """How srun or mpirun started this rank itself, one process a rank; ``None`` where it was not so."""
-    inner = inner_launcher(launch)
-    if inner == "mpirun":
-        return _by_mpi(launch)
+    """How srun or mpirun started this rank itself, one process a rank; ``None`` if neither did."""
+    counting = _counting_launcher(launch)
+    if counting is not None:
+        return _by_mpi(launch, counting.title)
     step = slurm_step(launch)
-    if inner or step is None:
+    if step is None or inner_launcher(launch):
         return None
     size_name = "SLURM_NTASKS" if has_value(launch, "SLURM_NTASKS") else "SLURM_STEP_NUM_TASKS"
     size = launch_number(launch, size_name)
     return DirectLaunch("srun", step.task, size, "SLURM_PROCID", size_name, step.most_per_node)
 
 
-def _by_mpi(launch: LaunchFacts) -> DirectLaunch:
-    prefix = "OMPI_COMM_WORLD" if has_value(launch, "OMPI_COMM_WORLD_SIZE") else "PMI"
-    local = "OMPI_COMM_WORLD_LOCAL_SIZE" if prefix.startswith("OMPI") else "MPI_LOCALNRANKS"
-    names = (f"{prefix}_RANK", f"{prefix}_SIZE")
-    rank, size = (launch_number(launch, name) for name in names)
-    return DirectLaunch("mpirun", rank, size, *names, launch_number(launch, local))
+def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
+    """The first count of that program which is set; ``None`` if an agent started the rank."""
+    for row, count in COUNTED:
+        if row.title == program and not count.by_agent and has_value(launch, count.mark):
+            rank, size = launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
+            most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
+            return DirectLaunch(program, rank, size, count.rank, count.sizes[0], most)
+    return None
 
 
 def is_left_alone(launch: LaunchFacts) -> bool:
@@ -183,7 +180,7 @@ def is_left_alone(launch: LaunchFacts) -> bool:
     What is set of RANK, LOCAL_RANK or NODE_RANK then is left over, or was meant for somebody else.
     """
     started = launch.running_together or inner_launcher(launch) or slurm_step(launch)
-    claimed = any(has_value(launch, name) for name in ("RANK", "WORLD_SIZE", "JSM_NAMESPACE_RANK"))
+    claimed = any(has_value(launch, name) for name in ("RANK", "WORLD_SIZE", *_UNCOUNTED))
     return not started and not claimed
 
 

@@ -16,6 +16,7 @@ from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ
 from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.collectors.base import Machine
+from doctor.collectors.launch.rank_variables import is_ray_worker
 from doctor.core.errors import UnusableError
 
 
@@ -62,7 +63,7 @@ def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     given = {name: value for name, _, value in pairs}
     # A process that gives itself a title may write it over its environment (setproctitle without SPT_NOENV).
-    return given if "RAY_RAYLET_PID" in given or "RAY_JOB_ID" in given else dict(os.environ)
+    return given if is_ray_worker(given) else dict(os.environ)
 
 
 def _discard_line(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from doctor.analysis.launch_origin import expand_hosts
@@ -12,6 +13,8 @@ from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.collectors.launch.launcher import PORTS
 from doctor.collectors.launch.rank_variables import Environ, whole_number
 from doctor.core.errors import UnusableError
+from doctor.knowledge.launcher_index import BY_NAME
+from doctor.knowledge.launchers import Launcher
 
 FIRST_PORT, PORT_COUNT = 20_000, 8_000
 """Ports for jobs that are told none: above the well-known ones, and below those that Linux gives to outgoing
@@ -54,7 +57,7 @@ def store_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity, maste
     if name and told_port in PORTS and told_port is not None:
         by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RUN_ID" in environ
         return StoreEndpoint((name,), told_port, "agent" if by_agent else here, "MASTER_ADDR and MASTER_PORT")
-    found = {"slurm": _of_slurm, "openmpi": _of_open_mpi}.get(launcher, _of_nobody)(environ, seat)
+    found = _launcher_endpoint(environ, launcher, seat)
     if found is None:
         raise NoRendezvous(
             "neither MASTER_ADDR and MASTER_PORT nor the launcher tell where the ranks can meet: add "
@@ -80,17 +83,22 @@ def _port_for(*identity: object) -> int:
     return FIRST_PORT + zlib.crc32(repr(identity).encode()) % PORT_COUNT
 
 
-def _of_nobody(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
-    """Launchers that tell their processes nothing of the kind."""
+def _launcher_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity) -> StoreEndpoint | None:
+    """The endpoint that the launcher's variables imply; ``None`` if they name no host."""
+    row = BY_NAME.get(launcher)
+    if row is None:
+        return None
+    derive = _DERIVED.get(launcher)
+    return derive(environ, seat) if derive else _first_node(environ, row, seat)
 
 
-def _of_slurm(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
-    """The first node of the step, where its task 0 runs in every distribution but ``arbitrary`` and ``plane``."""
-    nodes = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"))
+def _first_node(environ: Environ, row: Launcher, seat: ProcessIdentity) -> StoreEndpoint | None:
+    """The first node of the list, where rank 0 runs: with srun in every distribution except arbitrary and plane."""
+    nodes = expand_hosts(next((environ[name] for name in row.node_list if environ.get(name)), None))
     if not nodes:
         return None
-    port = _port_for(environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID"))
-    return StoreEndpoint(nodes[:1], port, "here" if seat.number == 0 else "there", "SLURM's node list")
+    port = _port_for(*(environ.get(name) for name in (*row.job_variables, *row.run_variables)))
+    return StoreEndpoint(nodes[:1], port, "here" if seat.number == 0 else "there", row.node_list_source)
 
 
 def _of_open_mpi(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
@@ -104,3 +112,7 @@ def _of_open_mpi(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | Non
     names = (*place.names, place.first_node) if place.first_node else place.names
     job = environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMIX_NAMESPACE")
     return StoreEndpoint(names, _port_for(job), "here" if hosting else "there", "mpirun's node")
+
+
+_DERIVED: dict[str, Callable[[Environ, ProcessIdentity], StoreEndpoint | None]] = {"openmpi": _of_open_mpi}
+"""Launchers whose endpoint takes more than the first node of a list."""

@@ -10,17 +10,14 @@ from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.launch.rank_variables import Environ
 from doctor.core.capture import WORLD_LIMIT
 from doctor.core.facts import LaunchFacts
+from doctor.knowledge.launcher_index import COUNTED, JOB_VARIABLES
 
-_COUNTED_BY = {"SLURM_STEP_ID": "slurm", "OMPI_COMM_WORLD_SIZE": "openmpi", "PMI_SIZE": "pmi"}
-"""Marks of launchers that count the processes themselves. Their count is true even where a RANK that was exported
-before the start makes all processes say the same, which is a fault to be found and not to be followed."""
+_COUNTED = {count.mark: row for row, count in COUNTED}
+"""Launchers that count the processes themselves, by mark. Their count holds even if a RANK exported before the start
+makes all processes claim the same rank: that is a fault to report, not a number to follow."""
 
-_SCHEDULER_JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-_RUNS = {
-    "TORCHELASTIC_RUN_ID": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    "OMPI_COMM_WORLD_SIZE": ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
-}
-"""Variables that name the run, by mark: the same in all of its processes, another in any other run."""
+RUN_MARKS = tuple(counts.mark for row, counts in COUNTED if row.run_variables)
+"""Marks of the launchers that name their runs."""
 
 
 class ProcessIdentity(NamedTuple):
@@ -43,7 +40,8 @@ class ProcessIdentity(NamedTuple):
 def process_identity(environ: Environ, launch: LaunchFacts | None = None) -> ProcessIdentity | None:
     """The seat of this process; ``None`` where it can't be told, or is outside the world."""
     launch = launch or launch_facts(environ)
-    claim = launch.claim(_COUNTED_BY.get(launch.running_together, ""))
+    counted_by = _COUNTED.get(launch.running_together)
+    claim = launch.claim(counted_by.claim) if counted_by else None
     number, size = (claim.rank, claim.world_size) if claim else (launch.rank, launch.world_size)
     if number is None or size is None or not 0 <= number < size <= WORLD_LIMIT:
         return None
@@ -56,7 +54,9 @@ def run_key(environ: Environ, mark: str) -> str:
 
     MASTER_ADDR and MASTER_PORT are no part of it: ranks that are told different ones belong together all the same.
     """
-    named = {name: environ[name] for name in (*_SCHEDULER_JOBS, *_RUNS.get(mark, ())) if name in environ}
+    launcher = _COUNTED.get(mark)
+    names = (*JOB_VARIABLES, *launcher.run_variables) if launcher else JOB_VARIABLES
+    named = {name: environ[name] for name in names if name in environ}
     return hashlib.sha256(json.dumps([mark, named], sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -10,12 +10,7 @@ from collections.abc import Callable
 from doctor.collectors.base import Collector, Machine
 from doctor.collectors.host.ancestors import ancestors_of
 from doctor.collectors.launch.rank_variables import (
-    ACCELERATE,
-    OPEN_MPI,
-    PMI,
-    TASK_COUNTS,
     Environ,
-    RankVariables,
     any_set,
     claim_from,
     claims_of,
@@ -28,66 +23,8 @@ from doctor.collectors.launch.rank_variables import (
 )
 from doctor.core.facts import Claim, LaunchFacts
 from doctor.core.masking import mask_variables, readable
-
-PREFIXES = (
-    "TORCHELASTIC_",
-    "PET_",
-    "SLURM_",
-    "SLURMD_",
-    "SRUN_",
-    "SALLOC_",
-    "SBATCH_",
-    "OMPI_COMM_",
-    "MPI_LOCAL",
-    "MV2_COMM_",
-    "PMI_",
-    "PALS_",
-    "LSB_",
-    "JSM_",
-    "RAY_",
-    "LT_",
-    "PL_",
-    "ACCELERATE_",
-)
-"""Beginnings of the names that launchers set or read."""
-
-NAMES = frozenset(
-    [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "OMPI_UNIVERSE_SIZE",
-        "PMIX_RANK",
-        "FORCE_TORCHRUN",
-        "NNODES",
-        "NPROC_PER_NODE",
-        "SM_HOSTS",
-        "SM_CURRENT_HOST",
-        "SM_NUM_GPUS",
-        "SM_NUM_CPUS",
-        "SM_NETWORK_INTERFACE_NAME",
-        "SM_CURRENT_INSTANCE_TYPE",
-        "KUBERNETES_SERVICE_HOST",
-        "STANDALONE_PORT",
-        "JPY_PARENT_PID",
-        "AZ_BATCH_MASTER_NODE",
-        "AZ_BATCHAI_MPI_MASTER_NODE",
-        "AZUREML_EXPERIMENT_ID",
-        "DLTS_JOB_ID",
-        "PBS_JOBID",
-        "FLUX_JOB_ID",
-    ]
-)
-"""The single names. Of SageMaker's, those without the user's hyperparameters, which may hold anything."""
+from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, PREFIXES, VARIABLES
+from doctor.knowledge.launchers import Launcher
 
 PORTS = range(1, 65536)
 """Ports that a peer can connect to."""
@@ -95,47 +32,39 @@ PORTS = range(1, 65536)
 
 def is_launch_variable(name: str) -> bool:
     """Whether the variable ``name`` belongs to a launcher."""
-    return name in NAMES or name.startswith(PREFIXES)
+    return name in VARIABLES or name.startswith(PREFIXES)
 
 
 def launcher_of(environ: Environ) -> str:
-    """The innermost launcher that started this process, or ``none``; one of the names of the report's ``launcher``.
+    """The innermost launcher that started this process, or ``none``; a value of the report's ``launcher``.
 
-    torchrun comes first, since its workers inherit everything of the srun or mpirun around it. A batch script and a
-    shell of salloc were started by SLURM, but not as ranks.
+    torchrun comes first because its workers inherit the variables of the srun or mpirun around it. A batch script and
+    a shell of salloc were started by SLURM, but not as ranks.
     """
-    started_by: tuple[tuple[str, Callable[[Environ], bool]], ...] = (
-        ("torchrun", lambda seen: "TORCHELASTIC_RUN_ID" in seen),
-        ("ray", is_ray_worker),
-        ("lsf", lambda seen: "JSM_NAMESPACE_RANK" in seen),
-        ("openmpi", lambda seen: _is_started_by_mpi(seen, OPEN_MPI)),
-        ("mpich", lambda seen: _is_started_by_mpi(seen, PMI)),
-        ("slurm", is_slurm_step),
-        ("kubeflow", _is_started_by_kubeflow),
-        ("sagemaker", lambda seen: {"SM_HOSTS", "SM_CURRENT_HOST"} <= seen.keys()),
-        ("accelerate", lambda seen: any_set(seen, ACCELERATE.marks)),
-        ("lightning", lambda seen: is_started_by_lightning(seen) or "LT_CLI_USED" in seen),
-    )
-    return next((name for name, holds in started_by if holds(environ)), "none")
+    return next((row.name for row in BY_PRECEDENCE if _is_detected(row, environ)), "none")
+
+
+def _is_detected(row: Launcher, environ: Environ) -> bool:
+    detect = _DETECTORS.get(row.name)
+    return detect(environ) if detect else any_set(environ, row.detected_by)
 
 
 def running_together(environ: Environ) -> str:
-    """The variable that shows that this process is one of several which run now; empty for a lone process.
+    """The variable that shows that this process is one of several that run now; empty for a lone process.
 
-    Left-over variables, a batch script, a shell of salloc and a rank outside the world are judged alone. Inside
-    torchrun its word is final: a world of 1 stays alone, whatever the step around it holds. A Ray worker inherits the
-    step in which ``ray start`` ran, which says nothing about the worker.
+    Left-over variables, a batch script, a shell of salloc and a rank outside the world count as a lone process. The
+    count of an agent such as torchrun is final: a world of 1 is a lone process whatever step it runs in. A Ray worker
+    inherits the step in which ``ray start`` ran, which does not describe the worker.
     """
-    if "TORCHELASTIC_RUN_ID" in environ:
-        size = whole_number(environ, "WORLD_SIZE")
-        return "TORCHELASTIC_RUN_ID" if _is_one_of(environ, "RANK", size) else ""
-    tasks = whole_number(environ, *TASK_COUNTS)
-    if _is_one_of(environ, "OMPI_COMM_WORLD_RANK", whole_number(environ, "OMPI_COMM_WORLD_SIZE")):
-        return "OMPI_COMM_WORLD_SIZE"
-    if _is_one_of(environ, "PMI_RANK", whole_number(environ, "PMI_SIZE")):
-        return "PMI_SIZE"
-    if is_slurm_step(environ) and not is_ray_worker(environ) and _is_one_of(environ, "SLURM_PROCID", tasks):
-        return "SLURM_STEP_ID"
+    for _, count in COUNTED:
+        if count.by_agent and count.mark not in environ:
+            continue
+        if count.in_step and (not is_slurm_step(environ) or is_ray_worker(environ)):
+            continue
+        if _is_one_of(environ, count.rank, whole_number(environ, *count.sizes)):
+            return count.mark
+        if count.by_agent:
+            return ""
     return "RANK" if _has_plain_rank(environ) else ""
 
 
@@ -165,12 +94,12 @@ def collect_launch(surroundings: Machine) -> LaunchFacts:
 
 
 def _own_claim(launcher: str, claims: tuple[Claim, ...]) -> Claim:
-    """The claim of the launcher about this very process. Kubeflow and SageMaker speak of a node: only that is taken."""
-    source = {"mpich": "pmi"}.get(launcher, launcher)
-    claim = next((claim for claim in claims if claim.source == source), Claim(source))
-    if source in ("kubeflow", "sagemaker"):
-        return Claim(source, node_rank=claim.node_rank)
-    return claim
+    """The launcher's claim about this process; only the node's rank if the launcher counts hosts."""
+    row = BY_NAME.get(launcher)
+    if row is None:
+        return Claim(launcher)
+    claim = next((claim for claim in claims if claim.source == row.claim), Claim(row.claim))
+    return Claim(row.claim, node_rank=claim.node_rank) if row.counts_hosts else claim
 
 
 def _is_one_of(environ: Environ, rank_name: str, size: int | None) -> bool:
@@ -187,9 +116,9 @@ def _has_plain_rank(environ: Environ) -> bool:
     return reachable and "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))
 
 
-def _is_started_by_mpi(environ: Environ, names: RankVariables) -> bool:
+def _is_started_by_mpi(environ: Environ, row: Launcher) -> bool:
     """Whether mpirun or mpiexec set these variables: srun sets PMI's too (``--mpi=pmi2``), then equal to its own."""
-    claim = claim_from(names, environ)
+    claim = claim_from(row, environ)
     if claim is None or claim.rank is None:
         return False
     tasks = slurm_claim(environ) if is_slurm_step(environ) else None
@@ -197,8 +126,19 @@ def _is_started_by_mpi(environ: Environ, names: RankVariables) -> bool:
 
 
 def _is_started_by_kubeflow(environ: Environ) -> bool:
-    told = any_set(environ, "PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK")
-    return is_pod_of_kubeflow(environ) or (told and "KUBERNETES_SERVICE_HOST" in environ)
+    configured = any_set(environ, BY_NAME["kubeflow"].marks)
+    return is_pod_of_kubeflow(environ) or (configured and "KUBERNETES_SERVICE_HOST" in environ)
+
+
+_DETECTORS: dict[str, Callable[[Environ], bool]] = {
+    "openmpi": lambda environ: _is_started_by_mpi(environ, BY_NAME["openmpi"]),
+    "mpich": lambda environ: _is_started_by_mpi(environ, BY_NAME["mpich"]),
+    "slurm": is_slurm_step,
+    "kubeflow": _is_started_by_kubeflow,
+    "sagemaker": lambda environ: all(name in environ for name in BY_NAME["sagemaker"].marks),
+    "lightning": lambda environ: is_started_by_lightning(environ) or "LT_CLI_USED" in environ,
+}
+"""Launchers that no single variable identifies."""
 
 
 def _first(number: int | None, other: int | None) -> int | None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from doctor.collectors.base import parse_int
 from doctor.collectors.launch.trainer_variables import device_count
 from doctor.core.facts import Claim
+from doctor.knowledge.launcher_index import BY_NAME, COUNTED
+from doctor.knowledge.launchers import ENVIRONMENT, LAUNCHERS, Launcher
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP
 
 Environ = Mapping[str, str]
 
-TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-"""The tasks of the step; of the job where there is no step."""
+SLURM = BY_NAME["slurm"]
+
+RANK_VARIABLES = tuple(dict.fromkeys(("RANK", "LOCAL_RANK", *(counts.rank for _, counts in COUNTED))))
+"""Variables by which launchers number the processes that run now."""
 
 
 def whole_number(environ: Environ, *names: str) -> int | None:
@@ -23,110 +28,21 @@ def whole_number(environ: Environ, *names: str) -> int | None:
     return next((number for number in numbers if number is not None), None)
 
 
-class RankVariables(NamedTuple):
-    """The variables in which a source states what a :class:`Claim` holds, the preferred name first.
-
-    ``marks``: the source says something where one of these is set.
-    """
-
-    source: str
-    marks: str
-    rank: str = ""
-    world_size: str = ""
-    local_rank: str = ""
-    local_world_size: str = ""
-    node_rank: str = ""
-    node_count: str = ""
-
-
-ENVIRONMENT = RankVariables(
-    "environment",
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-)
-TORCHRUN = RankVariables(
-    "torchrun",
-    "TORCHELASTIC_RUN_ID",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-)
-OPEN_MPI = RankVariables(
-    "openmpi",
-    # OMPI_COMM_WORLD_NODE_RANK counts processes on the node: it is no number of a node.
-    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-PMI = RankVariables(
-    "pmi",
-    "PMI_RANK PMI_SIZE MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE PALS_RANKID",
-    "PMI_RANK MV2_COMM_WORLD_RANK PALS_RANKID",
-    "PMI_SIZE MV2_COMM_WORLD_SIZE",
-    "MPI_LOCALRANKID MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID",
-    "MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE PALS_LOCAL_SIZE",
-    "PALS_NODEID",
-)
-LSF = RankVariables(
-    "lsf",
-    "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE",
-    "JSM_NAMESPACE_RANK",
-    "JSM_NAMESPACE_SIZE",
-    "JSM_NAMESPACE_LOCAL_RANK",
-    "JSM_NAMESPACE_LOCAL_SIZE",
-)
-RAY = RankVariables(
-    # Set in processes that a raylet starts; RAY_ADDRESS may stand in any shell. Ray Train adds the plain names.
-    "ray",
-    "RAY_JOB_ID RAY_RAYLET_PID",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-)
-ACCELERATE = RankVariables(
-    # Set by "accelerate launch" alone; the order is that of accelerate/utils/environment.py.
-    "accelerate",
-    "ACCELERATE_MIXED_PRECISION ACCELERATE_DYNAMO_BACKEND",
-    "RANK PMI_RANK OMPI_COMM_WORLD_RANK MV2_COMM_WORLD_RANK",
-    "WORLD_SIZE PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE",
-    "LOCAL_RANK MPI_LOCALRANKID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE MPI_LOCALNRANKS OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_LOCAL_SIZE",
-)
-
-
-def claim_from(names: RankVariables, environ: Environ) -> Claim | None:
-    """What a source states in variables of its own, or ``None`` where none of its marks is set."""
-    if not any_set(environ, names.marks):
+def claim_from(row: Launcher, environ: Environ) -> Claim | None:
+    """What a launcher states in its own variables, or ``None`` if none of its marks is set."""
+    if not any_set(environ, row.marks):
         return None
-    return Claim(names.source, *(whole_number(environ, *field.split()) for field in names[2:]))
+    fields = (row.rank, row.world_size, row.local_rank, row.local_world_size, row.node_rank, row.node_count)
+    return Claim(row.claim, *(whole_number(environ, *names) for names in fields))
 
 
 def slurm_claim(environ: Environ) -> Claim | None:
-    """What SLURM says: of the task in a step; elsewhere of the batch script (task 0), or of the allocation alone."""
-    if not any_set(environ, "SLURM_PROCID SLURM_NTASKS SLURM_STEP_NUM_TASKS"):
-        return None
-    node = whole_number(environ, "SLURM_NODEID")
+    """SLURM's claim: about the task in a step; elsewhere about the batch script (task 0), or the allocation alone."""
+    claim = claim_from(SLURM, environ)
+    if claim is None or claim.node_rank is None:
+        return claim
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    return Claim(
-        "slurm",
-        whole_number(environ, "SLURM_PROCID"),
-        whole_number(environ, *TASK_COUNTS),
-        whole_number(environ, "SLURM_LOCALID"),
-        None if node is None else tasks_on_node(tasks, node),
-        node,
-        whole_number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    )
+    return msgspec.structs.replace(claim, local_world_size=tasks_on_node(tasks, claim.node_rank))
 
 
 def task_counts(text: str) -> list[tuple[int, int]] | None:
@@ -157,11 +73,11 @@ def kubeflow_claim(environ: Environ) -> Claim | None:
     """What Kubeflow says of this pod. Its RANK and WORLD_SIZE count pods, not processes
     (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go); PET_* are defaults of torchrun's arguments.
     """
-    told = any_set(environ, "PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK")
-    if not told and not is_pod_of_kubeflow(environ):
+    configured = any_set(environ, BY_NAME["kubeflow"].marks)
+    if not configured and not is_pod_of_kubeflow(environ):
         return None
     pod_rank, pods = ("RANK", "WORLD_SIZE") if is_pod_of_kubeflow(environ) else ("", "")
-    nodes = whole_number(environ, "PET_NNODES") if told else whole_number(environ, pods)
+    nodes = whole_number(environ, "PET_NNODES") if configured else whole_number(environ, pods)
     return _claim_of_nodes(
         "kubeflow",
         node_rank=whole_number(environ, "PET_NODE_RANK", pod_rank),
@@ -172,7 +88,7 @@ def kubeflow_claim(environ: Environ) -> Claim | None:
 
 def sagemaker_claim(environ: Environ) -> Claim | None:
     """What SageMaker says of this host: its place among SM_HOSTS (sagemaker-training-toolkit)."""
-    if not any_set(environ, "SM_HOSTS SM_CURRENT_HOST"):
+    if not any_set(environ, BY_NAME["sagemaker"].marks):
         return None
     hosts = _texts(environ.get("SM_HOSTS", ""))
     current = environ.get("SM_CURRENT_HOST")
@@ -212,22 +128,22 @@ def lightning_claim(environ: Environ) -> Claim | None:
     return Claim("lightning", rank, whole_number(environ, "WORLD_SIZE"), local_rank, devices, node_rank, nodes)
 
 
+_CLAIM_READERS: dict[str, Callable[[Environ], Claim | None]] = {
+    "slurm": slurm_claim,
+    "kubeflow": kubeflow_claim,
+    "sagemaker": sagemaker_claim,
+    "lightning": lightning_claim,
+    "llamafactory": llamafactory_claim,
+}
+"""Launchers whose claim has to be derived from several variables."""
+
+
 def claims_of(environ: Environ) -> tuple[Claim, ...]:
-    """What every source says, in a fixed order; sources that say nothing are left out."""
-    found = (
-        claim_from(ENVIRONMENT, environ),
-        claim_from(TORCHRUN, environ),
-        slurm_claim(environ),
-        claim_from(OPEN_MPI, environ),
-        claim_from(PMI, environ),
-        claim_from(LSF, environ),
-        kubeflow_claim(environ),
-        claim_from(RAY, environ),
-        sagemaker_claim(environ),
-        lightning_claim(environ),
-        claim_from(ACCELERATE, environ),
-        llamafactory_claim(environ),
-    )
+    """The claims of all sources in the order of the table, without the sources that state nothing."""
+    found = [claim_from(ENVIRONMENT, environ)]
+    for row in LAUNCHERS:
+        read = _CLAIM_READERS.get(row.name)
+        found.append(read(environ) if read else claim_from(row, environ))
     return tuple(claim for claim in found if claim is not None)
 
 
@@ -239,20 +155,22 @@ def is_slurm_step(environ: Environ) -> bool:
 
 def is_ray_worker(environ: Environ) -> bool:
     """Whether a raylet started this process."""
-    return any_set(environ, RAY.marks)
+    return any_set(environ, BY_NAME["ray"].marks)
 
 
 def is_pod_of_kubeflow(environ: Environ) -> bool:
     """Whether the plain variables are those that the training operator gives a pod, with no launcher inside it."""
     wanted = {"KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    return wanted <= environ.keys() and not any_set(environ, f"TORCHELASTIC_RUN_ID LOCAL_RANK {RAY.marks}")
+    return wanted <= environ.keys() and not any_set(
+        environ, ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", *BY_NAME["ray"].marks)
+    )
 
 
 def is_started_by_lightning(environ: Environ) -> bool:
     """Whether the variables are those that Lightning's own launcher sets: all but RANK. Several tasks of srun have no
     need of it: a batch script exported these."""
     wanted = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    tasks = whole_number(environ, *TASK_COUNTS) if is_slurm_step(environ) else None
+    tasks = whole_number(environ, *SLURM.world_size) if is_slurm_step(environ) else None
     return wanted <= environ.keys() and "RANK" not in environ and (tasks is None or tasks < 2)
 
 
@@ -270,6 +188,6 @@ def _texts(text: str) -> list[str]:
     return [entry for entry in found if isinstance(entry, str)] if isinstance(found, list) else []
 
 
-def any_set(environ: Environ, names: str) -> bool:
-    """Whether one of the space-separated ``names`` is set, be it to nothing."""
-    return any(name in environ for name in names.split())
+def any_set(environ: Environ, names: Iterable[str]) -> bool:
+    """Whether one of ``names`` is set, even if it is empty."""
+    return any(name in environ for name in names)

@@ -16,33 +16,13 @@ from doctor.collectors.host.ancestors import ancestors_of, read_process
 from doctor.collectors.host.process_table import process_folders
 from doctor.core.facts import Listener
 from doctor.core.masking import mask_command, readable
+from doctor.knowledge.launcher_index import PROCESSES
 
 LISTEN = "0A"
 """TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp writes it."""
 
 SEARCH_SECONDS = 1.5
 """How long open files are searched for the owner of a socket."""
-
-LAUNCHERS = (
-    "torchrun",
-    "pt_elastic",
-    "python",
-    "accelerate",
-    "deepspeed",
-    "fabric",
-    "lightning",
-    "slurmstepd",
-    "mpirun",
-    "mpiexec",
-    "orterun",
-    "orted",
-    "prte",
-    "hydra_pmi_proxy",
-    "jsm",
-    "raylet",
-)
-"""Beginnings of the names of processes that start ranks. Whatever a shell, a session or a container starts is
-unrelated, even with the same parent."""
 
 
 class ListeningSocket(NamedTuple):
@@ -131,7 +111,7 @@ def shares_launcher(proc: Path, pid: int) -> bool:
     parent is a launcher. So rank 0 of the same job, which opens the store, is not taken for a stranger."""
     line = own_ancestry(proc)
     common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in line), None)
-    return common is not None and (common.pid == line[0] or common.name.startswith(LAUNCHERS))
+    return common is not None and (common.pid == line[0] or common.name.startswith(PROCESSES))
 
 
 def _candidates(proc: Path) -> Iterator[int]:

@@ -19,6 +19,7 @@ from doctor.core.redact.name_patterns import NamePatterns, PlaceholderNumbers
 from doctor.core.redact.networks import Address, AddressBook, Network, parse_address, parse_network
 from doctor.core.redact.node_lists import NodeLists, folded
 from doctor.core.text import natural_key
+from doctor.knowledge.launcher_index import JOB_NAMES
 from doctor.knowledge.slurm_steps import INTERACTIVE_JOBS
 
 UNTOUCHED = frozenset(
@@ -65,7 +66,6 @@ HOST_FIELDS = frozenset(
 
 _HOST_VARIABLE = re.compile(r"(?:HOST(?:NAME|S)?|NODENAME|NODELIST|NODE_LIST|_ADDR|ENDPOINT|_IP|_IPADDR)$")
 _NO_HOST = frozenset({"SLURM_TOPOLOGY_ADDR"})
-_JOB_VARIABLES = frozenset({"SLURM_JOB_NAME", "SBATCH_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME"})
 _USER_VARIABLE = re.compile(r"(?:^|_)(?:USER|LOGNAME|USERNAME)$")
 
 LOOPBACK = frozenset(
@@ -349,7 +349,7 @@ class _RedactionWriter:
             return "host"
         if site.is_user:
             return "user"
-        if site.variable in _JOB_VARIABLES and site.text not in INTERACTIVE_JOBS:
+        if site.variable in JOB_NAMES and site.text not in INTERACTIVE_JOBS:
             return "job"
         if site.key in UNTOUCHED or (site.parent, site.key) == ("links", "path"):
             return "kept"

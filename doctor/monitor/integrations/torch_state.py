@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from doctor.collectors.launch.rank_variables import ENVIRONMENT, claim_from
+from doctor.collectors.launch.rank_variables import claim_from
+from doctor.knowledge.launchers import ENVIRONMENT
 from doctor.monitor.integrations.hook_guard import value_or_default
 
 SHARDING = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")

@@ -13,12 +13,11 @@ import psutil
 
 from doctor.collectors.base import parse_int, read_text
 from doctor.collectors.filesystem import listed
+from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.facts import ChildProcess
 
 MOST = 256
 """Children that are looked at."""
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""What launchers number ranks by. Lightning's own launcher makes the other ranks of a host children of the first."""
 STATM_RESIDENT = 1
 
 PROC = Path("/proc")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from doctor.cluster.rendezvous.process_identity import run_key
+from doctor.cluster.rendezvous.process_identity import RUN_MARKS, run_key
 from doctor.cluster.transport.failover import StoreConnection
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
@@ -118,14 +118,11 @@ def _connect(address: StoreAddress) -> StoreBackend:
     return TCPStoreBackend(store, KEY, f"the store at {address.host}:{address.port}", outlives_its_keeper=False)
 
 
-_MARKS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")
-
-
 def derived_run_id(address: StoreAddress | None, meeting: int, environ: Mapping[str, str]) -> str:
     """A name for the run that all of its ranks derive alike, without a word between them."""
     # The ranks that Lightning starts itself have variables that the first one lacks, so which launcher runs them is
     # no part of the key; its marks are, and they are the same in all processes.
-    mark = next((name for name in _MARKS if name in environ), "")
+    mark = next((name for name in RUN_MARKS if name in environ), "")
     port = address.port if address else environ.get("MASTER_PORT", "")
     parts = [run_key(environ, mark), str(port), meeting]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

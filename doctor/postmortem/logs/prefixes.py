@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from doctor.knowledge.launcher_index import LOG_PREFIXES
 from doctor.postmortem.logs.timestamps import AMERICAN, DATED_SYSLOG, ISO, SYSLOG, Calendar
 
 MOST = 12
@@ -121,18 +122,6 @@ def _rank(parts: _PrefixFields, found: _Match) -> None:
     parts.rank = int(found[1])
 
 
-def _role(parts: _PrefixFields, found: _Match) -> None:
-    parts.local_rank = int(found[1])
-
-
-def _role_and_rank(parts: _PrefixFields, found: _Match) -> None:
-    parts.local_rank, parts.rank = int(found[1]), int(found[2])
-
-
-def _rank_and_host(parts: _PrefixFields, found: _Match) -> None:
-    parts.rank, parts.host = int(found[1]), found[2]
-
-
 def _task(parts: _PrefixFields, found: _Match) -> None:
     parts.task = int(found[1])
 
@@ -198,14 +187,19 @@ def _short(parts: _PrefixFields, found: _Match) -> None:
     parts.at = parts.calendar.yearless(int(found[1]), int(found[2]), found[3])
 
 
-def _actor(parts: _PrefixFields, found: _Match) -> None:
-    parts.pid = int(found["pid"])
-    parts.host = found["ip"] or parts.host
-    parts.tag = found["name"] or parts.tag
-
-
 def _nccl(parts: _PrefixFields, found: _Match) -> None:
     parts.host, parts.pid, parts.record = found[1], int(found[2]), True
+
+
+def _launcher(parts: _PrefixFields, found: _Match) -> None:
+    for name, value in found.groupdict().items():
+        if value is not None:
+            setattr(parts, name, int(value) if name in _NUMBERS else value)
+
+
+def _launcher_forms(first: str) -> tuple[_PrefixForm, ...]:
+    """The prefixes of launchers that begin with the character ``first``."""
+    return tuple(_form(pattern, _launcher) for pattern in LOG_PREFIXES if pattern.startswith(f"\\{first}"))
 
 
 def _pod(parts: _PrefixFields, found: _Match) -> None:
@@ -233,6 +227,7 @@ _LEVEL = r"(?:DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|TRACE|SUCCESS|
 _LOWER = r"(?:debug|info|notice|warning|warn|error|critical|fatal|trace)"
 _MILD = re.compile("TRACE|DEBUG|INFO|NOTICE|WARN|SUCCESS", re.IGNORECASE)
 _SEVERE = re.compile("ERR|CRIT|FATAL|EXC", re.IGNORECASE)
+_NUMBERS = frozenset({"rank", "local_rank", "pid"})
 _N = r"(\d{1,7})"
 
 _BRACKETS = (
@@ -246,12 +241,7 @@ _BRACKETS = (
         soft=True,
     ),
     _form(r"\[(?P<group>)?(?P<name>)?Rank (?P<rank>\d{1,7})\]:? ?", _group_rank, soft=True),
-    # torchrun: "[${role_name}${local_rank}]:", and templates with both ranks.
-    _form(rf"\[[A-Za-z][\w.-]*?{_N}\|{_N}\]:? ?", _role_and_rank),
-    _form(rf"\[(?!rank|Rank|RANK)[A-Za-z][A-Za-z_.-]*?{_N}\]: ?", _role),
-    # mpirun --tag-output (Open MPI 4 and 5, PRRTE), horovodrun, SageMaker.
-    _form(rf"\[(?:(?:[\w.@-]+@)?\d+,)?{_N}\]<std(?:out|err|diag)>: ?", _rank),
-    _form(rf"\[\d+,mpirank:{_N},([\w.-]+)\]<std(?:out|err|diag)>: ?", _rank_and_host),
+    *_launcher_forms("["),
     _form(
         r"\[[IWEFVD](?:(\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?))?(?: +\d{1,12}(?= ))?"
         r" ?[\w./+-]+:\d{1,7}\] ?(?:\[c10d\] ?)?",
@@ -296,14 +286,9 @@ _LETTERS = (
     # torchx: "trainer/3 ...".
     _form(r"([a-z_]\w{0,40}/\d{1,6}) (?=\S)", _tag, soft=True),
 )
-_PARENTHESES = (
-    # Ray: "(RayTrainWorker pid=123, ip=10.0.0.2)"; vLLM: "(VllmWorkerProcess pid=123)".
-    _form(r"\((?:(?P<name>[\w.:<>]+) )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\w.:-]+))?(?:, [^)]*)?\) ?", _actor),
-    _form(r"\((raylet|autoscaler|gcs_server)(?:, [^)]*)?\) ?", _tag),
-)
 _FORMS: dict[str, tuple[_PrefixForm, ...]] = {
     "[": _BRACKETS,
-    "(": _PARENTHESES,
+    "(": _launcher_forms("("),
     "<": (_form(r"<\d{1,3}>", _begins),),
     " ": (_form(r" {1,8}what\(\): +", _nothing, soft=True),),
     "|": (_form(rf"\| *(?:{_LEVEL} *\| *)?(?:[\w.]+:[\w<>]+:\d+ - )?", _level, soft=True),),

@@ -1,0 +1,291 @@
+"""Launchers and schedulers: the variables they set, the processes they run as, and how their logs look.
+
+One row per launcher. Rooms that identify a process, derive a rendezvous or read a log go by this table. A launcher
+whose variables take more than a lookup has a reader of its own in ``doctor/collectors/launch``.
+
+Sources: torch/distributed/elastic/agent/server/local_elastic_agent.py, slurm src/common/env.c,
+https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html, accelerate/utils/environment.py,
+lightning/fabric/plugins/environments, sagemaker-training-toolkit, kubeflow/training-operator.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Names = tuple[str, ...]
+UNRANKED = 1_000
+"""Precedence of rows that never count as the launcher of a process."""
+
+
+def _names(text: str) -> Names:
+    return tuple(text.split())
+
+
+class ProcessCount(NamedTuple):
+    """The variables by which a launcher counts the processes that run now.
+
+    ``mark`` is the variable that ``LaunchFacts.running_together`` names. ``by_agent``: an agent starts the processes of
+    a host, and its count overrides that of any launcher around it. ``in_step``: ``mark`` holds a SLURM step number,
+    which batch scripts and Ray workers inherit too.
+    """
+
+    mark: str
+    rank: str
+    sizes: Names
+    by_agent: bool = False
+    in_step: bool = False
+
+
+class Launcher(NamedTuple):
+    """One launcher or scheduler. Fields that list variables put the preferred name first.
+
+    ``name``: the value of ``LaunchFacts.launcher``. ``source``: the name of its claim, if it is another one.
+    ``precedence``: the launcher that a process reports is the detected one with the lowest number, so an inner launcher
+    has a lower one than those around it. ``detected_by``: variables that only its processes have, one of which is set.
+    ``marks``: one of these is set where it claims something about the process. ``counts_hosts``: its rank and size
+    count hosts, not processes.
+
+    ``recognized_by``: how a rank inside a SLURM task shows that this launcher started it: by the mark of ``counts``, by
+    being the reported launcher, or by a claim. ``program``: the word for it in findings, if it is not the name.
+
+    ``job_variables`` identify the job in the scheduler, ``run_variables`` the run: both are equal in all processes.
+    ``node_list``: variables with the hosts in rank order; ``node_list_source`` says so in messages.
+
+    ``processes``: beginnings of the names of processes that start ranks. ``parents``: exact names of parents that show
+    that ``parent_program`` started a process that has none of the variables. ``log_prefixes``: regular expressions of
+    what it puts before a line, with groups named ``rank``, ``local_rank``, ``host``, ``pid`` or ``tag``.
+    """
+
+    name: str
+    precedence: int = UNRANKED
+    source: str = ""
+    detected_by: Names = ()
+    marks: Names = ()
+    rank: Names = ()
+    world_size: Names = ()
+    local_rank: Names = ()
+    local_world_size: Names = ()
+    node_rank: Names = ()
+    node_count: Names = ()
+    counts_hosts: bool = False
+    counts: ProcessCount | None = None
+    recognized_by: Literal["", "counts", "launcher", "claim"] = ""
+    program: str = ""
+    chooses_port: bool = False
+    prefixes: Names = ()
+    variables: Names = ()
+    job_variables: Names = ()
+    job_names: Names = ()
+    run_variables: Names = ()
+    node_list: Names = ()
+    node_list_source: str = ""
+    processes: Names = ()
+    parents: Names = ()
+    parent_program: str = ""
+    log_prefixes: Names = ()
+
+    @property
+    def claim(self) -> str:
+        """The name of its claim."""
+        return self.source or self.name
+
+    @property
+    def title(self) -> str:
+        """The word for it in findings."""
+        return self.program or self.name
+
+
+ENVIRONMENT = Launcher(
+    "environment",
+    marks=_names("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK"),
+    rank=("RANK",),
+    world_size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_world_size=("LOCAL_WORLD_SIZE",),
+    node_rank=("NODE_RANK",),
+    variables=_names("MASTER_ADDR MASTER_PORT STANDALONE_PORT JPY_PARENT_PID"),
+    processes=("python",),
+)
+"""The plain variables that torch reads (``env://``), whoever sets them. A Python program may start ranks itself."""
+
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        precedence=10,
+        detected_by=("TORCHELASTIC_RUN_ID",),
+        marks=("TORCHELASTIC_RUN_ID",),
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+        node_rank=("GROUP_RANK",),
+        node_count=("GROUP_WORLD_SIZE",),
+        counts=ProcessCount("TORCHELASTIC_RUN_ID", "RANK", ("WORLD_SIZE",), by_agent=True),
+        recognized_by="counts",
+        chooses_port=True,
+        prefixes=_names("TORCHELASTIC_ PET_"),
+        variables=_names("ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE"),
+        run_variables=_names("TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"),
+        # Since torch 2.5 torchrun calls itself pt_elastic (torch/distributed/run.py).
+        processes=_names("torchrun pt_elastic"),
+        parents=_names("torchrun pt_elastic"),
+        # "[${role_name}${local_rank}]:", and templates with both ranks.
+        log_prefixes=(
+            r"\[[A-Za-z][\w.-]*?(?P<local_rank>\d{1,7})\|(?P<rank>\d{1,7})\]:? ?",
+            r"\[(?!rank|Rank|RANK)[A-Za-z][A-Za-z_.-]*?(?P<local_rank>\d{1,7})\]: ?",
+        ),
+    ),
+    Launcher(
+        "slurm",
+        precedence=60,
+        marks=_names("SLURM_PROCID SLURM_NTASKS SLURM_STEP_NUM_TASKS"),
+        rank=("SLURM_PROCID",),
+        # The tasks of the step; of the job where there is no step.
+        world_size=_names("SLURM_STEP_NUM_TASKS SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        node_rank=("SLURM_NODEID",),
+        node_count=_names("SLURM_STEP_NUM_NODES SLURM_NNODES SLURM_JOB_NUM_NODES"),
+        counts=ProcessCount("SLURM_STEP_ID", "SLURM_PROCID", _names("SLURM_STEP_NUM_TASKS SLURM_NTASKS"), in_step=True),
+        program="srun",
+        prefixes=_names("SLURM_ SLURMD_ SRUN_ SALLOC_ SBATCH_"),
+        job_variables=_names("SLURM_JOB_ID SLURM_STEP_ID"),
+        job_names=_names("SLURM_JOB_NAME SBATCH_JOB_NAME"),
+        node_list=_names("SLURM_STEP_NODELIST SLURM_JOB_NODELIST"),
+        node_list_source="SLURM's node list",
+        processes=("slurmstepd",),
+    ),
+    Launcher(
+        "openmpi",
+        precedence=40,
+        # OMPI_COMM_WORLD_NODE_RANK counts processes on the node, so it is not the number of a node.
+        marks=_names("OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE"),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        counts=ProcessCount("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+        recognized_by="counts",
+        program="mpirun",
+        prefixes=("OMPI_COMM_",),
+        variables=_names("OMPI_UNIVERSE_SIZE PMIX_RANK"),
+        run_variables=_names("OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"),
+        processes=_names("mpirun mpiexec orterun orted prte"),
+        # mpirun --tag-output (Open MPI 4 and 5, PRRTE), horovodrun, SageMaker.
+        log_prefixes=(
+            r"\[(?:(?:[\w.@-]+@)?\d+,)?(?P<rank>\d{1,7})\]<std(?:out|err|diag)>: ?",
+            r"\[\d+,mpirank:(?P<rank>\d{1,7}),(?P<host>[\w.-]+)\]<std(?:out|err|diag)>: ?",
+        ),
+    ),
+    Launcher(
+        # MPICH, Intel MPI, MVAPICH2 and PALS.
+        "mpich",
+        precedence=50,
+        source="pmi",
+        marks=_names("PMI_RANK PMI_SIZE MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE PALS_RANKID"),
+        rank=_names("PMI_RANK MV2_COMM_WORLD_RANK PALS_RANKID"),
+        world_size=_names("PMI_SIZE MV2_COMM_WORLD_SIZE"),
+        local_rank=_names("MPI_LOCALRANKID MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID"),
+        local_world_size=_names("MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE PALS_LOCAL_SIZE"),
+        node_rank=("PALS_NODEID",),
+        counts=ProcessCount("PMI_SIZE", "PMI_RANK", ("PMI_SIZE",)),
+        recognized_by="counts",
+        program="mpirun",
+        prefixes=_names("MPI_LOCAL MV2_COMM_ PMI_ PALS_"),
+        processes=("hydra_pmi_proxy",),
+    ),
+    Launcher(
+        "lsf",
+        precedence=30,
+        detected_by=("JSM_NAMESPACE_RANK",),
+        marks=_names("JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE"),
+        rank=("JSM_NAMESPACE_RANK",),
+        world_size=("JSM_NAMESPACE_SIZE",),
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_world_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+        program="jsrun",
+        prefixes=_names("LSB_ JSM_"),
+        job_variables=("LSB_JOBID",),
+        job_names=("LSB_JOBNAME",),
+        processes=("jsm",),
+    ),
+    Launcher(
+        "kubeflow",
+        precedence=70,
+        # Defaults of torchrun's arguments (torch/distributed/argparse_util.py), set in every pod.
+        marks=_names("PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK"),
+        counts_hosts=True,
+        chooses_port=True,
+        variables=("KUBERNETES_SERVICE_HOST",),
+    ),
+    Launcher(
+        "ray",
+        precedence=20,
+        # Set in processes that a raylet starts; RAY_ADDRESS may be set in any shell. Ray Train adds the plain names.
+        detected_by=_names("RAY_JOB_ID RAY_RAYLET_PID"),
+        marks=_names("RAY_JOB_ID RAY_RAYLET_PID"),
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+        node_rank=("NODE_RANK",),
+        recognized_by="launcher",
+        chooses_port=True,
+        prefixes=("RAY_",),
+        processes=("raylet",),
+        parents=("raylet",),
+        parent_program="Ray",
+        # "(RayTrainWorker pid=123, ip=10.0.0.2)"; vLLM: "(VllmWorkerProcess pid=123)".
+        log_prefixes=(
+            r"\((?:(?P<tag>[\w.:<>]+) )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<host>[\w.:-]+))?(?:, [^)]*)?\) ?",
+            r"\((?P<tag>raylet|autoscaler|gcs_server)(?:, [^)]*)?\) ?",
+        ),
+    ),
+    Launcher(
+        "sagemaker",
+        precedence=80,
+        marks=_names("SM_HOSTS SM_CURRENT_HOST"),
+        counts_hosts=True,
+        recognized_by="launcher",
+        chooses_port=True,
+        # Without the user's hyperparameters (SM_HP_*), which may hold anything.
+        variables=_names(
+            "SM_HOSTS SM_CURRENT_HOST SM_NUM_GPUS SM_NUM_CPUS SM_NETWORK_INTERFACE_NAME SM_CURRENT_INSTANCE_TYPE"
+        ),
+    ),
+    Launcher(
+        "lightning",
+        precedence=100,
+        recognized_by="claim",
+        chooses_port=True,
+        prefixes=_names("LT_ PL_"),
+        processes=_names("fabric lightning"),
+    ),
+    Launcher(
+        "accelerate",
+        precedence=90,
+        # Set by "accelerate launch" alone.
+        detected_by=_names("ACCELERATE_MIXED_PRECISION ACCELERATE_DYNAMO_BACKEND"),
+        marks=_names("ACCELERATE_MIXED_PRECISION ACCELERATE_DYNAMO_BACKEND"),
+        rank=_names("RANK PMI_RANK OMPI_COMM_WORLD_RANK MV2_COMM_WORLD_RANK"),
+        world_size=_names("WORLD_SIZE PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE"),
+        local_rank=_names("LOCAL_RANK MPI_LOCALRANKID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK"),
+        local_world_size=_names(
+            "LOCAL_WORLD_SIZE MPI_LOCALNRANKS OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_LOCAL_SIZE"
+        ),
+        recognized_by="claim",
+        chooses_port=True,
+        prefixes=("ACCELERATE_",),
+        processes=("accelerate",),
+        parents=("accelerate",),
+        parent_program="accelerate launch",
+    ),
+    Launcher("llamafactory", variables=_names("FORCE_TORCHRUN NNODES NPROC_PER_NODE")),
+    Launcher("deepspeed", processes=("deepspeed",), parents=("deepspeed",)),
+    Launcher("pbs", job_variables=("PBS_JOBID",), job_names=("PBS_JOBNAME",)),
+    Launcher("flux", job_variables=("FLUX_JOB_ID",)),
+    Launcher(
+        "azureml",
+        variables=_names("AZ_BATCH_MASTER_NODE AZ_BATCHAI_MPI_MASTER_NODE AZUREML_EXPERIMENT_ID DLTS_JOB_ID"),
+    ),
+)
+"""In the order in which their claims are listed."""
