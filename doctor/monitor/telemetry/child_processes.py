@@ -83,7 +83,8 @@ def _numbers(started: Mapping[str, str], now: Mapping[str, str]) -> dict[str, se
 
 
 def _is_other_rank(started: Mapping[str, str], own: Mapping[str, set[str]]) -> bool:
-    """Whether a child was started with the number of another rank; one that only forked shows its parent's."""
+    """Whether a child was started as another rank, as Lightning's launcher starts the others of a host. One that only
+    forked shows its parent's number."""
     return any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
 
 
