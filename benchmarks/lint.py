@@ -127,7 +127,7 @@ def show_hits(paths: list[Path], *, new: bool, readme: bool) -> None:
 
 
 def _crashed(result: dict[str, Any]) -> bool:
-    return result["status"] == "crash" or bool(result.get("crash"))
+    return result["status"] == "error" or bool(result.get("crash"))
 
 
 def hits_table(

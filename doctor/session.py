@@ -241,7 +241,7 @@ def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> R
     )
 
 
-_GRAVEST, _GRAVEST_WORDS = (1, 3, 0), ("sick", "inconclusive", "ok")
+_GRAVEST, _GRAVEST_WORDS = (1, 3, 0), ("fail", "inconclusive", "pass")
 
 
 def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
@@ -259,7 +259,7 @@ def _lines_logged(finding: ReportFinding) -> tuple[object, ...]:
 
 def is_inconclusive(job: Job, results: Iterable[CheckResult], *, strict: bool, must_be_complete: bool) -> bool:
     """Whether ranks that run were not gathered, a check crashed or a collector broke; ``strict``: anything unknown."""
-    bad = {Status.CRASH, Status.UNKNOWN} if strict else {Status.CRASH}
+    bad = {Status.ERROR, Status.UNKNOWN} if strict else {Status.ERROR}
     return (
         (must_be_complete and bool(job.ungathered or job.absent))
         or any(result.status in bad or result.crash is not None for result in results)

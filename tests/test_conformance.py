@@ -86,7 +86,7 @@ def _gives_the_result(check, case):
 
 
 def _assert_as_claimed(check, case, result):
-    assert result.status is not Status.CRASH, result.reason
+    assert result.status is not Status.ERROR, result.reason
     if isinstance(case, Passes):
         loud = [f for f in result.findings if case.silent or f.severity is not Severity.INFO]
         assert not loud, loud

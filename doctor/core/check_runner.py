@@ -140,7 +140,7 @@ def _examine_one(
         reason=reason,
         seconds=round(time.perf_counter() - started, 6),
         findings=findings,
-        crash=outcome.crash if status is Status.SICK else None,
+        crash=outcome.crash if status is Status.FAIL else None,
         origin=None if check.origin == "built-in" else check.origin,
     )
     return result, outcome.findings
@@ -258,9 +258,9 @@ def _status(
 ) -> tuple[Status, str | None]:
     """The status and, unless it is ok or sick, the reason."""
     if any(finding.stands for finding in findings):
-        return Status.SICK, None
+        return Status.FAIL, None
     if outcome.crash is not None:
-        return Status.CRASH, outcome.crash
+        return Status.ERROR, outcome.crash
     if not census.seen and check.needs:
         return _nothing_seen(census)
     if outcome.unknowns:
@@ -270,7 +270,7 @@ def _status(
     if census.missing:
         return Status.UNKNOWN, _reason(census.missing[0], census.lacking, census.expected)
     if check.reads_logs:
-        return Status.OK, None
+        return Status.PASS, None
     return _lonely(job, check, census)
 
 
@@ -292,7 +292,7 @@ def _lonely(job: Job, check: Check, census: _SectionCoverage) -> tuple[Status, s
         return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks never came"
     if check.peers and len(job.ranks) == 1 and not (check.expects and job.expected):
         return Status.SKIP, ALONE
-    return Status.OK, None
+    return Status.PASS, None
 
 
 def _why_unknown(unknowns: list[Unknown]) -> str:
@@ -345,7 +345,7 @@ def crash_at_load(broken: BrokenPlugin) -> CheckResult:
         id=broken.name,
         name=broken.name,
         family="not loaded",
-        status=Status.CRASH,
+        status=Status.ERROR,
         severity=Severity.ERROR,
         seen=0,
         expected=0,

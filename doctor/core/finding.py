@@ -36,13 +36,13 @@ class Scope(str, Enum):
 
 
 class Status(str, Enum):
-    """How a check ended. Only ``ok`` is green."""
+    """How a check ended. Only ``pass`` is green."""
 
-    OK = "ok"
-    SICK = "sick"
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"
     UNKNOWN = "unknown"
     SKIP = "skip"
-    CRASH = "crash"
+    ERROR = "error"
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from doctor.version import __version__
 
 SCHEMA = 1
 
-VerdictWord = Literal["ok", "sick", "inconclusive"]
+VerdictWord = Literal["pass", "fail", "inconclusive"]
 FailOn = Literal["error", "warning", "never"]
 
 Kind = Literal["ended", "running", "interrupted", "unknown"]
@@ -202,7 +202,7 @@ class RunReports(msgspec.Struct, frozen=True):
     runs: tuple[RunReport, ...]
 
 
-_VERDICTS: dict[int, VerdictWord] = {0: "ok", 1: "sick", 3: "inconclusive"}
+_VERDICTS: dict[int, VerdictWord] = {0: "pass", 1: "fail", 3: "inconclusive"}
 
 
 def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
@@ -222,6 +222,6 @@ def verdict_word(results: Iterable[CheckResult], *, inconclusive: bool) -> Verdi
 def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) -> tuple[int, VerdictWord]:
     """The exit code and the verdict of results that were drawn from more than one look."""
     results = tuple(results)
-    inconclusive = inconclusive or any(result.status is Status.CRASH for result in results)
+    inconclusive = inconclusive or any(result.status is Status.ERROR for result in results)
     code = exit_code(results, "error", inconclusive=inconclusive)
     return code, _VERDICTS[code]

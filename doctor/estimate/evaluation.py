@@ -51,7 +51,7 @@ def report_of(
 
     job = job_of(estimate, offer)
     report = judge(job, _chosen(catalog), settings, must_be_complete=False, started=started)
-    if _is_undecided(estimate) and report.verdict == "ok":
+    if _is_undecided(estimate) and report.verdict == "pass":
         report = msgspec.structs.replace(report, verdict="inconclusive", exit_code=report.exit_code or 3)
     return msgspec.structs.replace(report, job=None, estimate=document_of(estimate))
 

@@ -90,7 +90,7 @@ def _merged(old: CheckResult | None, new: CheckResult) -> tuple[CheckResult, lis
     said_again = {_who(finding) for finding in new.findings}
     findings = (*(one for one in old.findings if _who(one) not in said_again), *new.findings)
     stands = any(finding.stands for finding in findings)
-    status = Status.SICK if stands else new.status
+    status = Status.FAIL if stands else new.status
     reason = None if stands else new.reason
     return _with_findings(msgspec.structs.replace(new, status=status, reason=reason), findings), fresh
 

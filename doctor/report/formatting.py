@@ -228,10 +228,10 @@ def counts_line(report: Report) -> str:
 def coverage_line(report: Report) -> str:
     """How many checks could speak, on how many ranks."""
     counts = report.coverage.checks
-    judged = counts["ok"] + counts["sick"]
+    judged = counts["pass"] + counts["fail"]
     checks = (
         f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
-        f"{counts['skip']} skipped, {counts['crash']} crashed"
+        f"{counts['skip']} skipped, {counts['error']} crashed"
     )
     if report.job is None and not report.coverage.ranks_expected:
         return checks
@@ -244,20 +244,23 @@ def coverage_in_words(report: Report) -> str:
     """``14 of 139 checks applied``: what a report without findings rests on."""
     counts = report.coverage.checks
     total = sum(counts.values())
-    return f"{counts['ok'] + counts['sick']} of {total} {'check' if total == 1 else 'checks'} applied"
+    return f"{counts['pass'] + counts['fail']} of {total} {'check' if total == 1 else 'checks'} applied"
 
 
 def state_of(result: CheckResult) -> str:
-    """The status of a check in a word and a color: of one that found something, the severity of its worst finding."""
-    if result.status is Status.SICK:
+    """The status of a check in a word and a color: of one that found something, the severity of its worst finding.
+    Of one that raised ``crashed``, since ``error`` is a severity too."""
+    if result.status is Status.FAIL:
         return result.severity.value
-    return "ignored" if result.findings and result.status is Status.OK else result.status.value
+    if result.status is Status.ERROR:
+        return "crashed"
+    return "ignored" if result.findings and result.status is Status.PASS else result.status.value
 
 
 def states_of(report: Report) -> dict[str, int]:
     """How many checks ended in each state, the gravest first."""
     counts = Counter(map(state_of, report.results))
-    order = ("error", "warning", "crash", "info", "unknown", "ignored", "ok", "skip")
+    order = ("error", "warning", "crashed", "info", "unknown", "ignored", "pass", "skip")
     return {state: counts[state] for state in order if counts[state]}
 
 
@@ -286,7 +289,7 @@ def unclear_outcome(report: Report) -> RunOutcome | None:
 def why_inconclusive(report: Report) -> str:
     """What stands in the way of a verdict."""
     missing, expected = report.coverage.ranks_expected - report.coverage.ranks_seen, report.coverage.ranks_expected
-    crashed = [result.id for result in report.results if result.status.value == "crash" or result.crash is not None]
+    crashed = [result.id for result in report.results if result.status is Status.ERROR or result.crash is not None]
     if missing > 0 and not report.inputs:
         return f"{missing} of {expected} ranks were not gathered"
     if crashed:

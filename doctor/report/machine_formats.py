@@ -57,8 +57,8 @@ def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
     if loud:
         failure = ET.SubElement(case, "failure", message=xml_text(loud[0].summary), type=result.severity.value)
         failure.text = xml_text("\n\n".join(_plain(report, finding) for finding in loud))
-    elif result.status is Status.CRASH or result.crash is not None:
-        ET.SubElement(case, "error", message=xml_text(result.crash or result.reason or ""), type="crash")
+    elif result.status is Status.ERROR or result.crash is not None:
+        ET.SubElement(case, "error", message=xml_text(result.crash or result.reason or ""), type="error")
     elif result.status in (Status.UNKNOWN, Status.SKIP):
         ET.SubElement(case, "skipped", message=xml_text(f"{result.status.value}: {result.reason}"))
     quiet = [f for f in result.findings if f not in loud]
@@ -91,7 +91,7 @@ def render_github(report: Report) -> str:
             where = _github_place(finding)
             message = github_text(_plain(report, finding))
             lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
-        crash = result.reason if result.status is Status.CRASH else result.crash
+        crash = result.reason if result.status is Status.ERROR else result.crash
         if crash is not None:
             lines.append(f"::warning title={title}::{github_text(f'the check crashed: {crash}')}")
     lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {github_text(coverage_line(report))}")

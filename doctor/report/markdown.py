@@ -202,7 +202,7 @@ def _inputs(report: Report) -> list[str]:
     return [*head, *(_row((one.path, one.kind, one.skipped or "; ".join(one.notes or ()))) for one in files)]
 
 
-_ORDER = (Status.SICK, Status.CRASH, Status.UNKNOWN, Status.SKIP, Status.OK)
+_ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
 
 
 def _checks(results: Iterable[CheckResult]) -> list[str]:
@@ -215,7 +215,7 @@ def _checks(results: Iterable[CheckResult]) -> list[str]:
     return [*head, *rows, *(_many(key, ordered) for key in alike if key in many)]
 
 
-_DULL = (Status.OK, Status.SKIP)
+_DULL = (Status.PASS, Status.SKIP)
 _FEW = 3
 """Checks that ended alike and still take a line each."""
 

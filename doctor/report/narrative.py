@@ -84,7 +84,7 @@ def headline(report: Report) -> str:
         return f"Inconclusive: {why_inconclusive(report)}."
     if report.verdict == "inconclusive":
         return f"The cause can't be told: {why_inconclusive(report)}."
-    if report.verdict == "sick":
+    if report.verdict == "fail":
         return "Something failed, and the evidence does not tell what came first."
     return f"No problems found ({coverage_in_words(report)})."
 

@@ -65,20 +65,20 @@ _STYLE = {
     "error": "bold red",
     "warning": "yellow",
     "info": "cyan",
-    "ok": "green",
+    "pass": "green",
     "unknown": "magenta",
     "skip": "dim",
-    "crash": "bold magenta",
+    "crashed": "bold magenta",
     "ignored": "dim",
 }
 _MARK = {
     "error": "✗",
     "warning": "!",
     "info": "i",
-    "ok": "✓",
+    "pass": "✓",
     "unknown": "?",
     "skip": "-",
-    "crash": "✗",
+    "crashed": "✗",
     "ignored": "-",
 }
 
@@ -224,7 +224,7 @@ def _verdict(report: Report, look: _TerminalStyle) -> Iterable[_Line]:
         yield Group(sentence, *_read(reading))
         return
     if story.primary is None:
-        ways = to_collect(report) if report.verdict != "ok" else []
+        ways = to_collect(report) if report.verdict != "pass" else []
         yield Group(sentence, *(Text(f"next time: {way} ({ids})", style="dim") for ids, way in ways))
         return
     primary, finding = story.primary, story.primary.finding
@@ -258,29 +258,29 @@ def _quoted(quote: LogQuote) -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-_COLOUR = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
+_COLOUR = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
 
 
 def _family(family: str, results: list[CheckResult], look: _TerminalStyle) -> Iterable[_Line]:
     folded = Counter(result.status for result in results if _is_quiet(result))
     shown = [result for result in results if look.verbose or not _is_quiet(result)]
     if look.quiet:
-        shown = [result for result in shown if result.findings or result.status is Status.CRASH]
+        shown = [result for result in shown if result.findings or result.status is Status.ERROR]
     elif shown or folded:
         yield Text()
         yield Rule(Text(family, style="bold"), align="left", style="dim", characters="─")
     for result in shown:
         yield from _check(result, look)
     if folded and not look.verbose and not look.quiet:
-        yield _row("ok" if folded[Status.OK] else "skip", Text(_fold(folded), style="dim"))
+        yield _row("pass" if folded[Status.PASS] else "skip", Text(_fold(folded), style="dim"))
 
 
 def _is_quiet(result: CheckResult) -> bool:
-    return result.status in (Status.OK, Status.SKIP) and not result.findings
+    return result.status in (Status.PASS, Status.SKIP) and not result.findings
 
 
 def _fold(counts: Counter[Status]) -> str:
-    return ", ".join(f"{counts[status]} {status.value}" for status in (Status.OK, Status.SKIP) if counts[status])
+    return ", ".join(f"{counts[status]} {status.value}" for status in (Status.PASS, Status.SKIP) if counts[status])
 
 
 def _row(state: str, text: RenderableType, word: str | None = None) -> RenderableType:
@@ -305,7 +305,7 @@ def _check(result: CheckResult, look: _TerminalStyle) -> Iterable[_Line]:
     if rest:
         yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, look.indent))
     if result.crash is not None:
-        yield _row("crash", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
+        yield _row("crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
 
 
 def _more(rest: tuple[ReportFinding, ...]) -> str:

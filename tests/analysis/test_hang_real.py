@@ -76,7 +76,7 @@ def _sections(record: Path) -> dict:
 
 def findings_of(job: Job) -> dict[str, ReportFinding]:
     results = examine_job(job, CHECKS)
-    assert not [result.reason for result in results if result.status is Status.CRASH]
+    assert not [result.reason for result in results if result.status is Status.ERROR]
     return {result.id: finding for result in results for finding in result.findings}
 
 

@@ -64,7 +64,7 @@ def gathered(
 
 def judged(job: Job, check: str) -> CheckResult:
     (result,) = examine(job, CheckRegistry((CHECKS[check],)))
-    assert result.status is not Status.CRASH, result.reason
+    assert result.status is not Status.ERROR, result.reason
     return result
 
 
@@ -119,32 +119,32 @@ def test_an_idle_desktop_is_silent(fake_nvml: FakeNvml) -> None:
 )
 def test_a_sick_gpu_is_blamed_on_its_rank(fake_nvml: FakeNvml, machine: str, check: str, ranks: set[int]) -> None:
     result = judged(gathered(fake_nvml, machine, *({} for _ in range(8))), check)
-    assert result.status is Status.SICK
+    assert result.status is Status.FAIL
     assert blamed(result) == ranks
 
 
 def test_a_lone_process_answers_for_every_gpu_that_it_sees(fake_nvml: FakeNvml) -> None:
     assert blamed(judged(gathered(fake_nvml, "throttled", {}), "GPU011")) == {0}
-    assert judged(gathered(fake_nvml, "throttled", {"CUDA_VISIBLE_DEVICES": "0,1"}), "GPU011").status is Status.OK
+    assert judged(gathered(fake_nvml, "throttled", {"CUDA_VISIBLE_DEVICES": "0,1"}), "GPU011").status is Status.PASS
 
 
 def test_two_models_differ(fake_nvml: FakeNvml) -> None:
     ranks = [{"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} for _ in range(8)]
     result = judged(gathered(fake_nvml, "two_models", *ranks), "GPU005")
     assert (result.severity, blamed(result)) == (Severity.WARNING, {7})
-    assert judged(gathered(fake_nvml, "eight_h100", *ranks), "GPU005").status is Status.OK
+    assert judged(gathered(fake_nvml, "eight_h100", *ranks), "GPU005").status is Status.PASS
 
 
 def test_blocked_peer_access(fake_nvml: FakeNvml) -> None:
     assert blamed(judged(gathered(fake_nvml, "peer_access_blocked", {}, {}), "GPU018")) == {0, 1}
-    assert judged(gathered(fake_nvml, "eight_h100", {}, {}), "GPU018").status is Status.OK
+    assert judged(gathered(fake_nvml, "eight_h100", {}, {}), "GPU018").status is Status.PASS
 
 
 def test_exclusive_mode_forbids_a_shared_gpu_alone(fake_nvml: FakeNvml) -> None:
     shared = [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "3"}]
     assert blamed(judged(gathered(fake_nvml, "exclusive_mode", *shared), "GPU016")) == {0, 1}
-    assert judged(gathered(fake_nvml, "exclusive_mode", {}, {}), "GPU016").status is Status.OK
-    assert judged(gathered(fake_nvml, "eight_h100", *shared), "GPU016").status is Status.OK
+    assert judged(gathered(fake_nvml, "exclusive_mode", {}, {}), "GPU016").status is Status.PASS
+    assert judged(gathered(fake_nvml, "eight_h100", *shared), "GPU016").status is Status.PASS
 
 
 def test_persistence_off(fake_nvml: FakeNvml) -> None:
@@ -157,7 +157,7 @@ def test_slices_of_a_gpu(fake_nvml: FakeNvml) -> None:
     assert len(slices) == 3
     job = gathered(fake_nvml, "mig", *({"CUDA_VISIBLE_DEVICES": uuid} for uuid in slices[:2]))
     assert blamed(judged(job, "GPU015")) == {0, 1}
-    assert judged(job, "GPU001").status is Status.OK
+    assert judged(job, "GPU001").status is Status.PASS
     twice = gathered(fake_nvml, "mig", *({"CUDA_VISIBLE_DEVICES": slices[0]} for _ in range(2)))
     assert blamed(judged(twice, "GPU001")) == {0, 1}
 
@@ -283,9 +283,9 @@ def manager(tmp_path: Path) -> Iterator[int]:
 
 def test_a_running_fabric_manager(fake_nvml: FakeNvml, switches: Path, manager: int) -> None:
     well = judged(gathered(fake_nvml, "eight_h100", {}, {}, sys=switches), "GPU014")
-    assert (well.status, well.findings) == (Status.OK, ())
+    assert (well.status, well.findings) == (Status.PASS, ())
     sick = judged(gathered(fake_nvml, "no_fabric_manager", {}, {}, sys=switches), "GPU014")
-    assert (sick.status, blamed(sick)) == (Status.SICK, {0, 1})
+    assert (sick.status, blamed(sick)) == (Status.FAIL, {0, 1})
 
 
 def test_no_fabric_manager(fake_nvml: FakeNvml, switches: Path) -> None:
@@ -323,7 +323,7 @@ def imex(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_hosts_of_one_nvlink_domain(fake_nvml: FakeNvml, imex: Path) -> None:
-    assert judged(_rack(fake_nvml, imex, 7, 7, 7), "GPU023").status is Status.OK
+    assert judged(_rack(fake_nvml, imex, 7, 7, 7), "GPU023").status is Status.PASS
     assert blamed(judged(_rack(fake_nvml, imex, 7, 7, 8), "GPU023")) == {2}
     (imex / "nvidia-caps-imex-channels/channel0").unlink()
     assert blamed(judged(_rack(fake_nvml, imex, 7, 7), "GPU023")) == {0, 1}

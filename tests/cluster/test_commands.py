@@ -42,7 +42,7 @@ def test_one_document_for_all(ranks):
     started = ranks("check", "--format", "json", *ABOUT_THE_JOB, world=3)
     assert wait(*started) == [0, 0, 0]
     report = started[0].report
-    assert (report["exit_code"], report["verdict"], report["coverage"]["ranks_seen"]) == (0, "ok", 3)
+    assert (report["exit_code"], report["verdict"], report["coverage"]["ranks_seen"]) == (0, "pass", 3)
     assert [host["ranks"] for host in report["job"]["hosts"]] == [[0, 1, 2]]
     assert [rank.stdout for rank in started[1:]] == ["", ""]
 

@@ -52,7 +52,7 @@ def unusable(folder):
     log.write_text("step 1\n")
     yield log, "it is no capture"
     report = folder / "report.json"
-    report.write_text('{"schema": 1, "verdict": "ok"}')
+    report.write_text('{"schema": 1, "verdict": "pass"}')
     yield report, "a report is a verdict, not evidence"
     newer = folder / "newer.json"
     newer.write_text('{"kind": "capture", "schema": 2}')
@@ -111,7 +111,7 @@ def test_stand_ins_are_the_same_in_a_job_and_in_what_it_expects(tmp_path):
         job.expected = load_baseline(write(tmp_path / "worked.json", worked))
         shown = from_document(redact(to_document(job)))
         (result,) = examine(shown, CheckRegistry(tuple(check for check in CHECKS if check.id == "NCCL003")))
-        assert (result.status is Status.SICK) is sick
+        assert (result.status is Status.FAIL) is sick
         for finding in result.findings:
             assert finding.evidence["expected_from"] == f"capture of {shown.expected.hosts[0].name}, 2026-11-20"
             assert finding.evidence["found"] == {"NCCL_TOPO_FILE": "/home/user-1/topology.xml"}
@@ -143,7 +143,7 @@ def test_stand_ins_made_apart_are_judged_too(tmp_path):
 
 def test_one_process_is_green_only_where_it_was_compared():
     lone = results(healthy(1, 1, rdma=2).expecting(healthy(2, 2, rdma=2)).job())
-    assert {check.id for check in CHECKS if check.expects and lone[check.id].status is not Status.OK} == {"NET021"}
+    assert {check.id for check in CHECKS if check.expects and lone[check.id].status is not Status.PASS} == {"NET021"}
     assert lone["NET021"].reason == "one host"  # InfiniBand has no kind of address to compare
     uncompared = [check.id for check in CHECKS if check.peers and not check.expects]
     assert {lone[name].status for name in uncompared} <= {Status.SKIP, Status.UNKNOWN}

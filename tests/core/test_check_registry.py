@@ -40,7 +40,7 @@ def test_a_file_brings_checks(tmp_path):
     guest = next(check for check in catalog.checks if check.id == "ACME001")
     assert guest.origin.endswith("guest.py")
     (result,) = examine(healthy().job(), choose(catalog, ["ACME001"]))
-    assert result.status is Status.SICK
+    assert result.status is Status.FAIL
     assert result.family == "acme"
 
 
@@ -98,7 +98,7 @@ def test_an_installed_guest_that_fails_is_a_crash_line(tmp_path, monkeypatch, mo
     catalog = load_registry()
     assert [broken.origin for broken in catalog.broken] == ["acme-checks"]
     results = examine(healthy().job(), CheckRegistry((), catalog.broken))
-    assert [result.status for result in results] == [Status.CRASH]
+    assert [result.status for result in results] == [Status.ERROR]
     assert len(catalog.checks) == len(list(builtin_checks()))
 
 

@@ -258,7 +258,7 @@ def test_what_a_guest_prints_does_not_get_into_the_document(folder):
         "    yield Skip('quiet now')\n"
     )
     out, errors = doctor(*SICK, "--plugin", "guest.py", "--format", "json", cwd=folder, code=1)
-    assert json.loads(out)["verdict"] == "sick"
+    assert json.loads(out)["verdict"] == "fail"
     assert "loaded" in errors
     out, _ = doctor("list", "--plugin", "guest.py", "--format", "json", cwd=folder, code=0)
     assert json.loads(out)["schema"] == 1

@@ -42,12 +42,12 @@ JOB = healthy(hosts=2, per_host=2)
 
 def test_nothing_found_on_all_ranks_is_ok():
     result = one(JOB.job(), make())
-    assert (result.status, result.seen, result.expected, result.reason) == (Status.OK, 4, 4, None)
+    assert (result.status, result.seen, result.expected, result.reason) == (Status.PASS, 4, 4, None)
 
 
 def test_hosts_are_counted_where_the_scope_is_the_host():
     result = one(JOB.job(), make(scope=Scope.HOST, needs=(HostFacts,)))
-    assert (result.status, result.seen, result.expected) == (Status.OK, 2, 2)
+    assert (result.status, result.seen, result.expected) == (Status.PASS, 2, 2)
 
 
 def test_what_the_machine_lacks_is_a_skip():
@@ -86,7 +86,7 @@ def test_a_finding_beats_what_is_unknown():
         yield Unknown("and one could not be seen", ranks=(0,))
 
     result = one(JOB.drop(SoftwareFacts, MissingReason.TIMEOUT, ranks=(3,)).job(), make(judge))
-    assert result.status is Status.SICK
+    assert result.status is Status.FAIL
     assert result.findings[0].hosts == ("node0",)
 
 
@@ -112,7 +112,7 @@ def test_an_absent_rank_is_no_green():
 
 def test_comparing_needs_the_others():
     lone = JOB.only((0,)).job()
-    assert one(lone, make()).status is Status.OK
+    assert one(lone, make()).status is Status.PASS
     compared = one(lone, make(peers=True))
     assert (compared.status, compared.reason) == (Status.UNKNOWN, "other ranks not gathered")
     assert one(healthy(1, 1).job(), make(peers=True)).status is Status.SKIP
@@ -125,9 +125,9 @@ def test_a_check_that_raises_is_a_crash_and_the_report_goes_on():
 
     broken, fine = make(judge), make(id="ENV902")
     first, second = examine(JOB.job(), CheckRegistry((broken, fine)))
-    assert first.status is Status.CRASH
+    assert first.status is Status.ERROR
     assert "LookupError: oops (test_examine.py:" in first.reason
-    assert second.status is Status.OK
+    assert second.status is Status.PASS
 
 
 def test_findings_before_a_crash_are_kept():
@@ -136,7 +136,7 @@ def test_findings_before_a_crash_are_kept():
         raise ZeroDivisionError
 
     result = one(JOB.job(), make(judge))
-    assert result.status is Status.SICK
+    assert result.status is Status.FAIL
     assert result.findings[0].summary == "seen in time"
 
 
@@ -144,7 +144,7 @@ def test_yielding_anything_else_is_a_crash():
     def judge(job):
         yield "bad"
 
-    assert one(JOB.job(), make(judge)).status is Status.CRASH
+    assert one(JOB.job(), make(judge)).status is Status.ERROR
 
 
 def test_a_guest_that_never_ends_is_a_crash(monkeypatch):
@@ -156,12 +156,12 @@ def test_a_guest_that_never_ends_is_a_crash(monkeypatch):
 
     guest = replace(make(judge), origin="some-distribution")
     result = one(JOB.job(), guest)
-    assert (result.status, result.reason) == (Status.CRASH, "it did not end within 0.2 s")
+    assert (result.status, result.reason) == (Status.ERROR, "it did not end within 0.2 s")
 
 
 def test_a_guest_that_failed_to_load_is_a_crash_line():
     (result,) = examine(JOB.job(), CheckRegistry((), (BrokenPlugin("extra", "some-dist", "ImportError: no"),)))
-    assert result.status is Status.CRASH
+    assert result.status is Status.ERROR
     assert "some-dist" in result.reason
 
 
@@ -170,8 +170,8 @@ def test_limits_reach_the_check_that_has_them():
         if len(job.ranks) > most:
             yield Finding("too many")
 
-    assert one(JOB.job(), make(judge)).status is Status.SICK
-    assert one(JOB.job(), make(judge), limits={"ENV901.most": 9, "ENV902.most": 1}).status is Status.OK
+    assert one(JOB.job(), make(judge)).status is Status.FAIL
+    assert one(JOB.job(), make(judge), limits={"ENV901.most": 9, "ENV902.most": 1}).status is Status.PASS
 
 
 def test_what_is_ignored_stays_visible_and_does_not_count():
@@ -179,7 +179,7 @@ def test_what_is_ignored_stays_visible_and_does_not_count():
         yield Finding("known")
 
     result = one(JOB.job(), make(judge), ignore=lambda *_: Ignored("accepted", "doctor.toml:3"))
-    assert result.status is Status.OK
+    assert result.status is Status.PASS
     assert result.findings[0].ignored == Ignored("accepted", "doctor.toml:3")
 
 
@@ -208,7 +208,7 @@ def test_a_cause_on_other_ranks_explains_nothing():
 
 def test_what_is_only_good_to_know_is_never_primary():
     results = examine(JOB.job(), CheckRegistry((make(finds(), severity=Severity.INFO),)))
-    assert results[0].status is Status.SICK
+    assert results[0].status is Status.FAIL
     assert primary_of(results) is None
 
 
@@ -233,7 +233,7 @@ def serving(**options):
 
 def test_what_serves_instead_is_as_good():
     result = one(running(1, 2).drop(GpuFacts, MissingReason.HIDDEN, "no").job(), serving())
-    assert (result.status, result.seen, result.expected) == (Status.OK, 2, 2)
+    assert (result.status, result.seen, result.expected) == (Status.PASS, 2, 2)
 
 
 def test_who_has_neither_is_missing():

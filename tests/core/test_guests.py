@@ -70,7 +70,7 @@ RAISED = [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), Bare("x"), Unspea
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_whatever_is_raised_is_a_crash(error, capfd):
     report = outcome(raising(error))
-    assert report.results[0].status is Status.CRASH
+    assert report.results[0].status is Status.ERROR
     assert type(error).__name__ in report.results[0].reason
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     assert capfd.readouterr().err == ""
@@ -108,7 +108,7 @@ def test_a_message_of_many_lines_becomes_one():
     ],
 )
 def test_a_verdict_out_of_form_is_a_crash(verdict):
-    assert outcome(lambda job: iter([verdict])).results[0].status is Status.CRASH
+    assert outcome(lambda job: iter([verdict])).results[0].status is Status.ERROR
 
 
 def test_what_json_can_hold_is_kept_as_json_holds_it():
@@ -146,7 +146,7 @@ def test_one_that_yields_without_end_is_stopped(monkeypatch):
             yield Finding("again")
 
     (result, _) = outcome(body).results
-    assert (result.status, result.findings) == (Status.CRASH, ())
+    assert (result.status, result.findings) == (Status.ERROR, ())
 
 
 def test_a_crash_after_a_warning_leaves_no_green():
@@ -156,14 +156,14 @@ def test_a_crash_after_a_warning_leaves_no_green():
 
     report = outcome(body)
     result = report.results[0]
-    assert (result.status, result.reason) == (Status.SICK, None)
+    assert (result.status, result.reason) == (Status.FAIL, None)
     assert "ValueError: oops" in result.crash
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
 
 
 def test_the_document_has_no_field_for_a_crash_that_did_not_happen():
     document = msgspec.to_builtins(outcome(lambda job: iter(())))
-    assert "crash" not in document["results"][0]
+    assert "error" not in document["results"][0]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_check_prints_one_document_on_stdout(tmp_path):
     counts = report["coverage"]["checks"]
     assert sum(counts.values()) == len(report["results"])
     assert len({result["id"] for result in report["results"]}) == len(report["results"])
-    assert counts["crash"] == 0
+    assert counts["error"] == 0
 
 
 def test_no_torch_is_imported_by_a_check(tmp_path):
@@ -122,7 +122,7 @@ def test_diagnose_names_the_rank(tmp_path):
     (result,) = (result for result in report["results"] if result["id"] == "NCCL008")
     assert result["findings"][0]["ranks"] == [2]
     assert result["findings"][0]["hosts"] == ["node1"]
-    assert report["verdict"] == "sick"
+    assert report["verdict"] == "fail"
 
 
 def test_ignored_findings_stay_visible(tmp_path):
@@ -145,7 +145,7 @@ def test_one_bad_input_among_good_ones_is_listed(tmp_path):
     (tmp_path / "train.log").write_text("Epoch 1\n" * 1000)
     (tmp_path / "old.json").write_text('{"schema": 2, "kind": "capture"}')
     (tmp_path / "deep.json").write_text('{"kind": "capture", "schema": 1, "x":' + "[" * 200_000)
-    (tmp_path / "report.json").write_text('{"schema": 1, "verdict": "ok"}')
+    (tmp_path / "report.json").write_text('{"schema": 1, "verdict": "pass"}')
     os.mkfifo(tmp_path / "pipe")
     report = json.loads(doctor("diagnose", ".", "--format", "json", cwd=tmp_path, code=1).stdout)
     why = {one["path"]: (one["kind"], one["skipped"]) for one in report["inputs"]}
@@ -269,7 +269,7 @@ def test_output_goes_whole_into_the_file(tmp_path):
     put_capture(tmp_path, SICK)
     done = doctor("diagnose", "capture.json", "--format", "json", "-o", "report.json", cwd=tmp_path, code=1)
     assert done.stdout == ""
-    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "sick"
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "fail"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.json", "report.json"]
     doctor("diagnose", "capture.json", "-o", "no/such/folder.txt", cwd=tmp_path, code=2)
 
@@ -281,7 +281,7 @@ def test_a_process_of_several_that_is_judged_alone_is_inconclusive(tmp_path):
     assert (report["job"]["world_size"], report["coverage"]["ranks_seen"]) == (2, 1)
     reasons = {result["id"]: result["reason"] for result in report["results"]}
     assert reasons["VER001"] == "other ranks not gathered"
-    assert done.returncode == 3, [r for r in report["results"] if r["status"] == "sick"]
+    assert done.returncode == 3, [r for r in report["results"] if r["status"] == "fail"]
 
 
 def test_strict_makes_the_unknown_count(tmp_path):

@@ -11,7 +11,7 @@ ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 def result(name, severity, explained_by=None, confidence=0.9):
     finding = ReportFinding("x", severity, None, (), (), {}, "", "", confidence, explained_by)
-    return CheckResult(name, name.lower(), "f", Status.SICK, severity, 1, 1, None, 0.0, (finding,))
+    return CheckResult(name, name.lower(), "f", Status.FAIL, severity, 1, 1, None, 0.0, (finding,))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_reports_differ_by_their_findings():
     healthy, sick = examine(RUN.job()), examine(stalled(1, 4).only((0, 1, 2), absent=(3,)).job())
     assert compare_reports(sick, sick) == []
     told = compare_reports(healthy, sick)
-    assert ("report", "verdict", "ok", "sick") in {(one.section, one.path, one.before, one.after) for one in told}
+    assert ("report", "verdict", "pass", "fail") in {(one.section, one.path, one.before, one.after) for one in told}
     assert {one.path for one in told if one.section == "finding"} >= {"RUN001"}
     assert all(one.before is None for one in told if one.path == "RUN001")
 

@@ -93,7 +93,7 @@ def test_the_answer_is_alone_on_stdout_as_json(here):
     done = estimate("train:make", "--device-memory", "4GiB", "--format", "json", cwd=here, code=0)
     document = json.loads(done.stdout)
     answer = document["estimate"]
-    assert (document["schema"], document["job"], document["verdict"]) == (1, None, "ok")
+    assert (document["schema"], document["job"], document["verdict"]) == (1, None, "pass")
     assert [result["id"] for result in document["results"]] == ["GPU007", "MEM005", "MEM008"]
     assert answer["parts"]["parameters"] == pytest.approx(3 * 4 * 2048 * 2049, rel=0.01)
     assert answer["batch_size"] == 64

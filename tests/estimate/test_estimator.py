@@ -167,7 +167,7 @@ def test_without_a_device_there_is_a_peak_and_what_a_sample_takes():
 
 def test_what_fits_is_ok_and_its_twin_is_not():
     largest = by_hand(80 * GIB, BASE, SAMPLE)
-    for batch, code, state in ((largest, 0, Status.OK), (largest + 1, 1, Status.SICK)):
+    for batch, code, state in ((largest, 0, Status.PASS), (largest + 1, 1, Status.FAIL)):
         report = judged(asked(TrainingPlan(batch_size=batch)))
         assert (report.exit_code, status(report, "MEM005")) == (code, state)
     assert f"The largest batch that fits is {largest}." in report.result("MEM005").findings[0].fix
@@ -186,7 +186,7 @@ def test_what_others_hold_counts():
     assert estimate.parts.others == 40 * GIB
     full = DeviceBudget(memory=80 * GIB, others=70 * GIB)
     report = judged(asked(offer=full), full)
-    assert status(report, "MEM005") is Status.SICK
+    assert status(report, "MEM005") is Status.FAIL
 
 
 def test_ranks_on_one_device_share_it():
@@ -197,9 +197,9 @@ def test_ranks_on_one_device_share_it():
     assert estimate.parts.others == estimate.peak_bytes
     assert estimate.fits
     assert any("NCCL refuses" in note for note in estimate.notes)
-    assert status(judged(estimate), "GPU007") is Status.OK
+    assert status(judged(estimate), "GPU007") is Status.PASS
     report = judged(asked(replace(plan, batch_size=estimate.largest_batch + 1)))
-    assert status(report, "GPU007") is Status.SICK
+    assert status(report, "GPU007") is Status.FAIL
     assert report.result("GPU007").findings[0].ranks == (0, 1)
     assert {way.name: way for way in estimate.ways}["fewer ranks"].largest_batch > estimate.largest_batch
 
@@ -209,7 +209,7 @@ def test_ranks_on_one_device_share_what_others_leave():
     plan = TrainingPlan(strategy="ddp", ranks_per_device=2, batch_size=16)
     estimate = asked(plan, offer)
     assert estimate.fits is False
-    assert status(judged(estimate, offer), "GPU007") is Status.SICK
+    assert status(judged(estimate, offer), "GPU007") is Status.FAIL
 
 
 def test_several_devices_with_several_ranks_each():
@@ -251,8 +251,8 @@ def test_the_memory_of_the_node_is_judged():
     estimate = asked(eight, offer)
     assert estimate.host.total == 8 * 6 * GIB
     assert status(judged(estimate, offer), "MEM008") is Status.UNKNOWN
-    assert status(judged(estimate, with_host_memory(offer, "64GiB")), "MEM008") is Status.OK
-    assert status(judged(estimate, with_host_memory(offer, "32GiB")), "MEM008") is Status.SICK
+    assert status(judged(estimate, with_host_memory(offer, "64GiB")), "MEM008") is Status.PASS
+    assert status(judged(estimate, with_host_memory(offer, "32GiB")), "MEM008") is Status.FAIL
     assert with_host_memory(offer, "32GiB").host == HostFacts(
         hostname="node", ram_total=32 * GIB, ram_available=32 * GIB
     )
@@ -269,7 +269,7 @@ def test_the_document():
 
 def test_what_is_selected_and_ignored_counts():
     report = judged(asked(TrainingPlan(batch_size=400)), fail_on="never")
-    assert (report.exit_code, report.verdict) == (0, "sick")
+    assert (report.exit_code, report.verdict) == (0, "fail")
 
 
 def test_the_plan_is_what_was_typed_over_what_the_trainer_says():

@@ -71,7 +71,7 @@ def _stopped(runs: Runs) -> None:
     assert not any("trained" in done.stdout for done in runs)
 
 
-@pytest.mark.parametrize(("odd", "ends"), [({}, _trained), (SICK, _stopped)], ids=["well", "sick"])
+@pytest.mark.parametrize(("odd", "ends"), [({}, _trained), (SICK, _stopped)], ids=["well", "fail"])
 def test_accelerate_checks_and_trains(
     lab_hosts: Callable[..., tuple[LabHost, ...]], script: Path, odd: dict[str, str], ends: Callable[[Runs], None]
 ) -> None:
@@ -81,7 +81,7 @@ def test_accelerate_checks_and_trains(
     ends(_on_both(hosts, argv, {"HEAD": hosts[0].name, "NODES": "2"}, odd))
 
 
-@pytest.mark.parametrize(("odd", "ends"), [({}, _trained), (SICK, _stopped)], ids=["well", "sick"])
+@pytest.mark.parametrize(("odd", "ends"), [({}, _trained), (SICK, _stopped)], ids=["well", "fail"])
 def test_llamafactory_is_checked_as_it_will_be_started(
     lab_hosts: Callable[..., tuple[LabHost, ...]],
     script: Path,

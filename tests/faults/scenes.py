@@ -93,7 +93,7 @@ def loud(play: Play, outcome: Outcome) -> list[str]:
 def _not_found(scene: Scene, outcome: Outcome) -> list[str]:
     result = outcome.result(scene.id)
     wrong = []
-    if result["status"] != "sick" or result["severity"] != scene.severity:
+    if result["status"] != "fail" or result["severity"] != scene.severity:
         wrong.append(f"{scene.id} is {result['status']} ({result['severity']}): {result['reason']}")
     if outcome.code != scene.exit_code and not own_alarms():
         wrong.append(f"exit code {outcome.code}, not {scene.exit_code}")

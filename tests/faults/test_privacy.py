@@ -104,4 +104,4 @@ def test_a_redacted_capture_is_judged_like_the_original(tmp_path: Path) -> None:
         results = json.loads(done.stdout)["results"]
         verdicts.append({result["id"]: (result["status"], result["severity"]) for result in results})
     assert verdicts[0] == verdicts[1]
-    assert verdicts[0]["ENV008"] == ("sick", "error")
+    assert verdicts[0]["ENV008"] == ("fail", "error")

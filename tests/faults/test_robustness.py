@@ -70,7 +70,7 @@ def outcome_of(**play: object) -> Outcome:
 def test_a_collector_that_raises(key: str) -> None:
     outcome = outcome_of(shell=RAISING, BROKEN_MODULE=MODULES[key])
     assert outcome.code == (1 if own_alarms() else INCONCLUSIVE)
-    assert outcome.report["verdict"] == ("sick" if own_alarms() else "inconclusive")
+    assert outcome.report["verdict"] == ("fail" if own_alarms() else "inconclusive")
     assert not outcome.crashed()
     assert not set(outcome.alarms()) - own_alarms()
     reasons = [result["reason"] for result in outcome.report["results"] if result["status"] == "unknown"]

@@ -161,7 +161,7 @@ def record_jobs() -> Entries:
 
 def _gist(report: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in report.items() if key not in ("results", "tool", "schema", "inputs")}
-    found = [one for one in report["results"] if one["findings"] or one.get("crash")]
+    found = [one for one in report["results"] if one["findings"] or one.get("error")]
     return {**kept, "found": {one["id"]: [_told(finding) for finding in one["findings"]] for one in found}}
 
 

@@ -88,9 +88,9 @@ def test_what_was_found_stays_when_it_is_not_seen_any_more():
     chart.note(_report(Finding("slow", ranks=(1,), severity=Severity.ERROR, **WORDS)))
     chart.note(_report())
     assert chart.report.exit_code == 1
-    assert chart.report.verdict == "sick"
+    assert chart.report.verdict == "fail"
     assert chart.report.primary == "RUN901"
-    assert chart.report.coverage.checks["sick"] == 1
+    assert chart.report.coverage.checks["fail"] == 1
 
 
 def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
@@ -103,11 +103,11 @@ def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
     (finding,) = chart.report.results[0].findings
     assert demoted.finding == finding
     assert (finding.summary, finding.severity) == ("it stands still; went on after 12 s", Severity.INFO)
-    assert (chart.report.verdict, chart.report.exit_code, chart.report.primary) == ("ok", 0, None)
+    assert (chart.report.verdict, chart.report.exit_code, chart.report.primary) == ("pass", 0, None)
     chart.note(_report())
-    assert chart.report.verdict == "ok"
+    assert chart.report.verdict == "pass"
     assert chart.note(_report(stall)), "the same once more is news"
-    assert chart.report.verdict == "sick"
+    assert chart.report.verdict == "fail"
 
 
 def test_a_healthy_run_stays_healthy():

@@ -109,7 +109,7 @@ def test_a_report_on_every_occasion_and_news_once(judging):
     for occasion in ("before", "round", "stall", "end"):
         judge(job(), occasion)
     judge.close()
-    assert tape.told == [("found", "RUN901"), *[("round", 2)] * 4, ("ended", "sick"), ("close",)]
+    assert tape.told == [("found", "RUN901"), *[("round", 2)] * 4, ("ended", "fail"), ("close",)]
     assert judge.metrics["doctor/findings_error"] == 1
 
 
@@ -125,7 +125,7 @@ def test_a_ruling_is_of_errors_and_a_stall_is_explained_by_what_can(judging):
 def test_a_check_that_breaks_is_a_line_of_the_report(judging):
     judge, tape = judging("RUN902", "DATA901")
     assert not judge(job(), "end").sick
-    (crash,) = [result for result in judge.history.report.results if result.status.value == "crash"]
+    (crash,) = [result for result in judge.history.report.results if result.status.value == "error"]
     assert (crash.id, "of my own" in crash.reason) == ("RUN902", True)
     assert tape.told[0] == ("found", "DATA901")
 
@@ -158,7 +158,7 @@ def test_errors_that_were_known_before_a_stall_stay(judging):
     judge, tape = judging("RUN901")
     judge(job(), "round")
     judge.report_recovery(judge(job(), "stall"), 12.0)
-    assert judge.history.report.verdict == "sick"
+    assert judge.history.report.verdict == "fail"
     assert [one for one in tape.told if one[0] == "found"] == [("found", "RUN901")]
 
 
@@ -216,9 +216,9 @@ def test_a_world_of_one_process(project, capfd):
     run.close()
     run.close()
     assert tape.told[0] == ("found", "RUN901")
-    assert tape.told[-2:] == [("ended", "sick"), ("close",)]
+    assert tape.told[-2:] == [("ended", "fail"), ("close",)]
     report = report_in(project / "run")
-    assert (report["verdict"], report["job"]["world_size"], report["primary"]) == ("sick", 1, "RUN901")
+    assert (report["verdict"], report["job"]["world_size"], report["primary"]) == ("fail", 1, "RUN901")
     record = json.loads((project / "run" / "rank-0.json").read_text())
     assert record["ranks"][0]["facts"]["progress"]["state"] == "ended"
     assert shown(capfd.readouterr().err) == 1
@@ -243,7 +243,7 @@ def test_a_run_that_shall_end_with_its_findings(project):
         run.meet()
     run.fail(raised.value)
     assert raised.value.ids == ("RUN901",)
-    assert report_in(project / "run")["verdict"] == "sick"
+    assert report_in(project / "run")["verdict"] == "fail"
 
 
 def test_findings_that_are_ignored_end_nothing(project):
@@ -253,7 +253,7 @@ def test_findings_that_are_ignored_end_nothing(project):
     run = begun(project / "run", on_error="raise")
     run.meet()
     run.close()
-    assert report_in(project / "run")["verdict"] == "ok"
+    assert report_in(project / "run")["verdict"] == "pass"
 
 
 def test_settings_that_can_not_be_read_are_gone_without(project, capfd):
@@ -277,7 +277,7 @@ def test_a_working_directory_that_was_removed(project, capfd, monkeypatch):
     assert [line for line in said(capfd) if "without settings" in line] == [
         "rankdoctor: the working directory was removed; continuing without settings"
     ]
-    assert report_in(project / "run")["verdict"] != "sick"
+    assert report_in(project / "run")["verdict"] != "fail"
 
 
 def test_a_directory_is_meant_from_where_the_run_began(project, capfd, monkeypatch):

@@ -63,7 +63,7 @@ def test_text(sick):
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
     assert "--fix does it" in shown
-    assert "sick: 1 error, 1 warning in 1 of 1 files" in shown
+    assert "fail: 1 error, 1 warning in 1 of 1 files" in shown
 
 
 def test_quiet_is_a_line_a_finding(sick):
@@ -75,14 +75,14 @@ def test_quiet_is_a_line_a_finding(sick):
 
 def test_the_corrected_twin_is_silent(tmp_path):
     (tmp_path / "train.py").write_text(WELL)
-    assert lint(".", cwd=tmp_path, code=0).stdout.startswith("ok: no finding in 1 file;")
+    assert lint(".", cwd=tmp_path, code=0).stdout.startswith("pass: no finding in 1 file;")
 
 
 def test_verbose_shows_what_is_ignored_and_every_rule(sick):
     shown = lint("-v", "--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
     assert "ignored CODE005" in shown
     assert "typed on the command line" in shown
-    assert "ok      CODE001 " in shown
+    assert "pass    CODE001 " in shown
     assert "CODE005" not in lint("--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
 
 
@@ -129,7 +129,7 @@ def test_diff_shows_and_changes_nothing(sick):
 def test_fix_writes_and_judges_again(sick):
     done = lint("--fix", "train.py", cwd=sick, code=1)
     assert "1 finding was mended in train.py" in done.stderr
-    assert "sick: 1 error in 1 of 1 files" in done.stdout
+    assert "fail: 1 error in 1 of 1 files" in done.stdout
     assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (sick / "train.py").read_text()
     assert "0 findings were mended" in lint("--fix", "train.py", cwd=sick, code=1).stderr
 

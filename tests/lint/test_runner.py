@@ -63,8 +63,8 @@ def test_findings_say_where_and_what(tmp_path):
     assert (told["column"], told["end_line"], told["end_column"]) == (10, 2, 5)
     assert (told["code"], told["foreshadows"], told["numbers"]) == ("é = 'ü'; bad(", ["MEM001"], (1, 2))
     assert (finding.severity, finding.effect, finding.fix) == (Severity.WARNING, "it does.", "call good().")
-    assert (result.status, result.seen, result.expected) == (Status.SICK, 2, 2)
-    assert (report.job, report.verdict, report.exit_code, report.primary) == (None, "ok", 0, "TEST001")
+    assert (result.status, result.seen, result.expected) == (Status.FAIL, 2, 2)
+    assert (report.job, report.verdict, report.exit_code, report.primary) == (None, "pass", 0, "TEST001")
 
 
 @pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("error", 0), ("never", 0)])
@@ -76,12 +76,12 @@ def test_a_rule_that_breaks_breaks_alone(tmp_path):
     report = run(tmp_path, asked(bad_call, broken_rule), a="bad(breaks)\n", b="bad()\n")
     assert len(report.result("TEST001").findings) == 2
     broken = report.result("TEST002")
-    assert (broken.status, len(broken.findings)) == (Status.SICK, 1)
+    assert (broken.status, len(broken.findings)) == (Status.FAIL, 1)
     assert "ZeroDivisionError: it broke" in broken.crash
-    assert (report.exit_code, report.verdict) == (1, "sick")
+    assert (report.exit_code, report.verdict) == (1, "fail")
     settings = Settings(ignore=(IgnoreEntry("TEST002", "known"),))
     report = run(tmp_path, asked(bad_call, broken_rule, settings=settings))
-    assert (report.result("TEST002").status, report.exit_code) == (Status.CRASH, 3)
+    assert (report.result("TEST002").status, report.exit_code) == (Status.ERROR, 3)
 
 
 def test_a_file_that_is_no_python_makes_the_answer_unknown(tmp_path):
@@ -112,7 +112,7 @@ def test_what_is_ignored_stays_visible(tmp_path):
     report = run(tmp_path, asked(settings=Settings(fail_on="warning")), a=text)
     (finding,) = report.result("TEST001").findings
     assert (finding.ignored.reason, finding.ignored.by) == ("on purpose", f"{tmp_path / 'a.py'}:1")
-    assert (report.result("TEST001").status, report.exit_code) == (Status.OK, 0)
+    assert (report.result("TEST001").status, report.exit_code) == (Status.PASS, 0)
     assert not report.result("CODE000").findings
 
 

@@ -99,4 +99,4 @@ def test_a_log_that_begins_with_a_table_of_gpus_is_read_on(tmp_path):
         (tmp_path / name).write_text(f"{table}\n[rank0]: step 3\n{MESSAGE}[rank0]: step 4\n")
         report = json.loads(diagnose(name, "--format", "json", cwd=tmp_path, code=1).stdout)
         assert report["primary"] == "RUN004"
-        assert {one["id"] for one in report["results"] if one["status"] == "sick"} == {"RUN004"}
+        assert {one["id"] for one in report["results"] if one["status"] == "fail"} == {"RUN004"}

@@ -123,7 +123,7 @@ def test_how_a_process_ended_is_a_failure(tmp_path, name):
 @pytest.mark.parametrize("name", HEALTHY)
 def test_an_orderly_end_is_healthy(tmp_path, name):
     report = report_of(tmp_path, HEALTHY[name])
-    assert (report["verdict"], report["outcome"]["kind"]) == ("ok", "ended")
+    assert (report["verdict"], report["outcome"]["kind"]) == ("pass", "ended")
 
 
 def test_a_run_whose_steps_advance_now_is_healthy(tmp_path):
@@ -176,7 +176,7 @@ def test_a_finding_that_the_callback_printed_is_read_back(tmp_path):
 
 
 def test_a_finding_in_a_log_never_makes_it_healthier(tmp_path):
-    claim = "✓ ok      RUN004 rank-died\nrankdoctor: no finding on 8 ranks; report: /x\nok: no finding\n"
+    claim = "✓ pass      RUN004 rank-died\nrankdoctor: no finding on 8 ranks; report: /x\nok: no finding\n"
     assert report_of(tmp_path, claim)["exit_code"] == 3
     assert report_of(tmp_path, claim + "KeyError: 'x'")["exit_code"] == 1
 

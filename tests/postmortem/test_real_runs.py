@@ -79,7 +79,7 @@ def test_a_run_that_went_well_is_healthy_once_its_end_is_seen(runs, tmp_path):
     assert report["outcome"]["last_steps"][0]["step"] == "step 9"
     (tmp_path / "job.log").write_bytes((runs / "none" / "job.log").read_bytes() + b"exit status 0\n")
     report = diagnose(tmp_path)
-    assert (report["verdict"], report["exit_code"], report["outcome"]["kind"]) == ("ok", 0, "ended")
+    assert (report["verdict"], report["exit_code"], report["outcome"]["kind"]) == ("pass", 0, "ended")
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html", "junit", "github"])

@@ -60,7 +60,7 @@ def job_of(folder):
 
 def findings_of(job):
     results = examine_job(job, CHECKS)
-    assert not [result.reason for result in results if result.status is Status.CRASH]
+    assert not [result.reason for result in results if result.status is Status.ERROR]
     return [
         (result.id, finding.ranks, finding.summary)
         for result in results

@@ -134,7 +134,7 @@ def diagnose(folder: Path, *arguments: str) -> tuple[int, str]:
 def test_each_job_gets_its_own_verdict(three_jobs: Path) -> None:
     code, text = diagnose(three_jobs, "--format", "json")
     document = json.loads(text)
-    assert (code, document["exit_code"], document["verdict"]) == (1, 1, "sick")
+    assert (code, document["exit_code"], document["verdict"]) == (1, 1, "fail")
     told = {run["name"]: run["report"] for run in document["runs"]}
     assert {name: report["primary"] for name, report in told.items()} == {
         "job 123": "MEM011",

@@ -31,7 +31,7 @@ class Staged:
     def result(self, check: str) -> CheckResult:
         """What a check says to it."""
         [result] = examine_job(self.job, CheckRegistry((CHECKS[check],)))
-        assert result.status is not Status.CRASH, result.reason
+        assert result.status is not Status.ERROR, result.reason
         return result
 
 

@@ -67,7 +67,7 @@ class Findings:
 
     def result(self, check: str) -> CheckResult:
         [result] = examine_job(self.job, CheckRegistry((CHECKS[check],)))
-        assert result.status is not Status.CRASH, result.reason
+        assert result.status is not Status.ERROR, result.reason
         return result
 
     def sick(self) -> dict[str, set[str]]:

@@ -99,7 +99,7 @@ def test_the_parts_add_up_to_the_device():
 
 def test_quiet_is_short_and_verbose_tells_of_every_check():
     assert len(text_of(answered(), quiet=True).splitlines()) < 6
-    assert "MEM005 predicted-peak-too-large: ok" in text_of(answered(), verbose=True)
+    assert "MEM005 predicted-peak-too-large: pass" in text_of(answered(), verbose=True)
 
 
 def test_what_could_not_be_judged_is_said_with_the_way_to_see_it():
@@ -162,7 +162,7 @@ def test_the_twins_of_that_conclusion():
 
 def test_markdown_is_a_page_with_tables():
     page = render_estimate_markdown(*answered(TrainingPlan(batch_size=128), measured=MEASURED))
-    assert page.startswith("# rankdoctor estimate: sick\n\n**It does not fit")
+    assert page.startswith("# rankdoctor estimate: fail\n\n**It does not fit")
     assert "| at the peak | bytes | share |" in page
     assert "| activation checkpointing" in page
     assert "### MEM005 predicted-peak-too-large: error" in page

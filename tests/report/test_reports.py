@@ -70,7 +70,7 @@ def test_a_finding_says_where_what_and_the_way_out():
     assert "seen: unknown" in text
     assert "fix      export NCCL_SOCKET_IFNAME='=eth0'" in text
     assert "doctor explain NET901" in text
-    assert "sick: 1 error" in text
+    assert "fail: 1 error" in text
     assert "start with NET901" in text
 
 
@@ -95,7 +95,7 @@ def test_a_report_of_now_tells_its_findings_at_once():
 
 def test_what_is_fine_is_folded_unless_asked_for():
     report = report_of(finds(check_id="NET904"), skips("one host"))
-    assert "1 ok, 1 skip" in text_of(report)
+    assert "1 pass, 1 skip" in text_of(report)
     assert "one host" not in text_of(report)
     assert "NET902 quiet-thing: one host" in text_of(report, verbose=True)
 
@@ -120,7 +120,7 @@ def test_what_is_ignored_is_shown_with_its_reason():
     text = text_of(report_of(finds(BAD), settings=settings))
     assert "- ignored NET901" in text
     assert "known (doctor.toml:3)" in text
-    assert "ok: no finding (1 ignored)" in text
+    assert "pass: no finding (1 ignored)" in text
 
 
 def test_a_crash_is_inconclusive():
@@ -192,7 +192,7 @@ def test_json_holds_the_schema():
         "absent": [],
     }
     assert document["coverage"] == {
-        "checks": {"ok": 0, "sick": 1, "unknown": 0, "skip": 1, "crash": 0},
+        "checks": {"pass": 0, "fail": 1, "unknown": 0, "skip": 1, "error": 0},
         "ranks_seen": 4,
         "ranks_expected": 4,
     }

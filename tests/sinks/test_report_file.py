@@ -14,7 +14,7 @@ def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
     outlet.found(all_news(sick), sick)
     assert json.loads(outlet.path.read_text())["primary"] == "RUN003"
     outlet.ended(healthy)
-    assert json.loads(outlet.path.read_text())["verdict"] == "ok"
+    assert json.loads(outlet.path.read_text())["verdict"] == "pass"
     assert [entry.name for entry in outlet.path.parent.iterdir()] == ["report.json"]
 
 

@@ -98,7 +98,7 @@ class Rank:
         self.world = world
         self.folder = folder
         hang_after = options.pop("hang_after", HANG_AFTER)
-        self.sick = options.pop("sick", True)
+        self.sick = options.pop("fail", True)
         self.patient = Patient(number, hang_after)
         self.sentinel = Watchdog(number, world, self.patient, directory, self.judge, tell=self.tell, **options)
         self.directory = directory

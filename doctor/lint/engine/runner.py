@@ -94,7 +94,7 @@ def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started:
     findings = _findings(verdicts, asked)
     results = tuple(_result(numbers, verdicts, findings, asked) for numbers in groups.values())
     results += tuple(map(crash_at_load, asked.book.broken))
-    bad = {Status.CRASH, Status.UNKNOWN} if asked.strict else {Status.CRASH}
+    bad = {Status.ERROR, Status.UNKNOWN} if asked.strict else {Status.ERROR}
     inconclusive = any(one.status in bad or one.crash is not None for one in results)
     inconclusive = inconclusive or any(one.ran_out or (one.decisive and one.skipped is not None) for one in verdicts)
     counts = Counter(one.status.value for one in results)
@@ -186,7 +186,7 @@ def _result(
         reason=reason,
         seconds=round(sum(one.seconds.get(number, 0.0) for one in verdicts for number in numbers), 6),
         findings=own,
-        crash=crash if status is Status.SICK else None,
+        crash=crash if status is Status.FAIL else None,
         origin=None if rules[0].origin == "built-in" else rules[0].origin,
     )
 
@@ -216,12 +216,12 @@ class _RuleCoverage:
 
 def _status(own: Sequence[ReportFinding], crash: str | None, census: _RuleCoverage) -> tuple[Status, str | None]:
     if any(one.stands for one in own):
-        return Status.SICK, None
+        return Status.FAIL, None
     if crash is not None:
-        return Status.CRASH, crash
+        return Status.ERROR, crash
     if census.missing:
         first = f"{census.missing[0].target.shown}: {census.missing[0].skipped}"
         return Status.UNKNOWN, f"{len(census.missing)} of {census.expected} files could not be judged: {first}"
     if not census.seen:
         return Status.SKIP, "no Python was given" if census.reads_python else "no launch file of its kind was given"
-    return Status.OK, None
+    return Status.PASS, None

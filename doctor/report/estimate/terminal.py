@@ -27,7 +27,7 @@ from doctor.report.formatting import counts_line, spelt_out
 from doctor.report.rich_names import Console, Group, Padding, RenderableType, Table, Text
 from doctor.report.terminal import NARROW, draw_findings
 
-_COLOUR = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
+_COLOUR = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
 _BAR, _NARROW_BAR = 24, 8
 """Columns of a full bar."""
 

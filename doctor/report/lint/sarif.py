@@ -106,7 +106,7 @@ def _invocation(report: Report) -> dict[str, Any]:
     broken = [
         {"level": "error", "message": {"text": f"{result.id} {result.name} crashed {crash}"}}
         for result in report.results
-        if (crash := result.reason if result.status is Status.CRASH else result.crash) is not None
+        if (crash := result.reason if result.status is Status.ERROR else result.crash) is not None
     ]
     unread = [(one.path, f"passed over: {one.skipped}") for one in report.inputs if one.skipped is not None]
     unread += [(one.path, note) for one in report.inputs for note in one.notes or ()]

@@ -11,7 +11,7 @@ from doctor.report.formatting import counts_line, evidence_lines, explaining, pr
 from doctor.report.rich_names import Console, Padding, Text
 
 _STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan", "ignored": "dim"}
-_VERDICT = {"ok": "green", "sick": "red", "inconclusive": "magenta"}
+_VERDICT = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
 _SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable")
 """Evidence that is shown in other ways."""
 _MOST_SKIPPED = 10
@@ -140,7 +140,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {_counted(len(read), 'file')}")
     console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
     for result in report.results:
-        crash = result.reason if result.status is Status.CRASH else result.crash
+        crash = result.reason if result.status is Status.ERROR else result.crash
         if crash is not None:
             console.print(Text(f"{result.id} {result.name} crashed {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)

@@ -127,7 +127,7 @@ def _wrong_codes(scene: LiveScene, outcome: Outcome) -> list[str]:
 def _not_found(scene: LiveScene, report: Judged) -> list[str]:
     result = report.result(scene.id)
     wrong = []
-    if result["status"] != "sick" or result["severity"] != scene.severity:
+    if result["status"] != "fail" or result["severity"] != scene.severity:
         wrong.append(f"{scene.id} is {result['status']} ({result['severity']}): {result['reason']}")
     return wrong + unsaid(scene, report)
 

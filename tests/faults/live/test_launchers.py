@@ -85,7 +85,7 @@ def test_jobs_side_by_side_keep_apart(name: str) -> None:
     for report in (healthy, sick):
         assert report["coverage"]["ranks_seen"] == report["coverage"]["ranks_expected"] == 2
         assert [host["ranks"] for host in report["job"]["hosts"]] == [[0], [1]]
-    assert (healthy["verdict"], blamed(healthy, "NET007")) == ("ok", [])
+    assert (healthy["verdict"], blamed(healthy, "NET007")) == ("pass", [])
     assert (sick["primary"], blamed(sick, "NET007")) == ("NET007", [[1]])
 
 
@@ -98,8 +98,8 @@ def test_every_round_of_torchrun_gathers_anew() -> None:
 def test_gpus_behind_device_cgroups_are_told_apart() -> None:
     report = perform(BEHIND_CGROUPS).report
     assert report is not None
-    assert report.result("GPU001")["status"] == "ok"
-    assert report.result("GPU002")["status"] == "ok"
+    assert report.result("GPU001")["status"] == "pass"
+    assert report.result("GPU002")["status"] == "pass"
 
 
 def test_srun_with_labels_can_be_read(slurm_cluster: Callable[..., SlurmCluster]) -> None:

@@ -39,5 +39,5 @@ def test_healthy(name: str) -> None:
     report = outcome.report
     assert report is not None
     assert report.report["coverage"]["ranks_seen"] == HEALTHY[name].world_size
-    assert report.result("NET013")["status"] == "ok"
-    assert report.result("HOST003")["status"] == "ok"
+    assert report.result("NET013")["status"] == "pass"
+    assert report.result("HOST003")["status"] == "pass"
