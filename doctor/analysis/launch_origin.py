@@ -23,11 +23,14 @@ from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
 from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, LOCAL_RANKS, PARENTS
-from doctor.knowledge.launchers import Launcher, ProcessCount
+from doctor.knowledge.launchers import LAUNCHERS, Launcher, ProcessCount
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
 
 LOCAL_RANK_NAMES = LOCAL_RANKS
 """Variables in which a process finds its rank on the host."""
+
+PORT_CHOOSERS = frozenset(row.name for row in LAUNCHERS if row.chooses_port)
+"""Launchers that choose MASTER_PORT themselves: a free port, or one reserved for it."""
 
 MAX_HOSTS = 65_536
 """Names that :func:`expand_hosts` writes out; a longer list is taken for damaged."""

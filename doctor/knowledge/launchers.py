@@ -47,6 +47,7 @@ class Launcher(NamedTuple):
 
     ``recognized_by``: how a rank inside a SLURM task shows that this launcher started it: by the mark of ``counts``, by
     being the reported launcher, or by a claim. ``program``: the word for it in findings, if it is not the name.
+    ``chooses_port``: it chooses MASTER_PORT itself, so any free port may be in use.
 
     ``job_variables`` identify the job in the scheduler, ``run_variables`` the run: both are equal in all processes.
     ``node_list``: variables with the hosts in rank order; ``node_list_source`` says so in messages.

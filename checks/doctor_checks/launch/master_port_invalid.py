@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import has_value, launch_number
+from doctor.analysis.launch_origin import PORT_CHOOSERS, has_value, launch_number
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -23,9 +23,6 @@ from doctor.api import (
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.process_launches import starts_of
 from doctor.testing import Fails, Passes, healthy, lines
-
-CHOOSERS = ("torchrun", "lightning", "ray", "accelerate", "kubeflow", "sagemaker")
-"""Launchers that choose the port themselves: a free one, or one reserved for it."""
 
 
 @check(
@@ -81,7 +78,7 @@ def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
     text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
     if wrong := _wrong(text, port):
         yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": text})
-    elif port is not None and launch.launcher not in CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
+    elif port is not None and launch.launcher not in PORT_CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
         yield from _judge_low(port, launch, alike)
         yield from _judge_ephemeral(port, alike)
 
