@@ -317,11 +317,11 @@ def test_why_a_collective_breaks():
 PROGRAM = """
 import json, sys
 import msgspec, torch, torch.distributed as dist
-from doctor.probes.collectives import collective_timing, group_pairs
+from doctor.probes.collectives import collective_timing, pair_exchange
 from doctor.probes.collectives.group_steps import JoinGroup, ExchangeMessages, TimeCollectives, VerifyCollectives
 from doctor.probes.collectives.process_group import ProcessGroupSession
 
-for module, names in ((collective_timing, ("SECONDS", "SMALL_SECONDS")), (group_pairs, ("SECONDS", "ENOUGH_SECONDS"))):
+for module, names in ((collective_timing, ("SECONDS", "SMALL_SECONDS")), (pair_exchange, ("SECONDS", "ENOUGH_SECONDS"))):
     for name in names:
         setattr(module, name, 1e9)
 times, turns, sent = int(sys.argv[1]), int(sys.argv[2]), 0
