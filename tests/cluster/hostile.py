@@ -28,8 +28,9 @@ from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
 from doctor.testing import healthy
+from tests.lab.speed import patience, slowness
 
-LIMIT = 60.0
+LIMIT = patience(60.0)
 NONCE = "badbadbadbadbad0"
 
 
@@ -79,7 +80,7 @@ def keeper(board: KeyValueStore, order: bytes, stage: str) -> None:
     say("called")
     hellos = board.box(f"{NONCE}/hello")
     known: dict[str, int] = {}
-    end = time.monotonic() + 12.0
+    end = time.monotonic() + 12.0 * slowness()
     call = board.get("call") or b""
     while time.monotonic() < end:
         if board.get("call") != call:

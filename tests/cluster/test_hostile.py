@@ -3,16 +3,18 @@
 import os
 import secrets
 import sys
-import time
 
 import pytest
 
 from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.cluster.transport.secret_file import VARIABLE
-from tests.cluster.processes import ABOUT_THE_JOB, Commands, rank_environ, wait
+from tests.cluster.processes import ABOUT_THE_JOB, LIMIT, Commands, rank_environ, until, wait
 from tests.lab.ports import free_ports
+from tests.lab.speed import slowness
 
 PORTS = free_ports()
+WAITED_OUT = 20.0 * slowness()
+"""Seconds of a gathering in which a rank waits for another one in vain."""
 SICK = {"NCCL_SOCKET_IFNMAE": "eth0"}
 """A variable that a rank finds wrong by itself."""
 BY_ITSELF = ["--select", "NCCL001", "--fail-on", "warning"]
@@ -44,9 +46,9 @@ class Stage:
         command = [sys.executable, "-m", "tests.cluster.hostile", where, key, role, *arguments]
         return self.commands.start(command)
 
-    def rank(self, number, *arguments, **environ):
+    def rank(self, number, *arguments, seconds=WAITED_OUT, **environ):
         together = ["--share", self.folder / "share"] if self.carrier == "folder" else ["--gather", "store"]
-        options = [*together, "--timeout", "20", "--format", "json", *arguments]
+        options = [*together, "--timeout", f"{seconds:.0f}", "--format", "json", *arguments]
         return self.commands.rank(number, 2, self.port, "check", *options, **{**self.environ, **environ})
 
 
@@ -55,14 +57,6 @@ def stage(request, commands, tmp_path):
     if request.param == "store":
         pytest.importorskip("torch", reason="the store is torch's")
     return Stage(commands, tmp_path, request.param)
-
-
-def until(holds, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 ORDERS = ["environment", "experiment", "storage"]
@@ -82,7 +76,7 @@ def test_orders_of_a_stranger_do_nothing(stage, tmp_path, role, with_key):
     proof = victim / "proof"
     asked = ["--probe", "full"] if role == "storage" else ["--why"]
     stranger = stage.hostile(role, str(proof))
-    ranks = [stage.rank(number, *asked, "--select", "ENV") for number in range(2)]
+    ranks = [stage.rank(number, *asked, "--select", "ENV", seconds=LIMIT) for number in range(2)]
     if is_signed:
         # Full probes of two real ranks take their time, and what the stranger says changes nothing of it.
         until(lambda: stranger.process.poll() is not None)
@@ -110,7 +104,7 @@ def test_a_forged_verdict_clears_nobody(stage):
 def test_with_a_key_a_forger_changes_nothing(stage):
     stage.with_a_key()
     stranger = stage.hostile("forger")
-    ranks = [stage.rank(number, *ABOUT_THE_JOB) for number in range(2)]
+    ranks = [stage.rank(number, *ABOUT_THE_JOB, seconds=LIMIT) for number in range(2)]
     assert wait(*ranks) == [0, 0]
     assert ranks[0].report["coverage"]["ranks_seen"] == 2
     assert "posed" not in stranger.stdout
