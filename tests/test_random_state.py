@@ -14,6 +14,7 @@ import pytest
 
 from doctor.core.random_state import random_state_kept
 from tests.lab.needs import ROOT
+from tests.lab.speed import patience
 
 EVERY = """
 import importlib, pkgutil, random, sys
@@ -43,7 +44,9 @@ assert random.random() == expected
 
 
 def _run(program: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=patience(300)
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.speed import patience
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 def _usable() -> bool:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
-    return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, timeout=20).returncode == 0
+    return (
+        subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, timeout=patience(20)).returncode
+        == 0
+    )
 
 
 def run_in_namespaces(setup: str, program: str, *, kinds: tuple[str, ...] = ("--net", "--mount")) -> str:
@@ -29,7 +34,7 @@ def run_in_namespaces(setup: str, program: str, *, kinds: tuple[str, ...] = ("--
         pytest.skip("needs root, unshare (util-linux) and ip (iproute2)")
     shell = f'set -e; mount -t sysfs none /sys; {setup}\nexec "$0" -c "$1"'
     command = ["unshare", *kinds, "bash", "-c", shell, sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=_environ())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), cwd=ROOT, env=_environ())
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ import pytest
 from doctor.collectors.base import Machine
 from doctor.collectors.host.cgroup import read_cgroup
 from tests.collectors.recorded import plant, surroundings_at
+from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +112,7 @@ def test_real_limits_of_version_1(version_1_groups):
     (memory / "memory.limit_in_bytes").write_text(str(256 << 20))
     (pids / "pids.max").write_text("77")
     command = [sys.executable, "-c", PROGRAM, *map(str, version_1_groups)]
-    text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True).stdout
+    text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=patience(60), check=True).stdout
     assert "cpu_quota=1.25," in text
     assert f"memory_limit={256 << 20}," in text
     assert "pids_limit=77, pids_used=1," in text

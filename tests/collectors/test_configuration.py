@@ -16,6 +16,7 @@ from doctor.collectors.nccl.configuration import COLLECTOR, collect_nccl
 from doctor.collectors.nccl.plugins import library_names
 from doctor.core.facts import NcclPlugin, ReferencedFile, Setting, SettingsFile
 from tests.lab.nvml import compiler
+from tests.lab.speed import patience
 
 DATA = Path(__file__).parents[1] / "data" / "nccl"
 
@@ -204,7 +205,7 @@ def build(path: Path, *symbols: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     source = path.parent / f".{path.name}.c"
     source.write_text("".join(f"int {symbol} = 1;\n" for symbol in symbols) + "extern int ncclNetPlugin_v99;\n")
-    subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", path, source], check=True, timeout=60)
+    subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", path, source], check=True, timeout=patience(60))
     return path
 
 

@@ -252,7 +252,7 @@ def test_a_rank_of_a_real_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     environ = {**os.environ, "DOCTOR_PATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [*command, sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=100
+        [*command, sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=patience(100)
     )
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
@@ -277,6 +277,6 @@ def test_a_rank_of_a_real_mpirun() -> None:
     command = ["mpirun", "-n", "2", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     environ = {**os.environ, "DOCTOR_PATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [*command, sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60
+        [*command, sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=patience(60)
     )
     assert done.stdout.split()[:4] == ["openmpi", "1", "2", "OMPI_COMM_WORLD_SIZE"], done.stderr

@@ -19,6 +19,7 @@ from doctor.collectors.base import Machine, NotPresent
 from doctor.collectors.network.listeners import decode_address, listener_on, listening
 from doctor.collectors.network.master_address import belongs_here, collect_master, own_addresses, resolve
 from doctor.core.facts import MasterFacts
+from tests.lab.speed import patience
 
 LISTEN = "import socket, sys, time; s = socket.socket(); s.bind(('', 0)); s.listen(); "
 LISTEN += "print(s.getsockname()[1], flush=True); time.sleep(600)"
@@ -94,7 +95,9 @@ def in_an_empty_network(*names: str) -> list[dict]:
         pytest.skip("network namespaces can't be made here: needs root")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = ["unshare", "--net", sys.executable, "-c", ISOLATED, *names]
-    return json.loads(subprocess.run(command, capture_output=True, env=environ, timeout=60, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, capture_output=True, env=environ, timeout=patience(60), check=True).stdout
+    )
 
 
 def test_no_route_and_no_name() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.collectors.host.own_process import can_lock_memory, collect_process, threads_asked
+from tests.lab.speed import patience
 
 READ = """
 import json, sys
@@ -24,7 +25,9 @@ def read(*prefix: str, options: tuple[str, ...] = (), setup: str = "") -> dict:
     command = [*prefix, sys.executable, *options, "-c", setup + READ]
     paths = os.pathsep.join(path for path in sys.path if path)
     environ = {**os.environ, "PYTHONPATH": paths, "PYTHONSTARTUP": ""}
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=60, check=True)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=patience(60), check=True
+    )
     return json.loads(done.stdout)
 
 

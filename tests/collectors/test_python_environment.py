@@ -24,6 +24,7 @@ from doctor.collectors.software.python_environment import COLLECTOR, collect_sof
 from doctor.collectors.software.torch_build import TorchFiles, find_torch, read_torch_build
 from doctor.core.facts import NcclLibrary, Package, Requirement, SoftwareFacts, TorchBuild
 from tests.lab.nvml import compiler
+from tests.lab.speed import patience
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 
@@ -121,7 +122,7 @@ def test_torch_is_described_without_being_imported() -> None:
     )
     root = Path(__file__).parents[2]
     subprocess.run(
-        [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(root)}, timeout=100
+        [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(root)}, timeout=patience(100)
     )
 
 
@@ -143,7 +144,9 @@ class Tree:
         path.parent.mkdir(parents=True, exist_ok=True)
         source = path.parent / f".{path.name}.c"
         source.write_text(f'const char *const text_of_{len(text)} = "{text}";\n' if text else "int nothing;\n")
-        subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", path, source, *options], check=True, timeout=60)
+        subprocess.run(
+            [str(compiler()), "-shared", "-fPIC", "-o", path, source, *options], check=True, timeout=patience(60)
+        )
         return path
 
     def nccl(self, folder: str, release: str) -> Path:
@@ -173,7 +176,12 @@ class Tree:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
         environ = {**clean, **self.environ, "PYTHONPATH": str(self.site)}
         done = subprocess.run(
-            [sys.executable, "-c", program + tail], env=environ, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", program + tail],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=patience(60),
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip() or None
@@ -428,7 +436,9 @@ def test_cache_of_the_real_ldconfig(tree: Tree) -> None:
     etc.mkdir()
     (etc / "ld.so.conf").write_text(f"{tree.root / 'system'}\n")
     program = str(shutil.which("ldconfig", path="/sbin:/usr/sbin"))
-    subprocess.run([program, "-X", "-C", etc / "ld.so.cache", "-f", etc / "ld.so.conf"], check=True, timeout=60)
+    subprocess.run(
+        [program, "-X", "-C", etc / "ld.so.cache", "-f", etc / "ld.so.conf"], check=True, timeout=patience(60)
+    )
     assert read_cache(etc / "ld.so.cache")["libnccl.so.2"] == (library,)
     assert DynamicLoader({}, etc).find("libnccl.so.2") == library
     tree.torch(*linked("enable-new-dtags"), str(library))

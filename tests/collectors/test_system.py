@@ -24,6 +24,7 @@ from doctor.collectors.host.system import read_host
 from doctor.collectors.network.dns import TimedLookup, look_up
 from tests.collectors.namespaces import run_in_namespaces
 from tests.collectors.recorded import plant, put_parent, surroundings_at
+from tests.lab.speed import patience
 
 DOCKER = "cgroup-v1-docker"
 
@@ -218,8 +219,10 @@ def test_layout_of_timex_is_that_of_the_c_library(tmp_path):
     if compiler is None:
         pytest.skip("needs a C compiler")
     (tmp_path / "offsets.c").write_text(OFFSETS)
-    subprocess.run([compiler, "-o", tmp_path / "offsets", tmp_path / "offsets.c"], check=True, timeout=60)
-    out = subprocess.run([tmp_path / "offsets"], capture_output=True, text=True, check=True, timeout=60).stdout
+    subprocess.run([compiler, "-o", tmp_path / "offsets", tmp_path / "offsets.c"], check=True, timeout=patience(60))
+    out = subprocess.run(
+        [tmp_path / "offsets"], capture_output=True, text=True, check=True, timeout=patience(60)
+    ).stdout
     maxerror, status, size = map(int, out.split())
     assert (_Timex.maxerror.offset, _Timex.status.offset) == (maxerror, status)
     assert ctypes.sizeof(_Timex) >= size

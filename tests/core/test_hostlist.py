@@ -12,6 +12,7 @@ from doctor.facts import HostFacts
 from doctor.session import judge
 from doctor.testing import healthy
 from tests.lab.cases import each_case
+from tests.lab.speed import patience
 
 
 def report_of(*findings, ignore=()):
@@ -74,7 +75,9 @@ def unfold(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(configuration))
 
     def by_slurm(text):
-        done = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=patience(20)
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 

@@ -12,6 +12,7 @@ import pytest
 
 import doctor
 from doctor.core.process import start_python
+from tests.lab.speed import patience
 from tests.postmortem.allocating import training
 
 SCRIPT = [str(Path(sys.executable).parent / "doctor")]
@@ -53,7 +54,9 @@ def hostile(folder, spared=frozenset()):
 
 
 def run(command, cwd, **environ):
-    done = subprocess.run(command, cwd=cwd, env={**CLEAN, **environ}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=cwd, env={**CLEAN, **environ}, capture_output=True, text=True, timeout=patience(100)
+    )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 1, 3), (done.returncode, done.stderr)
     return done
@@ -114,7 +117,7 @@ def test_a_child_finds_what_its_parent_finds_and_works_where_it_works(tmp_path, 
     (tmp_path / "lies_here.py").write_text("def main(): import os, sys; print(os.getcwd(), sys.argv, sys.path)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    said, _ = start_python("lies_here").communicate(timeout=60)
+    said, _ = start_python("lies_here").communicate(timeout=patience(60))
     where, argv, path = said.decode().split(" ", 2)
     assert (where, argv) == (str(tmp_path), "['-c']")
     assert "''" not in path
@@ -126,7 +129,7 @@ def test_a_child_of_a_deleted_working_directory(tmp_path, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    said, _ = start_python("doctor.collectors.isolated_child", ["environment"]).communicate(timeout=60)
+    said, _ = start_python("doctor.collectors.isolated_child", ["environment"]).communicate(timeout=patience(60))
     assert said
 
 

@@ -18,6 +18,7 @@ from doctor.estimate.tracer_client import TracerClient
 from doctor.estimate.tracer_protocol import LoadFactory, TracePlan, TracerReply
 from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.estimate.test_trace"
@@ -284,7 +285,7 @@ def test_torch_s_own_trackers_and_real_tensors_agree():
         env=clean_environ(ROOT) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patience(100),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for name, (ours, theirs, allowed) in json.loads(done.stdout.splitlines()[-1]).items():

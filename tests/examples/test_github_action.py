@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.speed import patience
+
 yaml = pytest.importorskip("yaml")
 FOLDER = Path(__file__).parents[2] / "examples" / "github-action"
 ACTION, WORKFLOW = FOLDER / "action.yml", FOLDER / "workflow.yml"
@@ -20,7 +22,7 @@ def _fits(file: Path, schema: str) -> bool:
     """Whether ``file`` is as the schema that check-jsonschema carries wants it; both are of SchemaStore."""
     pytest.importorskip("check_jsonschema")
     argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(file)]
-    return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+    return subprocess.run(argv, capture_output=True, timeout=patience(60)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def _run_steps(
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=patience(100),
         )
         if done.returncode:
             break

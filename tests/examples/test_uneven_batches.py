@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.speed import patience
 
 pytest.importorskip("lightning.pytorch")
 
@@ -41,7 +42,7 @@ def _started(name: str, folder: Path, *arguments: str) -> Iterator[subprocess.Po
 @pytest.mark.parametrize("name", ["uneven_batches.py", "uneven_batches_without_log.py"])
 def test_the_doctor_says_so_before_the_first_batch(name: str, tmp_path: Path) -> None:
     with _started(name, tmp_path) as process:
-        said, _ = process.communicate(timeout=100)
+        said, _ = process.communicate(timeout=patience(100))
     assert process.returncode == 1, said
     assert "the training loader has 21 batches on rank 1, other ranks 20" in said
     assert "has trained" not in said

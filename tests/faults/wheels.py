@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.lab.nvml import compiler
+from tests.lab.speed import patience
 
 
 def install(folder: Path, packages: tuple[str, ...]) -> Path:
@@ -83,7 +84,7 @@ def _compile(path: Path, text: str, *options: str) -> Path:
         source.write(text + "\n")
         source.flush()
         command = [str(compiler()), "-shared", "-fPIC", "-o", str(path), source.name, *options]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=patience(60))
     return path
 
 

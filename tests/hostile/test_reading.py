@@ -22,6 +22,7 @@ from doctor.postmortem.inputs import kind_of
 from doctor.postmortem.logs.scanner import read_log
 from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.sandbox import decompression
+from tests.lab.speed import patience
 
 FAILED = b"[rank1]: ValueError: no such column\n"
 HOSTILE = "[rank{rank}]: ConnectionRefusedError: [Errno {digits}111] Connection refused {rank}\n"
@@ -40,7 +41,7 @@ class Clock:
 
 def doctor(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "doctor", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, **options)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(110), **options)  # type: ignore[call-overload]
 
 
 def frame_of_runs(blocks: int) -> bytes:
@@ -143,7 +144,7 @@ def test_standard_input_is_read(command: str) -> None:
 def test_pipes_are_read(tmp_path: Path, command: str) -> None:
     script = {"diagnose": FAILED.decode().strip(), "lint": "import torch"}[command]
     shell = f'exec "{sys.executable}" -m doctor {command} <(echo "{script}") --format json'
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=patience(100))
     assert json.loads(done.stdout)["inputs"][0]["path"].startswith("/dev/fd/")
 
 

@@ -14,6 +14,7 @@ import pytest
 import doctor
 from doctor.monitor.integrations.hook_guard import SWITCH
 from tests.integrations.taped import Taped
+from tests.lab.speed import patience
 
 WITHOUT = """
 import sys
@@ -87,7 +88,11 @@ def test_no_second_lightning_is_imported(first: str, order: str, tmp_path: Path)
     [other] = {*LIGHTNINGS} - {first}
     program = ONE_LIGHTNING.format(first=first, other=other, order=order)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mine "
@@ -102,7 +107,7 @@ def test_where_no_lightning_is_loaded_one_is(package: str | None) -> None:
     missing = ["lightning"] if package else []
     line = "from doctor import DoctorCallback; DoctorCallback(); print(*sys.modules)"
     program = WITHOUT.format(missing=missing, line=line)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 0, done.stderr
     assert {*LIGHTNINGS} & {*done.stdout.split()} == {package or "lightning.pytorch"}
 
@@ -160,7 +165,7 @@ def test_an_argument_that_cannot_be_meant_is_refused_at_once(wrong: dict[str, An
 )
 def test_a_missing_framework_is_named(missing: list[str], line: str, says: str) -> None:
     program = WITHOUT.format(missing=missing, line=line)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == bool(says), done.stderr
     assert says in done.stderr
     assert "ImportError" in done.stderr or not says
@@ -170,5 +175,7 @@ def test_watching_needs_no_torch() -> None:
     line = "with doctor.watch(dirpath={!r}) as w:\n    assert [*w.loader([1, 2])] == [1, 2]"
     program = WITHOUT.format(missing=["torch", "lightning"], line=line.format("/nowhere"))
     environ = {"PATH": "/usr/bin:/bin", SWITCH: "1"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60), env=environ
+    )
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ from doctor.core.facts import Sampler
 from doctor.monitor.integrations.data_parallel import DataParallelRank, infer_data_parallel_rank
 from doctor.monitor.integrations.torch_state import TorchRank
 from tests.integrations.taped import Taped
+from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("data_parallel_ranks.py")
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,12 @@ EXPECTED = {
 
 def test_wrappers_tell_which_ranks_they_join(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path)], cwd=ROOT, timeout=60, capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAM), str(tmp_path)],
+        cwd=ROOT,
+        timeout=patience(60),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]

@@ -19,6 +19,7 @@ from doctor.monitor.integrations.hook_guard import SWITCH
 from tests.integrations.taped import TOLD, Taped
 from tests.integrations.twins import fit
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.speed import patience
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -112,7 +113,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds = ["lightning", *(["transformers"] if find_spec("transformers") else [])]
     program = [sys.executable, str(ROOT / "tests" / "integrations" / "twins.py"), str(folder), *kinds]
     environ = {**clean_environ(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=110, env=environ, cwd=folder)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=patience(110), env=environ, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "switched itself off" not in done.stderr
     return folder
@@ -148,7 +149,7 @@ def plain_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds += ["accelerated"] if find_spec("accelerate") else []
     program = [sys.executable, str(ROOT / "tests" / "integrations" / "plain_twins.py"), str(folder), *kinds]
     environ = {**clean_environ(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environ, cwd=folder)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=patience(300), env=environ, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "switched itself off" not in done.stderr
     return folder

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.lab.needs import ROOT
+from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("replica_loops.py")
 HEALTHY = {
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, str(PROGRAM), str(folder), *HEALTHY, *SLOW, *APART],
         cwd=ROOT,
         env=environ,
-        timeout=300,
+        timeout=patience(300),
         capture_output=True,
         text=True,
     )

@@ -16,6 +16,7 @@ from doctor.knowledge.interface_syntax import (
     parse_nccl_list,
 )
 from tests.lab.cases import each_case
+from tests.lab.speed import patience
 
 NAMES = ("lo", "docker0", "docker_gwbridge", "eth0", "eth1", "eth10", "Eth0", "ib0", "virbr0")
 
@@ -158,6 +159,6 @@ def test_gloo_itself_agrees():
     """Real Gloo: it takes a value just where every name in it, as read here, is an interface."""
     texts = ["l", "lo", "lo,", "lo,lo", "lo,eth9", "lo,,lo", "^lo", "=lo", " lo", "lo:1", "lO"]
     script = _ASK_GLOO.format(texts=texts)
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(100))
     expected = ["ok" if all(name == "lo" for name in gloo_names(text)) else "refused" for text in texts]
     assert answer.stdout.split() == expected, answer.stderr[-500:]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from doctor.collectors.runner import Outcome, decode_outcome
+from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def facts_elsewhere(
         env={**os.environ, "PYTHONPATH": f"{environ.pop('PYTHONPATH', '')}:{ROOT}".lstrip(":"), **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=True,
     )
     lines = (line.split(" ") for line in done.stdout.splitlines())

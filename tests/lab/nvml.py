@@ -15,6 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.speed import patience
+
 SOURCE = Path(__file__).parent / "fake_nvml" / "fake_nvml.c"
 
 MACHINES: dict[str, str] = {
@@ -184,6 +186,8 @@ def build_library() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         # Several test processes may come here at once: the last rename wins, and all of them are the same.
         part = folder / f"part-{os.getpid()}.so"
-        subprocess.run([str(compiler()), "-shared", "-fPIC", "-O1", "-o", part, SOURCE], check=True, timeout=60)
+        subprocess.run(
+            [str(compiler()), "-shared", "-fPIC", "-O1", "-o", part, SOURCE], check=True, timeout=patience(60)
+        )
         part.rename(library)
     return library

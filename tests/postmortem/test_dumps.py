@@ -16,6 +16,7 @@ from doctor.postmortem.flight_recorder import loader_processes
 from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dump, read_dumps, world_size_in
 from doctor.postmortem.flight_recorder.filenames import hosts_in, parse_name
 from tests.lab.cases import each_case
+from tests.lab.speed import patience
 
 NOON = 1_760_000_000_000_000_000
 
@@ -339,7 +340,7 @@ def test_no_torch_is_needed(tmp_path):
         "import sys; from pathlib import Path; from doctor.postmortem.flight_recorder.dumps import read_dump;"
         f"read_dump(Path({str(path)!r})); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=patience(60)).returncode == 0
 
 
 def test_groups_without_entries_are_counted_by_their_order(tmp_path):

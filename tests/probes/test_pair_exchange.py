@@ -11,6 +11,7 @@ import pytest
 
 from doctor.probes.collectives.pair_exchange import FIRST_BYTES, MOST_BYTES, NO_TIME
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.speed import patience
 
 pytest.importorskip("torch")
 
@@ -47,7 +48,7 @@ def played(count: int, folder: Path, *odd: int | str) -> list[tuple[str, list[li
         for place in range(count)
     ]
     try:
-        return [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+        return [json.loads(process.communicate(timeout=patience(120))[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -48,6 +48,7 @@ from doctor.probes.runtime.cost_text import in_bytes, in_seconds
 from doctor.probes.storage.stage import StorageStage
 from doctor.testing import JobBuilder, healthy
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.speed import patience
 
 SECONDS = re.compile(r"(\d+) s\b")
 BYTES = re.compile(r"at most \d+(\.\d)? (KB|MB|GB) |, \d+(\.\d)? (KB|MB|GB) in all")
@@ -376,7 +377,7 @@ def test_what_a_rank_sends_is_counted_in_real_groups():
         for order in orders
     ]
     try:
-        found = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+        found = [json.loads(process.communicate(timeout=patience(120))[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()

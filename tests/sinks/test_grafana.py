@@ -9,6 +9,7 @@ import sys
 from doctor.monitor.sinks.grafana import dashboard
 from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES
 from tests.lab.cases import each_case
+from tests.lab.speed import patience
 
 DOCUMENT = json.loads(dashboard())
 PANELS = DOCUMENT["panels"]
@@ -105,6 +106,10 @@ def test_letters_of_a_panel_and_its_legends():
 
 def test_it_is_printed_by_a_command():
     printed = subprocess.run(
-        [sys.executable, "-m", "doctor.monitor.sinks.grafana"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "doctor.monitor.sinks.grafana"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patience(60),
     )
     assert json.loads(printed.stdout) == DOCUMENT

@@ -19,6 +19,7 @@ from doctor.monitor.telemetry.replica.checksum import ParameterChunks, bit_sum, 
 from doctor.monitor.telemetry.replica.loss_tracker import TOGETHER, LossTracker
 from doctor.monitor.telemetry.replica.readback import SLOTS, WIDTH, Readback
 from doctor.monitor.telemetry.replica.replica_tracker import KEPT, LEVELS, ChecksumHistory, ReplicaTracker
+from tests.lab.speed import patience
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -44,7 +45,7 @@ def runs(tmp_path_factory):
     """What ranks 0 and 1 saw: of a healthy run, of one in which they come apart, of models in pieces."""
     folder = tmp_path_factory.mktemp("ranks")
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([sys.executable, PROGRAM, folder], cwd=ROOT, env=environ, timeout=100, check=True)
+    subprocess.run([sys.executable, PROGRAM, folder], cwd=ROOT, env=environ, timeout=patience(100), check=True)
     ranks = [msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=list[Seen]) for rank in (0, 1)]
     return list(zip(*ranks, strict=True))
 
