@@ -46,7 +46,7 @@ ROOMS: dict[str, str] = {
     "doctor.lint": f"{EXAMINE} knowledge",
     "doctor.estimate": "core core.check_registry knowledge probes.runtime session version",
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
-    "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport report session version "
+    "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
     "doctor.monitor.telemetry": "core collectors",
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.rendezvous.process_identity "
