@@ -44,7 +44,7 @@ def _has_failing_and_passing_cases(check):
 
 
 def test_checks_that_use_a_baseline_are_proven_with_one():
-    assert_each(_is_proven_with_a_baseline, [(check.id, (check,)) for check in CHECKS if check.expects])
+    assert_each(_is_proven_with_a_baseline, [(check.id, (check,)) for check in CHECKS if check.uses_baseline])
 
 
 def _is_proven_with_a_baseline(check):
@@ -79,7 +79,7 @@ def test_cases(check):
 def _gives_the_result(check, case):
     result = _run(check, case.sketch)
     _assert_as_claimed(check, case, result)
-    if not check.expects:  # then a baseline may not change the result
+    if not check.uses_baseline:  # then a baseline may not change the result
         expecting = _run(check, case.sketch.expecting(_UNLIKE))
         assert (expecting.status, expecting.reason) == (result.status, result.reason)
         assert expecting.findings == result.findings

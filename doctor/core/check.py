@@ -46,12 +46,12 @@ class Case(Protocol):
 class Check:
     """One illness and how to recognise it. Made by :func:`check`.
 
-    ``told``: the same judgement of what logs say of a job (:class:`doctor.core.facts.LogEvidence`), made where logs
-    were read. ``instead``: sections that serve in place of ``needs`` on a rank that has them all.
-    ``peers``: the judgement compares ranks, so with ranks missing a clean result is unknown, and with one rank there
-    is nothing to compare. ``expects``: it takes ``job.expected`` for the reference, and says itself where one rank
-    has nothing to be compared with. ``limits``: its thresholds by name. ``origin``: ``built-in``, a distribution or
-    a file. ``ValueError`` for metadata out of form: the runner and the reports rely on it.
+    ``from_logs``: the same judgement of what logs say of a job (:class:`doctor.core.facts.LogEvidence`), made where
+    logs were read. ``or_needs``: sections that serve in place of ``needs`` on a rank that has them all.
+    ``compares_ranks``: the judgement compares ranks, so with ranks missing a clean result is unknown, and with one
+    rank there is nothing to compare. ``uses_baseline``: it takes ``job.expected`` for the reference, and says itself
+    where one rank has nothing to be compared with. ``limits``: its thresholds by name. ``origin``: ``built-in``, a
+    distribution or a file. ``ValueError`` for metadata out of form: the runner and the reports rely on it.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Check:
     scope: Scope
     when: str
     needs: tuple[type[Section], ...]
-    peers: bool
+    compares_ranks: bool
     judge: Callable[..., Iterable[Verdict]]
     cases: Callable[[], Iterable[Case]]
     question: str
@@ -68,9 +68,9 @@ class Check:
     fix: str
     limits: Mapping[str, float] = field(default_factory=dict)
     origin: str = "built-in"
-    expects: bool = False
-    instead: tuple[type[Section], ...] = ()
-    told: Callable[[Job], Iterable[Verdict]] | None = None
+    uses_baseline: bool = False
+    or_needs: tuple[type[Section], ...] = ()
+    from_logs: Callable[[Job], Iterable[Verdict]] | None = None
 
     def __post_init__(self) -> None:
         """Refuse metadata out of form."""
@@ -82,7 +82,7 @@ class Check:
             raise ValueError(f"{self.id}: severity and scope are members of Severity and Scope")
         if not set(str(self.when)) <= set("PRM") or not self.when:
             raise ValueError(f"{self.id}: when is made of the letters P, R and M")
-        for name, sections in (("needs", self.needs), ("instead", self.instead)):
+        for name, sections in (("needs", self.needs), ("or_needs", self.or_needs)):
             if not isinstance(sections, tuple) or not all(_is_section(section) for section in sections):
                 raise ValueError(f"{self.id}: {name} is a tuple of types of sections")
 
@@ -110,20 +110,20 @@ def check(
     scope: Scope = Scope.RANK,
     when: str = "P",
     needs: tuple[type[Section], ...] = (),
-    instead: tuple[type[Section], ...] = (),
-    peers: bool | None = None,
-    expects: bool = False,
-    told: Callable[[Job], Iterable[Verdict]] | None = None,
+    or_needs: tuple[type[Section], ...] = (),
+    compares_ranks: bool | None = None,
+    uses_baseline: bool = False,
+    from_logs: Callable[[Job], Iterable[Verdict]] | None = None,
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
     """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check, named after the function.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a finding's effect and fix.
-    ``needs``: sections without which a rank can't be judged; ``instead``: others that do as well, such as what a run
-    shows in place of an estimate. ``when``: the doors that can feed it, of P, R and M. ``peers`` is true by default
-    where the scope is the job. ``expects``: an expectation replaces the majority. ``told``: judges what logs say, in
-    addition. A check that only logs can feed (``when="M"``, no ``needs``) judges them itself and has none. ``cases`` is
-    called by tests alone.
+    ``needs``: sections without which a rank can't be judged; ``or_needs``: others that do as well, such as what a run
+    shows in place of an estimate. ``when``: the doors that can feed it, of P, R and M. ``compares_ranks`` is true by
+    default where the scope is the job. ``uses_baseline``: an expectation replaces the majority. ``from_logs``: judges
+    what logs say, in addition. A check that only logs can feed (``when="M"``, no ``needs``) judges them itself and has
+    none. ``cases`` is called by tests alone.
     ``ValueError`` for an id or name out of form.
     """
 
@@ -136,16 +136,16 @@ def check(
             scope=scope,
             when=when,
             needs=needs,
-            peers=scope is Scope.JOB if peers is None else peers,
+            compares_ranks=scope is Scope.JOB if compares_ranks is None else compares_ranks,
             judge=function,
             cases=cases,
             question=question,
             effect=effect,
             fix=fix,
             limits=_read_limits(function),
-            expects=expects,
-            instead=instead,
-            told=told,
+            uses_baseline=uses_baseline,
+            or_needs=or_needs,
+            from_logs=from_logs,
         )
 
     return make

@@ -90,7 +90,7 @@ class _SectionCoverages:
         self._done: dict[tuple[bool, Needs, Needs], _SectionCoverage] = {}
 
     def of(self, check: Check) -> _SectionCoverage:
-        key = (check.scope is Scope.HOST, check.needs, check.instead)
+        key = (check.scope is Scope.HOST, check.needs, check.or_needs)
         if key not in self._done:
             self._done[key] = self._count(*key)
         return self._done[key]
@@ -158,8 +158,8 @@ def _evaluate(job: Job, check: Check, census: _SectionCoverage, limits: Mapping[
         return outcome
     if census.seen or not check.needs:
         outcome = _run(job, check, limits, check.judge)
-    if check.told is not None and job.evidence is not None:
-        heard = _run(job, check, {}, check.told)
+    if check.from_logs is not None and job.evidence is not None:
+        heard = _run(job, check, {}, check.from_logs)
         outcome.findings.extend(heard.findings)
         outcome.crash = outcome.crash or heard.crash
     if all(finding.severity is Severity.INFO for finding in outcome.findings):
@@ -288,9 +288,9 @@ def _lonely(job: Job, check: Check, census: _SectionCoverage) -> tuple[Status, s
     if census.seen < census.expected:
         absent = census.expected - census.seen
         return Status.UNKNOWN, f"{absent} {'rank' if absent == 1 else 'ranks'} never came"
-    if check.peers and (job.ungathered or job.absent):
+    if check.compares_ranks and (job.ungathered or job.absent):
         return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks never came"
-    if check.peers and len(job.ranks) == 1 and not (check.expects and job.expected):
+    if check.compares_ranks and len(job.ranks) == 1 and not (check.uses_baseline and job.expected):
         return Status.SKIP, ALONE
     return Status.PASS, None
 

@@ -837,7 +837,7 @@ OWN = sorted(
 
 def test_every_check_that_logs_can_feed_judges_them():
     for check in OWN:
-        assert ("M" in check.when) == (check.told is not None or check.reads_logs), check.id
+        assert ("M" in check.when) == (check.from_logs is not None or check.reads_logs), check.id
 
 
 def test_ranks_that_a_barrier_waits_for_are_named():

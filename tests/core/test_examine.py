@@ -113,9 +113,9 @@ def test_an_absent_rank_is_no_green():
 def test_comparing_needs_the_others():
     lone = JOB.only((0,)).job()
     assert one(lone, make()).status is Status.PASS
-    compared = one(lone, make(peers=True))
+    compared = one(lone, make(compares_ranks=True))
     assert (compared.status, compared.reason) == (Status.UNKNOWN, "other ranks not gathered")
-    assert one(healthy(1, 1).job(), make(peers=True)).status is Status.SKIP
+    assert one(healthy(1, 1).job(), make(compares_ranks=True)).status is Status.SKIP
 
 
 def test_a_check_that_raises_is_a_crash_and_the_report_goes_on():
@@ -228,7 +228,7 @@ def test_a_remark_is_primary_where_an_error_follows_from_it():
 
 def serving(**options):
     """A check that takes what a run shows in place of an estimate."""
-    return make(needs=(GpuFacts, EstimateFacts), instead=(RunMemoryFacts,), **options)
+    return make(needs=(GpuFacts, EstimateFacts), or_needs=(RunMemoryFacts,), **options)
 
 
 def test_what_serves_instead_is_as_good():
@@ -250,6 +250,6 @@ def test_without_a_run_nothing_changes():
         assert served.expected == plain.expected
 
 
-def test_instead_is_made_of_sections():
-    with pytest.raises(ValueError, match="instead is a tuple of types of sections"):
-        make(instead=("run-memory",))
+def test_or_needs_is_made_of_sections():
+    with pytest.raises(ValueError, match="or_needs is a tuple of types of sections"):
+        make(or_needs=("run-memory",))

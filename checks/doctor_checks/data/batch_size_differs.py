@@ -68,7 +68,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("one batch size", running(hosts=2, per_host=2)),
         Passes("ranks that say the same", logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40")),

@@ -87,7 +87,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
         Passes("a log without an end", logged("[rank0]: batch 3", "[rank1]: batch 3")),

@@ -44,7 +44,7 @@ def _drawn(
     scope=Scope.JOB,
     when="R",
     needs=(LoaderFacts,),
-    peers=False,
+    compares_ranks=False,
     cases=lambda: (
         Passes("another order in each epoch", running(hosts=2, per_host=2)),
         Passes("orders that can be compared, and differ", _drawn(_SHUFFLED, _OTHERWISE)),

@@ -53,7 +53,7 @@ def _streams(
     scope=Scope.JOB,
     when="R",
     needs=(LoaderFacts,),
-    peers=False,
+    compares_ranks=False,
     cases=lambda: (
         Passes("each rank has its own part of the stream", _streams({0: "aceg", 1: "bdfh"})),
         Passes("map-style data", running(hosts=2, per_host=2)),

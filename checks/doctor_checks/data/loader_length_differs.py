@@ -121,7 +121,7 @@ def _told_lengths(told: EventGroup, lengths: dict[int, int], parted: MajoritySpl
     scope=Scope.JOB,
     when="PRM",
     needs=(LoaderFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("as many batches on all ranks", running(hosts=2, per_host=2)),
         Passes("ranks that say the same", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))),

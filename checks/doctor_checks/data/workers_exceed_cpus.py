@@ -25,7 +25,7 @@ class _Crew(NamedTuple):
     scope=Scope.HOST,
     when="PR",
     needs=(LoaderFacts, ProcessFacts),
-    peers=True,
+    compares_ranks=True,
     cases=lambda: (
         Passes("fewer workers than CPUs", running(hosts=2, per_host=8)),
         Passes("as many workers as CPUs", with_loader(running(1, 8), workers=12)),

@@ -60,7 +60,7 @@ def _words_told(told: EventGroup) -> tuple[str, float]:
     severity=Severity.ERROR,
     when="PM",
     needs=(SoftwareFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
         Passes("CPU build without GPU", healthy(per_host=2, gpus=0)),

@@ -85,7 +85,7 @@ _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("all GPUs answer", healthy(hosts=2, per_host=4)),
         Passes(

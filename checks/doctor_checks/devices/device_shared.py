@@ -73,8 +73,8 @@ def _bus_id(event: Event) -> str:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    peers=True,
-    told=_told,
+    compares_ranks=True,
+    from_logs=_told,
     cases=lambda: (
         Passes("a GPU for each rank", healthy(hosts=2, per_host=4)),
         Passes(

@@ -41,7 +41,7 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     severity=Severity.WARNING,
     scope=Scope.JOB,
     needs=(GpuFacts,),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("one model and one driver", healthy(hosts=3, per_host=2)),
         Passes(

@@ -63,7 +63,7 @@ def _went_on(job: Job, told: EventGroup) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
         Passes("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),

@@ -48,7 +48,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("one rack with IMEX on every host", _rack()),
         Passes("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),

@@ -47,7 +47,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("no errors", healthy(hosts=2, per_host=2)),
         Passes(

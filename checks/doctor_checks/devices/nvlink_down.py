@@ -66,7 +66,7 @@ _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("all links active", healthy(hosts=2, per_host=8)),
         Passes("cards without bridges", healthy(per_host=2).gpu(0, nvlinks=_links(4, (0, 1, 2, 3))).gpu(1, nvlinks=())),

@@ -88,7 +88,7 @@ def _named(told: EventGroup) -> dict[str, object]:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts, EnvironmentFacts, GpuFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("as many GPUs as ranks", healthy(hosts=2, per_host=4)),
         Passes(

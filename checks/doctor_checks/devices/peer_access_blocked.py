@@ -104,7 +104,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("peer access over NVLink", healthy(hosts=2, per_host=4)),
         Passes(

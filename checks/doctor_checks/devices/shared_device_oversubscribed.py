@@ -38,7 +38,7 @@ def _in_run(
     scope=Scope.HOST,
     when="PR",
     needs=(GpuFacts, EstimateFacts),
-    instead=(RunMemoryFacts,),
+    or_needs=(RunMemoryFacts,),
     cases=lambda: (
         Passes("a GPU for each rank", healthy(per_host=2).put(EstimateFacts(device_peak=70 * GIB))),
         Passes(

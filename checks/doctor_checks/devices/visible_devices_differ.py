@@ -54,8 +54,8 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(EnvironmentFacts,),
-    told=_told,
-    peers=True,
+    from_logs=_told,
+    compares_ranks=True,
     cases=lambda: (
         Passes("all ranks see all devices", healthy(hosts=2, per_host=4)),
         Passes("the same list on all ranks of a host", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="1,0")),

@@ -45,7 +45,7 @@ def _told_severity(reported: LoggedXid) -> Severity:
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="PM",
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes(
             "no GPU and no kernel log",

@@ -101,7 +101,7 @@ def _waits_for_lock(frame: Frame) -> bool:
     scope=Scope.HOST,
     when="PRM",
     needs=(StorageFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("no lock", healthy(hosts=2)),
         Passes("a build is going on", _locked(7200.0, held=True)),

@@ -79,7 +79,7 @@ def _may_go_on(told: EventGroup, files: tuple[str, ...]) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts, DriverFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("a container with every file", _container()),
         Passes("no container", healthy(hosts=2, rdma=2)),

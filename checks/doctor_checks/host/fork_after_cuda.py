@@ -49,7 +49,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.RANK,
     when="PM",
     needs=(ProcessFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("nothing tells", healthy()),
         Passes("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),

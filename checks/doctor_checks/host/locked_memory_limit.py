@@ -53,7 +53,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts, NcclFacts, RdmaFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("unlimited", healthy(hosts=2, rdma=2)),
         Passes("64 KiB where there is no RDMA", healthy(hosts=2).alter(ProcessFacts, limits=_limits(65536))),

@@ -50,7 +50,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("65,536 files", healthy(hosts=2)),
         Passes("1,024 files, the default of login shells", _limited(1024, 1048576)),

@@ -57,7 +57,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("half a million", healthy(hosts=2, per_host=8)),
         Passes("ulimit -u 4096, as Red Hat sets it", _limited(4096)),

@@ -23,7 +23,7 @@ Spaces = tuple[object, ...]
     scope=Scope.HOST,
     when="P",
     needs=(ProcessFacts,),
-    peers=True,
+    compares_ranks=True,
     cases=lambda: (
         Passes("one set of namespaces a machine", healthy(hosts=2, per_host=8)),
         Passes("only the mount namespace differs", healthy().alter(ProcessFacts, ranks=(1,), namespaces=_own("mnt"))),

@@ -33,7 +33,7 @@ from doctor.testing import Fails, Passes, healthy, lines
     scope=Scope.HOST,
     when="P",
     needs=(ProcessFacts,),
-    peers=True,
+    compares_ranks=True,
     cases=lambda: (
         Passes("every rank may use all cores", healthy(hosts=2, per_host=8)),
         Passes(

@@ -191,7 +191,7 @@ def _goes_on(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(

@@ -116,7 +116,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     scope=Scope.JOB,
     when="PM",
     needs=(MasterFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("one address for all", healthy(hosts=2, per_host=2)),
         Passes(

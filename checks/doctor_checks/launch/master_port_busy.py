@@ -125,8 +125,8 @@ def _port_of(event: Event) -> int | None:
     scope=Scope.JOB,
     when="PM",
     needs=(LaunchFacts, MasterFacts),
-    peers=False,
-    told=_told,
+    compares_ranks=False,
+    from_logs=_told,
     cases=lambda: (
         Passes("the port is free", healthy(hosts=2, per_host=2).by_srun()),
         Passes("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),

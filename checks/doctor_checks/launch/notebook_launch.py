@@ -42,7 +42,7 @@ def _heard(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(ProcessFacts, TrainerFacts),
-    told=_heard,
+    from_logs=_heard,
     cases=lambda: (
         Passes("ddp in a script", _told("ddp").alter(ProcessFacts, interactive=False)),
         Passes("ddp_notebook in a notebook", _told("ddp_notebook_find_unused_parameters_false")),

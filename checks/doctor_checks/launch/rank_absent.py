@@ -145,7 +145,7 @@ def _ends_there(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("all came", healthy(hosts=2, per_host=2)),
         Passes("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),

@@ -46,7 +46,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("every rank once", healthy(hosts=2, per_host=2)),
         Fails("two processes of a host are rank 2", healthy(hosts=2, per_host=2).renumbered(3, 2), ranks=(2,)),

@@ -103,8 +103,8 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     scope=Scope.JOB,
     when="PM",
     needs=(LaunchFacts,),
-    peers=False,
-    told=_told,
+    compares_ranks=False,
+    from_logs=_told,
     cases=lambda: (
         Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
         Passes("torchrun outside SLURM", healthy(hosts=2, per_host=4)),

@@ -198,8 +198,8 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="PM",
     needs=(LaunchFacts,),
-    peers=False,
-    told=_told,
+    compares_ranks=False,
+    from_logs=_told,
     cases=lambda: (
         Fails(
             "Lightning finds no device for a task",

@@ -52,7 +52,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="M",
     needs=(MemorySnapshotFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes(
             "memory that is spoken of and not short",

@@ -32,7 +32,7 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     severity=Severity.WARNING,
     when="PR",
     needs=(GpuFacts, ProcessFacts),
-    instead=(RunMemoryFacts,),
+    or_needs=(RunMemoryFacts,),
     cases=lambda: (
         Passes("empty GPUs", healthy(hosts=2, per_host=2)),
         Passes(

@@ -68,7 +68,7 @@ def _pressed(job: Job) -> Iterator[Finding]:
     severity=Severity.WARNING,
     when="RM",
     needs=(RunMemoryFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("room for everything", running(2, 2)),
         Passes("a run on the CPU", running(1, 2, gpus=0)),

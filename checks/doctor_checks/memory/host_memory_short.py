@@ -63,8 +63,8 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PRM",
     needs=(HostFacts, EstimateFacts),
-    instead=(HostFacts, RunMemoryFacts),
-    told=_told,
+    or_needs=(HostFacts, RunMemoryFacts),
+    from_logs=_told,
     cases=lambda: (
         Passes("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
         Passes("nobody estimated", healthy(per_host=2)),

@@ -35,7 +35,7 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
     severity=Severity.ERROR,
     when="PR",
     needs=(GpuFacts, EstimateFacts),
-    instead=(RunMemoryFacts,),
+    or_needs=(RunMemoryFacts,),
     cases=lambda: (
         Passes("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
         Passes("nobody estimated", healthy(per_host=2)),

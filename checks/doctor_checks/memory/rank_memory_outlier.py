@@ -44,7 +44,7 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
     severity=Severity.WARNING,
     when="R",
     needs=(RunMemoryFacts,),
-    peers=True,
+    compares_ranks=True,
     cases=lambda: (
         Passes("all alike", running(2, 4)),
         Passes("a run on the CPU", running(1, 4, gpus=0)),

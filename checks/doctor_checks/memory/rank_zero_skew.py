@@ -152,8 +152,8 @@ def _names_ranks(one: OomEvent) -> bool:
     scope=Scope.HOST,
     when="PRM",
     needs=(GpuFacts, ProcessFacts),
-    peers=True,
-    told=_told,
+    compares_ranks=True,
+    from_logs=_told,
     cases=lambda: (
         Passes(
             "every rank on its own GPU",

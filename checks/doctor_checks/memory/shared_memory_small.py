@@ -130,7 +130,7 @@ def _sizes_told(told: EventGroup) -> dict[str, object]:
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
         Passes(

@@ -49,7 +49,7 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     id="NCCL007",
     severity=Severity.INFO,
     needs=(EnvironmentFacts,),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("nothing set", healthy(2, 2)),
         Passes(

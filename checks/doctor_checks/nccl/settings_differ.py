@@ -40,7 +40,7 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     needs=(NcclFacts,),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("nothing set", healthy(2, 2)),
         Passes("the same everywhere", healthy(2, 2).environ(NCCL_ALGO="Ring", NCCL_CROSS_NIC="1")),

@@ -62,7 +62,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.WARNING,
     when="PM",
     needs=(NcclFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("not set", healthy(2, 2)),
         Passes("a file of this machine", _SET.alter(NcclFacts, references=_file())),

@@ -44,7 +44,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(SoftwareFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("the wheel alone", healthy()),
         Passes("no NCCL", healthy(gpus=0)),

@@ -99,8 +99,8 @@ def _in_words(number: str | None) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(SoftwareFacts,),
-    expects=True,
-    told=_told,
+    uses_baseline=True,
+    from_logs=_told,
     cases=lambda: (
         Passes("one release everywhere", healthy(hosts=2, per_host=2)),
         Passes("no NCCL on any rank", healthy(2, 2, gpus=0)),

@@ -36,7 +36,7 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     needs=(InterfaceFacts, NcclFacts),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("IPv4 everywhere", healthy(hosts=2, per_host=2)),
         Passes(

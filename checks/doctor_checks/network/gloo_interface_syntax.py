@@ -51,7 +51,7 @@ def _cut_short(job: Job, value: str) -> str | None:
     severity=Severity.ERROR,
     when="PM",
     needs=(EnvironmentFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=1)),
         Passes("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),

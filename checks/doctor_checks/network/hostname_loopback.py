@@ -87,7 +87,7 @@ _CONNECTIONS = (
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
         Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),

@@ -103,7 +103,7 @@ _RENAME = (
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
         Passes("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),

@@ -107,7 +107,7 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(InterfaceFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
         Passes(

@@ -58,7 +58,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(InterfaceFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),
         Passes("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),

@@ -147,7 +147,7 @@ def _target(told: EventGroup) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("real interfaces", healthy(hosts=2, per_host=2)),
         Passes("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),

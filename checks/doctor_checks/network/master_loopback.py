@@ -80,7 +80,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="PM",
     needs=(MasterFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("the master by its address", healthy(hosts=2, per_host=2)),
         Passes("localhost on one host", healthy(hosts=1, per_host=4).put(_LOCALHOST)),

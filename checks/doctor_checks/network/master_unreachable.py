@@ -97,7 +97,7 @@ def _confidence(told: EventGroup) -> float:
     severity=Severity.ERROR,
     when="PM",
     needs=(ReachFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=2, per_host=1)),
         Passes("the master answers", healthy(2, 1).put(_tried("open"))),

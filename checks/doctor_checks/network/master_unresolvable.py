@@ -57,7 +57,7 @@ def _unknown(told: EventGroup, name: str | None, confidence: float, error: str |
     severity=Severity.ERROR,
     when="PM",
     needs=(MasterFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes(
             "no IPv6 address of localhost",

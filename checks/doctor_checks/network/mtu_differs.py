@@ -70,7 +70,7 @@ class _InterfaceMtu(NamedTuple):
     severity=Severity.WARNING,
     scope=Scope.JOB,
     needs=(InterfaceFacts, NcclFacts),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("jumbo frames everywhere", healthy(hosts=3, per_host=1)),
         Passes("one host", healthy(hosts=1, per_host=2)),

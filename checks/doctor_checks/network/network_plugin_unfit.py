@@ -95,7 +95,7 @@ def _goes_by_sockets(job: Job) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),

@@ -37,7 +37,7 @@ def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> JobBuilder:
     scope=Scope.HOST,
     when="PR",
     needs=(PathFacts,),
-    instead=(HostUseFacts,),
+    or_needs=(HostUseFacts,),
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=2, per_host=1)),
         Passes("a handful of retransmissions", healthy(2, 1).put(_counted(200_000, 40))),

@@ -92,7 +92,7 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     severity=Severity.WARNING,
     scope=Scope.JOB,
     needs=(PathFacts,),
-    instead=(TransferFacts,),
+    or_needs=(TransferFacts,),
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=4, per_host=1)),
         Passes("all paths alike", transferred(8)),

@@ -174,7 +174,7 @@ _FIX_TOLD = (
     scope=Scope.JOB,
     when="PM",
     needs=(ReachFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=2, per_host=1)),
         Passes(

@@ -141,8 +141,8 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="PM",
     needs=(NcclFacts, RdmaFacts),
-    expects=True,
-    told=_told,
+    uses_baseline=True,
+    from_logs=_told,
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),
         Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),

@@ -89,7 +89,7 @@ def _told_closed(job: Job, told: EventGroup) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts, RdmaFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),

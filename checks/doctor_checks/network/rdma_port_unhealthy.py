@@ -164,8 +164,8 @@ def _is_infiniband(job: Job) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(RdmaFacts,),
-    expects=True,
-    told=_told,
+    uses_baseline=True,
+    from_logs=_told,
     cases=lambda: (
         Passes("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
         Passes(

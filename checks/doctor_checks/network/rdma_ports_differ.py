@@ -76,8 +76,8 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="PM",
     needs=(NcclFacts,),
-    expects=True,
-    told=_told,
+    uses_baseline=True,
+    from_logs=_told,
     cases=lambda: (
         Passes("the same ports everywhere", healthy(hosts=3, per_host=2, rdma=4)),
         Passes("no RDMA anywhere", healthy(hosts=2, per_host=2)),

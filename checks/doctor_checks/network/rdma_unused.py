@@ -70,7 +70,7 @@ def _has_fabric(job: Job) -> bool:
     severity=Severity.WARNING,
     when="PM",
     needs=(NcclFacts, RdmaFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("RDMA is used", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("no RDMA", healthy(2, 2).environ(NCCL_IB_DISABLE="1")),

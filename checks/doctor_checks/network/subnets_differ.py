@@ -118,7 +118,7 @@ def _wide(address: str) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts, NcclFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("one subnet", healthy(hosts=2, per_host=2)),
         Passes(

@@ -91,8 +91,8 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    told=_told,
-    instead=(RecorderFacts,),
+    from_logs=_told,
+    or_needs=(RecorderFacts,),
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

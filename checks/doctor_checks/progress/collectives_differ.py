@@ -225,8 +225,8 @@ _BATCHES = (
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    instead=(RecorderFacts,),
-    told=_heard,
+    or_needs=(RecorderFacts,),
+    from_logs=_heard,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

@@ -37,7 +37,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    instead=(RecorderFacts,),
+    or_needs=(RecorderFacts,),
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),

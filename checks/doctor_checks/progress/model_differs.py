@@ -69,7 +69,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ModelFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("one model", running(2, 4)),
         Passes(

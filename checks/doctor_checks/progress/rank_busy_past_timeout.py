@@ -56,7 +56,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all wait for data: nobody waits for anybody", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),

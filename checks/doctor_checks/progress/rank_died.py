@@ -189,8 +189,8 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    peers=False,
-    told=_told,
+    compares_ranks=False,
+    from_logs=_told,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),

@@ -184,8 +184,8 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    instead=(RecorderFacts,),
-    told=_told,
+    or_needs=(RecorderFacts,),
+    from_logs=_told,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run without a flight recorder that moves", without_recorders(running(1, 4))),

@@ -37,7 +37,7 @@ _FLAT = (
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    peers=False,
+    compares_ranks=False,
     cases=lambda: (
         Passes("all resume at one step", logged(*(f"[rank{r}]: Resuming from checkpoint step 1200" for r in range(3)))),
         Passes(

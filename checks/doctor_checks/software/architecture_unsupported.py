@@ -54,7 +54,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.RANK,
     when="PM",
     needs=(SoftwareFacts, GpuFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("code for this GPU", _built(*_BUILT)),
         Passes("the files do not tell", healthy(hosts=2)),

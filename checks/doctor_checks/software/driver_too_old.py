@@ -75,7 +75,7 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     scope=Scope.RANK,
     when="PM",
     needs=(SoftwareFacts, GpuFacts),
-    told=_told,
+    from_logs=_told,
     cases=lambda: (
         Passes("newer than needed", healthy(hosts=2)),
         Passes("older within the same major release", _drivers("525.60.13", "12.0")),

@@ -101,7 +101,7 @@ def _is_anothers(told: EventGroup) -> bool:
     scope=Scope.RANK,
     when="PM",
     needs=(TrainerFacts, SoftwareFacts),
-    told=_heard,
+    from_logs=_heard,
     cases=lambda: (
         Passes("arguments of today", _told(devices="4", strategy="fsdp", precision="bf16-mixed")),
         Passes("an old argument under an old Lightning", _told("1.9.5", gpus="4")),

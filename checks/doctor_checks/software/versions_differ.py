@@ -52,7 +52,7 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     scope=Scope.JOB,
     when="P",
     needs=(SoftwareFacts,),
-    expects=True,
+    uses_baseline=True,
     cases=lambda: (
         Passes("one image", healthy(hosts=3)),
         Passes("torch is nowhere installed", healthy(hosts=2).alter(SoftwareFacts, torch=None, packages=())),
