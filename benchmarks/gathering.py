@@ -132,7 +132,7 @@ def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyVal
 
     cards = list(_cards(ranks))
     keeper = Coordinator(
-        keeper_board, ProcessIdentity(0, ranks, "bench"), "nonce", close_at=time.monotonic() + 300, tell=print
+        keeper_board, ProcessIdentity(0, ranks, "bench"), "nonce", close_at=time.monotonic() + 300, write_line=print
     )
     local = threading.local()
 
@@ -140,8 +140,8 @@ def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyVal
         if not hasattr(local, "board"):
             local.board = boards()
         token, number, data = card
-        local.board.box("nonce/hello").append(encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
-        local.board.box("nonce/card").append(data)
+        local.board.mailbox("nonce/hello").append(encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
+        local.board.mailbox("nonce/card").append(data)
 
     began = time.perf_counter()
     keeper.open()
@@ -162,11 +162,11 @@ def _store() -> Iterator[tuple[KeyValueStore, Callable[[], KeyValueStore]]]:
 
     listener = listen(0)
     port = listener.getsockname()[1]
-    server = KeyValueStore(TCPStoreBackend(host_store(listener, 60), "bench", "the store", outlives_its_keeper=False))
+    server = KeyValueStore(TCPStoreBackend(host_store(listener, 60), "bench", "the store", survives_coordinator=False))
 
     def client() -> KeyValueStore:
         return KeyValueStore(
-            TCPStoreBackend(join_store("127.0.0.1", port, 60), "bench", "the store", outlives_its_keeper=False)
+            TCPStoreBackend(join_store("127.0.0.1", port, 60), "bench", "the store", survives_coordinator=False)
         )
 
     yield server, client

@@ -103,37 +103,39 @@ def open_gathering(
     tell = announce or (lambda _: None)
     surroundings = Machine(directories=settings.directories, commands=settings.commands)
     launch = launch_facts(surroundings.environ)
-    way = gather_plan(wish, surroundings.environ, launch)
-    if way.ray is None and way.seat is None:
+    plan = gather_plan(wish, surroundings.environ, launch)
+    if plan.ray is None and plan.identity is None:
         return None
     from doctor.cluster.transport.secret_file import secret_from_environ
 
     secret = secret_from_environ(surroundings.environ)
-    if way.ray is not None:
-        wanted = _wanted(probe, mesh, why, several_hosts=True)
-        return _open_ray(way.ray, settings, wanted=wanted, tell=tell, discreet=discreet)
-    assert way.seat is not None  # a way has one or the other
+    if plan.ray is not None:
+        options = _probe_options(probe, mesh, why, several_hosts=True)
+        return _open_ray(plan.ray, settings, options=options, tell=tell, discreet=discreet)
+    assert plan.identity is not None  # a plan has one or the other
     from doctor.cluster.gather.gather_session import GatherSession
     from doctor.cluster.gather.participant import start_participant
 
-    wanted = _wanted(probe, mesh, why, several_hosts=way.seat.spans_hosts)
-    party, survey = start_participant(
-        way.seat, surroundings, timeout=settings.timeout, wanted=wanted, tell=tell, announce=announce
+    options = _probe_options(probe, mesh, why, several_hosts=plan.identity.spans_hosts)
+    participant, schedule = start_participant(
+        plan.identity, surroundings, timeout=settings.timeout, probe_options=options, write_line=tell, announce=announce
     )
     return GatherSession(
-        way,
-        way.seat,
-        party,
-        survey,
+        plan,
+        plan.identity,
+        participant,
+        schedule,
         timeout=settings.timeout,
-        tell=tell,
+        write_line=tell,
         discreet=discreet,
         secret=secret,
         own_code=own_code,
     )
 
 
-def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool) -> ProbeOptions | None:
+def _probe_options(
+    probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool
+) -> ProbeOptions | None:
     """What is to be measured; nothing where nobody asked and there is one host."""
     if probe == "none" or (probe != "full" and not several_hosts):
         return None
@@ -143,16 +145,16 @@ def _wanted(probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_h
 
 
 def _open_ray(
-    address: str, settings: Settings, *, wanted: ProbeOptions | None, tell: Announce, discreet: bool
+    address: str, settings: Settings, *, options: ProbeOptions | None, tell: Announce, discreet: bool
 ) -> RayGatherSession:
     from doctor.cluster.ray.ray_session import RayGatherSession
 
     return RayGatherSession(
         address,
-        wanted=wanted,
+        probe_options=options,
         timeout=settings.timeout,
         directories=settings.directories,
-        tell=tell,
+        write_line=tell,
         discreet=discreet,
     )
 

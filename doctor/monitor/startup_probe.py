@@ -46,51 +46,59 @@ def probe_hosts(
 ) -> Sections:
     """What this rank measured, for its host; empty where it does not speak for one, or where the ranks did not find
     together, of which ``tell`` hears."""
-    store = find_store()
-    key = f"probes-{derived_run_id(store, next(_COUNT), os.environ)}"
-    seat = ProcessIdentity(rank, world_size, key)
-    survey = LocalProbeSchedule(rank, speaks=facts.speaks, tell=tell, within=SECONDS / 2)
-    party = Participant(
-        seat,
+    address = find_store()
+    key = f"probes-{derived_run_id(address, next(_COUNT), os.environ)}"
+    identity = ProcessIdentity(rank, world_size, key)
+    schedule = LocalProbeSchedule(rank, leads_host=facts.speaks, write_line=tell, within=SECONDS / 2)
+    participant = Participant(
+        identity,
         host_identity(Machine()),
-        HostLease(seat.key_here, host_identity(Machine()), f"the probes of rank {rank}"),
+        HostLease(identity.key_here, host_identity(Machine()), f"the probes of rank {rank}"),
         lambda keys: {key: value for key, value in facts.now(SECONDS / 2).items() if key in keys},
-        answers_at=survey.answers_at,
+        answers_at=schedule.answers_at,
     )
     try:
-        board, rejected = _board(store, directory, key), RejectedMessages()
-        board.wrap(lambda carrier: SignedBackend(carrier, key, secret, rejected))
-        _take_part(board, seat, party, survey, tell)
+        store, rejected = _open_store(address, directory, key), RejectedMessages()
+        store.wrap(lambda backend: SignedBackend(backend, key, secret, rejected))
+        _take_part(store, identity, participant, schedule, tell)
     except (StoreLost, NoCoordinator, Superseded, OSError, RuntimeError) as lost:  # torch raises RuntimeErrors
         tell(f"the ways between hosts were not measured on rank {rank}: {str(lost) or 'nobody asked'}")
-    return survey.sections
+    return schedule.sections
 
 
-def _board(store: StoreAddress | None, directory: Path | OwnFolder, key: str) -> KeyValueStore:
-    if store is None:
+def _open_store(address: StoreAddress | None, directory: Path | OwnFolder, key: str) -> KeyValueStore:
+    if address is None:
         return KeyValueStore(FileStoreBackend(directory, key))
-    carrier = join_store(store.host, store.port, SECONDS)
+    client = join_store(address.host, address.port, SECONDS)
     return KeyValueStore(
-        TCPStoreBackend(carrier, key, f"the store at {store.host}:{store.port}", outlives_its_keeper=False)
+        TCPStoreBackend(client, key, f"the store at {address.host}:{address.port}", survives_coordinator=False)
     )
 
 
 def _take_part(
-    board: KeyValueStore,
-    seat: ProcessIdentity,
-    party: Participant,
-    survey: LocalProbeSchedule,
+    store: KeyValueStore,
+    identity: ProcessIdentity,
+    participant: Participant,
+    schedule: LocalProbeSchedule,
     tell: Callable[[str], None],
 ) -> None:
     close_at = time.monotonic() + SECONDS
     try:
-        if seat.number:
-            GatherMember(board, seat, party.hello, party.card, survey, close_at=close_at, longest=SECONDS).attend()
+        if identity.number:
+            GatherMember(
+                store,
+                identity,
+                participant.join_request,
+                participant.member_facts,
+                schedule,
+                close_at=close_at,
+                max_seconds=SECONDS,
+            ).participate()
             return
-        keeper = Coordinator(board, seat, secrets.token_hex(8), close_at=close_at, tell=tell)
-        keeper.open(party.hello)
-        keeper.gather(party.card, survey)
-        keeper.announce(0)
-        keeper.dismiss()
+        coordinator = Coordinator(store, identity, secrets.token_hex(8), close_at=close_at, write_line=tell)
+        coordinator.open(participant.join_request)
+        coordinator.gather(participant.member_facts, schedule)
+        coordinator.announce(0)
+        coordinator.dismiss()
     finally:
-        board.close()
+        store.close()

@@ -72,7 +72,7 @@ class StaticFacts:
         self._read_at = time.monotonic()
         self._reading: threading.Thread | None = None
         own_gpus = states_binding(launch_facts(os.environ))
-        self._first = keys_to_collect(speaks=self._speaker.granted, own_gpus=own_gpus)
+        self._first = keys_to_collect(leads_host=self._speaker.granted, own_gpus=own_gpus)
         self._start(self._first)
 
     @property

@@ -54,7 +54,7 @@ def store_boards(key: str) -> NewBoard:
             while number >= len(_open):
                 _open.append(join_store("127.0.0.1", port, STORE_SECONDS))
         return KeyValueStore(
-            TCPStoreBackend(_open[number], key, f"the store at 127.0.0.1:{port}", outlives_its_keeper=True)
+            TCPStoreBackend(_open[number], key, f"the store at 127.0.0.1:{port}", survives_coordinator=True)
         )
 
     return board

@@ -43,7 +43,7 @@ def board_of(where: str, key: str) -> KeyValueStore:
             if kind == "folder":
                 return KeyValueStore(FileStoreBackend(Path(place), key))
             store = join_store("127.0.0.1", int(place), 5.0)
-            return KeyValueStore(TCPStoreBackend(store, key, "hostile", outlives_its_keeper=True))
+            return KeyValueStore(TCPStoreBackend(store, key, "hostile", survives_coordinator=True))
         except (OSError, RuntimeError):
             if time.monotonic() > end:
                 raise
@@ -78,7 +78,7 @@ def keeper(board: KeyValueStore, order: bytes, stage: str) -> None:
     """Pose as the coordinator: call, give whoever comes an order, and let all leave with 0."""
     board.set("call", encode(GatherAnnouncement(NONCE, 0, 60.0)))
     say("called")
-    hellos = board.box(f"{NONCE}/hello")
+    hellos = board.mailbox(f"{NONCE}/hello")
     known: dict[str, int] = {}
     end = time.monotonic() + 12.0 * slowness()
     call = board.get("call") or b""
@@ -110,7 +110,7 @@ def forger(board: KeyValueStore) -> None:
     nonce = until(lambda: (call := read(board.get("call"), GatherAnnouncement)) and call.nonce)
     say(f"heard {nonce}")
     board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
-    seen = board.box(f"{nonce}/hello")
+    seen = board.mailbox(f"{nonce}/hello")
     tokens: dict[str, int] = {}
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
@@ -121,7 +121,7 @@ def forger(board: KeyValueStore) -> None:
                     tokens[hello.token] = hello.number
                     member = healthy(1, 2).members[hello.number % 2]
                     card = MemberFacts(hello.token, hello.number, pack_member(member))
-                    board.box(f"{nonce}/card").append(encode(card))
+                    board.mailbox(f"{nonce}/card").append(encode(card))
                     say(f"posed {hello.number}")
             board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
         time.sleep(0.05)

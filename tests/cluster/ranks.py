@@ -47,7 +47,7 @@ LIMIT = patience(20.0)
 _SHORTER = {
     coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "ACKNOWLEDGE_SECONDS": 1.5},
     member_module: {"EVALUATION_SECONDS": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
-    gather_session: {"TAKE_OVER": 0.6, "CALLING_OFF": 5.0},
+    gather_session: {"TAKE_OVER": 0.6, "CANCEL_SECONDS": 5.0},
     heartbeat: {"HEARTBEAT_EVERY": 0.1, "HEARTBEAT_TIMEOUT": 1.2},
 }
 
@@ -68,7 +68,7 @@ class Mortal:
     whether the rank dies there. It may also lose the board, or sleep."""
 
     def __init__(self, carrier: StoreBackend) -> None:
-        self.words, self.outlives_its_keeper = carrier.words, carrier.outlives_its_keeper
+        self.description, self.survives_coordinator = carrier.description, carrier.survives_coordinator
         self.at: Callable[[str, str], bool] = lambda what, name: False
         self.dead = threading.Event()
         self.lost = threading.Event()
@@ -111,7 +111,7 @@ class Rank(threading.Thread):
         own_code: Callable[[Job], int] | None = None,
     ) -> None:
         super().__init__(daemon=True)
-        self.mortal = Mortal(new_board().carrier)
+        self.mortal = Mortal(new_board().backend)
         self.code: int | None = None
         self.job: Job | None = None
         self.error: BaseException | None = None
@@ -147,7 +147,7 @@ class Rank(threading.Thread):
             self._party(),
             None,
             timeout=self._timeout,
-            tell=self.told.append,
+            write_line=self.told.append,
             secret=self._secret,
             own_code=self._own_code,
         )
@@ -162,8 +162,8 @@ class Rank(threading.Thread):
 
     def _joined(self, opened: GatherSession) -> ConnectedStore:
         opened._take_board(KeyValueStore(self.mortal, patience(PATIENCE)))  # type: ignore[arg-type]
-        assert opened._board is not None
-        return ConnectedStore(opened._board, ReachFacts())
+        assert opened._store is not None
+        return ConnectedStore(opened._store, ReachFacts())
 
     def _party(self) -> Participant:
         def collect(keys: tuple[str, ...]) -> dict[str, object]:

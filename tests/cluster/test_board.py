@@ -70,14 +70,14 @@ def test_of_many_who_exchange_at_once_one_succeeds(boards, old):
 
     def exchange(number):
         board = boards()
-        look = board.carrier.get
+        look = board.backend.get
 
         def look_with_all_others(name):
             found = look(name)
             start.wait(10)  # nobody has written yet
             return found
 
-        board.carrier.get = look_with_all_others
+        board.backend.get = look_with_all_others
         if board.exchange("call", old, b"%d" % number):
             won.append(b"%d" % number)
 
@@ -95,12 +95,12 @@ def together(work):
 
 
 def test_every_reader_of_a_box_sees_every_entry_once(boards):
-    writer, early, late = boards(), boards().box("nonce/card"), boards().box("nonce/card")
+    writer, early, late = boards(), boards().mailbox("nonce/card"), boards().mailbox("nonce/card")
     assert early.fresh() == []
     for data in (b"one", b"two", b""):
-        writer.box("nonce/card").append(data)
+        writer.mailbox("nonce/card").append(data)
     assert sorted(wait_for(early, 3)) == [b"", b"one", b"two"]
-    writer.box("nonce/card").append(b"one")
+    writer.mailbox("nonce/card").append(b"one")
     assert wait_for(early, 1) == [b"one"]
     assert early.fresh() == []
     assert sorted(wait_for(late, 4)) == [b"", b"one", b"one", b"two"]
@@ -114,18 +114,18 @@ def wait_for(box, count):
 
 def test_boxes_and_names_do_not_mix(boards):
     board = boards()
-    board.box("nonce/card").append(b"card")
+    board.mailbox("nonce/card").append(b"card")
     board.set("nonce/verdict", b"verdict")
-    assert board.box("nonce/hello").fresh() == []
-    assert board.box("other/card").fresh() == []
-    assert wait_for(board.box("nonce/card"), 1) == [b"card"]
+    assert board.mailbox("nonce/hello").fresh() == []
+    assert board.mailbox("other/card").fresh() == []
+    assert wait_for(board.mailbox("nonce/card"), 1) == [b"card"]
 
 
 def test_nothing_is_lost_while_many_write_and_one_reads(boards):
-    each, reader, seen = 10, boards().box("nonce/card"), []
+    each, reader, seen = 10, boards().mailbox("nonce/card"), []
 
     def write(number):
-        box = boards().box("nonce/card")
+        box = boards().mailbox("nonce/card")
         for count in range(each):
             box.append(b"%d %d" % (number, count))
 
@@ -165,7 +165,7 @@ def test_a_closed_store_says_so():
 
 
 def test_calls_that_block_have_a_deadline(tmp_path):
-    board = KeyValueStore(folder_boards(tmp_path)().carrier, patience=0.2)
+    board = KeyValueStore(folder_boards(tmp_path)().backend, patience=0.2)
     folder_boards(tmp_path)().set("call", b"1")
     with blocked(tmp_path):
         with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} does not answer$"):

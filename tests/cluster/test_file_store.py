@@ -32,20 +32,20 @@ def root(tmp_path):
 def test_gatherings_of_other_keys_do_not_mix(tmp_path):
     one, other = folder_boards(tmp_path, "one")(), folder_boards(tmp_path, "other")()
     one.set("call", b"one")
-    one.box("card").append(b"one")
+    one.mailbox("card").append(b"one")
     assert other.get("call") is None
-    assert other.box("card").fresh() == []
+    assert other.mailbox("card").fresh() == []
 
 
 def test_half_a_file_is_never_read(root, board):
     """A writer that died leaves what it wrote aside, and nobody takes it for an entry."""
-    board.box("card").append(b"whole")
+    board.mailbox("card").append(b"whole")
     (root / "card" / ".0123456789abcdef").write_bytes(b"ha")
-    assert board.box("card").fresh() == [b"whole"]
+    assert board.mailbox("card").fresh() == [b"whole"]
 
 
 def test_entries_that_cannot_be_read_do_not_hide_the_others(root, board):
-    board.box("card").append(b"whole")
+    board.mailbox("card").append(b"whole")
     (root / "card" / "folder").mkdir()
     (root / "card" / "link").symlink_to("nowhere")
     (root / "card" / "forbidden").write_bytes(b"")
@@ -54,7 +54,7 @@ def test_entries_that_cannot_be_read_do_not_hide_the_others(root, board):
         os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1, follow_symlinks=False)
     with readable_parents(root), without_rights():
         board = folder_boards(root.parent)()
-        box = board.box("card")
+        box = board.mailbox("card")
         assert sorted(box.fresh()) == [b"", b"", b"", b"whole"]
         assert box.fresh() == [], "what can't be read is looked at once"
 
@@ -100,13 +100,13 @@ def test_a_folder_that_is_forbidden(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):
-    open_file_store(tmp_path / "new" / "one", SEAT).board.set("call", b"")
+    open_file_store(tmp_path / "new" / "one", SEAT).store.set("call", b"")
     assert (tmp_path / "new" / "one" / ".rankdoctor-key" / "call").exists()
 
 
 def test_a_folder_that_vanishes_is_empty_and_can_be_filled_again(root, board):
     board.set("call", b"1")
-    box = board.box("card")
+    box = board.mailbox("card")
     box.append(b"1")
     shutil.rmtree(root)
     assert board.get("call") is None
@@ -132,9 +132,9 @@ def test_a_full_disk(tmp_path):
         board = folder_boards(disk)()
         board.set("call", b"small")
         with pytest.raises(StoreLost, match="No space left on device"):
-            board.box("card").append(b"x" * (1 << 20))
+            board.mailbox("card").append(b"x" * (1 << 20))
         assert board.get("call") == b"small"
-        board.box("card").append(b"y" * (1 << 14))  # nothing of what did not fit is left
+        board.mailbox("card").append(b"y" * (1 << 14))  # nothing of what did not fit is left
 
 
 def test_only_what_is_old_is_swept(root, board, monkeypatch):
@@ -152,6 +152,6 @@ def test_only_what_is_old_is_swept(root, board, monkeypatch):
 
 def test_clearing_removes_a_gathering_from_the_disk(root, board):
     board.set("ended/verdict", b"")
-    board.box("ended/card").append(b"")
+    board.mailbox("ended/card").append(b"")
     board.clear("ended")
     assert os.listdir(root) == [MARK]

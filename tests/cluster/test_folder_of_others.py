@@ -61,8 +61,8 @@ def use(board):
     """All that is done with a board in a gathering."""
     board.get("call")
     board.set("call", b"1")
-    board.box("doorbell").append(b"1")
-    board.box("doorbell").fresh()
+    board.mailbox("doorbell").append(b"1")
+    board.mailbox("doorbell").fresh()
     board.clear("0123456789abcdef")
 
 
@@ -172,12 +172,12 @@ def test_entries_that_are_no_messages_of_ours_cost_nothing(share, kind):
     if kind == "another user's":
         require_root()
     one = board(share)
-    one.box("doorbell").append(b"whole")
+    one.mailbox("doorbell").append(b"whole")
     for number in range(3):
         planted(share / ROOT / "doorbell" / f"planted-{number}", kind)
     planted(share / ROOT / "doorbell" / ".hidden", "file" if os.geteuid() else kind)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    box = one.box("doorbell")
+    box = one.mailbox("doorbell")
     assert sorted(box.fresh()) == [b"", b"", b"", b"whole"]
     assert box.fresh() == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
@@ -185,7 +185,7 @@ def test_entries_that_are_no_messages_of_ours_cost_nothing(share, kind):
 
 def test_a_box_with_too_many_names(share, monkeypatch):
     monkeypatch.setattr(opened, "MOST_NAMES", 20)
-    box = board(share).box("doorbell")
+    box = board(share).mailbox("doorbell")
     for number in range(21):
         box.append(b"%d" % number)
     with pytest.raises(StoreLost, match="more than 20 names"):
@@ -194,7 +194,7 @@ def test_a_box_with_too_many_names(share, monkeypatch):
 
 def test_a_full_box_is_read_in_several_calls(share, monkeypatch):
     monkeypatch.setattr("doctor.cluster.transport.file_store.AT_ONCE", 100)
-    box = board(share).box("card")
+    box = board(share).mailbox("card")
     for number in range(10):
         box.append(b"%d" % number * 40)
     looks = [box.fresh() for _ in range(6)]
@@ -204,7 +204,7 @@ def test_a_full_box_is_read_in_several_calls(share, monkeypatch):
 
 def test_a_gathering_is_removed_without_what_is_not_ours(share, home):
     one = board(share)
-    one.box("ended/card").append(b"1")
+    one.mailbox("ended/card").append(b"1")
     inner = share / ROOT / "ended" / "card"
     (inner / "link").symlink_to(home)
     kept = set()
@@ -254,18 +254,18 @@ class TestGroup:
         try:
             with as_user(ALICE, TEAM):
                 board(share, TEAM).set("call", b"1")
-                board(share, TEAM).box("doorbell").append(b"alice")
+                board(share, TEAM).mailbox("doorbell").append(b"alice")
             with as_user(BOB, TEAM):
                 theirs = board(share, TEAM)
                 assert theirs.get("call") == b"1"
-                theirs.box("doorbell").append(b"bob")
+                theirs.mailbox("doorbell").append(b"bob")
                 theirs.set("call", b"2")
-                theirs.box("new/card").append(b"3")
+                theirs.mailbox("new/card").append(b"3")
             with as_user(ALICE, TEAM):
                 ours = board(share, TEAM)
                 assert ours.get("call") == b"2"
-                assert sorted(ours.box("doorbell").fresh()) == [b"alice", b"bob"]
-                assert ours.box("new/card").fresh() == [b"3"]
+                assert sorted(ours.mailbox("doorbell").fresh()) == [b"alice", b"bob"]
+                assert ours.mailbox("new/card").fresh() == [b"3"]
                 ours.clear("new")
         finally:
             os.umask(before)
@@ -314,10 +314,10 @@ class TestGroup:
 
     def test_what_was_made_for_one_user_is_made_anew(self, share):
         with as_user(ALICE, TEAM):
-            board(share).box("doorbell").append(b"1")
-            board(share, TEAM).box("doorbell").append(b"2")
+            board(share).mailbox("doorbell").append(b"1")
+            board(share, TEAM).mailbox("doorbell").append(b"2")
         with as_user(BOB, TEAM):
-            assert board(share, TEAM).box("doorbell").fresh() == [b"2"]
+            assert board(share, TEAM).mailbox("doorbell").fresh() == [b"2"]
 
     def test_another_folder_of_this_user_is_not_opened_to_the_group(self, share, home):
         belongs_to(ALICE, home, *home.rglob("*"))

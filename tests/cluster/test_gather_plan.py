@@ -36,7 +36,7 @@ def test_a_lone_process_goes_alone(environ):
 @pytest.mark.parametrize(("environ", "number"), [(PLAIN, 3), (TORCHRUN, 3), (STEP, 1), (OPEN_MPI, 1)])
 def test_one_of_several_meets_in_the_store(environ, number):
     found = way(environ)
-    assert found.seat.number == number
+    assert found.identity.number == number
     assert found.endpoint is not None
     assert found.share is None
 
@@ -88,4 +88,4 @@ def test_a_gathering_of_a_lone_process_is_refused(gather, environ):
 
 
 def test_marks_are_not_needed_where_the_user_asks_for_it():
-    assert way({"RANK": "1", "WORLD_SIZE": "2"}, "share", SHARE).seat.number == 1
+    assert way({"RANK": "1", "WORLD_SIZE": "2"}, "share", SHARE).identity.number == 1

@@ -129,7 +129,7 @@ def test_one_who_was_asleep_when_all_left_leaves_with_their_code(place):
 def test_a_board_that_is_lost(place, outlives):
     ranks = new_ranks(place.boards(), range(3), 4)
     for rank in ranks:
-        rank.mortal.outlives_its_keeper = outlives
+        rank.mortal.survives_coordinator = outlives
     start(*ranks)
     board = place.boards()()
     until(lambda: call_on(board))
@@ -146,7 +146,7 @@ def test_a_board_that_is_lost(place, outlives):
 def test_a_store_that_ends_with_rank_0(place):
     ranks = new_ranks(place.boards(), range(3), 4, timeout=NEVER)
     for rank in ranks:
-        rank.mortal.outlives_its_keeper = False
+        rank.mortal.survives_coordinator = False
     start(*ranks)
     board = place.boards()()
     until(lambda: call_on(board))
@@ -226,7 +226,7 @@ def test_noise_in_the_boxes_keeps_nobody_from_the_verdict(place):
     nonce = until(lambda: call_on(board)).nonce
     for _ in range(60):
         box = chance.choice(["hello", "card", "measured", "heard"])
-        board.box(f"{nonce}/{box}").append(chance.randbytes(chance.randrange(30)))
+        board.mailbox(f"{nonce}/{box}").append(chance.randbytes(chance.randrange(30)))
     waiting.set()
     assert wait_for(*ranks) == [CODE] * 4
     assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def scribble(board, chance):
     data = chance.randbytes(chance.randrange(40))
     try:
         if chance.random() < 0.5:
-            board.box(name).append(data)
+            board.mailbox(name).append(data)
         else:
             board.set(name, data)
     except StoreLost:  # a folder where a file should be, or the other way round

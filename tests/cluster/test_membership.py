@@ -47,12 +47,12 @@ def roll(board):
 
 
 def hello(board, number, name=None):
-    board.box("nonce/hello").append(encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
+    board.mailbox("nonce/hello").append(encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
 
 
 def bring(board, *cards):
     for one in cards:
-        board.box("nonce/card").append(encode(one))
+        board.mailbox("nonce/card").append(encode(one))
 
 
 def test_who_came_and_who_did_not(board, roll):
@@ -118,10 +118,10 @@ def test_what_was_measured_is_added(board, roll):
     roll.look()
     [arrival] = roll.in_order
     arrival = arrival._replace(member=with_section(arrival.member, reach[0]))
-    roll.arrivals[arrival.token] = arrival
+    roll.records[arrival.token] = arrival
     assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
     measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
-    board.box("nonce/measured").append(encode(measured))
+    board.mailbox("nonce/measured").append(encode(measured))
     roll.look()
     assert roll.last_seen([arrival], {}) == ()
     [member] = roll.members()
@@ -145,7 +145,7 @@ def with_section(member, section):
     ],
 )
 def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
-    board.box(f"nonce/{box}").append(data)
+    board.mailbox(f"nonce/{box}").append(data)
     bring(board, card(0))
     roll.look()
     assert len(roll.damaged) == 1
@@ -170,7 +170,9 @@ def test_any_bytes_in_any_box(board, roll):
         for _ in range(60):
             damaged = bytearray(whole)
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-            board.box(f"nonce/{box}").append(chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))]))
+            board.mailbox(f"nonce/{box}").append(
+                chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))])
+            )
     bring(board, card(0))
     roll.look()
     assert 0 in roll.numbers
@@ -182,7 +184,7 @@ def test_who_had_said_hello_to_the_keeper_before(board):
     hello(board, 1)
     later = Membership(board, "later", WORLD)
     later.recall(encode(GatherAnnouncement("nonce", 0, 1.0)))
-    board.box("later/card").append(encode(card(1)))
+    board.mailbox("later/card").append(encode(card(1)))
     later.look()
     assert later.last_seen((), {}) == ((0, "node0", "joined"),)
 

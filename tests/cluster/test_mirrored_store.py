@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from doctor.cluster.transport.mirrored_store import mirrored
+from doctor.cluster.transport.mirrored_store import mirror
 from tests.cluster.boards import folder_boards
 from tests.cluster.test_board import blocked
 
@@ -22,7 +22,7 @@ def sides(tmp_path):
 @pytest.fixture
 def both(sides, told):
     first, second = sides
-    return mirrored(first(), second(), told.append)
+    return mirror(first(), second(), told.append)
 
 
 def test_both_sides_hear_the_keeper(both, sides):
@@ -32,13 +32,13 @@ def test_both_sides_hear_the_keeper(both, sides):
 
 
 def test_the_keeper_hears_both_sides(both, sides):
-    box = both.box("nonce/card")
+    box = both.mailbox("nonce/card")
     for number, side in enumerate(sides):
-        side().box("nonce/card").append(b"%d" % number)
-    both.box("nonce/card").append(b"own")
+        side().mailbox("nonce/card").append(b"%d" % number)
+    both.mailbox("nonce/card").append(b"own")
     assert sorted(box.fresh()) == [b"0", b"1", b"own"]
     assert box.fresh() == []
-    sides[1]().box("nonce/card").append(b"late")
+    sides[1]().mailbox("nonce/card").append(b"late")
     assert box.fresh() == [b"late"]
 
 
@@ -50,8 +50,8 @@ def test_both_are_cleared(both, sides):
 
 @pytest.mark.parametrize("work", ["set", "fresh", "clear", "close"])
 def test_the_second_may_be_lost(both, sides, told, tmp_path, work):
-    box = both.box("nonce/card")
-    sides[0]().box("nonce/card").append(b"1")
+    box = both.mailbox("nonce/card")
+    sides[0]().mailbox("nonce/card").append(b"1")
     shutil.rmtree(tmp_path / "second", ignore_errors=True)
     (tmp_path / "second").write_bytes(b"")  # nothing can be made below a file
     both.set("call", b"1")
@@ -65,10 +65,10 @@ def test_the_second_may_be_lost(both, sides, told, tmp_path, work):
 
 def test_a_second_that_hangs_is_given_up_before_the_first_is(sides, told, tmp_path):
     first, second = sides
-    hasty = type(first())(first().carrier, patience=0.6)
-    second().box("nonce/card").append(b"2")
+    hasty = type(first())(first().backend, patience=0.6)
+    second().mailbox("nonce/card").append(b"2")
     with blocked(tmp_path / "second"):
-        both = mirrored(hasty, second(), told.append)
-        first().box("nonce/card").append(b"1")
-        assert both.box("nonce/card").fresh() == [b"1"]
+        both = mirror(hasty, second(), told.append)
+        first().mailbox("nonce/card").append(b"1")
+        assert both.mailbox("nonce/card").fresh() == [b"1"]
     assert len(told) == 1

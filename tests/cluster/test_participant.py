@@ -94,11 +94,11 @@ def test_the_identity_is_that_of_the_kernel_and_of_the_machine(tmp_path):
 
 
 def test_facts_of_the_host_are_read_by_its_speaker_alone():
-    speaker, other = keys_to_collect(speaks=True), keys_to_collect(speaks=False)
+    speaker, other = keys_to_collect(leads_host=True), keys_to_collect(leads_host=False)
     assert set(other) < set(speaker)
     assert {key for key in other if SECTIONS[key].level == "host"} == {"slurm"}
     assert {key for key in speaker if SECTIONS[key].level == "rank"} <= set(other)
-    assert set(keys_to_collect(speaks=False, own_gpus=True)) - set(other) == {"gpus"}
+    assert set(keys_to_collect(leads_host=False, own_gpus=True)) - set(other) == {"gpus"}
 
 
 def party(key, number, collect=lambda keys: {}):
@@ -114,12 +114,12 @@ def test_a_card_is_there_once_the_facts_are(key):
         return {name: value for name, value in member.sections.items() if name in keys}
 
     process = party(key, 1, collect)
-    process.tried(ReachFacts(attempts=(Reach("node0", "10.0.0.1", 1, "refused", "master"),)))
-    assert process.card() is None
+    process.set_reach(ReachFacts(attempts=(Reach("node0", "10.0.0.1", 1, "refused", "master"),)))
+    assert process.member_facts() is None
     ready.set()
     assert process.member().rank == 1
-    card = process.card()
-    assert (card.token, card.number, card.twins) == (process.hello.token, 1, 0)
+    card = process.member_facts()
+    assert (card.token, card.number, card.twins) == (process.join_request.token, 1, 0)
     [arrived] = unpack_capture(card.capture, "card").members
     assert arrived.host == NODE0
     assert arrived.sections["launch"] == member.sections["launch"]
@@ -132,7 +132,7 @@ def test_a_card_tells_of_twins_every_time(key):
     """A process may bring it to a second gathering, when the keeper of the first is lost."""
     first, _twin = party(key, 1), party(key, 1)
     first.member()
-    assert (first.card().twins, first.card().twins) == (1, 1)
+    assert (first.member_facts().twins, first.member_facts().twins) == (1, 1)
 
 
 def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):

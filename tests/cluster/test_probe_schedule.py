@@ -68,7 +68,7 @@ def _arrivals(hosts=2, per_host=2):
 
 
 def _survey(*stages, told: Callable = lambda _: None, within=None):
-    return ProbeSchedule(0, stages, Machine(), speaks=False, tell=told, within=within)
+    return ProbeSchedule(0, stages, Machine(), leads_host=False, write_line=told, within=within)
 
 
 def test_posts_are_those_who_came_and_one_of_each_host_speaks():
@@ -138,13 +138,13 @@ def test_a_task_of_an_unknown_stage_is_answered_with_nothing():
 
 @pytest.mark.parametrize("order", [b"", b"\xc1", b"\xa2\xff\xfe", b"\x80"])
 def test_an_order_that_is_none_is_unreadable(order):
-    survey = light_schedule(0, 10.0, Machine(), speaks=False, tell=lambda _: None)
+    survey = light_schedule(0, 10.0, Machine(), leads_host=False, write_line=lambda _: None)
     with pytest.raises(MalformedMessage):
         survey.take_part(ProbeTask(1, "light", 1.0, order))
 
 
 def test_light_probes_end_with_the_gathering_and_full_ones_begin_then():
-    light = light_schedule(0, 10.0, Machine(), speaks=False, tell=lambda _: None)
+    light = light_schedule(0, 10.0, Machine(), leads_host=False, write_line=lambda _: None)
     assert (light.seconds, light.overtime) == (5.0, 0.0)
     full = _survey(Counting(), Counting())
     assert full.seconds == full.overtime == 2 * (5.0 + MARGIN)

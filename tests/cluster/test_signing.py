@@ -37,9 +37,9 @@ def opened(boards):
 def test_what_is_signed_is_read(opened):
     one, other = opened(KEY), opened(KEY)
     one.set("call", b"a")
-    one.box("hello").append(b"b")
+    one.mailbox("hello").append(b"b")
     one.set("empty", b"")
-    assert (other.get("call"), other.box("hello").fresh(), other.get("empty"), other.get("nothing")) == (
+    assert (other.get("call"), other.mailbox("hello").fresh(), other.get("empty"), other.get("nothing")) == (
         b"a",
         [b"b"],
         b"",
@@ -54,12 +54,12 @@ def test_what_is_signed_is_read(opened):
 def test_what_another_key_signed_is_ignored_and_counted_once(opened):
     one, other = opened(KEY), opened(OTHER)
     one.set("call", b"a")
-    one.box("hello").append(b"b")
-    hello = other.box("hello")
+    one.mailbox("hello").append(b"b")
+    hello = other.mailbox("hello")
     for _ in range(3):
         assert (other.get("call"), hello.fresh()) == (None, [])
     assert other.rejected.count == 2
-    assert other.rejected.words == (
+    assert other.rejected.warning == (
         "2 messages could not be authenticated and were ignored. "
         "Give every rank of the job the same DOCTOR_SECRET_FILE."
     )
@@ -69,10 +69,10 @@ def test_with_and_without_a_key(opened):
     signs, plain = opened(KEY), opened(None)
     signs.set("call", b"a")
     assert plain.get("call") is None
-    assert "they are signed, and this rank has no key" in plain.rejected.words
+    assert "they are signed, and this rank has no key" in plain.rejected.warning
     plain.set("call", b"b")
     assert signs.get("call") is None
-    assert "1 message could not be authenticated" in signs.rejected.words
+    assert "1 message could not be authenticated" in signs.rejected.warning
     assert signs.exchange("call", None, b"c"), "what is not authentic is as good as nothing"
     assert signs.get("call") == b"c"
 
@@ -80,11 +80,11 @@ def test_with_and_without_a_key(opened):
 def test_a_message_moved_elsewhere_is_ignored(opened, boards):
     one, raw = opened(KEY), boards()
     one.set("a/verdict", b"0")
-    one.box("a/hello").append(b"h")
+    one.mailbox("a/hello").append(b"h")
     raw.set("b/verdict", raw.get("a/verdict"))
-    raw.box("b/hello").append(raw.box("a/hello").fresh()[0])
+    raw.mailbox("b/hello").append(raw.mailbox("a/hello").fresh()[0])
     other = opened(KEY)
-    assert (other.get("a/verdict"), other.get("b/verdict"), other.box("b/hello").fresh()) == (b"0", None, [])
+    assert (other.get("a/verdict"), other.get("b/verdict"), other.mailbox("b/hello").fresh()) == (b"0", None, [])
     assert opened(KEY, "another run").get("a/verdict") is None
 
 

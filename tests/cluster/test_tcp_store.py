@@ -38,12 +38,12 @@ def test_one_hosts_and_the_other_joins():
     port = free_port()
     hosting = open_soon(at(port, "here"), SEATS[0])
     joining = open_soon(at(port, "there"), SEATS[1])
-    hosting.board.set("call", b"1")
-    assert soon(lambda: joining.board.get("call") == b"1")
+    hosting.store.set("call", b"1")
+    assert soon(lambda: joining.store.get("call") == b"1")
     assert [attempt.outcome for attempt in joining.reach.attempts] == ["open"]
-    assert not hosting.board.outlives_its_keeper
-    assert not joining.board.outlives_its_keeper
-    assert not hosting.at_a_twin
+    assert not hosting.store.survives_coordinator
+    assert not joining.store.survives_coordinator
+    assert not hosting.via_duplicate_host
 
 
 def test_who_comes_early_waits_for_the_host():
@@ -57,7 +57,7 @@ def test_who_comes_early_waits_for_the_host():
         store = host_store(listener, STORE_SECONDS)
         early.join(STORE_SECONDS)
     store.set("rankdoctor/key/call", b"1")
-    assert soon(lambda: joined[0].board.get("call") == b"1")
+    assert soon(lambda: joined[0].store.get("call") == b"1")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -73,7 +73,7 @@ def test_the_port_is_given_back():
     """The job needs it a moment later, though its connections are not forgotten yet."""
     port = free_port()
     for _ in range(3):
-        hosting, joining = (open_soon(at(port, hosted), SEATS[0]).board for hosted in ("here", "there"))
+        hosting, joining = (open_soon(at(port, hosted), SEATS[0]).store for hosted in ("here", "there"))
         joining.set("call", b"1")
         hosting.close()
         assert soon(lambda board=joining: is_lost(board))
@@ -90,17 +90,17 @@ def is_lost(board):
 def test_two_that_are_to_host_meet_at_the_first():
     port = free_port()
     first = open_soon(at(port, "here"), SEATS[0])
-    first.board.set("call", b"1")
+    first.store.set("call", b"1")
     second = open_soon(at(port, "here"), SEATS[0])
-    assert second.at_a_twin
-    assert second.board.get("call") == b"1"
+    assert second.via_duplicate_host
+    assert second.store.get("call") == b"1"
 
 
 def test_a_store_of_another_job_on_the_port(monkeypatch):
     monkeypatch.setattr("doctor.cluster.rendezvous.store_access.ELSEWHERE", 0.5)
     port = free_port()
     other = open_soon(at(port, "here"), ProcessIdentity(0, 2, "another run"))
-    other.board.set("call", b"1")
+    other.store.set("call", b"1")
     with pytest.raises(PortInUse, match=rf"^port {port} can't be listened on here: Address already in use$"):
         open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
 
@@ -176,10 +176,10 @@ def test_an_index_that_is_damaged_blocks_nobody():
     """Reading a key that is not there would wait for it."""
     key, chance = secrets.token_hex(4), random.Random(5)
     boards = store_boards(key)
-    board, reader = boards(), boards().box("nonce/card")
+    board, reader = boards(), boards().mailbox("nonce/card")
     board.set("nonce/card", chance.randbytes(160))
     assert reader.fresh() == []
-    board.box("nonce/card").append(b"whole")
+    board.mailbox("nonce/card").append(b"whole")
     assert soon(lambda: reader.fresh() == [b"whole"])
     board.set("nonce/card", chance.randbytes(7))
     assert reader.fresh() == []

@@ -165,7 +165,7 @@ FEW = settings(
 class Shelf:
     """A carrier in memory; what stands there is given."""
 
-    words, outlives_its_keeper = "a shelf", True
+    words, survives_coordinator = "a shelf", True
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -244,7 +244,7 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
     told: list[str] = []
     board = KeyValueStore(shelf)
     seat = ProcessIdentity(0, 2, "key", spans_hosts=False)
-    keeper = Coordinator(board, seat, "abc", close_at=time.monotonic() - 1.0, tell=told.append)
+    keeper = Coordinator(board, seat, "abc", close_at=time.monotonic() - 1.0, write_line=told.append)
     keeper.open(JoinRequest("f" * 16, 0, "node0"))
     for name, data in entries:
         shelf.append(name, data)
@@ -273,7 +273,7 @@ def test_signed_boards(entries: list[tuple[str, bytes]]) -> None:
             found, mark = signed.fetch(name, mark)
             assert found == []
     assert bool(rejected.count) == bool(entries)
-    assert len(rejected.words) < 200
+    assert len(rejected.warning) < 200
     assert signed.get("abc/leave") == b"x"
 
 
@@ -318,8 +318,8 @@ def _line(board: KeyValueStore) -> Any:
     """A line that is open."""
     from doctor.cluster.transport.failover import StoreConnection
 
-    line = StoreConnection("bell", lambda: board.carrier)
-    line._board = board
+    line = StoreConnection("bell", lambda: board.backend)
+    line._store = board
     return line
 
 
@@ -333,7 +333,7 @@ def test_orders(stage: str, data: st.DataObject) -> None:
     orders = ORDERS[stage]
     order = data.draw((mutated(orders) if orders else st.nothing()) | st.binary(max_size=99) | values.map(encoded))
     survey = ProbeSchedule(
-        0, tuple(full_stages(ProbeOptions("full", why=True))), _AROUND, speaks=False, tell=lambda _: None
+        0, tuple(full_stages(ProbeOptions("full", why=True))), _AROUND, leads_host=False, write_line=lambda _: None
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", _refuse)

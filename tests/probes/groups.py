@@ -90,7 +90,7 @@ class Party:
     def _process(self, axes, place: int, told: list[str]) -> ProbeSchedule:
         stage, surroundings = GroupsStage(axes), Machine(environ=self._environs[place])
         tell = told.append if place == 0 else lambda _: None
-        survey = ProbeSchedule(place, (stage,), surroundings, speaks=False, tell=tell)
+        survey = ProbeSchedule(place, (stage,), surroundings, leads_host=False, write_line=tell)
         survey._bench._child = self.child(place)
         return survey
 

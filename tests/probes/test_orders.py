@@ -68,7 +68,9 @@ def heard(monkeypatch):
 def given(stage, order, *, why=True):
     """What a process with all stages does with an order of that stage, and what it says."""
     told = []
-    survey = ProbeSchedule(0, tuple(full_stages(ProbeOptions("full", why=why))), AROUND, speaks=True, tell=told.append)
+    survey = ProbeSchedule(
+        0, tuple(full_stages(ProbeOptions("full", why=why))), AROUND, leads_host=True, write_line=told.append
+    )
     try:
         return survey.take_part(ProbeTask(1, stage, 1.0, msgspec.msgpack.encode(order))), told
     finally:

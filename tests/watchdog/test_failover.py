@@ -84,7 +84,7 @@ def test_what_is_said_goes_to_all_and_what_is_renewed_to_the_best(both, tmp_path
     both.set_on_best("word", b"2")
     assert [on(tmp_path, name) for name in ("faulty", "second")] == [b"2", b"1"]
     assert both.get("word") == b"2"
-    assert both.several(["word", "none"], both.alive) == {"word": (b"2", b"1")}
+    assert both.get_many(["word", "none"], both.alive) == {"word": (b"2", b"1")}
 
 
 @pytest.mark.parametrize("trouble", ["silence", "refusal"])
@@ -158,7 +158,7 @@ def test_what_is_left_is_removed_or_emptied(tmp_path):
     lines = opened(
         FailoverStore(
             [
-                StoreConnection("bell", lambda: store.carrier),
+                StoreConnection("bell", lambda: store.backend),
                 StoreConnection("bell", lambda: FileStoreBackend(tmp_path, "third")),
             ]
         )
@@ -176,7 +176,7 @@ def test_without_lines_all_is_one_s_own():
     lines = beat(FailoverStore(()))
     lines.set("word", b"1")
     lines.append("box", b"1")
-    assert (lines.get("word"), lines.reader("box").fresh(), lines.several(["word"], ())) == (None, [], {})
+    assert (lines.get("word"), lines.reader("box").fresh(), lines.get_many(["word"], ())) == (None, [], {})
     assert lines.claim("turn", b"1")
 
 

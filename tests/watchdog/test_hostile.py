@@ -53,7 +53,7 @@ class Stranger:
     def __init__(self, directory: Path, port, bell):
         carrier = FileStoreBackend(directory, KEY) if port is None else None
         if carrier is None:
-            carrier = TCPStoreBackend(join_store("127.0.0.1", port, 20.0), KEY, "hostile", outlives_its_keeper=True)
+            carrier = TCPStoreBackend(join_store("127.0.0.1", port, 20.0), KEY, "hostile", survives_coordinator=True)
         self.board = KeyValueStore(carrier)
         self.bell = bell
         self.place = self.until(lambda: (lead := self.lead()) and lead.place)
@@ -71,7 +71,7 @@ class Stranger:
         return found
 
     def append(self, box, message):
-        self.board.box(f"{self.place}/{box}").append(encode(message))
+        self.board.mailbox(f"{self.place}/{box}").append(encode(message))
 
     def get(self, name):
         return self.board.get(f"{self.place}/{name}")

@@ -78,13 +78,13 @@ def ranks(request, tmp_path, monkeypatch):
     monkeypatch.setattr(requested_rounds, "FAREWELL", LIMIT)
     if request.param == "store":
         new_board = store_boards("many")
-        clients = [new_board().carrier._store for _ in range(4)]
+        clients = [new_board().backend._store for _ in range(4)]
         taken = itertools.cycle(clients)
         monkeypatch.setattr(watchdog, "find_store", lambda: StoreAddress("there", 1))
         monkeypatch.setattr(
             store_discovery,
             "_connect",
-            lambda address: TCPStoreBackend(next(taken), "many", "", outlives_its_keeper=False),
+            lambda address: TCPStoreBackend(next(taken), "many", "", survives_coordinator=False),
         )
     opened = Ranks(tmp_path)
     yield opened

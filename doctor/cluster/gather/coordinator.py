@@ -61,46 +61,48 @@ class Coordinator:
 
     def __init__(
         self,
-        board: KeyValueStore,
-        seat: ProcessIdentity,
+        store: KeyValueStore,
+        identity: ProcessIdentity,
         nonce: str,
         *,
         close_at: float,
-        tell: Callable[[str], None],
-        register: MemberRegistry | None = None,
+        write_line: Callable[[str], None],
+        registry: MemberRegistry | None = None,
         overtime: float = 0.0,
         rejected: RejectedMessages | None = None,
     ) -> None:
-        self._board = board
-        self._seat = seat
+        self._store = store
+        self._identity = identity
         self._nonce = nonce
-        self._call = encode(GatherAnnouncement(nonce, seat.number, max(0.0, close_at - time.monotonic()) + overtime))
+        self._announcement = encode(
+            GatherAnnouncement(nonce, identity.number, max(0.0, close_at - time.monotonic()) + overtime)
+        )
         self._close_at = close_at
-        self._tell = tell
-        self._register = register
+        self._write_line = write_line
+        self._registry = registry
         self._rejected = rejected or RejectedMessages()
-        self._own = ""
+        self._own_token = ""
         self._verdict = GatherVerdict(0)
         self._asked: list[MemberRecord] = []
-        self._next_news = time.monotonic() + FIRST_STATUS_AFTER
-        self._calm = _QuietPeriod()
-        self._pulse = CoordinatorHeartbeat(board, nonce)
-        self.roll = Membership(board, nonce, seat.world_size)
+        self._next_status = time.monotonic() + FIRST_STATUS_AFTER
+        self._quiet = _QuietPeriod()
+        self._heartbeat = CoordinatorHeartbeat(store, nonce)
+        self.membership = Membership(store, nonce, identity.world_size)
 
-    def open(self, hello: JoinRequest | None = None) -> None:
+    def open(self, join_request: JoinRequest | None = None) -> None:
         """Call, whatever stood there before. ``hello``: of this process, for those who may have to go on without it."""
-        self._board.set("call", self._call)
-        if hello is not None:
-            self._board.box(f"{self._nonce}/hello").append(encode(hello))
+        self._store.set("call", self._announcement)
+        if join_request is not None:
+            self._store.mailbox(f"{self._nonce}/hello").append(encode(join_request))
 
     def take_over(self, after: bytes | None) -> bool:
         """Call in the place of a keeper that is gone; ``False`` where another process did so first."""
-        if not self._board.exchange("call", after, self._call):
+        if not self._store.exchange("call", after, self._announcement):
             return False
-        self.roll.recall(after)
+        self.membership.recall(after)
         return True
 
-    def gather(self, own: Callable[[], MemberFacts | None] | None, survey: ProbeSchedule | None) -> Job:
+    def gather(self, own_facts: Callable[[], MemberFacts | None] | None, schedule: ProbeSchedule | None) -> Job:
         """Wait until all are here or the time is up, measure on the way, and make the job of it. ``own``: the card of
         this process, once its facts are there; ``None`` where it is no rank.
 
@@ -108,151 +110,155 @@ class Coordinator:
             BoardLost: the board is gone.
             Superseded: another process keeps the gathering now.
         """
-        if own is not None:
-            self._own = self._enter(own)
-        begin = self._close_at if survey is None else self._close_at - (survey.seconds - survey.overtime)
+        if own_facts is not None:
+            self._own_token = self._enter(own_facts)
+        begin = self._close_at if schedule is None else self._close_at - (schedule.seconds - schedule.overtime)
         self._wait(lambda: self._are_all_here() or self._is_complete(), until=begin)
-        if survey is not None:
-            self._measure(survey)
+        if schedule is not None:
+            self._measure(schedule)
         self._wait(self._is_complete, until=self._close_at)
-        self._pulse.rest()
-        if damaged := self.roll.damaged:
-            self._tell(f"{len(damaged)} of the messages of other ranks can't be read: {damaged[0]}")
+        self._heartbeat.rest()
+        if damaged := self.membership.damaged:
+            self._write_line(f"{len(damaged)} of the messages of other ranks can't be read: {damaged[0]}")
         return self.job()
 
-    def _enter(self, own: Callable[[], MemberFacts | None]) -> str:
+    def _enter(self, own_facts: Callable[[], MemberFacts | None]) -> str:
         """Take this process into the roll, whose collectors have deadlines of their own."""
-        cards: list[MemberFacts] = []
+        facts: list[MemberFacts] = []
 
         def is_here() -> bool:
-            cards.extend(card for card in [own()] if card is not None)
-            return bool(cards)
+            facts.extend(item for item in [own_facts()] if item is not None)
+            return bool(facts)
 
         self._wait(is_here, until=math.inf)
-        self.roll.enter_own(cards[0])
-        return cards[0].token
+        self.membership.enter_own(facts[0])
+        return facts[0].token
 
     def job(self) -> Job:
         """The job as far as it came."""
-        waited = time.monotonic() >= self._close_at or not self.roll.awaited
+        waited = time.monotonic() >= self._close_at or not self.membership.awaited
         # Ranks whose messages were not authentic may be there: nobody can tell.
-        is_known = waited and not self._rejected.count and not self.roll.disputed
-        absent = self.roll.missing if is_known else ()
-        listed = {number: self._register.host_of(number) for number in absent} if self._register else {}
+        is_known = waited and not self._rejected.count and not self.membership.disputed
+        absent = self.membership.missing if is_known else ()
+        listed = {number: self._registry.host_of(number) for number in absent} if self._registry else {}
         return build_job(
-            self.roll.members(),
-            world_size=self._seat.world_size,
+            self.membership.members(),
+            world_size=self._identity.world_size,
             absent=absent,
-            last_seen=self.roll.last_seen(self._asked, listed),
+            last_seen=self.membership.last_seen(self._asked, listed),
         )
 
     def _are_all_here(self) -> bool:
-        return not self.roll.awaited and not self.roll.expected_soon
+        return not self.membership.awaited and not self.membership.expected_soon
 
     def _is_complete(self) -> bool:
         """Whether nobody else is to be expected."""
-        calm = self._calm.lasts(len(self.roll.arrivals))
+        quiet = self._quiet.lasts(len(self.membership.records))
         if self._are_all_here():
-            return calm >= GRACE
-        if not self.roll.awaited:
-            return calm >= ON_THE_WAY
-        return len(self.roll.arrivals) >= self.roll.world_size and calm >= EXTRA
+            return quiet >= GRACE
+        if not self.membership.awaited:
+            return quiet >= ON_THE_WAY
+        return len(self.membership.records) >= self.membership.world_size and quiet >= EXTRA
 
     def _wait(self, done: Callable[[], bool], *, until: float) -> None:
-        pace = PollInterval(self._seat.world_size)
+        interval = PollInterval(self._identity.world_size)
         while True:
             self._look()
             if done() or time.monotonic() >= until:
                 return
-            self._news()
-            pace.rest(until)
+            self._report_status()
+            interval.rest(until)
 
     def _look(self) -> None:
-        self.roll.look()
-        self._pulse.beat()
-        if self._register is not None:
-            self.roll.gone.update(self._register.gone())
-        standing = self._board.get("call")
-        if standing is None:  # removed, or written over by who has no key
-            self._board.set("call", self._call)
-        elif standing != self._call:
+        self.membership.look()
+        self._heartbeat.beat()
+        if self._registry is not None:
+            self.membership.gone.update(self._registry.gone())
+        current = self._store.get("call")
+        if current is None:  # removed, or written over by who has no key
+            self._store.set("call", self._announcement)
+        elif current != self._announcement:
             raise Superseded
 
-    def _news(self) -> None:
+    def _report_status(self) -> None:
         now = time.monotonic()
-        awaited = self.roll.awaited
-        if now >= self._next_news and awaited:
-            self._next_news = now + STATUS_EVERY
+        awaited = self.membership.awaited
+        if now >= self._next_status and awaited:
+            self._next_status = now + STATUS_EVERY
             left = max(0.0, self._close_at - now)
-            came = f"{len(self.roll.numbers)} of {self.roll.world_size} ranks are here"
-            self._tell(f"{came}; waiting for {ranks_in_words(awaited)}, {left:.0f} s at most")
+            joined = f"{len(self.membership.numbers)} of {self.membership.world_size} ranks are here"
+            self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, {left:.0f} s at most")
 
-    def _measure(self, survey: ProbeSchedule) -> None:
-        end = time.monotonic() + survey.seconds
+    def _measure(self, schedule: ProbeSchedule) -> None:
+        end = time.monotonic() + schedule.seconds
         while True:
-            plan = survey.next(self.job(), self.roll.in_order, self.roll.notes, end - time.monotonic())
-            if plan is None:
+            probe_round = schedule.next(
+                self.job(), self.membership.in_order, self.membership.notes, end - time.monotonic()
+            )
+            if probe_round is None:
                 return
-            self.roll.notes.clear()
-            self._hand_out(plan.tasks, survey)
-            self._wait_for(plan)
-            for token in self._unmeasured(plan.tasks):
-                self.roll.note_silent(token, plan.makes)
+            self.membership.notes.clear()
+            self._hand_out(probe_round.tasks, schedule)
+            self._wait_for(probe_round)
+            for token in self._unmeasured(probe_round.tasks):
+                self.membership.note_timeout(token, probe_round.makes)
 
-    def _wait_for(self, plan: ProbeRound) -> None:
-        self._wait(lambda: not self._unmeasured(plan.tasks), until=time.monotonic() + plan.seconds)
+    def _wait_for(self, probe_round: ProbeRound) -> None:
+        self._wait(lambda: not self._unmeasured(probe_round.tasks), until=time.monotonic() + probe_round.seconds)
 
-    def _hand_out(self, tasks: Mapping[str, ProbeTask], survey: ProbeSchedule) -> None:
-        self._asked = [arrival for token, arrival in self.roll.arrivals.items() if token in tasks]
+    def _hand_out(self, tasks: Mapping[str, ProbeTask], schedule: ProbeSchedule) -> None:
+        self._asked = [record for token, record in self.membership.records.items() if token in tasks]
         for token, task in tasks.items():
-            if token != self._own:
-                self._board.set(f"{self._nonce}/plan/{token}", encode(task))
-        if self._own in tasks:
-            threading.Thread(target=self._take_part, args=(survey, tasks[self._own]), daemon=True).start()
+            if token != self._own_token:
+                self._store.set(f"{self._nonce}/plan/{token}", encode(task))
+        if self._own_token in tasks:
+            threading.Thread(target=self._take_part, args=(schedule, tasks[self._own_token]), daemon=True).start()
 
     def _unmeasured(self, tasks: Mapping[str, ProbeTask]) -> list[str]:
         """The tokens of those who have not done their task, and may still."""
-        gone = {token for token, arrival in self.roll.arrivals.items() if arrival.number in self.roll.gone}
+        gone = {token for token, record in self.membership.records.items() if record.number in self.membership.gone}
         return [
-            token for token, task in tasks.items() if self.roll.steps.get(token, 0) < task.step and token not in gone
+            token
+            for token, task in tasks.items()
+            if self.membership.steps.get(token, 0) < task.step and token not in gone
         ]
 
-    def _take_part(self, survey: ProbeSchedule, task: ProbeTask) -> None:
-        found = survey.take_part(task)
-        self.roll.note_measured(self._own, task.step, found.sections, found.note)
+    def _take_part(self, schedule: ProbeSchedule, task: ProbeTask) -> None:
+        found = schedule.take_part(task)
+        self.membership.note_measured(self._own_token, task.step, found.sections, found.note)
 
     def announce(self, code: int) -> None:
         """Let everybody know how all will leave."""
-        self._verdict = GatherVerdict.of(code, self.roll.arrivals)
+        self._verdict = GatherVerdict.of(code, self.membership.records)
         try:
-            self._board.set(f"{self._nonce}/verdict", encode(self._verdict))
+            self._store.set(f"{self._nonce}/verdict", encode(self._verdict))
         except StoreLost:
-            self._tell("the other ranks can't be reached any more, and do not hear the verdict")
+            self._write_line("the other ranks can't be reached any more, and do not hear the verdict")
 
     @property
     def _others(self) -> int:
         """How many came and are still there, without this process."""
-        came = ((token, arrival.number) for token, arrival in self.roll.arrivals.items())
-        return sum(token != self._own and number not in self.roll.gone for token, number in came)
+        joined = ((token, record.number) for token, record in self.membership.records.items())
+        return sum(token != self._own_token and number not in self.membership.gone for token, number in joined)
 
     def dismiss(self, others: int | None = None, seconds: float | None = None) -> None:
         """Wait until those who came have heard, or so many ``others``, and let them go. Takes ``seconds`` at most, by
         default a few."""
-        heard, count = self._board.box(f"{self._nonce}/heard"), 0
+        acknowledgements, count = self._store.mailbox(f"{self._nonce}/heard"), 0
         others = self._others if others is None else others
-        until, pace = (
+        until, interval = (
             time.monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds),
-            PollInterval(self._seat.world_size),
+            PollInterval(self._identity.world_size),
         )
         try:
             while count < others and time.monotonic() < until:
-                count += len(heard.fresh())
-                pace.rest(until)
-            self._board.set(f"{self._nonce}/leave", b"")
-            if self._board.get("call") == self._call:
-                self._board.set("last", encode(GatherClosed(self._nonce, self._verdict)))
-                self._board.set("call", closed_marker(self._nonce))
-            self._board.clear(self._nonce)
+                count += len(acknowledgements.fresh())
+                interval.rest(until)
+            self._store.set(f"{self._nonce}/leave", b"")
+            if self._store.get("call") == self._announcement:
+                self._store.set("last", encode(GatherClosed(self._nonce, self._verdict)))
+                self._store.set("call", closed_marker(self._nonce))
+            self._store.clear(self._nonce)
         except StoreLost:
             return
 

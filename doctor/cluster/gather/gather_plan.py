@@ -31,49 +31,53 @@ class GatherPlan(NamedTuple):
     ``owners``: whose files in it are trusted. ``ray``: the address of the cluster whose nodes are gathered, with this
     process as their driver."""
 
-    seat: ProcessIdentity | None = None
+    identity: ProcessIdentity | None = None
     endpoint: StoreEndpoint | None = None
     share: Path | None = None
     ray: str | None = None
     owners: TrustedOwners | None = None
 
 
-def gather_plan(wish: GatherOptions, environ: Environ, launch: LaunchFacts) -> GatherPlan:
+def gather_plan(options: GatherOptions, environ: Environ, launch: LaunchFacts) -> GatherPlan:
     """The way for this process. ``auto`` gathers only where marks say that it is one of several that run now.
 
     Raises:
         NoWay: it is one of several, and nothing says where they can meet.
         UnusableError: options contradict one another, or ask for what a lone process can't do.
     """
-    if wish.master is not None:
-        parse_master(wish.master)
-    if wish.gather == "share" and wish.share is None:
+    if options.master is not None:
+        parse_master(options.master)
+    if options.gather == "share" and options.share is None:
         raise UnusableError("--gather share needs --share DIR")
-    if wish.gather == "ray" or wish.ray is not None:
-        return _ray_plan(wish, environ)
-    if wish.gather == "none" or (wish.gather == "auto" and not launch.running_together):
+    if options.gather == "ray" or options.ray is not None:
+        return _ray_plan(options, environ)
+    if options.gather == "none" or (options.gather == "auto" and not launch.running_together):
         return GatherPlan()
-    seat = process_identity(environ, launch)
-    if seat is None or seat.world_size < 2:
-        if wish.gather == "auto":
+    identity = process_identity(environ, launch)
+    if identity is None or identity.world_size < 2:
+        if options.gather == "auto":
             return GatherPlan()
-        raise UnusableError(f"--gather {wish.gather} needs RANK and WORLD_SIZE, or a launcher that numbers the ranks")
-    owners = TrustedOwners.here(wish.group)
-    if wish.share is not None and wish.gather != "store":
-        return GatherPlan(seat, None, wish.share, owners=owners)
+        raise UnusableError(
+            f"--gather {options.gather} needs RANK and WORLD_SIZE, or a launcher that numbers the ranks"
+        )
+    owners = TrustedOwners.here(options.group)
+    if options.share is not None and options.gather != "store":
+        return GatherPlan(identity, None, options.share, owners=owners)
     try:
-        return GatherPlan(seat, store_endpoint(environ, launch.launcher, seat, wish.master), wish.share, owners=owners)
+        return GatherPlan(
+            identity, store_endpoint(environ, launch.launcher, identity, options.master), options.share, owners=owners
+        )
     except NoRendezvous:
-        if wish.share is None:
+        if options.share is None:
             raise
-        return GatherPlan(seat, None, wish.share, owners=owners)
+        return GatherPlan(identity, None, options.share, owners=owners)
 
 
-def _ray_plan(wish: GatherOptions, environ: Environ) -> GatherPlan:
+def _ray_plan(options: GatherOptions, environ: Environ) -> GatherPlan:
     from doctor.cluster.ray.cluster_address import ray_head_address
 
-    if wish.gather not in ("auto", "ray") or wish.share is not None or wish.master is not None:
+    if options.gather not in ("auto", "ray") or options.share is not None or options.master is not None:
         raise UnusableError(
             "--ray is for the nodes of a cluster; --share, --master and --gather are for ranks of a job"
         )
-    return GatherPlan(ray=ray_head_address(wish.ray or "auto", environ))
+    return GatherPlan(ray=ray_head_address(options.ray or "auto", environ))

@@ -28,7 +28,7 @@ from doctor.cluster.rendezvous.store_access import (
     open_store,
     secret_of_folder,
 )
-from doctor.cluster.transport.mirrored_store import mirrored
+from doctor.cluster.transport.mirrored_store import mirror
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
 from doctor.cluster.transport.store import PATIENCE, DeadlineWorker, KeyValueStore, StoreLost
 from doctor.core.errors import UnusableError
@@ -45,7 +45,7 @@ ROUNDS = 3
 """Gatherings that one process goes to: the first, and those after a keeper was lost."""
 TAKE_OVER = 1.0
 """Seconds that a keeper in another's place gives those who are there already to answer."""
-CALLING_OFF = 5.0
+CANCEL_SECONDS = 5.0
 """Seconds for all ranks to come and hear that there will be no gathering."""
 TO_THE_FOLDER = 0.5
 """The share of the time after which a rank that can't reach the store goes to the shared folder."""
@@ -66,44 +66,44 @@ class GatherSession:
 
     def __init__(
         self,
-        way: GatherPlan,
-        seat: ProcessIdentity,
-        party: Participant,
-        survey: ProbeSchedule | None,
+        plan: GatherPlan,
+        identity: ProcessIdentity,
+        participant: Participant,
+        schedule: ProbeSchedule | None,
         *,
         timeout: float,
-        tell: Callable[[str], None],
+        write_line: Callable[[str], None],
         discreet: bool = False,
         secret: Secret | None = None,
         own_code: Callable[[Job], int] | None = None,
     ) -> None:
         self._secret = secret
         self._rejected = RejectedMessages("call")
-        self._opinion = LocalVerdict(own_code, self._alone) if own_code is not None and secret is None else None
+        self._local_verdict = LocalVerdict(own_code, self._alone) if own_code is not None and secret is None else None
         self._was_replaced = False
-        self._way = way
-        self._seat = seat
-        self._party = party
-        self._survey = survey
-        overtime = survey.overtime if survey is not None else 0.0
-        self._longest = timeout + overtime if secret is None else math.inf
+        self._plan = plan
+        self._identity = identity
+        self._participant = participant
+        self._schedule = schedule
+        overtime = schedule.overtime if schedule is not None else 0.0
+        self._max_seconds = timeout + overtime if secret is None else math.inf
         self._began = time.monotonic()
         self._close_at = self._began + timeout
-        self._tell = tell
+        self._write_line = write_line
         self._discreet = discreet
         self._torch: TorchImport | None = None
-        self._board: KeyValueStore | None = None
-        self._keeper: Coordinator | None = None
+        self._store: KeyValueStore | None = None
+        self._coordinator: Coordinator | None = None
         self._announced = False
 
     @property
     def judges(self) -> bool:
         """Whether this process is the one to judge, as long as nobody is lost."""
-        return self._seat.number == 0
+        return self._identity.number == 0
 
     def __enter__(self) -> GatherSession:
         """Begin to import torch, if it is needed. Nothing is opened before :meth:`gather`."""
-        self._torch = TorchImport() if self._way.endpoint is not None else None
+        self._torch = TorchImport() if self._plan.endpoint is not None else None
         return self
 
     def __exit__(
@@ -111,27 +111,27 @@ class GatherSession:
     ) -> None:
         """Let the others go, and give back what is held."""
         if error is not None and not self._announced:
-            self._call_off(UNUSABLE if isinstance(error, UnusableError) else INCONCLUSIVE)
-        if self._keeper is not None and self._announced:
-            self._keeper.dismiss()
-        if self._survey is not None:
-            self._survey.close()
-        if self._board is not None:
-            self._board.close()
+            self._release_members(UNUSABLE if isinstance(error, UnusableError) else INCONCLUSIVE)
+        if self._coordinator is not None and self._announced:
+            self._coordinator.dismiss()
+        if self._schedule is not None:
+            self._schedule.close()
+        if self._store is not None:
+            self._store.close()
 
-    def _call_off(self, code: int) -> None:
-        if self._keeper is not None:
+    def _release_members(self, code: int) -> None:
+        if self._coordinator is not None:
             self.announce(code)
         elif self.judges and code == UNUSABLE:
-            self._send_home(code)
+            self._cancel_gather(code)
 
-    def _send_home(self, code: int) -> None:
+    def _cancel_gather(self, code: int) -> None:
         """Tell all ranks, who may be on their way still, that there will be no gathering."""
         with contextlib.suppress(RendezvousFailed, PortInUse, StoreLost):
-            keeper = self._new_keeper(self._join().board)
-            keeper.open()
-            keeper.announce(code)
-            keeper.dismiss(self._seat.world_size - 1, CALLING_OFF)
+            coordinator = self._new_coordinator(self._join().store)
+            coordinator.open()
+            coordinator.announce(code)
+            coordinator.dismiss(self._identity.world_size - 1, CANCEL_SECONDS)
 
     def gather(self) -> Job:
         """The job, for the process that judges it.
@@ -142,163 +142,165 @@ class GatherSession:
         try:
             joined = self._join()
         except PortInUse as occupied:
-            self._tell(str(occupied))
+            self._write_line(str(occupied))
             return self._alone()
         except RendezvousFailed as lost:
             raise self._leave_unreached(lost) from None
-        keeps = self._seat.number == 0 and not joined.at_a_twin
+        is_coordinator = self._identity.number == 0 and not joined.via_duplicate_host
         for _ in range(ROUNDS):
             try:
-                return self._keep(joined.board) if keeps else self._attend_or_take_over(joined.board)
+                return (
+                    self._coordinate(joined.store) if is_coordinator else self._participate_or_take_over(joined.store)
+                )
             except Superseded:
-                keeps, self._was_replaced = False, True
+                is_coordinator, self._was_replaced = False, True
             except NoCoordinator:
                 break
             except StoreLost as lost:
-                raise self._leave_unreached(_how_lost(lost, joined.board, keeps=keeps)) from None
-        nobody = f"{joined.board.words} answers, but nobody keeps a gathering there"
-        raise self._leave_unreached(RendezvousFailed(nobody, "ENV005"))
+                raise self._leave_unreached(_how_lost(lost, joined.store, is_coordinator=is_coordinator)) from None
+        reason = f"{joined.store.description} answers, but nobody keeps a gathering there"
+        raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
     def _alone(self) -> Job:
         """The job as this process alone sees it."""
-        return build_job([self._party.member()], world_size=self._seat.world_size)
+        return build_job([self._participant.member()], world_size=self._identity.world_size)
 
     def _join(self) -> ConnectedStore:
-        joined = self._join_the_store() if self._way.endpoint is not None else self._join_the_folder()
-        self._take_board(joined.board)
-        self._party.tried(joined.reach)
+        joined = self._join_the_store() if self._plan.endpoint is not None else self._join_the_folder()
+        self._take_board(joined.store)
+        self._participant.set_reach(joined.reach)
         return joined
 
-    def _take_board(self, board: KeyValueStore) -> None:
-        board.wrap(lambda carrier: SignedBackend(carrier, self._seat.key, self._secret, self._rejected))
-        self._board = board
+    def _take_board(self, store: KeyValueStore) -> None:
+        store.wrap(lambda backend: SignedBackend(backend, self._identity.key, self._secret, self._rejected))
+        self._store = store
 
     def _join_the_folder(self) -> ConnectedStore:
-        assert self._way.share is not None  # a way has one or the other
-        folder = OwnFolder(self._way.share, owners=self._way.owners)
-        joined = open_file_store(folder, self._seat)
-        if self._way.endpoint is None and self._secret is None:
+        assert self._plan.share is not None  # a way has one or the other
+        folder = OwnFolder(self._plan.share, owners=self._plan.owners)
+        joined = open_file_store(folder, self._identity)
+        if self._plan.endpoint is None and self._secret is None:
             # Beside a store there may be ranks that do not see the folder.
-            self._secret = secret_of_folder(folder, self._seat)
+            self._secret = secret_of_folder(folder, self._identity)
         return joined
 
     def _join_the_store(self) -> ConnectedStore:
-        assert self._way.endpoint is not None
-        if self._way.share is None:
-            return open_store(self._way.endpoint, self._seat, self._close_at, self._torch)
+        assert self._plan.endpoint is not None
+        if self._plan.share is None:
+            return open_store(self._plan.endpoint, self._identity, self._close_at, self._torch)
         until = self._began + (self._close_at - self._began) * TO_THE_FOLDER
         try:
-            joined = open_store(self._way.endpoint, self._seat, until, self._torch)
+            joined = open_store(self._plan.endpoint, self._identity, until, self._torch)
         except PortInUse as occupied:
-            self._tell(str(occupied))
+            self._write_line(str(occupied))
             return self._join_the_folder()
         except RendezvousFailed as lost:
-            self._tell_unreached(lost)
+            self._report_unreached(lost)
             return self._join_the_folder()._replace(reach=lost.reach)
-        if self._seat.number != 0:
+        if self._identity.number != 0:
             return joined
         try:
-            return joined._replace(board=mirrored(joined.board, self._join_the_folder().board, self._tell))
+            return joined._replace(store=mirror(joined.store, self._join_the_folder().store, self._write_line))
         except RendezvousFailed as lost:
-            self._tell_unreached(lost)
+            self._report_unreached(lost)
             return joined
 
-    def _new_keeper(self, board: KeyValueStore) -> Coordinator:
-        overtime = self._survey.overtime if self._survey else 0.0
+    def _new_coordinator(self, store: KeyValueStore) -> Coordinator:
+        overtime = self._schedule.overtime if self._schedule else 0.0
         return Coordinator(
-            board,
-            self._seat,
+            store,
+            self._identity,
             secrets.token_hex(8),
             close_at=self._close_at,
-            tell=self._tell,
+            write_line=self._write_line,
             overtime=overtime,
             rejected=self._rejected,
         )
 
-    def _keep(self, board: KeyValueStore) -> Job:
-        keeper = self._new_keeper(board)
-        keeper.open(self._party.hello)
-        return self._gather_as(keeper, self._survey)
+    def _coordinate(self, store: KeyValueStore) -> Job:
+        coordinator = self._new_coordinator(store)
+        coordinator.open(self._participant.join_request)
+        return self._gather_as(coordinator, self._schedule)
 
-    def _gather_as(self, keeper: Coordinator, survey: ProbeSchedule | None) -> Job:
-        self._keeper = keeper
+    def _gather_as(self, coordinator: Coordinator, schedule: ProbeSchedule | None) -> Job:
+        self._coordinator = coordinator
         try:
-            job = keeper.gather(self._party.card, survey)
+            job = coordinator.gather(self._participant.member_facts, schedule)
         except Superseded:
-            self._keeper = None
+            self._coordinator = None
             raise
-        self._tell_rejected()
+        self._report_rejected()
         return job
 
-    def _tell_rejected(self) -> None:
-        if words := self._rejected.words:
-            self._tell(f"rank {self._seat.number}: {words}")
+    def _report_rejected(self) -> None:
+        if warning := self._rejected.warning:
+            self._write_line(f"rank {self._identity.number}: {warning}")
 
-    def _attend_or_take_over(self, board: KeyValueStore) -> Job:
+    def _participate_or_take_over(self, store: KeyValueStore) -> Job:
         try:
-            return self._attend(board)
-        except NoCoordinator as silence:
-            if not board.outlives_its_keeper:
+            return self._participate(store)
+        except NoCoordinator as missing:
+            if not store.survives_coordinator:
                 raise
-            return self._take_over(board, silence.call)
+            return self._take_over(store, missing.announcement)
 
-    def _take_over(self, board: KeyValueStore, after: bytes | None) -> Job:
+    def _take_over(self, store: KeyValueStore, after: bytes | None) -> Job:
         """Keep a gathering of those who are still there, unless another one does so first."""
         self._close_at = time.monotonic() + TAKE_OVER
-        keeper = self._new_keeper(board)
-        if not keeper.take_over(after):
+        coordinator = self._new_coordinator(store)
+        if not coordinator.take_over(after):
             raise Superseded
-        return self._gather_as(keeper, None)
+        return self._gather_as(coordinator, None)
 
-    def _attend(self, board: KeyValueStore) -> Job:
-        attendant = GatherMember(
-            board,
-            self._seat,
-            self._party.hello,
-            self._party.card,
-            self._survey,
+    def _participate(self, store: KeyValueStore) -> Job:
+        member = GatherMember(
+            store,
+            self._identity,
+            self._participant.join_request,
+            self._participant.member_facts,
+            self._schedule,
             close_at=self._close_at,
-            longest=self._longest,
+            max_seconds=self._max_seconds,
             rejected=self._rejected,
         )
-        if self._opinion is not None and self._secret is None:
-            self._opinion.begin()
-        verdict = attendant.attend()
-        if verdict.judged and not verdict.covers(self._party.hello.token):
+        if self._local_verdict is not None and self._secret is None:
+            self._local_verdict.begin()
+        verdict = member.participate()
+        if verdict.judged and not verdict.covers(self._participant.join_request.token):
             raise self._leave_unreached(RendezvousFailed("came when the roll was closed, and was not judged", "ENV004"))
         raise Dismissed(self._code(verdict.code))
 
-    def _code(self, told: int) -> int:
+    def _code(self, received: int) -> int:
         """The code to leave with, by what another process told."""
-        code = told if told in EXIT_CODES_BY_SEVERITY else INCONCLUSIVE
-        if self._secret is not None or self._opinion is None:
+        code = received if received in EXIT_CODES_BY_SEVERITY else INCONCLUSIVE
+        if self._secret is not None or self._local_verdict is None:
             return code
-        own = self._opinion.wait()
+        own = self._local_verdict.wait()
         if own is None or (self._was_replaced and self.judges):
             own = worse_exit_code(own or 0, INCONCLUSIVE)
             if code == 0:
-                self._tell(f"rank {self._seat.number}: {UNCONFIRMED}")
+                self._write_line(f"rank {self._identity.number}: {UNCONFIRMED}")
         return worse_exit_code(own, code)
 
     def announce(self, code: int) -> None:
         """Let the others know the exit code with which all leave."""
         self._announced = True
-        if self._keeper is not None:
-            self._keeper.announce(code)
+        if self._coordinator is not None:
+            self._coordinator.announce(code)
 
-    def _tell_unreached(self, lost: RendezvousFailed) -> None:
+    def _report_unreached(self, lost: RendezvousFailed) -> None:
         more = f" (doctor explain {lost.check})" if lost.check else ""
         if self._discreet:
-            self._tell(f"rank {self._seat.number}: {lost.discreet or UNREACHED}{more}")
+            self._write_line(f"rank {self._identity.number}: {lost.discreet or UNREACHED}{more}")
         else:
-            self._tell(f"rank {self._seat.number} on {self._party.hello.host}: {lost.why}{more}")
+            self._write_line(f"rank {self._identity.number} on {self._participant.join_request.host}: {lost.why}{more}")
 
     def _leave_unreached(self, lost: RendezvousFailed) -> Dismissed:
-        self._tell_unreached(lost)
-        self._tell_rejected()
-        self._party.tried(lost.reach)
-        if self._way.share is not None:
-            self._leave_capture(self._way.share)
+        self._report_unreached(lost)
+        self._report_rejected()
+        self._participant.set_reach(lost.reach)
+        if self._plan.share is not None:
+            self._leave_capture(self._plan.share)
         return Dismissed(INCONCLUSIVE)
 
     def _leave_capture(self, folder: Path) -> None:
@@ -310,16 +312,16 @@ class GatherSession:
         document = redact(to_document(job)) if self._discreet else to_document(job)
         name = file_name(job, redacted=self._discreet)
         try:
-            own = OwnFolder(folder, owners=self._way.owners)
+            own = OwnFolder(folder, owners=self._plan.owners)
             DeadlineWorker().run(lambda: own.write(name, encode_document(document)), PATIENCE)
-            self._tell(f"its facts are in {folder / name}: doctor diagnose {folder}")
+            self._write_line(f"its facts are in {folder / name}: doctor diagnose {folder}")
         except OSError as error:
             refused = self._discreet and isinstance(error, UntrustedPath)
             why = NOT_OURS if refused else error.strerror or str(error) or "no answer"
-            self._tell(f"its facts can't be left in {folder}: {why}")
+            self._write_line(f"its facts can't be left in {folder}: {why}")
 
 
-def _how_lost(lost: StoreLost, board: KeyValueStore, *, keeps: bool) -> RendezvousFailed:
-    if keeps or board.outlives_its_keeper:
+def _how_lost(lost: StoreLost, store: KeyValueStore, *, is_coordinator: bool) -> RendezvousFailed:
+    if is_coordinator or store.survives_coordinator:
         return RendezvousFailed(str(lost))
     return RendezvousFailed(f"{lost}: rank 0 ended or stopped before there was a verdict", "ENV005")

@@ -15,8 +15,8 @@ HEARTBEAT_PAUSED = b"rest"
 class CoordinatorHeartbeat:
     """Of the keeper of a gathering."""
 
-    def __init__(self, board: KeyValueStore, nonce: str) -> None:
-        self._board = board
+    def __init__(self, store: KeyValueStore, nonce: str) -> None:
+        self._store = store
         self._name = f"{nonce}/pulse"
         self._count = 0
         self._due = 0.0
@@ -26,18 +26,18 @@ class CoordinatorHeartbeat:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + HEARTBEAT_EVERY
             self._count += 1
-            self._board.set(self._name, b"%d" % self._count)
+            self._store.set(self._name, b"%d" % self._count)
 
     def rest(self) -> None:
         """No more beats are to be expected."""
-        self._board.set(self._name, HEARTBEAT_PAUSED)
+        self._store.set(self._name, HEARTBEAT_PAUSED)
 
 
 class HeartbeatMonitor:
     """Watches the pulse of a gathering's keeper."""
 
-    def __init__(self, board: KeyValueStore, nonce: str) -> None:
-        self._board = board
+    def __init__(self, store: KeyValueStore, nonce: str) -> None:
+        self._store = store
         self._name = f"{nonce}/pulse"
         self._last: bytes | None = None
         self._since = time.monotonic()
@@ -48,7 +48,7 @@ class HeartbeatMonitor:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + HEARTBEAT_EVERY
-            pulse = self._board.get(self._name)
-            if pulse != self._last or pulse == HEARTBEAT_PAUSED:
-                self._last, self._since = pulse, now
+            value = self._store.get(self._name)
+            if value != self._last or value == HEARTBEAT_PAUSED:
+                self._last, self._since = value, now
         return now - self._since >= HEARTBEAT_TIMEOUT

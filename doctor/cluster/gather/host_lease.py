@@ -22,26 +22,26 @@ class HostLease:
     granted: host facts are read more than once, which costs time and no truth.
     """
 
-    def __init__(self, key: str, identity: Identity, what: str) -> None:
+    def __init__(self, key: str, host: Identity, what: str) -> None:
         self._socket: socket.socket | None = None
         self._rivals = 0
         self.granted = True
-        claim = hashlib.sha256(repr((os.getuid(), key, identity, what)).encode()).hexdigest()[:32]
-        name = f"\0rankdoctor-{claim}"
+        digest = hashlib.sha256(repr((os.getuid(), key, host, what)).encode()).hexdigest()[:32]
+        address = f"\0rankdoctor-{digest}"
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
-            self._socket.bind(name)
+            self._socket.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and self._socket is not None:
                 self.granted = False
-                self._tell_holder(self._socket, name)
+                self._notify_holder(self._socket, address)
             self.close()
 
     @staticmethod
-    def _tell_holder(sender: socket.socket, name: str) -> None:
+    def _notify_holder(sender: socket.socket, address: str) -> None:
         with contextlib.suppress(OSError):
-            sender.sendto(b"me too", name)
+            sender.sendto(b"me too", address)
 
     def rivals(self) -> int:
         """How many others have claimed it so far."""

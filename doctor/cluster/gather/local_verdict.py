@@ -23,9 +23,9 @@ class LocalVerdict:
     """Judges this process alone, in the background. ``judge``: the exit code of a job; ``alone``: the job of this
     process, which may have to be waited for."""
 
-    def __init__(self, judge: Callable[[Job], int], alone: Callable[[], Job]) -> None:
+    def __init__(self, judge: Callable[[Job], int], local_job: Callable[[], Job]) -> None:
         self._judge = judge
-        self._alone = alone
+        self._local_job = local_job
         self._code: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -44,7 +44,7 @@ class LocalVerdict:
 
     def _work(self) -> None:
         try:
-            code = self._judge(self._alone())
+            code = self._judge(self._local_job())
         except Exception:  # noqa: BLE001 - plugins may raise anything: then nothing is known
             return
         self._code = code if code in EXIT_CODES_BY_SEVERITY else None

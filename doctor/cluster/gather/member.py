@@ -44,9 +44,9 @@ IN_TURN, TURNS = 0.2, 4
 class NoCoordinator(Exception):
     """No process keeps a gathering, or its keeper has fallen silent. ``call`` is what stood on the board."""
 
-    def __init__(self, call: bytes | None) -> None:
+    def __init__(self, announcement: bytes | None) -> None:
         super().__init__()
-        self.call = call
+        self.announcement = announcement
 
 
 class GatherMember:
@@ -55,131 +55,131 @@ class GatherMember:
 
     def __init__(
         self,
-        board: KeyValueStore,
-        seat: ProcessIdentity,
-        hello: JoinRequest,
-        card: Callable[[], MemberFacts | None],
-        survey: ProbeSchedule | None,
+        store: KeyValueStore,
+        identity: ProcessIdentity,
+        join_request: JoinRequest,
+        member_facts: Callable[[], MemberFacts | None],
+        schedule: ProbeSchedule | None,
         *,
         close_at: float,
-        longest: float = math.inf,
+        max_seconds: float = math.inf,
         rejected: RejectedMessages | None = None,
     ) -> None:
-        self._board = board
-        self._seat = seat
-        self._hello = hello
-        self._card = card
-        self._survey = survey
-        self._own_patience = self._patience = close_at + IN_TURN * min(seat.number, TURNS)
-        self._longest = longest
+        self._store = store
+        self._identity = identity
+        self._join_request = join_request
+        self._member_facts = member_facts
+        self._schedule = schedule
+        self._own_deadline = self._deadline = close_at + IN_TURN * min(identity.number, TURNS)
+        self._max_seconds = max_seconds
         self._rejected = rejected or RejectedMessages()
         self._answered = b""
-        self._calls = 0
-        self._heard: bytes | None = None
+        self._announcements = 0
+        self._last_announcement: bytes | None = None
         self._watch: HeartbeatMonitor | None = None
         self._nonce = ""
-        self._posted = False
+        self._sent_facts = False
         self._step = 0
         self._ended: GatherVerdict | None = None
 
-    def attend(self) -> GatherVerdict:
+    def participate(self) -> GatherVerdict:
         """The verdict, once all may leave.
 
         Raises:
             BoardLost: the board is gone.
             NobodyKeeps: nobody called, or the caller has not ended in time.
         """
-        pace = PollInterval(self._seat.world_size)
+        interval = PollInterval(self._identity.world_size)
         while True:
-            self._hear()
+            self._read_announcement()
             if self._nonce:
-                self._do_what_is_due()
+                self._run_due_work()
                 verdict = self._verdict()
-                if verdict is not None and self._is_meant_by(verdict):
-                    self._leave_together()
+                if verdict is not None and self._is_covered_by(verdict):
+                    self._acknowledge()
                     return verdict
-                self._mind_the_keeper(is_closed=verdict is not None)
+                self._check_coordinator(is_closed=verdict is not None)
             if self._ended is not None:
                 return self._ended
-            if time.monotonic() >= self._patience:
-                raise NoCoordinator(self._heard)
-            pace.rest(self._patience)
+            if time.monotonic() >= self._deadline:
+                raise NoCoordinator(self._last_announcement)
+            interval.rest(self._deadline)
 
-    def _hear(self) -> None:
+    def _read_announcement(self) -> None:
         """Come to a gathering that was called since the last look, or note that this one is over."""
-        data = self._board.get("call")
+        data = self._store.get("call")
         if data is None:
-            self._answer_stranger()
-        if data is None or data == self._heard:
+            self._answer_unauthenticated()
+        if data is None or data == self._last_announcement:
             return
-        self._heard = data
+        self._last_announcement = data
         if data == closed_marker(self._nonce):
-            last = decode_or_none(self._board.get("last"), GatherClosed)
+            last = decode_or_none(self._store.get("last"), GatherClosed)
             self._ended = last.verdict if last is not None and last.nonce == self._nonce else None
-        call = decode_or_none(data, GatherAnnouncement)
-        if call is None:
+        announcement = decode_or_none(data, GatherAnnouncement)
+        if announcement is None:
             return
-        self._calls += 1
-        if self._calls > MOST_CALLS:
+        self._announcements += 1
+        if self._announcements > MOST_CALLS:
             raise NoCoordinator(data)
-        self._nonce, self._posted, self._step = call.nonce, False, 0
-        judging = EVALUATION_SECONDS + EVALUATION_SECONDS_PER_RANK * self._seat.world_size
-        judging += IN_TURN * min(self._seat.number, TURNS)
-        self._patience = time.monotonic() + min(call.seconds, self._longest) + judging
-        self._watch = HeartbeatMonitor(self._board, call.nonce)
-        self._board.box(f"{call.nonce}/hello").append(encode(self._hello))
+        self._nonce, self._sent_facts, self._step = announcement.nonce, False, 0
+        evaluation = EVALUATION_SECONDS + EVALUATION_SECONDS_PER_RANK * self._identity.world_size
+        evaluation += IN_TURN * min(self._identity.number, TURNS)
+        self._deadline = time.monotonic() + min(announcement.seconds, self._max_seconds) + evaluation
+        self._watch = HeartbeatMonitor(self._store, announcement.nonce)
+        self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
 
-    def _answer_stranger(self) -> None:
+    def _answer_unauthenticated(self) -> None:
         """Let who called with another key, or without one, see that there is a rank that can't understand it."""
         data = self._rejected.latest.get("call", b"")
-        if data != self._answered and (call := decode_or_none(data, GatherAnnouncement)) is not None:
+        if data != self._answered and (announcement := decode_or_none(data, GatherAnnouncement)) is not None:
             self._answered = data
-            self._board.box(f"{call.nonce}/hello").append(encode(self._hello))
+            self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
 
-    def _is_meant_by(self, verdict: GatherVerdict) -> bool:
+    def _is_covered_by(self, verdict: GatherVerdict) -> bool:
         """Whether this process was judged, or nobody was."""
-        return not verdict.judged or verdict.covers(self._hello.token)
+        return not verdict.judged or verdict.covers(self._join_request.token)
 
-    def _mind_the_keeper(self, *, is_closed: bool) -> None:
+    def _check_coordinator(self, *, is_closed: bool) -> None:
         """A keeper that has fallen silent, or has closed the gathering without this process, is waited for until this
         process's own time is up: it may go on, another one may call, and it may be the left-over of an earlier run."""
         if is_closed or (self._watch is not None and self._watch.is_silent()):
             self._watch = None
-            self._patience = min(self._patience, self._own_patience)
+            self._deadline = min(self._deadline, self._own_deadline)
 
-    def _do_what_is_due(self) -> None:
-        if not self._posted and (card := self._card()) is not None:
-            self._board.box(f"{self._nonce}/card").append(encode(card))
-            self._posted = True
-        if self._posted and self._survey is not None:
-            task = decode_or_none(self._board.get(f"{self._nonce}/plan/{self._hello.token}"), ProbeTask)
+    def _run_due_work(self) -> None:
+        if not self._sent_facts and (member_facts := self._member_facts()) is not None:
+            self._store.mailbox(f"{self._nonce}/card").append(encode(member_facts))
+            self._sent_facts = True
+        if self._sent_facts and self._schedule is not None:
+            task = decode_or_none(self._store.get(f"{self._nonce}/plan/{self._join_request.token}"), ProbeTask)
             if task is not None and self._step < task.step <= MOST_STEPS:
                 self._step = task.step
-                self._measure(self._survey, task)
+                self._measure(self._schedule, task)
 
-    def _measure(self, survey: ProbeSchedule, task: ProbeTask) -> None:
+    def _measure(self, schedule: ProbeSchedule, task: ProbeTask) -> None:
         try:
-            found = survey.take_part(task)
+            found = schedule.take_part(task)
         except MalformedMessage:
             return
-        capture = pack_member(Member(self._seat.number, found.sections))
-        measurement = ProbeResult(self._hello.token, self._seat.number, capture, task.step, found.note)
-        self._board.box(f"{self._nonce}/measured").append(encode(measurement))
+        capture = pack_member(Member(self._identity.number, found.sections))
+        result = ProbeResult(self._join_request.token, self._identity.number, capture, task.step, found.note)
+        self._store.mailbox(f"{self._nonce}/measured").append(encode(result))
 
     def _verdict(self) -> GatherVerdict | None:
-        data = self._board.get(f"{self._nonce}/verdict")
+        data = self._store.get(f"{self._nonce}/verdict")
         return None if data is None else decode_or_none(data, GatherVerdict)
 
-    def _leave_together(self) -> None:
+    def _acknowledge(self) -> None:
         """Say that the verdict was heard, and stay until everybody has. The gathering may be cleared away by then."""
-        until, pace = time.monotonic() + LEAVING, PollInterval(self._seat.world_size)
+        until, interval = time.monotonic() + LEAVING, PollInterval(self._identity.world_size)
         try:
-            self._board.box(f"{self._nonce}/heard").append(encode(self._hello))
+            self._store.mailbox(f"{self._nonce}/heard").append(encode(self._join_request))
             while time.monotonic() < until:
-                if self._board.get(f"{self._nonce}/leave") is not None:
+                if self._store.get(f"{self._nonce}/leave") is not None:
                     return
-                if self._board.get(f"{self._nonce}/verdict") is None:
+                if self._store.get(f"{self._nonce}/verdict") is None:
                     return
-                pace.rest(until)
+                interval.rest(until)
         except StoreLost:
             return

@@ -47,24 +47,24 @@ class Membership:
     ``steps`` (the last task that was done) and ``notes``.
     """
 
-    def __init__(self, board: KeyValueStore, nonce: str, world_size: int) -> None:
+    def __init__(self, store: KeyValueStore, nonce: str, world_size: int) -> None:
         self.world_size = world_size
-        self.hellos: dict[str, JoinRequest] = {}
-        self.arrivals: dict[str, MemberRecord] = {}
+        self.join_requests: dict[str, JoinRequest] = {}
+        self.records: dict[str, MemberRecord] = {}
         self.measured: dict[str, Sections] = {}
         self.steps: dict[str, int] = {}
         self.notes: dict[str, bytes] = {}
         self.damaged: list[str] = []
         self.gone: set[int] = set()
         self.disputed: set[str] = set()
-        self._cards: dict[str, MemberFacts] = {}
+        self._facts: dict[str, MemberFacts] = {}
         self._own = ""
-        self._board = board
+        self._store = store
         self._earlier: dict[str, JoinRequest] = {}
         self._boxes: tuple[tuple[Mailbox, Callable[[bytes], None]], ...] = (
-            (board.box(f"{nonce}/hello"), lambda data: self._note_hello(data, self.hellos)),
-            (board.box(f"{nonce}/card"), lambda data: self._note_card(decode(data, MemberFacts))),
-            (board.box(f"{nonce}/measured"), self._note_measurement),
+            (store.mailbox(f"{nonce}/hello"), lambda data: self._note_join_request(data, self.join_requests)),
+            (store.mailbox(f"{nonce}/card"), lambda data: self._note_facts(decode(data, MemberFacts))),
+            (store.mailbox(f"{nonce}/measured"), self._note_result),
         )
 
     def look(self) -> None:
@@ -83,61 +83,61 @@ class Membership:
         except MalformedMessage as error:
             self.damaged.append(str(error))
 
-    def recall(self, call: bytes | None) -> None:
+    def recall(self, announcement: bytes | None) -> None:
         """Remember who had said hello in the gathering of an earlier ``call``, the one who called among them.
 
         Raises:
             BoardLost: the board is gone.
         """
         with contextlib.suppress(MalformedMessage):
-            nonce = decode(call or b"", GatherAnnouncement).nonce
-            for data in self._board.box(f"{nonce}/hello").fresh():
-                self._read(data, lambda data: self._note_hello(data, self._earlier))
+            nonce = decode(announcement or b"", GatherAnnouncement).nonce
+            for data in self._store.mailbox(f"{nonce}/hello").fresh():
+                self._read(data, lambda data: self._note_join_request(data, self._earlier))
 
-    def _note_hello(self, data: bytes, hellos: dict[str, JoinRequest]) -> None:
-        hello = decode(data, JoinRequest)
-        if len(hellos) < MOST_TIMES * self.world_size + SPARE:
-            hellos.setdefault(hello.token, hello)
+    def _note_join_request(self, data: bytes, join_requests: dict[str, JoinRequest]) -> None:
+        join_request = decode(data, JoinRequest)
+        if len(join_requests) < MOST_TIMES * self.world_size + SPARE:
+            join_requests.setdefault(join_request.token, join_request)
 
-    def enter_own(self, card: MemberFacts) -> None:
+    def enter_own(self, facts: MemberFacts) -> None:
         """Take the process that reads this roll into it: whatever else comes in its name is not from it."""
-        self._own = card.token
-        self.enter(card)
+        self._own = facts.token
+        self.enter(facts)
 
-    def _note_card(self, card: MemberFacts) -> None:
+    def _note_facts(self, facts: MemberFacts) -> None:
         """A process brings its facts once."""
-        if card.token == self._own or card.token in self.disputed:
-            raise MalformedMessage(f"another card of rank {card.number}")
-        if self._cards.setdefault(card.token, card) == card:
-            if card.token not in self.arrivals:
+        if facts.token == self._own or facts.token in self.disputed:
+            raise MalformedMessage(f"another card of rank {facts.number}")
+        if self._facts.setdefault(facts.token, facts) == facts:
+            if facts.token not in self.records:
                 self._require_room()
-                self.enter(card)
+                self.enter(facts)
             return
-        self.disputed.add(card.token)
-        self.arrivals.pop(card.token, None)
-        raise MalformedMessage(f"two different cards of rank {card.number}")
+        self.disputed.add(facts.token)
+        self.records.pop(facts.token, None)
+        raise MalformedMessage(f"two different cards of rank {facts.number}")
 
     def _require_room(self) -> None:
-        if len(self.arrivals) >= MOST_TIMES * self.world_size + SPARE:
+        if len(self.records) >= MOST_TIMES * self.world_size + SPARE:
             raise MalformedMessage(f"more processes than {MOST_TIMES} times the ranks of the job")
 
-    def enter(self, card: MemberFacts) -> None:
+    def enter(self, facts: MemberFacts) -> None:
         """Take a process into the roll. It may be outside the world as this process was told it: that is for a check.
 
         Raises:
             Unreadable: its facts are damaged.
         """
-        for member in unpack_capture(card.capture, f"the card of rank {card.number}").members[:1]:
-            self.arrivals[card.token] = MemberRecord(
-                card.token, member._replace(rank=card.number), card.twins, card.port, card.word
+        for member in unpack_capture(facts.capture, f"the card of rank {facts.number}").members[:1]:
+            self.records[facts.token] = MemberRecord(
+                facts.token, member._replace(rank=facts.number), facts.twins, facts.port, facts.word
             )
 
-    def _note_measurement(self, data: bytes) -> None:
-        measurement = decode(data, ProbeResult)
-        if measurement.token == self._own or measurement.token not in self.arrivals:
-            raise MalformedMessage(f"a measurement of rank {measurement.number} that it did not make")
-        for member in unpack_capture(measurement.capture, f"the probes of rank {measurement.number}").members[:1]:
-            self.note_measured(measurement.token, measurement.step, member.sections, measurement.note)
+    def _note_result(self, data: bytes) -> None:
+        result = decode(data, ProbeResult)
+        if result.token == self._own or result.token not in self.records:
+            raise MalformedMessage(f"a measurement of rank {result.number} that it did not make")
+        for member in unpack_capture(result.capture, f"the probes of rank {result.number}").members[:1]:
+            self.note_measured(result.token, result.step, member.sections, result.note)
 
     def note_measured(self, token: str, step: int, sections: Sections, note: bytes = b"") -> None:
         """Take down what a process measured in a step, beside what it measured before."""
@@ -146,15 +146,15 @@ class Membership:
         # Last: whoever keeps the gathering looks here, from another thread, whether the rest is there.
         self.steps[token] = max(step, self.steps.get(token, 0))
 
-    def note_silent(self, token: str, keys: Iterable[str]) -> None:
+    def note_timeout(self, token: str, keys: Iterable[str]) -> None:
         """A process did not come back in time: what it was to measure is missing, if it had not measured it before."""
         sections = self.measured.setdefault(token, {})
-        self.measured[token] = {**dict.fromkeys(keys, _SILENT), **sections}
+        self.measured[token] = {**dict.fromkeys(keys, _TIMED_OUT), **sections}
 
     @property
     def numbers(self) -> set[int]:
         """The ranks of which at least one process came."""
-        return {arrival.number for arrival in self.arrivals.values()}
+        return {record.number for record in self.records.values()}
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -169,38 +169,38 @@ class Membership:
     @property
     def expected_soon(self) -> bool:
         """Whether somebody is on the way: has said hello, or was met by another process of its host."""
-        twins = sum(arrival.twins for arrival in self.arrivals.values())
-        coming = {token for token, hello in self.hellos.items() if hello.number not in self.gone}
-        return bool(coming - self.arrivals.keys() - self.disputed) or len(self.arrivals) < len(self.numbers) + twins
+        twins = sum(record.twins for record in self.records.values())
+        joining = {token for token, join_request in self.join_requests.items() if join_request.number not in self.gone}
+        return bool(joining - self.records.keys() - self.disputed) or len(self.records) < len(self.numbers) + twins
 
     @property
     def in_order(self) -> list[MemberRecord]:
         """Those who came, by rank; of several that claim one rank by token, so that every reader has the same order."""
-        return sorted(self.arrivals.values(), key=lambda arrival: (arrival.number, arrival.token))
+        return sorted(self.records.values(), key=lambda record: (record.number, record.token))
 
     def members(self) -> list[Member]:
         """Everybody's facts, what was measured among them."""
-        brought = [(arrival, _with_measured(arrival, self.measured)) for arrival in self.in_order]
-        shared = _reach_by_key(brought)
-        read = {member.host for _, member in brought if HostFacts.key in member.sections}
+        joined = [(record, _with_measured(record, self.measured)) for record in self.in_order]
+        shared = _reach_by_key(joined)
+        read = {member.host for _, member in joined if HostFacts.key in member.sections}
         return [
             member._replace(sections={**_with_shared_reach(member, shared), **({} if member.host in read else _UNREAD)})
-            for _, member in brought
+            for _, member in joined
         ]
 
     def last_seen(self, asked: Iterable[MemberRecord], listed: Mapping[int, str]) -> tuple[LastSeen, ...]:
         """Ranks that fell silent on the way: said hello and nothing more, or were ``asked`` to measure and did not; and
         those that did not even start, where it is ``listed`` on which host they were to be."""
-        known = {**self._earlier, **self.hellos}
-        missing = known.keys() - self.arrivals.keys() - self.disputed
-        waiting = (known[token] for token in known if token in missing)
-        half = [hello for hello in waiting if hello.number not in self.numbers]
-        started = {hello.number for hello in half}
-        silent = (arrival for arrival in asked if arrival.token not in self.steps)
+        known = {**self._earlier, **self.join_requests}
+        missing = known.keys() - self.records.keys() - self.disputed
+        unfinished_requests = (known[token] for token in known if token in missing)
+        unfinished = [join_request for join_request in unfinished_requests if join_request.number not in self.numbers]
+        started = {join_request.number for join_request in unfinished}
+        unanswered = (record for record in asked if record.token not in self.steps)
         return (
             *(LastSeen(number, host, "listed") for number, host in listed.items() if number not in started),
-            *(LastSeen(hello.number, hello.host, "joined") for hello in half),
-            *(LastSeen(arrival.number, arrival.host[2] if arrival.host else "", "answered") for arrival in silent),
+            *(LastSeen(join_request.number, join_request.host, "joined") for join_request in unfinished),
+            *(LastSeen(record.number, record.host[2] if record.host else "", "answered") for record in unanswered),
         )
 
 
@@ -215,16 +215,16 @@ _UNREAD: Sections = {
 }
 """Stands for the facts of a host whose speaker never came."""
 
-_SILENT = Missing(MissingReason.TIMEOUT, "the process did not come back from its probes in time")
+_TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not come back from its probes in time")
 
 ReachKey = tuple[object, ...]
 
 
-def _with_measured(arrival: MemberRecord, measured: Mapping[str, Sections]) -> Member:
-    own, added = arrival.member.sections, measured.get(arrival.token)
+def _with_measured(record: MemberRecord, measured: Mapping[str, Sections]) -> Member:
+    own, added = record.member.sections, measured.get(record.token)
     if not added:
-        return arrival.member
-    return arrival.member._replace(sections=merge_sections(own, added))
+        return record.member
+    return record.member._replace(sections=merge_sections(own, added))
 
 
 def _reach_key(member: Member) -> ReachKey:
@@ -235,12 +235,12 @@ def _reach_key(member: Member) -> ReachKey:
     return member.host, master.address, master.port, master.resolved
 
 
-def _reach_by_key(brought: Iterable[tuple[MemberRecord, Member]]) -> dict[ReachKey, ReachFacts]:
+def _reach_by_key(joined: Iterable[tuple[MemberRecord, Member]]) -> dict[ReachKey, ReachFacts]:
     """What the speaker of a host tried is true of every process there that looks for the same master."""
     return {
         _reach_key(member): reach
-        for arrival, member in brought
-        if arrival.port is not None and isinstance(reach := member.sections.get(ReachFacts.key), ReachFacts)
+        for record, member in joined
+        if record.port is not None and isinstance(reach := member.sections.get(ReachFacts.key), ReachFacts)
     }
 
 

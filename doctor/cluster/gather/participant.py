@@ -29,11 +29,11 @@ COLLECTED_BY_ALL = ("slurm",)
 """Host sections that every process collects: SLURM is asked by the first task of a node, whoever speaks for it."""
 
 
-def keys_to_collect(*, speaks: bool, own_gpus: bool = False) -> tuple[str, ...]:
+def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, ...]:
     """The sections that a process collects: those of its host only where it speaks for it. ``own_gpus``: it may be
     shown other GPUs than its neighbours."""
     of_host = (*COLLECTED_BY_ALL, GpuFacts.key) if own_gpus else COLLECTED_BY_ALL
-    return tuple(key for key in MODULES if speaks or SECTIONS[key].level == "rank" or key in of_host)
+    return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
 class Participant:
@@ -41,24 +41,24 @@ class Participant:
 
     def __init__(
         self,
-        seat: ProcessIdentity,
-        identity: Identity,
-        speaker: HostLease,
+        identity: ProcessIdentity,
+        host: Identity,
+        host_lease: HostLease,
         collect: Callable[[tuple[str, ...]], Sections],
         *,
         answers_at: tuple[int, str] | None = None,
         own_gpus: bool = False,
     ) -> None:
-        self.seat = seat
-        self.hello = JoinRequest(secrets.token_hex(8), seat.number, identity[2])
-        self._identity = identity
+        self.identity = identity
+        self.join_request = JoinRequest(secrets.token_hex(8), identity.number, host[2])
+        self._host = host
         self._answers_at = answers_at
-        self._speaker = speaker  # kept, so that nobody else gets the claim
-        self._place = HostLease(seat.key_here, identity, f"rank {seat.number}")
+        self._host_lease = host_lease  # kept, so that nobody else gets the claim
+        self._rank_lease = HostLease(identity.key_here, host, f"rank {identity.number}")
         self._facts: Sections | None = None
         self._reach = ReachFacts()
         self._ready = threading.Event()
-        keys = keys_to_collect(speaks=speaker.granted, own_gpus=own_gpus)
+        keys = keys_to_collect(leads_host=host_lease.granted, own_gpus=own_gpus)
         threading.Thread(target=self._collect, args=(collect, keys), name="doctor-facts", daemon=True).start()
 
     def _collect(self, collect: Callable[[tuple[str, ...]], Sections], keys: tuple[str, ...]) -> None:
@@ -67,7 +67,7 @@ class Participant:
         finally:
             self._ready.set()
 
-    def tried(self, reach: ReachFacts) -> None:
+    def set_reach(self, reach: ReachFacts) -> None:
         """Note the connections that were tried on the way to the others."""
         self._reach = reach
 
@@ -75,41 +75,43 @@ class Participant:
         """This process with its facts; waits for them."""
         self._ready.wait()
         sections: Sections = {**(self._facts or {}), ReachFacts.key: self._reach}
-        return Member(self.seat.number, sections, self._identity)
+        return Member(self.identity.number, sections, self._host)
 
-    def card(self) -> MemberFacts | None:
+    def member_facts(self) -> MemberFacts | None:
         """The card of this process, or ``None`` as long as its facts are not there."""
         if not self._ready.is_set():
             return None
         port, word = self._answers_at or (None, "")
-        capture, twins = pack_member(self.member()), self._place.rivals()
-        return MemberFacts(self.hello.token, self.seat.number, capture, twins, port, word)
+        capture, twins = pack_member(self.member()), self._rank_lease.rivals()
+        return MemberFacts(self.join_request.token, self.identity.number, capture, twins, port, word)
 
 
 def start_participant(
-    seat: ProcessIdentity,
-    surroundings: Machine,
+    identity: ProcessIdentity,
+    machine: Machine,
     *,
     timeout: float,
-    wanted: ProbeOptions | None,
-    tell: Callable[[str], None],
+    probe_options: ProbeOptions | None,
+    write_line: Callable[[str], None],
     announce: Callable[[str], None] | None = None,
 ) -> tuple[Participant, ProbeSchedule | None]:
     """What this process brings, and its part in the probes that are ``wanted``. ``timeout``: seconds of the gathering,
     and the most for any collector; ``announce`` is told what is still being read after a second."""
-    identity = host_identity(surroundings)
-    speaker = HostLease(seat.key_here, identity, "the host")
-    survey = None
-    if wanted is not None:
+    host = host_identity(machine)
+    host_lease = HostLease(identity.key_here, host, "the host")
+    schedule = None
+    if probe_options is not None:
         from doctor.cluster.gather.probe_schedule import probe_schedule
 
-        survey = probe_schedule(wanted, seat.number, timeout, surroundings, speaks=speaker.granted, tell=tell)
-    party = Participant(
-        seat,
+        schedule = probe_schedule(
+            probe_options, identity.number, timeout, machine, leads_host=host_lease.granted, write_line=write_line
+        )
+    participant = Participant(
         identity,
-        speaker,
-        lambda keys: collect_facts(keys, surroundings, timeout=timeout, announce=announce),
-        answers_at=survey.answers_at if survey else None,
-        own_gpus=states_binding(launch_facts(surroundings.environ)),
+        host,
+        host_lease,
+        lambda keys: collect_facts(keys, machine, timeout=timeout, announce=announce),
+        answers_at=schedule.answers_at if schedule else None,
+        own_gpus=states_binding(launch_facts(machine.environ)),
     )
-    return party, survey
+    return participant, schedule

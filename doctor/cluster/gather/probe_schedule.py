@@ -55,10 +55,10 @@ class ProbeSchedule:
         self,
         number: int,
         stages: Sequence[Stage],
-        surroundings: Machine,
+        machine: Machine,
         *,
-        speaks: bool,
-        tell: Callable[[str], None],
+        leads_host: bool,
+        write_line: Callable[[str], None],
         within: float | None = None,
     ) -> None:
         most = sum(stage.most_seconds + MARGIN for stage in stages)
@@ -67,48 +67,48 @@ class ProbeSchedule:
         self._stages = {stage.name: stage for stage in stages}
         self._waiting = list(stages)
         self._steps = 0
-        self._tell = tell
+        self._write_line = write_line
         responder = None
-        if speaks:
+        if leads_host:
             with contextlib.suppress(OSError):
                 responder = Responder()
-        self._bench = ProbeContext(number, responder, surroundings)
+        self._context = ProbeContext(number, responder, machine)
 
     @property
     def answers_at(self) -> tuple[int, str] | None:
         """The port and the word of this process's responder."""
-        responder = self._bench.responder
+        responder = self._context.responder
         return (responder.port, responder.word) if responder else None
 
     def next(
-        self, job: Job, arrivals: Sequence[MemberRecord], notes: Mapping[str, bytes], seconds: float
+        self, job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes], seconds: float
     ) -> ProbeRound | None:
         """The next step, from what is known so far; ``None`` when all is measured, or no time is left.
 
         ``notes``: what everybody said to the last step; ``seconds``: that are left.
         """
-        posts = probe_addresses(job, arrivals, notes)
+        participants = probe_addresses(job, records, notes)
         while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
             stage = self._waiting[0]
-            orders = self._planned(stage, job, posts)
+            orders = self._planned(stage, job, participants)
             if orders is not None and orders.by_token:
                 return self._plan(stage, orders, min(orders.seconds, seconds - MARGIN))
             self._waiting.pop(0)
-            posts = [post._replace(note=b"") for post in posts]
+            participants = [participant._replace(note=b"") for participant in participants]
         return None
 
-    def _planned(self, stage: Stage, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def _planned(self, stage: Stage, job: Job, participants: Sequence[ProbeParticipant]) -> StageOrders | None:
         """What a stage asks for next; nothing if it breaks: facts and notes of other processes may be anything."""
         try:
-            return stage.plan(job, posts)
+            return stage.plan(job, participants)
         except Exception as error:  # noqa: BLE001 - as in take_part
-            self._tell(_broken(stage, error).reason)
+            self._write_line(_broken(stage, error).reason)
             return None
 
     def _plan(self, stage: Stage, orders: StageOrders, seconds: float) -> ProbeRound:
         self._steps += 1
         if orders.words:
-            self._tell(orders.words)
+            self._write_line(orders.words)
         tasks = {token: ProbeTask(self._steps, stage.name, seconds, order) for token, order in orders.by_token.items()}
         return ProbeRound(tasks, seconds + MARGIN, tuple(section.key for section in stage.makes))
 
@@ -122,28 +122,30 @@ class ProbeSchedule:
         if stage is None:
             return StageResult({})
         try:
-            return stage.take_part(task.order, self._bench, ProbeDeadline(min(task.seconds, stage.most_seconds)))
+            return stage.take_part(task.order, self._context, ProbeDeadline(min(task.seconds, stage.most_seconds)))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise MalformedMessage(str(error)) from None
         except Forbidden as error:
-            self._tell(f"refused an order of the {stage.name} probe: {error}")
+            self._write_line(f"refused an order of the {stage.name} probe: {error}")
             return StageResult({})
         except Exception as error:  # noqa: BLE001 - probes are collectors: one that breaks is missing, and the report goes on
             broken = _broken(stage, error)
-            self._tell(broken.reason)
+            self._write_line(broken.reason)
             return StageResult({section.key: broken for section in stage.makes})
 
     def close(self) -> None:
         """End what still runs for it."""
-        self._bench.close()
+        self._context.close()
 
 
 class LocalProbeSchedule(ProbeSchedule):
     """Light probes alone, which keep the sections that this process measured. ``within``: seconds for all of them."""
 
-    def __init__(self, number: int, *, speaks: bool, tell: Callable[[str], None], within: float) -> None:
+    def __init__(self, number: int, *, leads_host: bool, write_line: Callable[[str], None], within: float) -> None:
         within = min(LIMIT_SECONDS, within)
-        super().__init__(number, (LightStage(),), Machine(), speaks=speaks, tell=tell, within=within)
+        super().__init__(
+            number, (LightStage(),), Machine(), leads_host=leads_host, write_line=write_line, within=within
+        )
         self.sections: dict[str, Section | Missing] = {}
 
     def take_part(self, task: ProbeTask) -> StageResult:
@@ -154,61 +156,63 @@ class LocalProbeSchedule(ProbeSchedule):
 
 
 def _broken(stage: Stage, error: Exception) -> Missing:
-    words = str(error).strip().splitlines()
-    said = words[0] if words else "no words"
-    return Missing(MissingReason.FAILED, f"the probe {stage.name} raised {type(error).__name__}: {said}")
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else "no words"
+    return Missing(MissingReason.FAILED, f"the probe {stage.name} raised {type(error).__name__}: {reason}")
 
 
-def probe_addresses(job: Job, arrivals: Sequence[MemberRecord], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
+def probe_addresses(job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
     """Everybody who came, as stages see them, by rank; one process of each host speaks for it."""
-    places: dict[Identity | None, int] = {host.identity: host.index for host in job.hosts}
+    host_indices: dict[Identity | None, int] = {host.identity: host.index for host in job.hosts}
     ranks: dict[tuple[int, int], list[Rank]] = {}
     for rank in job.ranks:
         ranks.setdefault((rank.number, rank.host.index), []).append(rank)
-    spoken_for: set[int] = set()
-    posts = []
-    for arrival in arrivals:
-        place = places.get(arrival.host)
-        twins = ranks.get((arrival.number, place), []) if place is not None else []
-        if place is None or not twins:
+    led_hosts: set[int] = set()
+    participants = []
+    for record in records:
+        host_index = host_indices.get(record.host)
+        twins = ranks.get((record.number, host_index), []) if host_index is not None else []
+        if host_index is None or not twins:
             continue
         rank = twins.pop(0) if len(twins) > 1 else twins[0]
-        speaks = arrival.port is not None and place not in spoken_for
-        if speaks:
-            spoken_for.add(place)
-        posts.append(
+        leads_host = record.port is not None and host_index not in led_hosts
+        if leads_host:
+            led_hosts.add(host_index)
+        participants.append(
             ProbeParticipant(
-                arrival.token, rank, place, speaks, arrival.port, arrival.word, notes.get(arrival.token, b"")
+                record.token, rank, host_index, leads_host, record.port, record.word, notes.get(record.token, b"")
             )
         )
-    return posts
+    return participants
 
 
 def light_schedule(
-    number: int, timeout: float, surroundings: Machine, *, speaks: bool, tell: Callable[[str], None]
+    number: int, timeout: float, machine: Machine, *, leads_host: bool, write_line: Callable[[str], None]
 ) -> ProbeSchedule:
     """The light probes of a gathering that may take ``timeout`` seconds, within these."""
     within = min(LIMIT_SECONDS, timeout / 2)
-    return ProbeSchedule(number, (LightStage(),), surroundings, speaks=speaks, tell=tell, within=within)
+    return ProbeSchedule(number, (LightStage(),), machine, leads_host=leads_host, write_line=write_line, within=within)
 
 
 def probe_schedule(
-    wanted: ProbeOptions,
+    probe_options: ProbeOptions,
     number: int,
     timeout: float,
-    surroundings: Machine,
+    machine: Machine,
     *,
-    speaks: bool,
-    tell: Callable[[str], None],
+    leads_host: bool,
+    write_line: Callable[[str], None],
 ) -> ProbeSchedule:
     """The survey of the process ``number`` in a gathering that may take ``timeout`` seconds. Light probes end within
     these; full ones begin when all are here or these are over."""
-    if wanted.probe == "light":
-        return light_schedule(number, timeout, surroundings, speaks=speaks, tell=tell)
-    return ProbeSchedule(number, tuple(full_stages(wanted)), surroundings, speaks=speaks, tell=tell)
+    if probe_options.probe == "light":
+        return light_schedule(number, timeout, machine, leads_host=leads_host, write_line=write_line)
+    return ProbeSchedule(
+        number, tuple(full_stages(probe_options)), machine, leads_host=leads_host, write_line=write_line
+    )
 
 
-def full_stages(wanted: ProbeOptions) -> Iterator[Stage]:
+def full_stages(probe_options: ProbeOptions) -> Iterator[Stage]:
     """All stages of full probes, in their order: what is quiet before what is loud, and why comes last."""
     # The stages are imported here: a watched training process loads this module for light probes alone.
     from doctor.probes.ablation.stage import WhyStage
@@ -221,6 +225,6 @@ def full_stages(wanted: ProbeOptions) -> Iterator[Stage]:
     yield TransfersStage()
     yield StorageStage()
     yield DevicesStage()
-    yield GroupsStage(wanted.mesh)
-    if wanted.why:
+    yield GroupsStage(probe_options.mesh)
+    if probe_options.why:
         yield WhyStage()

@@ -14,28 +14,28 @@ from doctor.core.job import Job, Member, Sections, build_job
 _TOKEN = "0" * 16
 
 
-def probe_single_process(job: Job, surroundings: Machine, tell: Callable[[str], None], *, why: bool = False) -> Job:
+def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str], None], *, why: bool = False) -> Job:
     """``job``, which is one process, with what it measures of itself; ``why``: and what mends it. ``tell`` gets what
     each step costs."""
     member = sole_member(job)
-    survey = ProbeSchedule(
-        member.rank, tuple(full_stages(ProbeOptions("full", why=why))), surroundings, speaks=True, tell=tell
+    schedule = ProbeSchedule(
+        member.rank, tuple(full_stages(ProbeOptions("full", why=why))), machine, leads_host=True, write_line=write_line
     )
-    end = time.monotonic() + survey.seconds
+    end = time.monotonic() + schedule.seconds
     measured: Sections = {}
     notes: dict[str, bytes] = {}
     try:
         while True:
             known = member._replace(sections=merge_sections(member.sections, measured))
             job = build_job([known], world_size=job.world_size)
-            arrival = MemberRecord(_TOKEN, known, 0, *(survey.answers_at or (None, "")))
-            plan = survey.next(job, [arrival], notes, end - time.monotonic())
-            if plan is None or _TOKEN not in plan.tasks:
+            record = MemberRecord(_TOKEN, known, 0, *(schedule.answers_at or (None, "")))
+            probe_round = schedule.next(job, [record], notes, end - time.monotonic())
+            if probe_round is None or _TOKEN not in probe_round.tasks:
                 return job
-            found = survey.take_part(plan.tasks[_TOKEN])
+            found = schedule.take_part(probe_round.tasks[_TOKEN])
             measured, notes = merge_sections(measured, found.sections), {_TOKEN: found.note}
     finally:
-        survey.close()
+        schedule.close()
 
 
 def sole_member(job: Job) -> Member:

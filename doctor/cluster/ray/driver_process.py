@@ -42,102 +42,107 @@ def main(order: str) -> None:
     try:
         driver.drive()
     finally:
-        driver.tell_of(sys.exc_info()[1])
+        driver.report_error(sys.exc_info()[1])
         os._exit(0)
 
 
 def _take_standard_output() -> BinaryIO:
     """Standard output for this module alone; what anybody else writes there or on standard error is not seen."""
-    paper = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
-    return paper
+    return output
 
 
 class RayDriver:
     """One gathering of a cluster; messages go to ``paper``."""
 
-    def __init__(self, order: DriverOrder, paper: BinaryIO) -> None:
+    def __init__(self, order: DriverOrder, output: BinaryIO) -> None:
         self._order = order
-        self._paper = paper
+        self._output = output
 
     def drive(self) -> None:
         """Gather the cluster and hand over the job, or say why there is none; then leave."""
         cluster = RayCluster()
         try:
             cluster.enter(self._order.address, self._order.close_at)
-            self._keep(cluster)
+            self._coordinate(cluster)
         except (RayUnreachable, StoreLost) as lost:
-            self._say(ClusterLost("the Ray cluster can't be reached" if self._order.discreet else str(lost)))
+            self._send(ClusterLost("the Ray cluster can't be reached" if self._order.discreet else str(lost)))
         finally:
             cluster.leave()
 
-    def tell_of(self, error: BaseException | None) -> None:
+    def report_error(self, error: BaseException | None) -> None:
         """Say what broke, if it is a fault and no end that was asked for."""
         if isinstance(error, Exception):
             with contextlib.suppress(BrokenPipeError):
-                self._say(ClusterLost(f"the driver of Ray broke: {type(error).__name__}: {first_line(error)}"))
+                self._send(ClusterLost(f"the driver of Ray broke: {type(error).__name__}: {first_line(error)}"))
 
-    def _keep(self, cluster: RayCluster) -> None:
-        nodes, run, tell = cluster.nodes(), new_run(), self._tell
-        self._tell_of_the_lost(cluster.lost())
-        seat = ProcessIdentity(len(nodes), len(nodes), run)  # the number after the last one: no rank
+    def _coordinate(self, cluster: RayCluster) -> None:
+        nodes, run, write_line = cluster.nodes(), new_run(), self._write_line
+        self._report_lost_nodes(cluster.lost())
+        identity = ProcessIdentity(len(nodes), len(nodes), run)  # the number after the last one: no rank
         secret, rejected = secret_from_environ(os.environ), RejectedMessages()
-        board = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
-        register = RayNodeRegistry(cluster, nodes, tell, discreet=self._order.discreet)
+        store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
+        registry = RayNodeRegistry(cluster, nodes, write_line, discreet=self._order.discreet)
         nonce, close_at = secrets.token_hex(8), self._order.close_at
         try:
-            survey = self._survey(seat)
-            overtime = survey.overtime if survey else 0.0
-            keeper = Coordinator(
-                board,
-                seat,
+            schedule = self._schedule(identity)
+            overtime = schedule.overtime if schedule else 0.0
+            coordinator = Coordinator(
+                store,
+                identity,
                 nonce,
                 close_at=close_at,
-                tell=tell,
-                register=register,
+                write_line=write_line,
+                registry=registry,
                 overtime=overtime,
                 rejected=rejected,
             )
-            keeper.open()
+            coordinator.open()
             # The key itself does not travel: nodes read the same path. Older releases take no more than is needed.
             key = (os.environ[VARIABLE],) if secret else ()
             cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *key)
-            job = keeper.gather(None, survey)
-            if rejected.words:
-                tell(rejected.words)
+            job = coordinator.gather(None, schedule)
+            if rejected.warning:
+                write_line(rejected.warning)
             self._hand_over(job)
-            keeper.announce(0)
-            keeper.dismiss()
+            coordinator.announce(0)
+            coordinator.dismiss()
         finally:
-            board.close()
+            store.close()
 
-    def _survey(self, seat: ProcessIdentity) -> ProbeSchedule | None:
+    def _schedule(self, identity: ProcessIdentity) -> ProbeSchedule | None:
         if self._order.wanted is None:
             return None
-        around = Machine()
+        machine = Machine()
         return probe_schedule(
-            self._order.wanted, seat.number, self._order.timeout, around, speaks=False, tell=self._tell
+            self._order.wanted,
+            identity.number,
+            self._order.timeout,
+            machine,
+            leads_host=False,
+            write_line=self._write_line,
         )
 
-    def _tell_of_the_lost(self, nodes: list[RayNode]) -> None:
+    def _report_lost_nodes(self, nodes: list[RayNode]) -> None:
         if nodes:
             names = "" if self._order.discreet else f" ({', '.join(node.text for node in nodes[:4])})"
             count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
-            self._tell(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
+            self._write_line(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
 
     def _hand_over(self, job: Job) -> None:
         if not job.ranks:
             raise RayUnreachable("no node of the cluster answered")
-        self._say(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
+        self._send(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
 
-    def _tell(self, line: str) -> None:
-        self._say(StatusLine(line))
+    def _write_line(self, line: str) -> None:
+        self._send(StatusLine(line))
 
-    def _say(self, message: DriverMessage) -> None:
-        self._paper.write(msgspec.json.encode(message) + b"\n")
-        self._paper.flush()
+    def _send(self, message: DriverMessage) -> None:
+        self._output.write(msgspec.json.encode(message) + b"\n")
+        self._output.flush()
 
 
 class RayNodeRegistry:
@@ -146,11 +151,11 @@ class RayNodeRegistry:
     ``discreet``: without its name and the reason."""
 
     def __init__(
-        self, cluster: RayCluster, nodes: list[RayNode], tell: Callable[[str], None], *, discreet: bool
+        self, cluster: RayCluster, nodes: list[RayNode], write_line: Callable[[str], None], *, discreet: bool
     ) -> None:
         self._cluster = cluster
         self._nodes = nodes
-        self._tell = tell
+        self._write_line = write_line
         self._discreet = discreet
         self._gone: set[int] = set()
         self._look_at = 0.0
@@ -166,5 +171,5 @@ class RayNodeRegistry:
             for number, why in self._cluster.ended().items():
                 self._gone.add(number)
                 where = "" if self._discreet else f" on {self._nodes[number].text}"
-                self._tell(f"{ranks_in_words((number,))}{where}: {'does not come' if self._discreet else why}")
+                self._write_line(f"{ranks_in_words((number,))}{where}: {'does not come' if self._discreet else why}")
         return self._gone

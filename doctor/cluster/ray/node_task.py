@@ -25,7 +25,7 @@ def join_from_node(
     world_size: int,
     run: str,
     timeout: float,
-    wanted: ProbeOptions | None,
+    probe_options: ProbeOptions | None,
     directories: tuple[tuple[str, str], ...],
     secret_file: str = "",
 ) -> str:
@@ -35,16 +35,20 @@ def join_from_node(
         secret = secret_from_environ({VARIABLE: secret_file})
     except UnusableError as error:
         return str(error)
-    seat = ProcessIdentity(number, world_size, run)
-    surroundings = Machine(environ=given_environ(), directories=directories)
-    party, survey = start_participant(seat, surroundings, timeout=timeout, wanted=wanted, tell=_discard_line)
+    identity = ProcessIdentity(number, world_size, run)
+    machine = Machine(environ=given_environ(), directories=directories)
+    participant, schedule = start_participant(
+        identity, machine, timeout=timeout, probe_options=probe_options, write_line=_discard_line
+    )
     rejected = RejectedMessages()
-    board = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
+    store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
     close_at = time.monotonic() + timeout
     try:
-        GatherMember(board, seat, party.hello, party.card, survey, close_at=close_at).attend()
+        GatherMember(
+            store, identity, participant.join_request, participant.member_facts, schedule, close_at=close_at
+        ).participate()
     except NoCoordinator:
-        return rejected.words or "the driver was not heard of any more"
+        return rejected.warning or "the driver was not heard of any more"
     except StoreLost as lost:
         return str(lost)
     return ""

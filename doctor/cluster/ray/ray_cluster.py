@@ -61,7 +61,7 @@ class RayCluster:
         check_listening(address, until)
         self._entered = True
         try:
-            self._worker.run(lambda: _in_our_terms(lambda: _enter(address)), max(1.0, until - time.monotonic()))
+            self._worker.run(lambda: _translate_errors(lambda: _enter(address)), max(1.0, until - time.monotonic()))
         except TimeoutError:
             raise RayUnreachable(
                 f"the Ray cluster at {address} lets no driver in: {explain_no_answer(address)}"
@@ -74,7 +74,7 @@ class RayCluster:
             Unconnected: the cluster does not answer.
         """
         alive = _without_stale_nodes([entry for entry in self._listed() if entry.get("Alive")])
-        alive.sort(key=lambda entry: ("node:__internal_head__" not in entry.get("Resources", {}), _place(entry)))
+        alive.sort(key=lambda entry: ("node:__internal_head__" not in entry.get("Resources", {}), _sort_key(entry)))
         return [_node_of(entry) for entry in alive]
 
     def lost(self) -> list[RayNode]:
@@ -86,8 +86,8 @@ class RayCluster:
         listed = self._listed()
         alive = {entry["NodeManagerAddress"] for entry in listed if entry.get("Alive")}
         dead = [entry for entry in listed if not entry.get("Alive") and entry.get("DeathReason") in LOST]
-        found = {_place(entry): _node_of(entry) for entry in dead if entry["NodeManagerAddress"] not in alive}
-        return [found[place] for place in sorted(found)]
+        found = {_sort_key(entry): _node_of(entry) for entry in dead if entry["NodeManagerAddress"] not in alive}
+        return [found[key] for key in sorted(found)]
 
     def start(self, nodes: Sequence[RayNode], *arguments: object) -> None:
         """Have every node attend: :func:`doctor.cluster.ray.node_task.join_from_node` with its number, how many there
@@ -149,12 +149,12 @@ class RayCluster:
 
     def _bounded(self, work: Callable[[], T], seconds: float, silent: str) -> T:
         try:
-            return self._worker.run(lambda: _in_our_terms(work), seconds)
+            return self._worker.run(lambda: _translate_errors(work), seconds)
         except TimeoutError:
             raise RayUnreachable(silent) from None
 
 
-def _in_our_terms(work: Callable[[], T]) -> T:
+def _translate_errors(work: Callable[[], T]) -> T:
     try:
         from ray.exceptions import RayError
 
@@ -178,7 +178,7 @@ def _enter(address: str) -> None:
         raise RayUnreachable("no Ray cluster runs on this host, and RAY_ADDRESS names none: --ray HOST:PORT") from None
 
 
-def _place(entry: Mapping[str, Any]) -> tuple[int, int, str]:
+def _sort_key(entry: Mapping[str, Any]) -> tuple[int, int, str]:
     """Addresses in their own order, 10.0.0.9 before 10.0.0.10; names after them."""
     text = str(entry["NodeManagerAddress"])
     try:

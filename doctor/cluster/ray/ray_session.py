@@ -45,15 +45,15 @@ class RayGatherSession:
         self,
         address: str,
         *,
-        wanted: ProbeOptions | None,
+        probe_options: ProbeOptions | None,
         timeout: float,
         directories: tuple[tuple[str, str], ...],
-        tell: Callable[[str], None],
+        write_line: Callable[[str], None],
         discreet: bool = False,
     ) -> None:
-        self._tell = tell
+        self._write_line = write_line
         self._until = time.monotonic() + timeout + OVERTIME
-        order = DriverOrder(address, time.monotonic() + timeout, timeout, wanted, directories, discreet)
+        order = DriverOrder(address, time.monotonic() + timeout, timeout, probe_options, directories, discreet)
         arguments = [msgspec.json.encode(order).decode()]
         environ = {**os.environ, **_NO_CLUSTER_OF_ITS_OWN}
         try:
@@ -90,11 +90,13 @@ class RayGatherSession:
             if isinstance(message, CollectedJob):
                 return parse_capture(bytes(message.capture), "the job of the cluster", masked=True).job()
             if isinstance(message, ClusterLost):
-                self._tell(message.why)
+                self._write_line(message.why)
                 raise Dismissed(INCONCLUSIVE)
-            self._tell(message.line)
+            self._write_line(message.line)
         code = self._driver.wait()
-        self._tell(f"Ray's driver {f'was ended by signal {-code}' if code < 0 else 'ended'} before it brought the job")
+        self._write_line(
+            f"Ray's driver {f'was ended by signal {-code}' if code < 0 else 'ended'} before it brought the job"
+        )
         raise Dismissed(INCONCLUSIVE)
 
     def _messages(self) -> Iterator[DriverMessage]:

@@ -68,10 +68,10 @@ def _resolve(names: Sequence[str], until: float) -> tuple[dict[str, str], str | 
     resolved: dict[str, str] = {}
     error: str | None = None
     for name in names:
-        found, trouble, _ = resolve(name, max(0.1, min(LOOK_UP_SECONDS, until - time.monotonic())))
+        found, lookup_error, _ = resolve(name, max(0.1, min(LOOK_UP_SECONDS, until - time.monotonic())))
         for address in found:
             resolved.setdefault(address, name)
-        error = error or trouble
+        error = error or lookup_error
     return resolved, error
 
 

@@ -43,9 +43,9 @@ class ConnectedStore(NamedTuple):
     """A board, and what was tried to get there. ``at_a_twin``: this process was to host the store, and another one that
     was told the same does."""
 
-    board: KeyValueStore
+    store: KeyValueStore
     reach: ReachFacts
-    at_a_twin: bool = False
+    via_duplicate_host: bool = False
 
 
 class RendezvousFailed(Exception):
@@ -111,41 +111,45 @@ NOT_OURS = (
 """Why a folder is not used, without anybody's name."""
 
 
-def open_file_store(directory: Path | OwnFolder, seat: ProcessIdentity) -> ConnectedStore:
+def open_file_store(directory: Path | OwnFolder, identity: ProcessIdentity) -> ConnectedStore:
     """The board in a folder.
 
     Raises:
         Unreached: it can't be used from this host.
     """
-    board = KeyValueStore(FileStoreBackend(directory, seat.key))
+    store = KeyValueStore(FileStoreBackend(directory, identity.key))
     try:
-        board.get("call")
-        board.box("doorbell").fresh()
+        store.get("call")
+        store.mailbox("doorbell").fresh()
     except UntrustedStore as refused:
         raise RendezvousFailed(str(refused), discreet=NOT_OURS) from None
     except StoreLost as lost:
         raise RendezvousFailed(str(lost)) from None
-    return ConnectedStore(board, ReachFacts())
+    return ConnectedStore(store, ReachFacts())
 
 
-def secret_of_folder(directory: Path | OwnFolder, seat: ProcessIdentity) -> Secret:
+def secret_of_folder(directory: Path | OwnFolder, identity: ProcessIdentity) -> Secret:
     """The key of a job that meets in a folder: it lies there, for those alone who may use the folder.
 
     Raises:
         Unreached: it can't be had.
     """
-    folder = FileStoreBackend(directory, seat.key)
+    folder = FileStoreBackend(directory, identity.key)
     try:
         key = DeadlineWorker().run(lambda: folder.agree("secret", secrets.token_bytes(2 * LEAST)), PATIENCE)
     except (OSError, TimeoutError) as error:
-        raise RendezvousFailed(f"the key of the job can't be had from {folder.words}: {first_line(error)}") from None
+        raise RendezvousFailed(
+            f"the key of the job can't be had from {folder.description}: {first_line(error)}"
+        ) from None
     if len(key) < LEAST:
-        raise RendezvousFailed(f"the key of the job in {folder.words} is damaged: remove .rankdoctor-{seat.key} there")
-    return Secret(key, folder.words)
+        raise RendezvousFailed(
+            f"the key of the job in {folder.description} is damaged: remove .rankdoctor-{identity.key} there"
+        )
+    return Secret(key, folder.description)
 
 
 def open_store(
-    endpoint: StoreEndpoint, seat: ProcessIdentity, until: float, torch: TorchImport | None = None
+    endpoint: StoreEndpoint, identity: ProcessIdentity, until: float, torch: TorchImport | None = None
 ) -> ConnectedStore:
     """The board in the job's store, by the monotonic moment ``until``. ``torch``: its import, where that was begun.
 
@@ -155,67 +159,68 @@ def open_store(
     """
     torch = torch or TorchImport()
     if endpoint.hosted == "here":
-        return _host(endpoint, seat, torch, until)
-    return _join(endpoint, seat, torch, until)
+        return _host(endpoint, identity, torch, until)
+    return _join(endpoint, identity, torch, until)
 
 
-def _host(endpoint: StoreEndpoint, seat: ProcessIdentity, torch: TorchImport, until: float) -> ConnectedStore:
+def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport, until: float) -> ConnectedStore:
     try:
         listener = listen(endpoint.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             with contextlib.suppress(RendezvousFailed):
-                return _join_duplicate_host(endpoint, seat, torch, until)
+                return _join_duplicate_host(endpoint, identity, torch, until)
         raise PortInUse(f"port {endpoint.port} can't be listened on here: {error.strerror or error}") from None
     with listener:
         if not names_this_host(endpoint.names):
             with contextlib.suppress(RendezvousFailed):
-                return _join_duplicate_host(endpoint, seat, torch, until)
+                return _join_duplicate_host(endpoint, identity, torch, until)
         torch.wait(until)
-        store = _bounded(lambda: host_store(listener, max(1.0, until - time.monotonic())), until, endpoint)
-    carrier = TCPStoreBackend(store, seat.key, _words(endpoint), outlives_its_keeper=seat.number != 0)
+        client = _bounded(lambda: host_store(listener, max(1.0, until - time.monotonic())), until, endpoint)
+    backend = TCPStoreBackend(client, identity.key, _description(endpoint), survives_coordinator=identity.number != 0)
     # The host's own process goes by MASTER_ADDR too when the job starts.
     found = attempt_connect(endpoint.names, endpoint.port, until=time.monotonic())
-    return ConnectedStore(KeyValueStore(carrier), ReachFacts(attempts=found.attempts))
+    return ConnectedStore(KeyValueStore(backend), ReachFacts(attempts=found.attempts))
 
 
 def _join_duplicate_host(
-    endpoint: StoreEndpoint, seat: ProcessIdentity, torch: TorchImport, until: float
+    endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport, until: float
 ) -> ConnectedStore:
     """Another process of this job may have been told that it is the one to host: then the two meet in its store."""
     soon = min(until, time.monotonic() + ELSEWHERE)
     if attempt_connect(endpoint.names, endpoint.port, until=soon).open_at is None:
         raise RendezvousFailed("nobody else hosts the store")
     torch.wait(until)
-    joined = _join(endpoint, seat, torch, min(until, time.monotonic() + BEHIND))
+    joined = _join(endpoint, identity, torch, min(until, time.monotonic() + BEHIND))
     soon = min(until, time.monotonic() + ELSEWHERE)
     try:
-        while joined.board.get("call") is None:
+        while joined.store.get("call") is None:
             if time.monotonic() >= soon:
                 raise RendezvousFailed("a store that is not this job's")
             time.sleep(0.05)
     except StoreLost as lost:
         raise RendezvousFailed(str(lost)) from None
-    return joined._replace(at_a_twin=True)
+    return joined._replace(via_duplicate_host=True)
 
 
-def _join(endpoint: StoreEndpoint, seat: ProcessIdentity, torch: TorchImport, until: float) -> ConnectedStore:
+def _join(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport, until: float) -> ConnectedStore:
     found = attempt_connect(endpoint.names, endpoint.port, until=until)
     reach = ReachFacts(attempts=found.attempts)
     if found.open_at is None:
-        why, check = failure_sentence(found, spans_hosts=seat.spans_hosts)
+        why, check = failure_sentence(found, spans_hosts=identity.spans_hosts)
         raise RendezvousFailed(why, check, reach)
     torch.wait(until)
     address = found.open_at
     try:
-        store = _bounded(
+        client = _bounded(
             lambda: join_store(address, endpoint.port, max(1.0, until - time.monotonic())), until, endpoint
         )
     except RendezvousFailed as error:
         raise RendezvousFailed(error.why, error.check, reach) from None
     by_agent = endpoint.hosted == "agent"
     return ConnectedStore(
-        KeyValueStore(TCPStoreBackend(store, seat.key, _words(endpoint), outlives_its_keeper=by_agent)), reach
+        KeyValueStore(TCPStoreBackend(client, identity.key, _description(endpoint), survives_coordinator=by_agent)),
+        reach,
     )
 
 
@@ -231,7 +236,7 @@ def _bounded(make: Callable[[], C10dStore], until: float, endpoint: StoreEndpoin
     raise RendezvousFailed(f"what listens on {endpoint.text} {what}", "ENV008")
 
 
-def _words(endpoint: StoreEndpoint) -> str:
+def _description(endpoint: StoreEndpoint) -> str:
     return f"the store at {endpoint.text}"
 
 
@@ -242,7 +247,7 @@ def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, 
     if not found.resolved:
         return f"{name} does not resolve here ({found.lookup_error or 'no address'})", "NET004"
     where = name if name == last.address else f"{name} is {last.address} here"
-    way = f" by {last.interface} from {last.source_address}" if last.source_address else ""
+    route = f" by {last.interface} from {last.source_address}" if last.source_address else ""
     tries = f"{found.rounds} tr{'y' if found.rounds == 1 else 'ies'} in {found.seconds:.1f} s"
     outcome = {"refused": "refused", "silent": "no answer", "unroutable": "no route"}[last.outcome]
     itself = is_loopback(last.address) and name.partition(".")[0] != socket.gethostname().partition(".")[0]
@@ -253,4 +258,4 @@ def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, 
         "silent": "a firewall drops it, or it is the wrong network",
         "unroutable": "this host has no way to that network",
     }[last.outcome]
-    return f"{where}{way}; port {last.port}: {outcome}, {tries}; {hint}", "NET006"
+    return f"{where}{route}; port {last.port}: {outcome}, {tries}; {hint}", "NET006"

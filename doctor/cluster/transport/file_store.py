@@ -28,11 +28,11 @@ class FileStoreBackend:
     """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. ``directory`` is made if it is not there;
     a path is trusted as far as :meth:`doctor.core.files.own_folder.OwnFolder.of` says."""
 
-    outlives_its_keeper = True
+    survives_coordinator = True
 
     def __init__(self, directory: Path | OwnFolder, key: str) -> None:
         self._directory = OwnFolder.of(directory)
-        self.words = f"the folder {self._directory.path}"
+        self.description = f"the folder {self._directory.path}"
         self._name = f".rankdoctor-{key}"  # hidden: no input for diagnose
         self._root = self._directory.below(self._name, private=True)
 

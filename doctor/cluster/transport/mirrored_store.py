@@ -16,13 +16,13 @@ class MirroredBackend:
     The ``second`` may be lost on the way, which ``tell`` gets to know; the gathering goes on by the first.
     """
 
-    outlives_its_keeper = False
+    survives_coordinator = False
 
-    def __init__(self, first: StoreBackend, second: KeyValueStore, tell: Callable[[str], None]) -> None:
-        self.words = f"{first.words} and {second.words}"
+    def __init__(self, first: StoreBackend, second: KeyValueStore, write_line: Callable[[str], None]) -> None:
+        self.description = f"{first.description} and {second.description}"
         self._first = first
         self._second: KeyValueStore | None = second
-        self._tell = tell
+        self._write_line = write_line
 
     def set(self, name: str, data: bytes) -> None:
         """To both."""
@@ -45,7 +45,7 @@ class MirroredBackend:
         """``mark`` is a pair of marks."""
         own, others = mark if isinstance(mark, tuple) else (None, None)
         entries, own = self._first.fetch(name, own)
-        found = self._also(lambda second: second.call(lambda carrier: carrier.fetch(name, others)))
+        found = self._also(lambda second: second.call(lambda backend: backend.fetch(name, others)))
         more, others = found or ([], others)
         return [*entries, *more], (own, others)
 
@@ -64,13 +64,13 @@ class MirroredBackend:
             return work(self._second) if self._second is not None else None
         except StoreLost:
             self._second = None
-            self._tell("the shared folder is lost: ranks that do not reach the store are not heard any more")
+            self._write_line("the shared folder is lost: ranks that do not reach the store are not heard any more")
             return None
 
 
-def mirrored(first: KeyValueStore, second: KeyValueStore, tell: Callable[[str], None]) -> KeyValueStore:
+def mirror(first: KeyValueStore, second: KeyValueStore, write_line: Callable[[str], None]) -> KeyValueStore:
     """The ``first`` board, with what others leave on the ``second``; ``tell`` gets to know when that one is lost."""
     # The second has to give up first: the first is not lost with it.
     return KeyValueStore(
-        MirroredBackend(first.carrier, KeyValueStore(second.carrier, first.patience / 3), tell), first.patience
+        MirroredBackend(first.backend, KeyValueStore(second.backend, first.patience / 3), write_line), first.patience
     )

@@ -30,8 +30,8 @@ def new_run() -> str:
 class RayStoreBackend:
     """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. A box is all keys below its name."""
 
-    words = "the key-value store of the Ray cluster"
-    outlives_its_keeper = False
+    description = "the key-value store of the Ray cluster"
+    survives_coordinator = False
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -83,7 +83,7 @@ class RayStoreBackend:
         """Write a key; ``False`` where it is there and may not be overwritten."""
         from ray.experimental.internal_kv import _internal_kv_put
 
-        with _in_our_terms():
+        with _translate_errors():
             already_there = _internal_kv_put(self._key(name), data, overwrite, namespace=NAMESPACE)
         return overwrite or not already_there
 
@@ -91,21 +91,21 @@ class RayStoreBackend:
     def _read(key: bytes) -> bytes | None:
         from ray.experimental.internal_kv import _internal_kv_get
 
-        with _in_our_terms():
+        with _translate_errors():
             return _internal_kv_get(key, namespace=NAMESPACE)
 
 
 def _keys(prefix: bytes) -> list[bytes]:
     from ray.experimental.internal_kv import _internal_kv_list
 
-    with _in_our_terms():
+    with _translate_errors():
         return list(_internal_kv_list(prefix, namespace=NAMESPACE))
 
 
 def _remove(prefix: bytes) -> None:
     from ray.experimental.internal_kv import _internal_kv_del
 
-    with _in_our_terms():
+    with _translate_errors():
         _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
 
 
@@ -115,7 +115,7 @@ def _is_stale(key: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _in_our_terms() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Ray's errors are no kind of OSError."""
     from ray.exceptions import RayError
 

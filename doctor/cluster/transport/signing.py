@@ -68,7 +68,7 @@ class RejectedMessages:
             self._seen.add(hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + data).digest()[:12])
 
     @property
-    def words(self) -> str:
+    def warning(self) -> str:
         """A sentence for the user; empty where there is nothing to be said."""
         if not self._seen:
             return ""
@@ -85,47 +85,47 @@ class SignedBackend:
     """A carrier that signs and verifies; see :class:`doctor.cluster.transport.store.StoreBackend`. ``run``: names the
     board within its carrier. Without a ``secret`` nothing is signed, and what others have signed is ignored."""
 
-    def __init__(self, carrier: StoreBackend, run: str, secret: Secret | None, rejected: RejectedMessages) -> None:
-        self.words = carrier.words
-        self.outlives_its_keeper = carrier.outlives_its_keeper
+    def __init__(self, backend: StoreBackend, run: str, secret: Secret | None, rejected: RejectedMessages) -> None:
+        self.description = backend.description
+        self.survives_coordinator = backend.survives_coordinator
         self.is_authentic = secret is not None
-        self._carrier = carrier
+        self._backend = backend
         self._sign = secret.signer(run) if secret is not None else None
         self._rejected = rejected
 
     def set(self, name: str, data: bytes) -> None:
         """Write it signed."""
-        self._carrier.set(name, self._sealed(name, data))
+        self._backend.set(name, self._sealed(name, data))
 
     def get(self, name: str) -> bytes | None:
         """What stands under ``name`` and is authentic."""
-        data = self._carrier.get(name)
+        data = self._backend.get(name)
         return None if data is None else self._opened(name, data)
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Where nothing authentic stands, ``old`` is ``None``: what does not count is written over."""
-        standing = self._carrier.get(name)
+        standing = self._backend.get(name)
         if (None if standing is None else self._opened(name, standing)) != old:
             return False
-        return self._carrier.exchange(name, standing, self._sealed(name, new))
+        return self._backend.exchange(name, standing, self._sealed(name, new))
 
     def append(self, name: str, data: bytes) -> None:
         """Add it signed."""
-        self._carrier.append(name, self._sealed(name, data))
+        self._backend.append(name, self._sealed(name, data))
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
         """The authentic entries."""
-        entries, mark = self._carrier.fetch(name, mark)
+        entries, mark = self._backend.fetch(name, mark)
         opened = (self._opened(name, data) for data in entries)
         return [data for data in opened if data is not None], mark
 
     def clear(self, name: str) -> None:
         """As the carrier does."""
-        self._carrier.clear(name)
+        self._backend.clear(name)
 
     def close(self) -> None:
         """As the carrier does."""
-        self._carrier.close()
+        self._backend.close()
 
     def _sealed(self, name: str, data: bytes) -> bytes:
         return data if self._sign is None else SIGNED + self._sign(name, data) + data

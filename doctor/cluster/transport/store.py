@@ -29,8 +29,8 @@ class StoreLost(Exception):
 class UntrustedStore(StoreLost):
     """The board is in a folder that other users can change; the ``reason`` says whose it is and which option helps."""
 
-    def __init__(self, words: str, reason: UntrustedPath) -> None:
-        super().__init__(f"{words} is not safe to use: {reason}")
+    def __init__(self, description: str, reason: UntrustedPath) -> None:
+        super().__init__(f"{description} is not safe to use: {reason}")
         self.reason = reason
 
 
@@ -41,8 +41,8 @@ class StoreBackend(Protocol):
     an earlier call covered, and a new mark. ``exchange`` writes ``new`` only where ``old`` (``None``: nothing) stands.
     """
 
-    words: str
-    outlives_its_keeper: bool
+    description: str
+    survives_coordinator: bool
 
     def set(self, name: str, data: bytes) -> None:
         """Write ``data`` under ``name``."""
@@ -69,18 +69,18 @@ class StoreBackend(Protocol):
 class Mailbox:
     """A box of a board: entries that stay, each read once by this reader."""
 
-    def __init__(self, board: KeyValueStore, name: str) -> None:
-        self._board = board
+    def __init__(self, store: KeyValueStore, name: str) -> None:
+        self._store = store
         self._name = name
         self._mark: object = None
 
     def append(self, data: bytes) -> None:
         """Add an entry."""
-        self._board.call(lambda carrier: carrier.append(self._name, data))
+        self._store.call(lambda backend: backend.append(self._name, data))
 
     def fresh(self) -> list[bytes]:
         """Entries that this reader has not seen yet."""
-        entries, self._mark = self._board.call(lambda carrier: carrier.fetch(self._name, self._mark))
+        entries, self._mark = self._store.call(lambda backend: backend.fetch(self._name, self._mark))
         return entries
 
 
@@ -91,16 +91,16 @@ class KeyValueStore:
     call runs in a thread that is left behind when it does not come back.
     """
 
-    def __init__(self, carrier: StoreBackend, patience: float = PATIENCE) -> None:
-        self.carrier = carrier
+    def __init__(self, backend: StoreBackend, patience: float = PATIENCE) -> None:
+        self.backend = backend
         self.patience = patience
         self._worker = DeadlineWorker()
-        self.words = carrier.words
-        self.outlives_its_keeper = carrier.outlives_its_keeper
+        self.description = backend.description
+        self.survives_coordinator = backend.survives_coordinator
 
     def wrap(self, layer: Callable[[StoreBackend], StoreBackend]) -> None:
         """Lay something between this board and what carries it."""
-        self.carrier = layer(self.carrier)
+        self.backend = layer(self.backend)
 
     def call(self, work: Callable[[StoreBackend], T]) -> T:
         """Do ``work`` with the carrier.
@@ -109,40 +109,40 @@ class KeyValueStore:
             BoardLost: it did not answer in time, or refused.
         """
         try:
-            return self._worker.run(lambda: work(self.carrier), self.patience)
+            return self._worker.run(lambda: work(self.backend), self.patience)
         except TimeoutError:
-            raise StoreLost(f"{self.words} does not answer") from None
+            raise StoreLost(f"{self.description} does not answer") from None
         except StoreLost:
             raise
         except UntrustedPath as refused:
-            raise UntrustedStore(self.words, refused) from None
+            raise UntrustedStore(self.description, refused) from None
         except (OSError, RuntimeError, ValueError) as error:  # torch raises RuntimeErrors, folders OSErrors
-            raise StoreLost(f"{self.words} is gone: {first_line(error)}") from None
+            raise StoreLost(f"{self.description} is gone: {first_line(error)}") from None
 
     def set(self, name: str, data: bytes) -> None:
         """Write ``data`` under ``name``."""
-        self.call(lambda carrier: carrier.set(name, data))
+        self.call(lambda backend: backend.set(name, data))
 
     def get(self, name: str) -> bytes | None:
         """What stands under ``name``."""
-        return self.call(lambda carrier: carrier.get(name))
+        return self.call(lambda backend: backend.get(name))
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write ``new`` where ``old`` stands; whether it did."""
-        return self.call(lambda carrier: carrier.exchange(name, old, new))
+        return self.call(lambda backend: backend.exchange(name, old, new))
 
-    def box(self, name: str) -> Mailbox:
+    def mailbox(self, name: str) -> Mailbox:
         """A reader's own view of the box ``name``."""
         return Mailbox(self, name)
 
     def clear(self, name: str) -> None:
         """Remove everything below ``name``, where that can be done."""
-        self.call(lambda carrier: carrier.clear(name))
+        self.call(lambda backend: backend.clear(name))
 
     def close(self) -> None:
         """Give back what the carrier holds; a carrier that hangs is left behind."""
         try:
-            self.call(lambda carrier: carrier.close())
+            self.call(lambda backend: backend.close())
         except StoreLost:
             return
         finally:

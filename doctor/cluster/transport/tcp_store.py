@@ -44,9 +44,9 @@ class TCPStoreBackend:
     of torchrun's agent serves the job too. A box is an index of tokens, and an entry for each: the entry is there
     before its token is."""
 
-    def __init__(self, store: C10dStore, key: str, words: str, *, outlives_its_keeper: bool) -> None:
-        self.words = words
-        self.outlives_its_keeper = outlives_its_keeper
+    def __init__(self, store: C10dStore, key: str, description: str, *, survives_coordinator: bool) -> None:
+        self.description = description
+        self.survives_coordinator = survives_coordinator
         self._store: C10dStore | None = store
         self._prefix = f"rankdoctor/{key}/"
 
@@ -86,10 +86,10 @@ class TCPStoreBackend:
         known = mark if isinstance(mark, int) else 0
         index = (self.get(name) or b"").decode("ascii", "replace")
         tokens = [index[at : at + _TOKEN] for at in range(known * _TOKEN, len(index), _TOKEN)]
-        keys = self._those_there([f"{self._prefix}{name}/{token}" for token in tokens])
+        keys = self._existing([f"{self._prefix}{name}/{token}" for token in tokens])
         return [bytes(value) for value in self._open.multi_get(keys)] if keys else [], known + len(tokens)
 
-    def _those_there(self, keys: list[str]) -> list[str]:
+    def _existing(self, keys: list[str]) -> list[str]:
         """Reading a key that is not there would block; an index that is damaged names some."""
         return keys if not keys or self._open.check(keys) else [key for key in keys if self._open.check([key])]
 

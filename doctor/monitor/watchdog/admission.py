@@ -53,7 +53,7 @@ class AdmissionRequest:
 
     def step(self, lines: Sequence[StoreConnection], now: float) -> RunNamespace | None:
         """The place, once this rank is admitted or leads."""
-        standing = {line: line.get(f"{line.bell}/lead") for line in lines}
+        standing = {line: line.get(f"{line.admission_prefix}/lead") for line in lines}
         answers = (self._answer(line, data) for line, data in standing.items())
         if (place := next((answer for answer in answers if answer), None)) is not None:
             return place
@@ -81,11 +81,11 @@ class AdmissionRequest:
         for line in lines:
             if now >= self._ring_at.get(line, now):
                 self._ring_at[line] = now + RING
-                line.append(f"{line.bell}/doorbell", encode(AdmissionToken(self._token, self._rank)))
+                line.append(f"{line.admission_prefix}/doorbell", encode(AdmissionToken(self._token, self._rank)))
 
 
 def _claim(line: StoreConnection, standing: bytes | None, place: RunNamespace) -> bool:
-    return bool(line.exchange(f"{line.bell}/lead", standing, encode(LeaderClaim(place.name))))
+    return bool(line.exchange(f"{line.admission_prefix}/lead", standing, encode(LeaderClaim(place.name))))
 
 
 class AdmissionLeader:
@@ -118,8 +118,8 @@ class AdmissionLeader:
         line.set(f"{self._place.name}/roll", encode(MemberList(self._place.run, tokens)))
 
     def _open(self, line: StoreConnection) -> None:
-        self._doors[line] = line.reader(f"{line.bell}/doorbell")
-        standing = line.get(f"{line.bell}/lead")
+        self._doors[line] = line.reader(f"{line.admission_prefix}/doorbell")
+        standing = line.get(f"{line.admission_prefix}/lead")
         lead = decode_or_none(standing, LeaderClaim)
         if lead is None or lead.place != self._place.name:
             _claim(line, standing, self._place)

@@ -47,7 +47,7 @@ class PeerTable:
     def read(self, lines: Sequence[StoreConnection]) -> bool:
         """Read the cards of the others on these lines; whether any of them is new."""
         names = {card_name(rank): rank for rank in range(self._world_size) if rank != self._rank}
-        found = {names[name]: cards for name, cards in self._lines.several(names, lines).items()}
+        found = {names[name]: cards for name, cards in self._lines.get_many(names, lines).items()}
         self._within_reach = {*found}
         fresh = {rank: cards for rank, cards in found.items() if cards != self._cards.get(rank)}
         for rank, cards in fresh.items():

@@ -115,7 +115,7 @@ def _connect(address: StoreAddress) -> StoreBackend:
     except BaseException:
         canary.close()
         raise
-    return TCPStoreBackend(store, KEY, f"the store at {address.host}:{address.port}", outlives_its_keeper=False)
+    return TCPStoreBackend(store, KEY, f"the store at {address.host}:{address.port}", survives_coordinator=False)
 
 
 def derived_run_id(address: StoreAddress | None, meeting: int, environ: Mapping[str, str]) -> str:

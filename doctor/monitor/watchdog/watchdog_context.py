@@ -57,15 +57,15 @@ class WatchdogContext:
     def settle(self, place: RunNamespace) -> None:
         """Be where the others are."""
         self.place, self.is_placed = place, True
-        self.lines.place = place.name
+        self.lines.namespace = place.name
         self.lines.read_all()
         self.bystander.greet(self.lines)
 
     def tell_rejected(self) -> None:
         """Say, once, that messages were not authentic: ranks are missing, and that may be why."""
-        if self.rejected.words and not self._told_rejected:
+        if self.rejected.warning and not self._told_rejected:
             self._told_rejected = True
-            self.tell(f"rank {self.rank}: {self.rejected.words}")
+            self.tell(f"rank {self.rank}: {self.rejected.warning}")
 
     def record(self) -> bool:
         """Write the record: this rank, and those that did not answer when it judged. Whether it was written."""
