@@ -1,4 +1,4 @@
-"""The hosts that a job should do without, as SLURM takes them."""
+"""The hosts to exclude from a job, in SLURM's format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from doctor.core.report_document import Report
 
 EXCLUDE = "exclude"
-"""The key of a finding's evidence that lists hosts to do without."""
+"""Key of a finding's evidence that lists hosts to exclude."""
 
 
 MOST_DIGITS = 9
@@ -15,8 +15,11 @@ MOST_DIGITS = 9
 
 
 def hosts_to_exclude(report: Report) -> tuple[str, ...]:
-    """The hosts that findings say to exclude, each once, sorted. What is ignored does not count, nor what follows from
-    something else: a host whose MTU is wrong is slow, and needs another MTU."""
+    """Return the hosts that findings say to exclude, each once, sorted.
+
+    Ignored findings do not count, nor consequences of others: a host with a wrong MTU is slow, and needs another MTU
+    rather than exclusion.
+    """
     found: set[str] = set()
     for result in report.results:
         for finding in result.findings:
@@ -26,7 +29,7 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
 
 
 def as_hostlist(names: Iterable[str]) -> str:
-    """Names as ``srun --exclude`` takes them: ``node[003,007-009],login``. Empty for none."""
+    """Format names for ``srun --exclude``: ``node[003,007-009],login``. Empty for none."""
     bundles: dict[tuple[str, int], list[int]] = {}
     plain = []
     for name in names:

@@ -1,5 +1,5 @@
-"""N ranks to one job, with a deadline: by torch's store, a shared folder, Ray, or alone.
+"""Gathers the facts of all ranks into one job, with a timeout, over any store.
 
-A process finds its *seat* in the environment, chooses a *way*, *joins* a *board*, and there *keeps* a gathering or
-*attends* one. The messages and the order of things are the same whatever carries the board.
+A process finds its identity in the environment, plans how to gather, connects to a store, and there either coordinates
+the gather or takes part as a member. Messages and their order are the same for every store backend.
 """

@@ -1,4 +1,4 @@
-"""Keeping a gathering: call, wait for those who come, have them measure, and let all leave together."""
+"""Coordinates a gather: announce it, wait for members, schedule probes, dismiss all."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
     from doctor.cluster.gather.probe_schedule import ProbeRound, ProbeSchedule
 
 GRACE = 0.2
-"""Seconds of calm after all have come, for a process that claims a rank which another one has taken."""
+"""Seconds without a new member after all have joined, for a process with a duplicate rank."""
 EXTRA = 1.0
-"""Seconds of calm where as many came as were expected, but one rank more than once and another one not."""
+"""Seconds without a new member if the count is complete but one rank joined twice and another did not."""
 ON_THE_WAY = 5.0
-"""Seconds of calm where processes are known to be on the way beyond those expected."""
+"""Seconds without a new member if more processes are known to be joining than expected."""
 FIRST_STATUS_AFTER, STATUS_EVERY = 3.0, 10.0
-"""Seconds after which the user is told who is still missing, and again."""
+"""Seconds until the first report of missing ranks, and between later ones."""
 ACKNOWLEDGE_SECONDS = 3.0
-"""Seconds for all who came to have read the verdict."""
+"""Seconds for all members to read the verdict."""
 
 
 class Superseded(Exception):
-    """Another process keeps the gathering now."""
+    """Another process coordinates the gather now."""
 
 
 class MemberRegistry(Protocol):
-    """What is known of the ranks from elsewhere than the board: a cluster has a list of its nodes."""
+    """Information about ranks from outside the store: a cluster has a list of its nodes."""
 
     def host_of(self, number: int) -> str:
-        """The name of the host on which a rank is to be."""
+        """Return the name of the host of a rank."""
 
     def gone(self) -> Collection[int]:
-        """The ranks that have ended, or could not be started: those that have not come will not."""
+        """Return the ranks that have ended or could not be started, and so will not join."""
 
 
 class Coordinator:
-    """Of one gathering. ``close_at`` is the monotonic moment after which nobody is waited for."""
+    """Coordinator of one gather, which is closed at the monotonic time ``close_at``."""
 
     def __init__(
         self,
@@ -90,25 +90,29 @@ class Coordinator:
         self.membership = Membership(store, nonce, identity.world_size)
 
     def open(self, join_request: JoinRequest | None = None) -> None:
-        """Call, whatever stood there before. ``hello``: of this process, for those who may have to go on without it."""
+        """Announce the gather, replacing any earlier announcement.
+
+        ``join_request``: of this process, for members that may have to continue without it.
+        """
         self._store.set("call", self._announcement)
         if join_request is not None:
             self._store.mailbox(f"{self._nonce}/hello").append(encode(join_request))
 
     def take_over(self, after: bytes | None) -> bool:
-        """Call in the place of a keeper that is gone; ``False`` where another process did so first."""
+        """Replace a lost coordinator; return ``False`` if another process did so first."""
         if not self._store.exchange("call", after, self._announcement):
             return False
         self.membership.recall(after)
         return True
 
     def gather(self, own_facts: Callable[[], MemberFacts | None] | None, schedule: ProbeSchedule | None) -> Job:
-        """Wait until all are here or the time is up, measure on the way, and make the job of it. ``own``: the card of
-        this process, once its facts are there; ``None`` where it is no rank.
+        """Wait until all have joined or the time is up, run the probes, and return the job.
+
+        ``own_facts`` returns the facts of this process once they are collected; ``None`` if it is not a rank.
 
         Raises:
-            BoardLost: the board is gone.
-            Superseded: another process keeps the gathering now.
+            StoreLost: the store is gone.
+            Superseded: another process coordinates the gather now.
         """
         if own_facts is not None:
             self._own_token = self._enter(own_facts)
@@ -123,7 +127,7 @@ class Coordinator:
         return self.job()
 
     def _enter(self, own_facts: Callable[[], MemberFacts | None]) -> str:
-        """Take this process into the roll, whose collectors have deadlines of their own."""
+        """Add this process to the membership, without a deadline: its collectors have their own."""
         facts: list[MemberFacts] = []
 
         def is_here() -> bool:
@@ -135,9 +139,9 @@ class Coordinator:
         return facts[0].token
 
     def job(self) -> Job:
-        """The job as far as it came."""
+        """Return the job as far as it has been collected."""
         waited = time.monotonic() >= self._close_at or not self.membership.awaited
-        # Ranks whose messages were not authentic may be there: nobody can tell.
+        # Ranks whose messages were not authentic may have joined.
         is_known = waited and not self._rejected.count and not self.membership.disputed
         absent = self.membership.missing if is_known else ()
         listed = {number: self._registry.host_of(number) for number in absent} if self._registry else {}
@@ -152,7 +156,7 @@ class Coordinator:
         return not self.membership.awaited and not self.membership.expected_soon
 
     def _is_complete(self) -> bool:
-        """Whether nobody else is to be expected."""
+        """Whether no other process is expected."""
         quiet = self._quiet.lasts(len(self.membership.records))
         if self._are_all_here():
             return quiet >= GRACE
@@ -175,7 +179,7 @@ class Coordinator:
         if self._registry is not None:
             self.membership.gone.update(self._registry.gone())
         current = self._store.get("call")
-        if current is None:  # removed, or written over by who has no key
+        if current is None:  # removed, or overwritten by a process without the key
             self._store.set("call", self._announcement)
         elif current != self._announcement:
             raise Superseded
@@ -215,7 +219,7 @@ class Coordinator:
             threading.Thread(target=self._take_part, args=(schedule, tasks[self._own_token]), daemon=True).start()
 
     def _unmeasured(self, tasks: Mapping[str, ProbeTask]) -> list[str]:
-        """The tokens of those who have not done their task, and may still."""
+        """Return the tokens of the members that have not finished their task and still may."""
         gone = {token for token, record in self.membership.records.items() if record.number in self.membership.gone}
         return [
             token
@@ -228,7 +232,7 @@ class Coordinator:
         self.membership.note_measured(self._own_token, task.step, found.sections, found.note)
 
     def announce(self, code: int) -> None:
-        """Let everybody know how all will leave."""
+        """Publish the exit code with which all leave."""
         self._verdict = GatherVerdict.of(code, self.membership.records)
         try:
             self._store.set(f"{self._nonce}/verdict", encode(self._verdict))
@@ -237,13 +241,15 @@ class Coordinator:
 
     @property
     def _others(self) -> int:
-        """How many came and are still there, without this process."""
+        """The number of other members that are still running."""
         joined = ((token, record.number) for token, record in self.membership.records.items())
         return sum(token != self._own_token and number not in self.membership.gone for token, number in joined)
 
     def dismiss(self, others: int | None = None, seconds: float | None = None) -> None:
-        """Wait until those who came have heard, or so many ``others``, and let them go. Takes ``seconds`` at most, by
-        default a few."""
+        """Dismiss the members once they or so many ``others`` have acknowledged the verdict.
+
+        Waits for ``seconds`` at most, by default a few.
+        """
         acknowledgements, count = self._store.mailbox(f"{self._nonce}/heard"), 0
         others = self._others if others is None else others
         until, interval = (
@@ -264,14 +270,14 @@ class Coordinator:
 
 
 class _QuietPeriod:
-    """How long a number has not changed."""
+    """Measures how long a number has not changed."""
 
     def __init__(self) -> None:
         self._number: int | None = None
         self._since = 0.0
 
     def lasts(self, number: int) -> float:
-        """Seconds since another number than this one was given."""
+        """Return the seconds since a different number was given."""
         now = time.monotonic()
         if number != self._number:
             self._number, self._since = number, now

@@ -1,8 +1,8 @@
-"""How a process leaves a gathering that it does not judge; a lone process loads no more of this room than this."""
+"""Exit of a process that does not evaluate the job; single processes load no more than this."""
 
 
 class Dismissed(Exception):
-    """Another process judges, or nobody does: this one leaves with ``code``."""
+    """Another process evaluates the job, or none does: this one exits with ``code``."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

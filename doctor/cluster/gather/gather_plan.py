@@ -1,4 +1,4 @@
-"""Which way a job is gathered: decided from what the user asked for and from the marks of a launcher."""
+"""Decides how a job is gathered, from the user's options and the launcher's environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GatherMode = Literal["auto", "none", "store", "share", "ray"]
 
 
 class GatherOptions(NamedTuple):
-    """What the user asked for: ``--gather``, ``--share``, ``--ray``, ``--master``, and ``--share-group`` as a GID."""
+    """Options ``--gather``, ``--share``, ``--ray``, ``--master``, ``--share-group`` (GID)."""
 
     gather: GatherMode = "auto"
     share: Path | None = None
@@ -26,10 +26,12 @@ class GatherOptions(NamedTuple):
 
 
 class GatherPlan(NamedTuple):
-    """How this process gathers. Alone, where it has no ``seat``. ``endpoint``: where the store is, if there is to be
-    one; ``share``: the folder, if there is one; with both, the folder is for those who can't reach the store.
-    ``owners``: whose files in it are trusted. ``ray``: the address of the cluster whose nodes are gathered, with this
-    process as their driver."""
+    """How this process gathers; alone if it has no ``identity``.
+
+    ``endpoint``: of the store, if there is one; ``share``: the folder, if there is one; with both, the folder is for
+    ranks that cannot reach the store. ``owners``: whose files in it are trusted. ``ray``: the address of the cluster
+    whose nodes are gathered, with this process as their driver.
+    """
 
     identity: ProcessIdentity | None = None
     endpoint: StoreEndpoint | None = None
@@ -39,11 +41,13 @@ class GatherPlan(NamedTuple):
 
 
 def gather_plan(options: GatherOptions, environ: Environ, launch: LaunchFacts) -> GatherPlan:
-    """The way for this process. ``auto`` gathers only where marks say that it is one of several that run now.
+    """Return the plan for this process.
+
+    ``auto`` gathers only if the launcher's environment says that several processes run now.
 
     Raises:
-        NoWay: it is one of several, and nothing says where they can meet.
-        UnusableError: options contradict one another, or ask for what a lone process can't do.
+        NoRendezvous: this is one of several processes, and no meeting point is known.
+        UnusableError: options conflict, or need several processes.
     """
     if options.master is not None:
         parse_master(options.master)

@@ -1,4 +1,4 @@
-"""One process in the gathering of its job, from the first step to the last: collect, join, keep or attend, leave."""
+"""One process in the gather of its job, from start to exit: collect, connect, gather, leave."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
     from doctor.cluster.gather.probe_schedule import ProbeSchedule
 
 INCONCLUSIVE, UNUSABLE = 3, 2
-"""Exit codes of the design: for ranks that could not be gathered, and for input that can't be used."""
+"""Exit codes for ranks that could not be gathered, and for unusable input."""
 ROUNDS = 3
-"""Gatherings that one process goes to: the first, and those after a keeper was lost."""
+"""Gathers that one process takes part in: the first, and those after a coordinator was lost."""
 TAKE_OVER = 1.0
-"""Seconds that a keeper in another's place gives those who are there already to answer."""
+"""Seconds that a replacement coordinator gives the remaining members to join."""
 CANCEL_SECONDS = 5.0
-"""Seconds for all ranks to come and hear that there will be no gathering."""
+"""Seconds for all ranks to join and learn that the gather is cancelled."""
 TO_THE_FOLDER = 0.5
-"""The share of the time after which a rank that can't reach the store goes to the shared folder."""
+"""Share of the timeout after which a rank that cannot reach the store uses the shared folder."""
 UNREACHED = "the other ranks can't be reached"
-"""All that is said of it where nobody may be named."""
+"""The whole message if names must not be shown."""
 
 
 UNCONFIRMED = "its part of the verdict could not be confirmed, because messages are not signed (DOCTOR_SECRET_FILE)"
 
 
 class GatherSession:
-    """A gathering, as a context: whoever leaves it by an exception lets the others go too.
+    """Context of a gather: leaving it by an exception releases the other members too.
 
-    ``timeout``: seconds within which all must come. ``tell`` gets lines for stderr; ``discreet``: without names of
-    hosts, addresses and users. ``secret``: the key of the job; where there is none, ``own_code`` gives the exit code of
-    this process alone, and what another process says can only make it worse.
+    ``timeout``: seconds within which all must join. ``write_line`` gets lines for stderr; ``discreet``: without names
+    of hosts, addresses and users. ``secret``: the key of the job; without one, ``own_code`` returns the exit code of
+    this process alone, and messages of other processes can only make it worse.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ class GatherSession:
 
     @property
     def judges(self) -> bool:
-        """Whether this process is the one to judge, as long as nobody is lost."""
+        """Whether this process evaluates the job, as long as no process is lost."""
         return self._identity.number == 0
 
     def __enter__(self) -> GatherSession:
-        """Begin to import torch, if it is needed. Nothing is opened before :meth:`gather`."""
+        """Start to import torch if it is needed. Connects only in :meth:`gather`."""
         self._torch = TorchImport() if self._plan.endpoint is not None else None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let the others go, and give back what is held."""
+        """Release the other members and all resources."""
         if error is not None and not self._announced:
             self._release_members(UNUSABLE if isinstance(error, UnusableError) else INCONCLUSIVE)
         if self._coordinator is not None and self._announced:
@@ -126,7 +126,7 @@ class GatherSession:
             self._cancel_gather(code)
 
     def _cancel_gather(self, code: int) -> None:
-        """Tell all ranks, who may be on their way still, that there will be no gathering."""
+        """Tell all ranks, which may still be starting, that the gather is cancelled."""
         with contextlib.suppress(RendezvousFailed, PortInUse, StoreLost):
             coordinator = self._new_coordinator(self._join().store)
             coordinator.open()
@@ -134,10 +134,10 @@ class GatherSession:
             coordinator.dismiss(self._identity.world_size - 1, CANCEL_SECONDS)
 
     def gather(self) -> Job:
-        """The job, for the process that judges it.
+        """Gather, and return the job to the process that evaluates it.
 
         Raises:
-            Dismissed: this process is to leave.
+            Dismissed: this process is to exit.
         """
         try:
             joined = self._join()
@@ -162,7 +162,7 @@ class GatherSession:
         raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
     def _alone(self) -> Job:
-        """The job as this process alone sees it."""
+        """Return the job as this process alone sees it."""
         return build_job([self._participant.member()], world_size=self._identity.world_size)
 
     def _join(self) -> ConnectedStore:
@@ -176,11 +176,11 @@ class GatherSession:
         self._store = store
 
     def _join_the_folder(self) -> ConnectedStore:
-        assert self._plan.share is not None  # a way has one or the other
+        assert self._plan.share is not None  # a plan has one or the other
         folder = OwnFolder(self._plan.share, owners=self._plan.owners)
         joined = open_file_store(folder, self._identity)
         if self._plan.endpoint is None and self._secret is None:
-            # Beside a store there may be ranks that do not see the folder.
+            # With a store as well, some ranks may not see the folder.
             self._secret = secret_of_folder(folder, self._identity)
         return joined
 
@@ -245,7 +245,7 @@ class GatherSession:
             return self._take_over(store, missing.announcement)
 
     def _take_over(self, store: KeyValueStore, after: bytes | None) -> Job:
-        """Keep a gathering of those who are still there, unless another one does so first."""
+        """Coordinate a gather of the remaining processes, unless another one does so first."""
         self._close_at = time.monotonic() + TAKE_OVER
         coordinator = self._new_coordinator(store)
         if not coordinator.take_over(after):
@@ -271,7 +271,7 @@ class GatherSession:
         raise Dismissed(self._code(verdict.code))
 
     def _code(self, received: int) -> int:
-        """The code to leave with, by what another process told."""
+        """Return the exit code, given the code that the coordinator published."""
         code = received if received in EXIT_CODES_BY_SEVERITY else INCONCLUSIVE
         if self._secret is not None or self._local_verdict is None:
             return code
@@ -283,7 +283,7 @@ class GatherSession:
         return worse_exit_code(own, code)
 
     def announce(self, code: int) -> None:
-        """Let the others know the exit code with which all leave."""
+        """Publish the exit code with which all leave."""
         self._announced = True
         if self._coordinator is not None:
             self._coordinator.announce(code)
@@ -304,7 +304,7 @@ class GatherSession:
         return Dismissed(INCONCLUSIVE)
 
     def _leave_capture(self, folder: Path) -> None:
-        """Leave the facts in the shared folder, for ``doctor diagnose``."""
+        """Write the facts to the shared folder, for ``doctor diagnose``."""
         from doctor.core.capture import encode_document, file_name, to_document
         from doctor.core.redact.placeholders import redact
 

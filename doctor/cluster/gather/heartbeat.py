@@ -7,13 +7,13 @@ import time
 from doctor.cluster.transport.store import KeyValueStore
 
 HEARTBEAT_EVERY, HEARTBEAT_TIMEOUT = 1.0, 5.0
-"""Seconds between beats, and without one after which a keeper is taken for dead or stopped."""
+"""Seconds between heartbeats, and without one after which a coordinator counts as dead or stopped."""
 HEARTBEAT_PAUSED = b"rest"
-"""Stands for the pulse once the gathering is closed: judging a large job leaves no time for beats."""
+"""Value after the gather is closed: evaluating a large job leaves no time for heartbeats."""
 
 
 class CoordinatorHeartbeat:
-    """Of the keeper of a gathering."""
+    """Heartbeat that the coordinator of a gather writes."""
 
     def __init__(self, store: KeyValueStore, nonce: str) -> None:
         self._store = store
@@ -22,19 +22,19 @@ class CoordinatorHeartbeat:
         self._due = 0.0
 
     def beat(self) -> None:
-        """Beat, if it is time to."""
+        """Write a heartbeat if one is due."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + HEARTBEAT_EVERY
             self._count += 1
             self._store.set(self._name, b"%d" % self._count)
 
     def rest(self) -> None:
-        """No more beats are to be expected."""
+        """Tell monitors to expect no more heartbeats."""
         self._store.set(self._name, HEARTBEAT_PAUSED)
 
 
 class HeartbeatMonitor:
-    """Watches the pulse of a gathering's keeper."""
+    """Watches the heartbeat of a gather's coordinator."""
 
     def __init__(self, store: KeyValueStore, nonce: str) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class HeartbeatMonitor:
         self._due = 0.0
 
     def is_silent(self) -> bool:
-        """Whether the keeper has not been heard of for too long. Looks once a beat."""
+        """Whether the heartbeat has timed out. Polls at the interval of heartbeats."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + HEARTBEAT_EVERY

@@ -1,6 +1,6 @@
-"""Which process speaks for its host, and whether two processes of a host claim one rank.
+"""Elects one process per host and detects two processes of a host with the same rank.
 
-The facts of a host are read once, and one process answers probes.
+The facts of a host are collected once, and one of its processes answers probes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from doctor.collectors.host.host_identity import Identity
 
 
 class HostLease:
-    """To be the one process of the run that does something on this host. ``granted``: nobody else has the claim.
+    """Lease on a task that one process of the run performs on this host.
 
-    It is an abstract socket: the kernel lets one process bind a name, in this network namespace, and frees it when
-    that process ends however it ends. Nothing is left on a disk. Where there are no such sockets all claims are
-    granted: host facts are read more than once, which costs time and no truth.
+    ``granted``: no other process holds it. It is an abstract socket: the kernel lets one process of a network namespace
+    bind a name, and frees it when that process ends, however it ends. Nothing remains on disk. On systems without such
+    sockets every lease is granted: host facts are collected more than once, which takes time but changes no result.
     """
 
     def __init__(self, key: str, host: Identity, what: str) -> None:
@@ -44,14 +44,14 @@ class HostLease:
             sender.sendto(b"me too", address)
 
     def rivals(self) -> int:
-        """How many others have claimed it so far."""
+        """Return the number of other processes that have requested it so far."""
         with contextlib.suppress(OSError):
             while self._socket is not None and self._socket.recv(16):
                 self._rivals += 1
         return self._rivals
 
     def close(self) -> None:
-        """Give the claim back."""
+        """Release the lease."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

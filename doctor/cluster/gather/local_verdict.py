@@ -1,4 +1,4 @@
-"""What a process finds by itself, where nobody can tell who wrote a verdict."""
+"""Verdict of a process on itself, used when the coordinator's verdict is not authenticated."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from collections.abc import Callable
 from doctor.core.job import Job
 
 EXIT_CODES_BY_SEVERITY = (0, 3, 2, 1)
-"""Exit codes, the worse the later: nothing was found, it is not known, it can't be used, something was found. What this
-process has found outweighs all, as neither 2 nor 3 stops a job everywhere."""
+"""Exit codes from best to worst: no finding, inconclusive, unusable, finding.
+
+A finding of this process outweighs the rest, because not every job is stopped by 2 or 3.
+"""
 PATIENCE = 15.0
-"""Seconds for judging one process, which takes one: its checks are being read while it waits for the others."""
+"""Seconds to evaluate one process, which takes one: checks are loaded while it waits for the others."""
 
 
 def worse_exit_code(one: int, other: int) -> int:
-    """The worse of two exit codes."""
+    """Return the worse of two exit codes."""
     return max(one, other, key=EXIT_CODES_BY_SEVERITY.index)
 
 
 class LocalVerdict:
-    """Judges this process alone, in the background. ``judge``: the exit code of a job; ``alone``: the job of this
-    process, which may have to be waited for."""
+    """Evaluates this process alone, in the background.
+
+    ``judge`` returns the exit code of a job; ``local_job`` returns the job of this process, and may block.
+    """
 
     def __init__(self, judge: Callable[[Job], int], local_job: Callable[[], Job]) -> None:
         self._judge = judge
@@ -30,13 +34,13 @@ class LocalVerdict:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin, unless that was done."""
+        """Start the evaluation unless it has started."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="doctor-own-verdict", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="doctor-local-verdict", daemon=True)
             self._thread.start()
 
     def wait(self) -> int | None:
-        """The exit code; ``None`` where judging broke or took too long."""
+        """Return the exit code; ``None`` if the evaluation failed or timed out."""
         self.begin()
         if self._thread is not None:
             self._thread.join(PATIENCE)

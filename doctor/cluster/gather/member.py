@@ -1,4 +1,4 @@
-"""Attending a gathering that another process keeps: hear the call, bring the facts, measure, wait for the verdict."""
+"""Member of a gather: join, send facts, run probes, await the verdict."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
     from doctor.cluster.gather.probe_schedule import ProbeSchedule
 
 EVALUATION_SECONDS = 10.0
-"""Seconds that the keeper may take after the gathering is closed, to measure and to judge."""
+"""Seconds that the coordinator may take after the gather is closed, to run probes and evaluate."""
 EVALUATION_SECONDS_PER_RANK = 1e-3
-"""Seconds for each rank besides: a job of sixteen thousand takes four."""
+"""Additional seconds per rank: a job of sixteen thousand takes four."""
 LEAVING = 20.0
-"""Seconds after the verdict within which the keeper lets all go, unless its terminal holds it up."""
+"""Seconds after the verdict within which the coordinator dismisses its members, unless its terminal blocks it."""
 MOST_CALLS = 16
-"""Gatherings that one process hears of: each keeper that is lost is followed by another one."""
+"""Announcements that one process accepts: each lost coordinator is followed by another one."""
 IN_TURN, TURNS = 0.2, 4
-"""Seconds by which each rank waits longer than the one before it until it takes the place of a keeper that is gone."""
+"""Seconds that each rank waits longer than the previous one before it replaces a lost coordinator."""
 
 
 class NoCoordinator(Exception):
-    """No process keeps a gathering, or its keeper has fallen silent. ``call`` is what stood on the board."""
+    """No process coordinates a gather, or its heartbeat timed out.
+
+    ``announcement`` is what the store held.
+    """
 
     def __init__(self, announcement: bytes | None) -> None:
         super().__init__()
@@ -50,8 +53,11 @@ class NoCoordinator(Exception):
 
 
 class GatherMember:
-    """Of gatherings that others keep. ``card``: this process's card once its facts are there, until then ``None``.
-    ``longest``: seconds that a gathering may take, whatever its keeper says."""
+    """Member of gathers that other processes coordinate.
+
+    ``member_facts`` returns this process's facts, or ``None`` until they are collected. ``max_seconds`` limits a
+    gather, whatever its coordinator announces.
+    """
 
     def __init__(
         self,
@@ -83,11 +89,11 @@ class GatherMember:
         self._ended: GatherVerdict | None = None
 
     def participate(self) -> GatherVerdict:
-        """The verdict, once all may leave.
+        """Take part until the verdict, and return it once all may leave.
 
         Raises:
-            BoardLost: the board is gone.
-            NobodyKeeps: nobody called, or the caller has not ended in time.
+            StoreLost: the store is gone.
+            NoCoordinator: no gather was announced, or its coordinator has not finished in time.
         """
         interval = PollInterval(self._identity.world_size)
         while True:
@@ -106,7 +112,7 @@ class GatherMember:
             interval.rest(self._deadline)
 
     def _read_announcement(self) -> None:
-        """Come to a gathering that was called since the last look, or note that this one is over."""
+        """Join a gather that was announced since the last poll, or record that this one is closed."""
         data = self._store.get("call")
         if data is None:
             self._answer_unauthenticated()
@@ -130,19 +136,21 @@ class GatherMember:
         self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
 
     def _answer_unauthenticated(self) -> None:
-        """Let who called with another key, or without one, see that there is a rank that can't understand it."""
+        """Reply to an announcement with another key or none, so that its sender sees this rank."""
         data = self._rejected.latest.get("call", b"")
         if data != self._answered and (announcement := decode_or_none(data, GatherAnnouncement)) is not None:
             self._answered = data
             self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
 
     def _is_covered_by(self, verdict: GatherVerdict) -> bool:
-        """Whether this process was judged, or nobody was."""
+        """Whether this process was evaluated, or no process was."""
         return not verdict.judged or verdict.covers(self._join_request.token)
 
     def _check_coordinator(self, *, is_closed: bool) -> None:
-        """A keeper that has fallen silent, or has closed the gathering without this process, is waited for until this
-        process's own time is up: it may go on, another one may call, and it may be the left-over of an earlier run."""
+        """Shorten the deadline to this process's own if the coordinator is lost or left it out.
+
+        It may recover, another one may announce a gather, and it may be a leftover of an earlier run.
+        """
         if is_closed or (self._watch is not None and self._watch.is_silent()):
             self._watch = None
             self._deadline = min(self._deadline, self._own_deadline)
@@ -171,7 +179,7 @@ class GatherMember:
         return None if data is None else decode_or_none(data, GatherVerdict)
 
     def _acknowledge(self) -> None:
-        """Say that the verdict was heard, and stay until everybody has. The gathering may be cleared away by then."""
+        """Acknowledge the verdict and wait for all others; the gather may be removed by then."""
         until, interval = time.monotonic() + LEAVING, PollInterval(self._identity.world_size)
         try:
             self._store.mailbox(f"{self._nonce}/heard").append(encode(self._join_request))

@@ -1,4 +1,4 @@
-"""Who has come to a gathering, and what each of them brought."""
+"""Membership of a gather, and what each member sent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from doctor.core.facts import SECTIONS, HostFacts, MasterFacts, Missing, Missing
 from doctor.core.job import LastSeen, Member, Sections
 
 MOST_TIMES, SPARE = 4, 64
-"""Processes that are taken in: so many times the ranks of the job, and a few more. Two launches at once are twice."""
+"""Limit of members: this multiple of the world size, and a few more. Two launches at once are twice."""
 
 
 class MemberRecord(NamedTuple):
-    """A process that came with its facts. ``port`` and ``word``: where it answers probes, if it does."""
+    """A process that sent its facts. ``port`` and ``word``: where it answers probes, if it does."""
 
     token: str
     member: Member
@@ -40,11 +40,11 @@ class MemberRecord(NamedTuple):
 
 
 class Membership:
-    """The roll of one gathering, read from the boxes of its board. What can't be read is noted in ``damaged``.
+    """Membership of one gather, read from the mailboxes of its store.
 
-    ``gone``: ranks that are known to have ended; whether they came before is another matter. ``disputed``: tokens of
-    processes for which two different cards came, one of which is not theirs: neither counts. By token: ``measured``,
-    ``steps`` (the last task that was done) and ``notes``.
+    Messages that cannot be read are noted in ``damaged``. ``gone``: ranks that are known to have ended, whether or not
+    they had joined. ``disputed``: tokens for which two different facts messages arrived, one of which is forged:
+    neither counts. By token: ``measured``, ``steps`` (the last finished task) and ``notes``.
     """
 
     def __init__(self, store: KeyValueStore, nonce: str, world_size: int) -> None:
@@ -68,10 +68,10 @@ class Membership:
         )
 
     def look(self) -> None:
-        """Read what is new.
+        """Read new messages.
 
         Raises:
-            BoardLost: the board is gone.
+            StoreLost: the store is gone.
         """
         for box, note in self._boxes:
             for data in box.fresh():
@@ -84,10 +84,10 @@ class Membership:
             self.damaged.append(str(error))
 
     def recall(self, announcement: bytes | None) -> None:
-        """Remember who had said hello in the gathering of an earlier ``call``, the one who called among them.
+        """Read the join requests of an earlier ``announcement``, its coordinator's among them.
 
         Raises:
-            BoardLost: the board is gone.
+            StoreLost: the store is gone.
         """
         with contextlib.suppress(MalformedMessage):
             nonce = decode(announcement or b"", GatherAnnouncement).nonce
@@ -100,12 +100,12 @@ class Membership:
             join_requests.setdefault(join_request.token, join_request)
 
     def enter_own(self, facts: MemberFacts) -> None:
-        """Take the process that reads this roll into it: whatever else comes in its name is not from it."""
+        """Add the process that reads this membership: other messages with its token are forged."""
         self._own = facts.token
         self.enter(facts)
 
     def _note_facts(self, facts: MemberFacts) -> None:
-        """A process brings its facts once."""
+        """Accept the facts of a process once."""
         if facts.token == self._own or facts.token in self.disputed:
             raise MalformedMessage(f"another card of rank {facts.number}")
         if self._facts.setdefault(facts.token, facts) == facts:
@@ -122,10 +122,10 @@ class Membership:
             raise MalformedMessage(f"more processes than {MOST_TIMES} times the ranks of the job")
 
     def enter(self, facts: MemberFacts) -> None:
-        """Take a process into the roll. It may be outside the world as this process was told it: that is for a check.
+        """Add a process. Its rank may be outside the world size known here: a check reports that.
 
         Raises:
-            Unreadable: its facts are damaged.
+            MalformedMessage: its facts are damaged.
         """
         for member in unpack_capture(facts.capture, f"the card of rank {facts.number}").members[:1]:
             self.records[facts.token] = MemberRecord(
@@ -140,46 +140,46 @@ class Membership:
             self.note_measured(result.token, result.step, member.sections, result.note)
 
     def note_measured(self, token: str, step: int, sections: Sections, note: bytes = b"") -> None:
-        """Take down what a process measured in a step, beside what it measured before."""
+        """Merge what a process measured in a step into its earlier results."""
         self.measured[token] = merge_sections(self.measured.get(token, {}), sections)
         self.notes[token] = note
-        # Last: whoever keeps the gathering looks here, from another thread, whether the rest is there.
+        # Last: the coordinator polls this from another thread to see that the rest is there.
         self.steps[token] = max(step, self.steps.get(token, 0))
 
     def note_timeout(self, token: str, keys: Iterable[str]) -> None:
-        """A process did not come back in time: what it was to measure is missing, if it had not measured it before."""
+        """Mark the sections that a process did not measure in time as missing."""
         sections = self.measured.setdefault(token, {})
         self.measured[token] = {**dict.fromkeys(keys, _TIMED_OUT), **sections}
 
     @property
     def numbers(self) -> set[int]:
-        """The ranks of which at least one process came."""
+        """Ranks of which at least one process joined."""
         return {record.number for record in self.records.values()}
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks of the world of which nobody came."""
+        """Ranks of which no process joined."""
         return tuple(sorted(set(range(self.world_size)) - self.numbers))
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """The ranks of the world of which nobody came, and somebody may."""
+        """Ranks of which no process joined and one still may."""
         return tuple(number for number in self.missing if number not in self.gone)
 
     @property
     def expected_soon(self) -> bool:
-        """Whether somebody is on the way: has said hello, or was met by another process of its host."""
-        twins = sum(record.twins for record in self.records.values())
+        """Whether a process is joining: it sent a request, or another one of its host saw it."""
+        duplicates = sum(record.twins for record in self.records.values())
         joining = {token for token, join_request in self.join_requests.items() if join_request.number not in self.gone}
-        return bool(joining - self.records.keys() - self.disputed) or len(self.records) < len(self.numbers) + twins
+        return bool(joining - self.records.keys() - self.disputed) or len(self.records) < len(self.numbers) + duplicates
 
     @property
     def in_order(self) -> list[MemberRecord]:
-        """Those who came, by rank; of several that claim one rank by token, so that every reader has the same order."""
+        """Records by rank, duplicates by token, so that every reader has the same order."""
         return sorted(self.records.values(), key=lambda record: (record.number, record.token))
 
     def members(self) -> list[Member]:
-        """Everybody's facts, what was measured among them."""
+        """Return the facts of all members, with their probe results."""
         joined = [(record, _with_measured(record, self.measured)) for record in self.in_order]
         shared = _reach_by_key(joined)
         read = {member.host for _, member in joined if HostFacts.key in member.sections}
@@ -189,8 +189,11 @@ class Membership:
         ]
 
     def last_seen(self, asked: Iterable[MemberRecord], listed: Mapping[int, str]) -> tuple[LastSeen, ...]:
-        """Ranks that fell silent on the way: said hello and nothing more, or were ``asked`` to measure and did not; and
-        those that did not even start, where it is ``listed`` on which host they were to be."""
+        """Return the ranks that stopped answering, and where they were last seen.
+
+        These sent a join request and nothing more, or were ``asked`` to measure and did not. Ranks that did not even
+        start are included if it is ``listed`` on which host they were to run.
+        """
         known = {**self._earlier, **self.join_requests}
         missing = known.keys() - self.records.keys() - self.disputed
         unfinished_requests = (known[token] for token in known if token in missing)
@@ -213,7 +216,7 @@ _UNREAD: Sections = {
     for key in MODULES
     if SECTIONS[key].level == "host"
 }
-"""Stands for the facts of a host whose speaker never came."""
+"""Sections of a host whose leading process never joined."""
 
 _TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not come back from its probes in time")
 
@@ -228,7 +231,7 @@ def _with_measured(record: MemberRecord, measured: Mapping[str, Sections]) -> Me
 
 
 def _reach_key(member: Member) -> ReachKey:
-    """The host, and the master that is looked for; how long its name took to resolve is each process's own."""
+    """Return the host and its master; the lookup time is left out, since it differs by process."""
     master = member.sections.get(MasterFacts.key)
     if not isinstance(master, MasterFacts):
         return (member.host,)
@@ -236,7 +239,7 @@ def _reach_key(member: Member) -> ReachKey:
 
 
 def _reach_by_key(joined: Iterable[tuple[MemberRecord, Member]]) -> dict[ReachKey, ReachFacts]:
-    """What the speaker of a host tried is true of every process there that looks for the same master."""
+    """Return what the leading process of a host tried, for its processes with that master."""
     return {
         _reach_key(member): reach
         for record, member in joined

@@ -1,4 +1,4 @@
-"""What one process brings to a gathering: facts that are collected in the background, and a responder for probes."""
+"""Local side of a gather: facts collected in the background, and a responder for probes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 Sections = dict[str, Section | Missing]
 
 COLLECTED_BY_ALL = ("slurm",)
-"""Host sections that every process collects: SLURM is asked by the first task of a node, whoever speaks for it."""
+"""Host sections that every process collects: SLURM is queried by the first task of a node, whether or not it leads the
+host."""
 
 
 def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, ...]:
-    """The sections that a process collects: those of its host only where it speaks for it. ``own_gpus``: it may be
-    shown other GPUs than its neighbours."""
+    """Return the sections that a process collects: those of its host only if it leads the host.
+
+    ``own_gpus``: its visible GPUs may differ from those of other processes on the host.
+    """
     of_host = (*COLLECTED_BY_ALL, GpuFacts.key) if own_gpus else COLLECTED_BY_ALL
     return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
 class Participant:
-    """This process in a gathering. ``collect`` may take seconds; it runs at once, in the background."""
+    """This process in a gather; ``collect`` runs at once, in the background."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Participant:
         self.join_request = JoinRequest(secrets.token_hex(8), identity.number, host[2])
         self._host = host
         self._answers_at = answers_at
-        self._host_lease = host_lease  # kept, so that nobody else gets the claim
+        self._host_lease = host_lease  # held, so that no other process gets the lease
         self._rank_lease = HostLease(identity.key_here, host, f"rank {identity.number}")
         self._facts: Sections | None = None
         self._reach = ReachFacts()
@@ -68,22 +71,22 @@ class Participant:
             self._ready.set()
 
     def set_reach(self, reach: ReachFacts) -> None:
-        """Note the connections that were tried on the way to the others."""
+        """Record the connection attempts made to reach the store."""
         self._reach = reach
 
     def member(self) -> Member:
-        """This process with its facts; waits for them."""
+        """Return this process with its facts; blocks until they are collected."""
         self._ready.wait()
         sections: Sections = {**(self._facts or {}), ReachFacts.key: self._reach}
         return Member(self.identity.number, sections, self._host)
 
     def member_facts(self) -> MemberFacts | None:
-        """The card of this process, or ``None`` as long as its facts are not there."""
+        """Return the facts message of this process, or ``None`` until the facts are collected."""
         if not self._ready.is_set():
             return None
         port, word = self._answers_at or (None, "")
-        capture, twins = pack_member(self.member()), self._rank_lease.rivals()
-        return MemberFacts(self.join_request.token, self.identity.number, capture, twins, port, word)
+        capture, duplicates = pack_member(self.member()), self._rank_lease.rivals()
+        return MemberFacts(self.join_request.token, self.identity.number, capture, duplicates, port, word)
 
 
 def start_participant(
@@ -95,8 +98,11 @@ def start_participant(
     write_line: Callable[[str], None],
     announce: Callable[[str], None] | None = None,
 ) -> tuple[Participant, ProbeSchedule | None]:
-    """What this process brings, and its part in the probes that are ``wanted``. ``timeout``: seconds of the gathering,
-    and the most for any collector; ``announce`` is told what is still being read after a second."""
+    """Start collecting and return this process's side of the gather and of its probes.
+
+    ``timeout``: seconds of the gather, and the limit of each collector; ``announce`` gets the collectors that still run
+    after a second.
+    """
     host = host_identity(machine)
     host_lease = HostLease(identity.key_here, host, "the host")
     schedule = None

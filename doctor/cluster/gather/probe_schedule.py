@@ -1,4 +1,4 @@
-"""The probes of a job as part of a gathering: one stage of measuring after another."""
+"""Schedules the probes of a gather, one stage after another."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from doctor.probes.reachability.stage import LightStage
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 MARGIN = 1.5
-"""Seconds for tasks and results to travel."""
+"""Seconds to transfer tasks and results."""
 
 
 class ProbeOptions(msgspec.Struct, frozen=True):
-    """``probe``: how much; ``mesh``: the axes of the job, outermost first, empty where they are to be found out;
-    ``why``: try what mends what is slow or fails. ``directories``: pairs of role and path."""
+    """Probes that the user wants.
+
+    ``probe``: how many; ``mesh``: the axes of the job, outermost first, empty if they have to be detected; ``why``: try
+    to find the setting that fixes a slow or failing probe.
+    """
 
     probe: Literal["light", "full"] = "light"
     mesh: tuple[Axis, ...] = ()
@@ -36,7 +39,10 @@ class ProbeOptions(msgspec.Struct, frozen=True):
 
 
 class ProbeRound(NamedTuple):
-    """The next step: tasks by the token of the process that is to do them. ``seconds``: until all are back."""
+    """The next step: tasks by the token of the process that runs them.
+
+    ``seconds``: the timeout for all results.
+    """
 
     tasks: Mapping[str, ProbeTask]
     seconds: float
@@ -44,11 +50,11 @@ class ProbeRound(NamedTuple):
 
 
 class ProbeSchedule:
-    """All stages, for the process that keeps a gathering and for those that attend it.
+    """All stages, on the coordinator of a gather and on its members.
 
-    ``seconds``: for all of them; ``overtime``: of these, seconds after the gathering is closed. ``speaks``: this
-    process measures for its host, and answers the probes of others from now on; where no port can be listened on, it
-    measures what needs none. ``tell`` gets what each step costs, before it begins.
+    ``seconds``: for all of them; ``overtime``: of these, seconds after the gather is closed. ``leads_host``: this
+    process measures for its host and answers the probes of others from now on; if no port can be opened, it measures
+    what needs none. ``write_line`` gets the cost of each step before it starts.
     """
 
     def __init__(
@@ -76,16 +82,16 @@ class ProbeSchedule:
 
     @property
     def answers_at(self) -> tuple[int, str] | None:
-        """The port and the word of this process's responder."""
+        """Port and secret word of this process's responder."""
         responder = self._context.responder
         return (responder.port, responder.word) if responder else None
 
     def next(
         self, job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes], seconds: float
     ) -> ProbeRound | None:
-        """The next step, from what is known so far; ``None`` when all is measured, or no time is left.
+        """Return the next step; ``None`` when all is measured or no time is left.
 
-        ``notes``: what everybody said to the last step; ``seconds``: that are left.
+        ``notes``: what the members returned from the last step; ``seconds``: that are left.
         """
         participants = probe_addresses(job, records, notes)
         while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
@@ -98,7 +104,7 @@ class ProbeSchedule:
         return None
 
     def _planned(self, stage: Stage, job: Job, participants: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """What a stage asks for next; nothing if it breaks: facts and notes of other processes may be anything."""
+        """Return the next orders of a stage; ``None`` if it raises on the facts of others."""
         try:
             return stage.plan(job, participants)
         except Exception as error:  # noqa: BLE001 - as in take_part
@@ -113,10 +119,10 @@ class ProbeSchedule:
         return ProbeRound(tasks, seconds + MARGIN, tuple(section.key for section in stage.makes))
 
     def take_part(self, task: ProbeTask) -> StageResult:
-        """Measure what this process was asked to.
+        """Run a task of this process.
 
         Raises:
-            Unreadable: it was asked for nothing that can be understood.
+            MalformedMessage: the order cannot be decoded.
         """
         stage = self._stages.get(task.stage)
         if stage is None:
@@ -134,12 +140,15 @@ class ProbeSchedule:
             return StageResult({section.key: broken for section in stage.makes})
 
     def close(self) -> None:
-        """End what still runs for it."""
+        """Stop what still runs for it."""
         self._context.close()
 
 
 class LocalProbeSchedule(ProbeSchedule):
-    """Light probes alone, which keep the sections that this process measured. ``within``: seconds for all of them."""
+    """Light probes alone; keeps the sections that this process measured.
+
+    ``within``: seconds for all of them.
+    """
 
     def __init__(self, number: int, *, leads_host: bool, write_line: Callable[[str], None], within: float) -> None:
         within = min(LIMIT_SECONDS, within)
@@ -149,7 +158,7 @@ class LocalProbeSchedule(ProbeSchedule):
         self.sections: dict[str, Section | Missing] = {}
 
     def take_part(self, task: ProbeTask) -> StageResult:
-        """Measure, and keep what was found."""
+        """Measure, and keep the sections."""
         found = super().take_part(task)
         self.sections = dict(found.sections)
         return found
@@ -162,7 +171,7 @@ def _broken(stage: Stage, error: Exception) -> Missing:
 
 
 def probe_addresses(job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
-    """Everybody who came, as stages see them, by rank; one process of each host speaks for it."""
+    """Return all members as stages see them, by rank; one process per host leads it."""
     host_indices: dict[Identity | None, int] = {host.identity: host.index for host in job.hosts}
     ranks: dict[tuple[int, int], list[Rank]] = {}
     for rank in job.ranks:
@@ -171,10 +180,10 @@ def probe_addresses(job: Job, records: Sequence[MemberRecord], notes: Mapping[st
     participants = []
     for record in records:
         host_index = host_indices.get(record.host)
-        twins = ranks.get((record.number, host_index), []) if host_index is not None else []
-        if host_index is None or not twins:
+        candidates = ranks.get((record.number, host_index), []) if host_index is not None else []
+        if host_index is None or not candidates:
             continue
-        rank = twins.pop(0) if len(twins) > 1 else twins[0]
+        rank = candidates.pop(0) if len(candidates) > 1 else candidates[0]
         leads_host = record.port is not None and host_index not in led_hosts
         if leads_host:
             led_hosts.add(host_index)
@@ -189,7 +198,7 @@ def probe_addresses(job: Job, records: Sequence[MemberRecord], notes: Mapping[st
 def light_schedule(
     number: int, timeout: float, machine: Machine, *, leads_host: bool, write_line: Callable[[str], None]
 ) -> ProbeSchedule:
-    """The light probes of a gathering that may take ``timeout`` seconds, within these."""
+    """Return the light probes of a gather with that ``timeout``, which end within it."""
     within = min(LIMIT_SECONDS, timeout / 2)
     return ProbeSchedule(number, (LightStage(),), machine, leads_host=leads_host, write_line=write_line, within=within)
 
@@ -203,8 +212,10 @@ def probe_schedule(
     leads_host: bool,
     write_line: Callable[[str], None],
 ) -> ProbeSchedule:
-    """The survey of the process ``number`` in a gathering that may take ``timeout`` seconds. Light probes end within
-    these; full ones begin when all are here or these are over."""
+    """Return the schedule of the process ``number`` in a gather of ``timeout`` seconds.
+
+    Light probes end within these; full ones start when all have joined or the time is up.
+    """
     if probe_options.probe == "light":
         return light_schedule(number, timeout, machine, leads_host=leads_host, write_line=write_line)
     return ProbeSchedule(
@@ -213,8 +224,8 @@ def probe_schedule(
 
 
 def full_stages(probe_options: ProbeOptions) -> Iterator[Stage]:
-    """All stages of full probes, in their order: what is quiet before what is loud, and why comes last."""
-    # The stages are imported here: a watched training process loads this module for light probes alone.
+    """Yield all stages of full probes: quiet ones before loud ones, and the why stage last."""
+    # Imported here: a watched training process loads this module for light probes alone.
     from doctor.probes.ablation.stage import WhyStage
     from doctor.probes.bandwidth.stage import TransfersStage
     from doctor.probes.collectives.stage import GroupsStage

@@ -1,4 +1,4 @@
-"""What ranks tell one another while they gather: small typed records, as MessagePack."""
+"""Messages between the ranks of a gather: small typed records, as MessagePack."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Stage = Annotated[str, Meta(pattern=r"\A[a-z]{1,32}\Z")]
 
 
 MOST_STEPS = 40
-"""Of all stages of a survey together: none plans for ever."""
+"""Limit of the steps of all stages together, so that a gather ends."""
 
 
 class GatherAnnouncement(msgspec.Struct, frozen=True):
-    """Opens a gathering. ``nonce`` names it; ``number`` is the rank that keeps it; ``seconds`` until it is closed."""
+    """Opens a gather. ``number``: rank of its coordinator; ``seconds`` until it is closed."""
 
     nonce: Nonce
     number: Count
@@ -33,7 +33,10 @@ class GatherAnnouncement(msgspec.Struct, frozen=True):
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    """Said on arrival, before the facts are there. ``token`` tells processes apart that claim one rank."""
+    """Sent on joining, before facts are collected.
+
+    ``token`` distinguishes processes with the same rank.
+    """
 
     token: Token
     number: Count
@@ -41,8 +44,11 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class MemberFacts(msgspec.Struct, frozen=True):
-    """A process and its facts. ``twins``: processes of its host that claim the same rank and may still be on their way.
-    ``port`` and ``word``: where it answers probes for its host, if it does."""
+    """A process and its facts.
+
+    ``twins``: processes of its host with the same rank that may still be joining. ``port`` and ``word``: where it
+    answers probes for its host, if it does.
+    """
 
     token: Token
     number: Count
@@ -53,7 +59,10 @@ class MemberFacts(msgspec.Struct, frozen=True):
 
 
 class ProbeTask(msgspec.Struct, frozen=True):
-    """What one process is to measure next. ``step`` counts the tasks of a gathering from 1; ``seconds``: for all."""
+    """What one process is to measure next.
+
+    ``step`` counts the tasks of a gather from 1; ``seconds``: for all.
+    """
 
     step: Count
     stage: Stage
@@ -62,8 +71,7 @@ class ProbeTask(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """What the probes of one process gave for the task of that ``step``: the sections of a capture, and a note for
-    whoever plans."""
+    """Probe results of one process for the task ``step``: sections, and a note for the planner."""
 
     token: Token
     number: Count
@@ -73,34 +81,39 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 TOKEN_PREFIX_BYTES = 3
-"""Bytes of a token that stand for it in a verdict, which sixteen thousand processes read: chance takes one latecomer of
-a thousand for a member of the roll."""
+"""Bytes of a token in a verdict, which sixteen thousand processes read.
+
+By chance one latecomer in a thousand is mistaken for a member.
+"""
 
 
 class GatherVerdict(msgspec.Struct, frozen=True):
-    """How all leave: the exit code. ``judged``: the first bytes of the tokens of those that were judged, joined."""
+    """The exit code of all members. ``judged``: the token prefixes of those evaluated, joined."""
 
     code: Code
     judged: Annotated[bytes, Meta(max_length=TOKEN_PREFIX_BYTES * MOST_RANKS)] = b""
 
     @classmethod
     def of(cls, code: int, tokens: Iterable[str]) -> GatherVerdict:
-        """The verdict on the processes with these tokens."""
+        """Return the verdict on the processes with these tokens."""
         return cls(code, b"".join(sorted(bytes.fromhex(token)[:TOKEN_PREFIX_BYTES] for token in tokens)))
 
     def covers(self, token: str) -> bool:
-        """Whether the process with that token was judged."""
+        """Return whether the process with that token was evaluated."""
         prints = {self.judged[at : at + TOKEN_PREFIX_BYTES] for at in range(0, len(self.judged), TOKEN_PREFIX_BYTES)}
         return bytes.fromhex(token)[:TOKEN_PREFIX_BYTES] in prints
 
 
 class GatherClosed(msgspec.Struct, frozen=True):
-    """The gathering that ended last, for those who were too slow to see its verdict."""
+    """The gather that ended last, for members that were too slow to read its verdict."""
 
     nonce: Nonce
     verdict: GatherVerdict
 
 
 def closed_marker(nonce: str) -> bytes:
-    """What stands in the place of the call of a gathering that is over. Short: many may look at it for a while."""
+    """Return what replaces the announcement of a closed gather.
+
+    It is short, because many processes may poll it for a while.
+    """
     return b"ended " + nonce.encode()

@@ -1,4 +1,4 @@
-"""Sections of one process that were measured in several steps, as one."""
+"""Merges the sections of one process that were measured in several steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from doctor.core.job import Sections
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """The sections of both; where both have one, all that they list, and of single values the later one."""
+    """Return the sections of both; lists are joined, and the later one of two values is kept."""
     both = earlier.keys() & later.keys()
     return {**earlier, **later, **{key: merge_section(earlier[key], later[key]) for key in both}}
 
 
 def merge_section(earlier: Section | Missing, later: Section | Missing) -> Section | Missing:
-    """One section of two looks. What could be had counts before what could not."""
+    """Merge two results of one section; a result counts before a missing one."""
     if isinstance(later, Missing) or isinstance(earlier, Missing):
         return earlier if isinstance(later, Missing) and not isinstance(earlier, Missing) else later
     changes = {}

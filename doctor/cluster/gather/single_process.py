@@ -1,4 +1,4 @@
-"""Full probes of one process: what needs no other."""
+"""Full probes of a single process: those that need no other one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _TOKEN = "0" * 16
 
 
 def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str], None], *, why: bool = False) -> Job:
-    """``job``, which is one process, with what it measures of itself; ``why``: and what mends it. ``tell`` gets what
-    each step costs."""
+    """Return ``job``, which is one process, with its probe results.
+
+    ``why``: search for settings that fix a failing probe. ``write_line`` gets the cost of each step.
+    """
     member = sole_member(job)
     schedule = ProbeSchedule(
         member.rank, tuple(full_stages(ProbeOptions("full", why=why))), machine, leads_host=True, write_line=write_line
@@ -39,6 +41,6 @@ def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str],
 
 
 def sole_member(job: Job) -> Member:
-    """The one process of ``job``, as it would come to a gathering."""
+    """Return the only process of ``job``, as a member of a gather."""
     (rank,) = job.ranks
     return Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity)

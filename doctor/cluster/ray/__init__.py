@@ -1,1 +1,1 @@
-"""Gathering on a Ray cluster."""
+"""Gathers the nodes of a Ray cluster."""

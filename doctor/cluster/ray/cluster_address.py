@@ -1,4 +1,4 @@
-"""Where a Ray cluster is, whether anybody listens there, and why it does not let a driver in."""
+"""Address of a Ray cluster, and why it cannot be reached."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from doctor.collectors.launch.launcher import PORTS
 from doctor.core.errors import UnusableError
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for which an address is tried that nobody answers at: the head may just be starting."""
+"""Seconds of attempts to connect: the head may still be starting."""
 
 
 class RayUnreachable(Exception):
-    """There is no way into the cluster; says why."""
+    """The cluster cannot be reached; the message is the reason."""
 
 
 def ray_head_address(text: str, environ: Mapping[str, str]) -> str:
-    """The address to go to. ``auto`` is RAY_ADDRESS where that is set, else whatever runs on this host.
+    """Return the address of the head. ``auto`` is RAY_ADDRESS, or the cluster on this host.
 
     Raises:
-        UnusableError: it is no address of a cluster, or Ray is not installed here.
+        UnusableError: it is not a valid cluster address, or Ray is not installed here.
     """
     named = text.strip()
     source = "--ray"
@@ -47,10 +47,12 @@ def _parsed(address: str) -> tuple[str, int] | None:
 
 
 def check_listening(address: str, until: float) -> None:
-    """See whether anybody listens at ``address``: Ray itself would try for two minutes, and not say what is wrong.
+    """Check that the port at ``address`` is open.
+
+    Ray itself would try for two minutes and report no cause.
 
     Raises:
-        Unconnected: nobody does, by the monotonic moment ``until`` and in :data:`CONNECT_TIMEOUT` seconds.
+        RayUnreachable: it is not, by the monotonic time ``until`` and within :data:`CONNECT_TIMEOUT` seconds.
     """
     parsed = _parsed(address)
     if parsed is None:
@@ -73,7 +75,7 @@ def _in_words(name: str, found: ConnectAttempt) -> str:
 
 
 def explain_no_answer(address: str) -> str:
-    """Why Ray tries and tries, where somebody listens at ``address``."""
+    """Return why Ray keeps retrying although the port at ``address`` is open."""
     if address.startswith("ray://"):
         return "its client server is stopped, or something else listens there"
     if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):

@@ -1,6 +1,6 @@
-"""The driver of a Ray cluster, a process of its own: Ray's C++ half prints, blocks, and ends processes as it sees fit.
+"""Driver of a Ray cluster, in a process of its own: Ray's C++ code prints, blocks and exits.
 
-It keeps the gathering, whose ranks are the nodes, and hands over the job. It is no rank itself.
+It coordinates the gather, whose ranks are the nodes, and returns the job. It is not a rank itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from doctor.core.capture import to_document
 from doctor.core.job import Job
 
 LOOK_EVERY = 0.25
-"""Seconds between two looks at which tasks are over."""
+"""Seconds between two polls for finished tasks."""
 
 
 def main(order: str) -> None:
-    """Do what the ``order`` says; this process ends here, with whatever threads Ray has left in it."""
+    """Execute the ``order`` and exit, whatever threads Ray has left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     driver = RayDriver(msgspec.json.decode(order, type=DriverOrder), _take_standard_output())
     try:
@@ -47,7 +47,7 @@ def main(order: str) -> None:
 
 
 def _take_standard_output() -> BinaryIO:
-    """Standard output for this module alone; what anybody else writes there or on standard error is not seen."""
+    """Return standard output for this module alone; other output of the process is discarded."""
     output = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -56,14 +56,14 @@ def _take_standard_output() -> BinaryIO:
 
 
 class RayDriver:
-    """One gathering of a cluster; messages go to ``paper``."""
+    """Driver of one gather of a cluster; messages go to ``output``."""
 
     def __init__(self, order: DriverOrder, output: BinaryIO) -> None:
         self._order = order
         self._output = output
 
     def drive(self) -> None:
-        """Gather the cluster and hand over the job, or say why there is none; then leave."""
+        """Gather the cluster and return the job or the reason for its absence; then leave."""
         cluster = RayCluster()
         try:
             cluster.enter(self._order.address, self._order.close_at)
@@ -74,7 +74,7 @@ class RayDriver:
             cluster.leave()
 
     def report_error(self, error: BaseException | None) -> None:
-        """Say what broke, if it is a fault and no end that was asked for."""
+        """Report an exception that is a fault rather than a requested exit."""
         if isinstance(error, Exception):
             with contextlib.suppress(BrokenPipeError):
                 self._send(ClusterLost(f"the driver of Ray broke: {type(error).__name__}: {first_line(error)}"))
@@ -82,7 +82,7 @@ class RayDriver:
     def _coordinate(self, cluster: RayCluster) -> None:
         nodes, run, write_line = cluster.nodes(), new_run(), self._write_line
         self._report_lost_nodes(cluster.lost())
-        identity = ProcessIdentity(len(nodes), len(nodes), run)  # the number after the last one: no rank
+        identity = ProcessIdentity(len(nodes), len(nodes), run)  # one beyond the last rank: the driver is not a rank
         secret, rejected = secret_from_environ(os.environ), RejectedMessages()
         store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
         registry = RayNodeRegistry(cluster, nodes, write_line, discreet=self._order.discreet)
@@ -101,7 +101,7 @@ class RayDriver:
                 rejected=rejected,
             )
             coordinator.open()
-            # The key itself does not travel: nodes read the same path. Older releases take no more than is needed.
+            # The key is not sent: nodes read the same path. Older releases accept only the arguments they need.
             key = (os.environ[VARIABLE],) if secret else ()
             cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *key)
             job = coordinator.gather(None, schedule)
@@ -146,9 +146,11 @@ class RayDriver:
 
 
 class RayNodeRegistry:
-    """What Ray knows of the ``nodes`` of a ``cluster``; see
-    :class:`doctor.cluster.gather.coordinator.MemberRegistry`. ``tell`` gets one line for each node that is gone;
-    ``discreet``: without its name and the reason."""
+    """Ray's view of the ``nodes`` of a ``cluster``.
+
+    See :class:`doctor.cluster.gather.coordinator.MemberRegistry`. ``write_line`` gets one line for each node that has
+    ended; ``discreet``: without its name and the reason.
+    """
 
     def __init__(
         self, cluster: RayCluster, nodes: list[RayNode], write_line: Callable[[str], None], *, discreet: bool
@@ -161,11 +163,11 @@ class RayNodeRegistry:
         self._look_at = 0.0
 
     def host_of(self, number: int) -> str:
-        """The host name of a node."""
+        """Return the host name of a node."""
         return self._nodes[number].host
 
     def gone(self) -> set[int]:
-        """The nodes whose task is over."""
+        """Return the nodes whose task has ended."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY
             for number, why in self._cluster.ended().items():

@@ -1,4 +1,4 @@
-"""What a command and the driver that it starts tell each other: an order on the command line, then lines of JSON."""
+"""Messages between a command and its driver: an order as argument, then lines of JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from doctor.cluster.gather.probe_schedule import ProbeOptions
 
 
 class DriverOrder(msgspec.Struct, frozen=True):
-    """What the driver is to do. ``close_at``: the monotonic moment after which no node is waited for; it is one clock
-    for all processes of a host (CLOCK_MONOTONIC). ``timeout``: the seconds that a gathering may take. ``directories``:
-    pairs of role and path. ``wanted``: what is to be measured. ``discreet``: no names in what is told."""
+    """Order for the driver.
+
+    ``close_at``: the monotonic time at which the gather stops waiting for nodes, valid in all processes of a host
+    (CLOCK_MONOTONIC). ``timeout``: the seconds that a gather may take. ``directories``: pairs of role and path.
+    ``wanted``: the probes to run. ``discreet``: omit names from messages.
+    """
 
     address: str
     close_at: float
@@ -27,7 +30,7 @@ class StatusLine(msgspec.Struct, frozen=True, tag="told"):
 
 
 class ClusterLost(msgspec.Struct, frozen=True, tag="lost"):
-    """The cluster could not be had, or was lost; ``why`` is a sentence."""
+    """The cluster could not be reached, or was lost; ``why`` is a sentence."""
 
     why: str
 

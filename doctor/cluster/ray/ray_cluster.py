@@ -1,6 +1,6 @@
-"""A Ray cluster as its driver sees it: get in, list the nodes, have each of them do something, leave.
+"""A Ray cluster as its driver sees it: connect, list nodes, run a task on each, leave.
 
-Ray's calls block for minutes where a head or a node does not answer: each has a deadline here.
+Ray's calls block for minutes if a head or node does not answer: each has a timeout here.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from doctor.version import __version__
 T = TypeVar("T")
 
 ASKING, LEAVING = 5.0, 2.0
-"""Seconds for one question to a cluster that this process is in, and for leaving it."""
+"""Seconds for one request to a connected cluster, and for leaving it."""
 LONGEST = 300
-"""Characters of an error of Ray's."""
+"""Characters of a Ray error."""
 LOST = (2, "UNEXPECTED_TERMINATION")
-"""How Ray says that a node died and was not stopped (NodeDeathInfo in src/ray/protobuf/common.proto)."""
+"""Ray's reasons for a node that died without being stopped (NodeDeathInfo in src/ray/protobuf/common.proto)."""
 LACKING = (
     "rankdoctor is not installed in the Python of its Ray workers ({error}): install it there, or "
     f'`ray job submit --runtime-env-json \'{{{{"pip": ["rankdoctor=={__version__}"]}}}}\' -- doctor check --ray auto`'
 )
-"""What a node without rankdoctor has to say."""
+"""Message of a node without rankdoctor."""
 
 
 class RayNode(NamedTuple):
-    """A node that is alive. ``id`` is Ray's; ``host`` its host name, its address where Ray knows none."""
+    """A running node. ``id`` is Ray's; ``host`` is its host name, or its address if unknown."""
 
     id: str
     host: str
@@ -45,7 +45,7 @@ class RayNode(NamedTuple):
 
 
 class RayCluster:
-    """A cluster that this process is to be a driver of."""
+    """A cluster that this process drives."""
 
     def __init__(self) -> None:
         self._worker = DeadlineWorker()
@@ -53,10 +53,10 @@ class RayCluster:
         self._entered = False
 
     def enter(self, address: str, until: float) -> None:
-        """Get in by the monotonic moment ``until``.
+        """Connect by the monotonic time ``until``.
 
         Raises:
-            Unconnected: that is not possible.
+            RayUnreachable: that is not possible.
         """
         check_listening(address, until)
         self._entered = True
@@ -68,20 +68,20 @@ class RayCluster:
             ) from None
 
     def nodes(self) -> list[RayNode]:
-        """The nodes that are alive, the head first and then by address.
+        """Return the running nodes, the head first and then by address.
 
         Raises:
-            Unconnected: the cluster does not answer.
+            RayUnreachable: the cluster does not answer.
         """
         alive = _without_stale_nodes([entry for entry in self._listed() if entry.get("Alive")])
         alive.sort(key=lambda entry: ("node:__internal_head__" not in entry.get("Resources", {}), _sort_key(entry)))
         return [_node_of(entry) for entry in alive]
 
     def lost(self) -> list[RayNode]:
-        """Nodes that died without being stopped, and nothing else is alive at their addresses.
+        """Return nodes that died without being stopped and were not replaced at their addresses.
 
         Raises:
-            Unconnected: the cluster does not answer.
+            RayUnreachable: the cluster does not answer.
         """
         listed = self._listed()
         alive = {entry["NodeManagerAddress"] for entry in listed if entry.get("Alive")}
@@ -90,11 +90,12 @@ class RayCluster:
         return [found[key] for key in sorted(found)]
 
     def start(self, nodes: Sequence[RayNode], *arguments: object) -> None:
-        """Have every node attend: :func:`doctor.cluster.ray.node_task.join_from_node` with its number, how many there
-        are, and ``arguments``.
+        """Run :func:`doctor.cluster.ray.node_task.join_from_node` on every node.
+
+        Its arguments are the number of the node, the number of nodes, and ``arguments``.
 
         Raises:
-            Unconnected: the cluster does not answer.
+            RayUnreachable: the cluster does not answer.
         """
         self._ask(lambda: self._start(nodes, arguments))
 
@@ -102,7 +103,7 @@ class RayCluster:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # A worker that has done it ends: what its collectors and its responder hold is given back with it.
+        # A worker that has finished exits, which releases the resources of its collectors and responder.
         task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(_portable_task())
         for number, node in enumerate(nodes):
             there = NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -110,8 +111,10 @@ class RayCluster:
             self._tasks[options.remote(number, len(nodes), *arguments)] = number
 
     def ended(self) -> dict[int, str]:
-        """The numbers of nodes that no longer attend since the last call, and why. A cluster that does not answer
-        says nothing of them."""
+        """Return the nodes whose task has ended since the last call, and why.
+
+        Empty if the cluster does not answer.
+        """
         try:
             return self._ask(self._ended)
         except RayUnreachable:
@@ -126,8 +129,10 @@ class RayCluster:
         return {self._tasks.pop(reference): _outcome(reference) for reference in ready}
 
     def leave(self) -> None:
-        """Leave, and end what still runs there. A cluster that does not answer is left behind: Ray ends the tasks of
-        drivers that are gone."""
+        """Disconnect and end running tasks.
+
+        A cluster that does not answer is abandoned: Ray ends the tasks of drivers that are gone.
+        """
         if self._entered:
             with contextlib.suppress(RayUnreachable):
                 self._bounded(self._leave, LEAVING, "")
@@ -167,7 +172,7 @@ def _translate_errors(work: Callable[[], T]) -> T:
 
 
 def _enter(address: str) -> None:
-    """Become a driver."""
+    """Connect as a driver."""
     import ray
 
     try:
@@ -179,7 +184,7 @@ def _enter(address: str) -> None:
 
 
 def _sort_key(entry: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Addresses in their own order, 10.0.0.9 before 10.0.0.10; names after them."""
+    """Sort key that puts 10.0.0.9 before 10.0.0.10, and names last."""
     text = str(entry["NodeManagerAddress"])
     try:
         address = ipaddress.ip_address(text)
@@ -189,8 +194,10 @@ def _sort_key(entry: Mapping[str, Any]) -> tuple[int, int, str]:
 
 
 def _without_stale_nodes(alive: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ray takes seconds to see that a node was stopped. Where it was started again meanwhile it is listed twice, and
-    nobody listens at the port of the one that is gone."""
+    """Drop nodes that were stopped and started again while Ray still lists both.
+
+    Ray detects a stopped node only after seconds. The port of the stale one refuses connections.
+    """
     addresses = [entry["NodeManagerAddress"] for entry in alive]
     return [
         entry
@@ -206,7 +213,7 @@ def _node_of(entry: Mapping[str, Any]) -> RayNode:
 
 
 def _portable_task() -> Callable[..., str]:
-    """The task. Ray sends a function that no module has by its code: a node without rankdoctor can say so."""
+    """Return the task; Ray serializes it by value, so nodes without rankdoctor can run it."""
     lacking = LACKING
 
     def rankdoctor(*arguments: Any) -> str:
@@ -220,7 +227,7 @@ def _portable_task() -> Callable[..., str]:
 
 
 def _outcome(reference: Any) -> str:
-    """Why a task is over; empty where it did what it was to do."""
+    """Return why a task ended; empty if it succeeded."""
     import ray
     from ray import exceptions
 
@@ -237,6 +244,6 @@ def _outcome(reference: Any) -> str:
 
 
 def _on_one_line(error: BaseException) -> str:
-    """What an error says; those of Ray run over many lines, and some end in a traceback."""
+    """Return an error as one line; those of Ray have many, and some end in a traceback."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= LONGEST else f"{words[:LONGEST]} …"

@@ -1,4 +1,4 @@
-"""The gathering of a Ray cluster, as the command sees it: a driver is started, and brings the job."""
+"""Gather of a Ray cluster, as the command sees it: starts a driver, which returns the job."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from doctor.core.job import Job
 from doctor.core.process import abandon_child, start_python
 
 OVERTIME = 10.0
-"""Seconds that a driver may take beyond the gathering: to start, to get in at the last moment, to hand over."""
+"""Seconds that a driver may take beyond the gather: to start, to connect late, to return the job."""
 LEAVING = 8.0
-"""Seconds in which a driver that has handed over has let the nodes go and left the cluster."""
+"""Seconds for a driver that has returned the job to release the nodes and leave the cluster."""
 
 _NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-"""Else a call that comes when Ray has been left would start a cluster (ray/_private/auto_init_hook.py)."""
+"""Otherwise a late call after Ray was left would start a cluster (ray/_private/auto_init_hook.py)."""
 
 
 class RayGatherSession:
-    """A gathering of all nodes of a cluster, used as :class:`doctor.cluster.gather.gather_session.GatherSession` is.
-    It begins at once.
+    """Gather of all nodes of a cluster, which starts at once.
 
-    ``timeout``: seconds within which the cluster lets a driver in and all nodes answer. ``directories``: pairs of role
-    and path that every node looks at besides. ``tell`` gets lines for stderr; ``discreet``: without names and
-    addresses. Raises :class:`doctor.cluster.rendezvous.endpoint.NoRendezvous` where no process can be started.
+    Used like :class:`doctor.cluster.gather.gather_session.GatherSession`. ``timeout``: seconds within which the cluster
+    accepts a driver and all nodes answer. ``directories``: pairs of role and path that every node also inspects.
+    ``write_line`` gets lines for stderr; ``discreet``: without names and addresses. Raises
+    :class:`doctor.cluster.rendezvous.endpoint.NoRendezvous` if no process can be started.
     """
 
     judges = True
@@ -57,19 +57,19 @@ class RayGatherSession:
         arguments = [msgspec.json.encode(order).decode()]
         environ = {**os.environ, **_NO_CLUSTER_OF_ITS_OWN}
         try:
-            # Ray has all workers of a job look for modules in the directory of its driver: here is nothing to be found.
+            # All workers of a Ray job import from the directory of its driver: this one has no modules.
             self._driver = start_python("doctor.cluster.ray.driver_process", arguments, cwd="/", env=environ)
         except OSError as error:
             raise NoRendezvous(f"no driver of Ray can be started here: {error.strerror or error}") from None
 
     def __enter__(self) -> RayGatherSession:
-        """The driver is at work already."""
+        """Return the session; the driver is already running."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """See to it that the driver leaves the cluster, for so long as it may take."""
+        """Wait for the driver to leave the cluster, up to a timeout."""
         if error is not None:
             self._driver.send_signal(signal.SIGTERM)
         try:
@@ -78,13 +78,13 @@ class RayGatherSession:
             abandon_child(self._driver)
 
     def announce(self, code: int) -> None:
-        """No node waits for it: none leaves with an exit code."""
+        """Do nothing: no node exits with a code."""
 
     def gather(self) -> Job:
-        """The job whose ranks are the nodes.
+        """Return the job whose ranks are the nodes.
 
         Raises:
-            Dismissed: the cluster can't be had.
+            Dismissed: the cluster cannot be reached.
         """
         for message in self._messages():
             if isinstance(message, CollectedJob):
@@ -100,7 +100,7 @@ class RayGatherSession:
         raise Dismissed(INCONCLUSIVE)
 
     def _messages(self) -> Iterator[DriverMessage]:
-        """What the driver says, until it ends or has to be ended."""
+        """Yield the driver's messages until it ends or is killed."""
         assert self._driver.stdout is not None
         late = threading.Timer(self._until - time.monotonic(), self._driver.kill)
         late.daemon = True

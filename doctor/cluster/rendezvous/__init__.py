@@ -1,1 +1,1 @@
-"""Who a process is, where the ranks meet, and whether that address answers."""
+"""Identity of a process, endpoint of the store, and connections to it."""

@@ -1,6 +1,6 @@
-"""The way to the master, tried step by step, so that a failure can be told from another: name, address, route, port.
+"""Connects to the master step by step (name, address, route, port) to tell failures apart.
 
-torch's own client says ``The client socket has timed out`` for all of them.
+torch's own client reports ``The client socket has timed out`` for all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TRY_SECONDS = 3.0
 """Seconds for one connection; Linux sends its SYN again after 1 s and 3 s (tcp(7), tcp_syn_retries)."""
 LOOK_UP_SECONDS = 5.0
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Seconds between rounds, the last one from then on: rank 0 may still be starting."""
+"""Seconds between rounds; the last one repeats: rank 0 may still be starting."""
 
 
 class ConnectAttempt(NamedTuple):
-    """What came of trying a host and port. ``open_at``: the address that answered. ``seconds``: since the first try."""
+    """Result of connecting to a host and port. ``seconds``: since the first attempt."""
 
     names: tuple[str, ...]
     port: int
@@ -43,7 +43,7 @@ class ConnectAttempt(NamedTuple):
 
 
 def attempt_connect(names: Sequence[str], port: int, *, until: float) -> ConnectAttempt:
-    """Try to connect until one address answers or the monotonic moment ``until`` has come."""
+    """Try to connect until an address answers or the monotonic time ``until`` is reached."""
     started, rounds = time.monotonic(), 0
     while True:
         found = _attempt_once(names, port, until)
@@ -57,14 +57,14 @@ def attempt_connect(names: Sequence[str], port: int, *, until: float) -> Connect
 
 
 def names_this_host(names: Sequence[str], seconds: float = LOOK_UP_SECONDS) -> bool:
-    """Whether one of ``names`` is an address of this host, or loopback."""
+    """Return whether one of ``names`` is an address of this host, or loopback."""
     resolved, _ = _resolve(names, time.monotonic() + seconds)
     own = own_addresses()
     return any(belongs_here(address, own) for address in resolved)
 
 
 def _resolve(names: Sequence[str], until: float) -> tuple[dict[str, str], str | None]:
-    """Addresses in the order in which they are tried, each with the name that it was found by."""
+    """Return addresses in the order of attempts, each with the name that resolved to it."""
     resolved: dict[str, str] = {}
     error: str | None = None
     for name in names:
@@ -98,7 +98,7 @@ def _connect(peer: str, address: str, port: int, own: Addresses, until: float) -
 
 
 def try_connect(address: str, port: int, seconds: float) -> ConnectOutcome:
-    """Open a connection and close it again; how that went."""
+    """Open and close a connection; return the outcome."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as attempt:

@@ -1,8 +1,8 @@
-"""Where mpirun runs, and where its ranks begin, by what Open MPI tells every process.
+"""Node of mpirun and first node of its ranks, from the environment of Open MPI.
 
-Releases up to 4 give the address of mpirun's own node, and to processes of other nodes the list of all of them
+Releases up to 4 export the address of mpirun's own node, and to processes on other nodes the list of all of them
 (orte/mca/schizo/ompi/schizo_ompi.c and orte/mca/regx/fwd/regx_fwd.c); release 5 names mpirun's node in the name of the
-run and in that of the daemon that started the process (read off 5.0.11).
+run and in that of the daemon that started the process (observed in 5.0.11).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _NAMESPACE = re.compile(r"[a-z]+-(.+)-\d+@\d+", re.ASCII)
 
 
 class Mpirun(NamedTuple):
-    """Seen from one of its processes. ``names``: of its own node, addresses where they are told. ``at_home``: this
-    process is on that node. ``first_node``: where ranks begin if that node has none; ``None`` where it has some, empty
-    where neither is told."""
+    """mpirun as seen from one of its processes.
+
+    ``names``: of its own node, addresses if known. ``at_home``: this process is on that node. ``first_node``: first
+    node with ranks if mpirun's own has none; ``None`` if it has some, empty if unknown.
+    """
 
     names: tuple[str, ...]
     at_home: bool
@@ -29,7 +31,7 @@ class Mpirun(NamedTuple):
 
 
 def mpirun_of(environ: Environ) -> Mpirun | None:
-    """The mpirun that started this process; ``None`` where it does not tell where it is."""
+    """Return the mpirun that started this process; ``None`` if its node is unknown."""
     head = environ.get("OMPI_MCA_orte_hnp_uri", "")
     addresses = tuple(_addresses_of_uri(head))
     if addresses:
@@ -44,7 +46,10 @@ def mpirun_of(environ: Environ) -> Mpirun | None:
 
 
 def _addresses_of_uri(uri: str) -> list[str]:
-    """The IP addresses in ``1234.0;tcp://10.0.0.1,10.1.0.1:4567;tcp6://[fd00::1]:4568``, IPv4 first."""
+    """Return the IP addresses of an ORTE URI, IPv4 first.
+
+    Such as ``1234.0;tcp://10.0.0.1,10.1.0.1:4567;tcp6://[fd00::1]:4568``.
+    """
     found = []
     for transport in ("tcp", "tcp4", "tcp6"):
         for part in uri.split(";"):
@@ -56,8 +61,11 @@ def _addresses_of_uri(uri: str) -> list[str]:
 
 
 def _first_node(environ: Environ) -> str | None:
-    """The node that follows mpirun's own in its list, where some node has no rank: as a rule that is mpirun's own, a
-    login node or the launcher's pod. Empty where the list is too long to be told."""
+    """Return the node after mpirun's own in its list, if some node has no rank.
+
+    As a rule that is mpirun's own, a login node or the launcher's pod. Empty if Open MPI omits the list because of its
+    length.
+    """
     daemons, nodes = (whole_number(environ, f"OMPI_MCA_{name}") for name in ("ess_base_num_procs", "orte_num_nodes"))
     if daemons is not None and nodes is not None and nodes >= daemons:  # --map-by seq counts nodes twice
         return None
@@ -66,8 +74,10 @@ def _first_node(environ: Environ) -> str | None:
 
 
 def expand_nodes(text: str, most: int) -> list[str]:
-    """The first names, ``most`` of them, in ORTE's ``node[2:0-1,7].lab,login@0(4)``: ``node00.lab``, ``node01.lab``,
-    ``node07.lab``, ``login``."""
+    """Expand the first ``most`` names of an ORTE node list.
+
+    ``node[2:0-1,7].lab,login@0(4)`` is ``node00.lab``, ``node01.lab``, ``node07.lab``, ``login``.
+    """
     names: list[str] = []
     for entry in _ENTRY.findall(text.partition("@")[0]):
         match = _NODES.fullmatch(entry)

@@ -1,4 +1,4 @@
-"""Getting to the board: hosting the store, finding the way to it, or opening the folder."""
+"""Opens the store of a job: hosts it, connects to it, or opens the shared folder."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ from doctor.core.facts import ReachFacts
 from doctor.core.files.own_folder import OwnFolder
 
 ELSEWHERE = 2.0
-"""Seconds for which the process that is to host the store looks whether another one does, where MASTER_ADDR is not this
-host, or its port is taken."""
+"""Seconds for which the hosting process looks for another host of the store, if MASTER_ADDR is not this host or the
+port is in use."""
 BEHIND = 8.0
-"""Seconds by which that other one may take longer to import torch, after which what listens there is no store."""
+"""Seconds that the other host may take longer to import torch, after which its listener is not a store."""
 
 
 class ConnectedStore(NamedTuple):
-    """A board, and what was tried to get there. ``at_a_twin``: this process was to host the store, and another one that
-    was told the same does."""
+    """An open store, and the attempts to reach it.
+
+    ``via_duplicate_host``: another process was also configured to host the store, and does.
+    """
 
     store: KeyValueStore
     reach: ReachFacts
@@ -49,8 +51,11 @@ class ConnectedStore(NamedTuple):
 
 
 class RendezvousFailed(Exception):
-    """The board could not be reached. ``why``: the sentence for the user; ``discreet``: the same without names of
-    users, hosts and paths, if there is one; ``check``: the check that knows the fault."""
+    """The store could not be reached.
+
+    ``why``: the sentence for the user; ``discreet``: the same without names of users, hosts and paths, if there is one;
+    ``check``: the check that explains the fault.
+    """
 
     def __init__(self, why: str, check: str = "", reach: ReachFacts | None = None, discreet: str = "") -> None:
         super().__init__(why)
@@ -61,15 +66,15 @@ class RendezvousFailed(Exception):
 
 
 class PortInUse(Exception):
-    """This process is to host the store, and its port can't be had; says why."""
+    """This process is to host the store and cannot listen on its port."""
 
 
 class TorchImport:
-    """The import of torch, begun early: it takes a second or more, while the way to the master is tried."""
+    """Background import of torch, started early: it takes a second or more."""
 
     def __init__(self) -> None:
-        # torch's C++ half complains of every connection that ends; it reads this when it is loaded. The environment is
-        # this process's own, and its facts hold a copy from before.
+        # torch's C++ code logs every connection that ends; it reads this when it is loaded. The environment is this
+        # process's own, and its facts hold an earlier copy.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         self._error: str | None = None
         self._done = threading.Event()
@@ -89,10 +94,10 @@ class TorchImport:
             self._done.set()
 
     def wait(self, until: float) -> None:
-        """Wait for it.
+        """Wait for the import.
 
         Raises:
-            Unreached: it can't be had.
+            RendezvousFailed: torch is not available.
         """
         if not self._done.wait(max(0.0, until - time.monotonic())):
             raise RendezvousFailed(
@@ -108,14 +113,14 @@ NOT_OURS = (
     "the shared folder holds files that other users may have made or changed; if ranks of several users share it, name"
     " their group with --share-group"
 )
-"""Why a folder is not used, without anybody's name."""
+"""Reason for not using a folder, without names."""
 
 
 def open_file_store(directory: Path | OwnFolder, identity: ProcessIdentity) -> ConnectedStore:
-    """The board in a folder.
+    """Open the store in a folder.
 
     Raises:
-        Unreached: it can't be used from this host.
+        RendezvousFailed: it cannot be used from this host.
     """
     store = KeyValueStore(FileStoreBackend(directory, identity.key))
     try:
@@ -129,10 +134,10 @@ def open_file_store(directory: Path | OwnFolder, identity: ProcessIdentity) -> C
 
 
 def secret_of_folder(directory: Path | OwnFolder, identity: ProcessIdentity) -> Secret:
-    """The key of a job that meets in a folder: it lies there, for those alone who may use the folder.
+    """Return the key of a job that gathers in a folder, readable by users of the folder.
 
     Raises:
-        Unreached: it can't be had.
+        RendezvousFailed: it cannot be read.
     """
     folder = FileStoreBackend(directory, identity.key)
     try:
@@ -151,11 +156,13 @@ def secret_of_folder(directory: Path | OwnFolder, identity: ProcessIdentity) -> 
 def open_store(
     endpoint: StoreEndpoint, identity: ProcessIdentity, until: float, torch: TorchImport | None = None
 ) -> ConnectedStore:
-    """The board in the job's store, by the monotonic moment ``until``. ``torch``: its import, where that was begun.
+    """Open the job's store by the monotonic time ``until``.
+
+    ``torch``: its import, if that has started.
 
     Raises:
-        Unreached: it can't be had.
-        Occupied: this process is to host it, and can't.
+        RendezvousFailed: the store is not available.
+        PortInUse: this process is to host it and cannot.
     """
     torch = torch or TorchImport()
     if endpoint.hosted == "here":
@@ -178,7 +185,7 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
         torch.wait(until)
         client = _bounded(lambda: host_store(listener, max(1.0, until - time.monotonic())), until, endpoint)
     backend = TCPStoreBackend(client, identity.key, _description(endpoint), survives_coordinator=identity.number != 0)
-    # The host's own process goes by MASTER_ADDR too when the job starts.
+    # When the job starts, the host's own process uses MASTER_ADDR too.
     found = attempt_connect(endpoint.names, endpoint.port, until=time.monotonic())
     return ConnectedStore(KeyValueStore(backend), ReachFacts(attempts=found.attempts))
 
@@ -186,10 +193,10 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
 def _join_duplicate_host(
     endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport, until: float
 ) -> ConnectedStore:
-    """Another process of this job may have been told that it is the one to host: then the two meet in its store."""
+    """Connect to the store of another process that was also configured to host it."""
     soon = min(until, time.monotonic() + ELSEWHERE)
     if attempt_connect(endpoint.names, endpoint.port, until=soon).open_at is None:
-        raise RendezvousFailed("nobody else hosts the store")
+        raise RendezvousFailed("no other process hosts the store")
     torch.wait(until)
     joined = _join(endpoint, identity, torch, min(until, time.monotonic() + BEHIND))
     soon = min(until, time.monotonic() + ELSEWHERE)
@@ -225,7 +232,7 @@ def _join(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
 
 
 def _bounded(make: Callable[[], C10dStore], until: float, endpoint: StoreEndpoint) -> C10dStore:
-    """A store, made in a thread that may be left behind: what listens there may be no store, or be stopped."""
+    """Create a client in a thread that is abandoned if the listener does not answer."""
     seconds = max(1.0, until - time.monotonic())
     try:
         return DeadlineWorker().run(make, seconds)
@@ -241,7 +248,7 @@ def _description(endpoint: StoreEndpoint) -> str:
 
 
 def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, str]:
-    """Why there was no way to the store, as one sentence, and the id of the check that knows the fault."""
+    """Return why the store was unreachable, as a sentence, and the check for that fault."""
     last = found.attempts[-1]
     name = last.peer
     if not found.resolved:

@@ -1,4 +1,4 @@
-"""The lines to the other ranks: the store, and the folder where that one fails."""
+"""Store connections of the watchdog, with failover from the TCPStore to a shared folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from doctor.core.background import BackgroundCall
 T = TypeVar("T")
 
 PATIENCE = 3.0
-"""Seconds for one call, after which a line is taken for lost. A hang is to be judged within fifteen."""
+"""Seconds for one call, after which a connection counts as lost. A hang has to be diagnosed within fifteen."""
 AGAIN, TRIES = 30.0, 4
-"""Seconds until a line that was lost is tried again, twice as many each time, and how often at all: each time may leave
-a thread behind that waits for ever."""
+"""Seconds until a lost connection is reopened, doubled each time, and the number of attempts: each of them may leave a
+blocked thread behind."""
 CONNECTING = 2.0
-"""Seconds that a better line has to come up before the next one is used in its place."""
+"""Seconds that a preferred connection has to open before the next one is used instead."""
 CHUNK = 200
-"""Names that are read in one call."""
+"""Keys that are read in one call."""
 
 
 class StoreConnection:
-    """One way to the others, which may be lost and found again. ``bell``: the name under which newcomers ring.
-    ``refused`` gets to know, once, why it is not safe to use, if it is not.
+    """One connection to the other ranks, which may be lost and reopened.
 
-    Calls give ``None`` where the line is not alive, or is lost by them.
+    ``admission_prefix`` is the key prefix under which new ranks request admission. ``refused`` is called once if the
+    store is not safe to use. Calls return ``None`` if the connection is not open, or is lost during the call.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StoreConnection:
         return self._opening is not None
 
     def step(self, now: float) -> None:
-        """Go on opening it, where that is due."""
+        """Continue or start opening it if that is due."""
         if self._opening is not None and self._opening.is_done:
             self._finish_opening(self._opening, now)
             self._opening = None
@@ -66,7 +66,7 @@ class StoreConnection:
     def _finish_opening(self, opened: BackgroundCall[StoreBackend], now: float) -> None:
         try:
             backend = opened.result()
-        except (OSError, RuntimeError, ValueError, ImportError):  # nobody listens, no store of torch, no torch
+        except (OSError, RuntimeError, ValueError, ImportError):  # refused, not a TCPStore, or torch is missing
             self._lose(now)
         else:
             self._store, self.description = KeyValueStore(backend, PATIENCE), backend.description
@@ -78,7 +78,7 @@ class StoreConnection:
         self._due = now + AGAIN * 2 ** max(0, self._tries - 1)
 
     def use(self, work: Callable[[KeyValueStore], T]) -> T | None:
-        """What ``work`` gives."""
+        """Run ``work`` with the store and return its result."""
         if self._store is None:
             return None
         try:
@@ -97,34 +97,34 @@ class StoreConnection:
         self.use(lambda store: store.set(name, data))
 
     def get(self, name: str) -> bytes | None:
-        """What stands under ``name``."""
+        """Return the value of ``name``."""
         return self.use(lambda store: store.get(name))
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool | None:
-        """Write ``new`` where ``old`` stands; whether it did."""
+        """Write ``new`` if the value is ``old``; return whether it was written."""
         return self.use(lambda store: store.exchange(name, old, new))
 
     def append(self, name: str, data: bytes) -> None:
-        """Add an entry to a box."""
+        """Append an entry to a mailbox."""
         self.use(lambda store: store.mailbox(name).append(data))
 
     def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
-        """What stands under those of the names under which anything does."""
+        """Return the values of those of the names that have one."""
         found: dict[str, bytes] = {}
         for at in range(0, len(names), CHUNK):
             found |= self.use(lambda store, some=names[at : at + CHUNK]: store.call(_get_each(some))) or {}  # type: ignore[misc]
         return found
 
     def reader(self, name: str) -> ConnectionReader:
-        """A reader's own view of a box."""
+        """Return a reader of the mailbox ``name``."""
         return ConnectionReader(self, name)
 
     def clear(self, name: str) -> None:
-        """Remove everything below ``name``."""
+        """Remove all keys below ``name``."""
         self.use(lambda store: store.clear(name))
 
     def close(self) -> None:
-        """Give back what it holds, and open it no more."""
+        """Release the connection, and do not open it again."""
         self._tries = TRIES
         self._opening = None
         if self._store is not None:
@@ -137,7 +137,7 @@ def _get_each(names: Sequence[str]) -> Callable[[StoreBackend], dict[str, bytes]
 
 
 class ConnectionReader:
-    """Entries of a box, each read once; all of them again where the line was lost in between."""
+    """Reads each entry of a mailbox once, and all of them again after a reconnect."""
 
     def __init__(self, connection: StoreConnection, name: str) -> None:
         self._connection = connection
@@ -145,7 +145,7 @@ class ConnectionReader:
         self._known: tuple[KeyValueStore, Mailbox] | None = None
 
     def fresh(self) -> list[bytes]:
-        """Entries that this reader has not seen yet."""
+        """Return the entries that this reader has not returned yet."""
         return self._connection.use(self._look) or []
 
     def _look(self, store: KeyValueStore) -> list[bytes]:
@@ -155,10 +155,11 @@ class ConnectionReader:
 
 
 class FailoverStore:
-    """All lines, the best first. Names are those within the ``place`` of this run.
+    """All store connections of a rank, the preferred one first.
 
-    What is said goes to every line that is alive: others may have lost one of them. The best one is read at each beat,
-    the others less often. ``are_authentic``: what comes by them is from ranks of this job, as it is signed.
+    Names are relative to the ``namespace`` of this run. Writes go to every open connection, because other ranks may
+    have lost one of them. The preferred connection is read on each step, the others less often. ``are_authentic``:
+    messages are signed, so they come from ranks of this job.
     """
 
     def __init__(self, connections: Sequence[StoreConnection], *, are_authentic: bool = False) -> None:
@@ -170,7 +171,7 @@ class FailoverStore:
         self._others_due = 0.0
 
     def step(self, now: float, pause: float) -> None:
-        """Begin a beat. ``pause``: seconds between looks at the lines that are not the best."""
+        """Begin a polling step; ``pause`` is the seconds between reads of the other connections."""
         for connection in self.all:
             connection.step(now)
         living = self.usable(now)
@@ -180,7 +181,7 @@ class FailoverStore:
             self.reading = living
 
     def usable(self, now: float) -> tuple[StoreConnection, ...]:
-        """Those that are alive. One that is being opened is waited for a moment, and those after it with it."""
+        """Return the open connections, briefly waiting for a preferred one that is being opened."""
         opening = (
             namespace
             for namespace, connection in enumerate(self.all)
@@ -190,44 +191,44 @@ class FailoverStore:
 
     @property
     def alive(self) -> tuple[StoreConnection, ...]:
-        """Those that can be written to."""
+        """The connections that can be written to."""
         return tuple(connection for connection in self.all if connection.is_alive)
 
     @property
     def description(self) -> str:
-        """What carries them, for a sentence."""
+        """Description of the open connections, for a sentence."""
         return " and ".join(connection.description for connection in self.alive)
 
     def read_all(self) -> None:
-        """In this beat all of them are read."""
+        """Read every connection on this step."""
         self.reading = self.alive
 
     def set(self, name: str, data: bytes) -> None:
-        """Write on every line."""
+        """Write to every connection."""
         for connection in self.alive:
             connection.set(self._key(name), data)
 
     def set_on_best(self, name: str, data: bytes) -> None:
-        """Write on the best line alone: what is renewed again and again."""
+        """Write to the preferred connection alone, for values that are renewed often."""
         for connection in self.alive[:1]:
             connection.set(self._key(name), data)
 
     def append(self, name: str, data: bytes) -> None:
-        """Add an entry to a box on every line."""
+        """Append an entry to a mailbox on every connection."""
         for connection in self.alive:
             connection.append(self._key(name), data)
 
     def get(self, name: str) -> bytes | None:
-        """What stands under a name on the first line that has it."""
+        """Return the value of a name from the first connection that has one."""
         found = (connection.get(self._key(name)) for connection in self.reading)
         return next((data for data in found if data is not None), None)
 
     def claim(self, name: str, data: bytes) -> bool:
-        """Write where nothing stands yet; whether nobody was quicker on any line."""
+        """Write unless a value exists; return whether no other process was first on any connection."""
         return False not in [connection.exchange(self._key(name), None, data) for connection in self.alive]
 
     def get_many(self, names: Iterable[str], connections: Sequence[StoreConnection]) -> dict[str, tuple[bytes, ...]]:
-        """What stands under each of these names on these lines; names under which nothing does are left out."""
+        """Return the values of each name on these connections; names without a value are omitted."""
         full = {self._key(name): name for name in names}
         found: dict[str, tuple[bytes, ...]] = {}
         for connection in connections:
@@ -236,12 +237,14 @@ class FailoverStore:
         return found
 
     def reader(self, name: str) -> FailoverReader:
-        """A reader's own view of a box, on all lines."""
+        """Return a reader of a mailbox on all connections."""
         return FailoverReader(self, self._key(name))
 
     def clear(self, names: Iterable[str]) -> None:
-        """Remove what this run left. A store forgets nothing; what stands there under these ``names``, which is most of
-        it, becomes empty."""
+        """Remove the keys of this run.
+
+        A TCPStore cannot delete keys: values under these ``names``, which are most of the data, are emptied.
+        """
         full = [self._key(name) for name in names]
         for connection in self.alive:
             connection.clear(self.namespace)
@@ -250,10 +253,10 @@ class FailoverStore:
                 connection.set(name, b"")
 
     def acknowledge(self, ruling: str, box: str, data: bytes) -> bool:
-        """Add an entry to ``box`` on every line where ``ruling`` is set; whether what this run left had to be removed.
+        """Append to ``box`` wherever ``ruling`` is set; return whether keys were removed.
 
-        The rank that ruled clears the board once all others have acknowledged or its patience ends. An entry that was
-        added after that has made the folders anew, and nobody else would remove them.
+        The rank that decided clears the store once all others have acknowledged or its deadline has passed. An entry
+        that was appended after that has created the folders again, and no other rank would remove them.
         """
         removed = False
         for connection in self.alive:
@@ -266,7 +269,7 @@ class FailoverStore:
         return removed
 
     def close(self) -> None:
-        """Give back what they hold."""
+        """Release all connections."""
         for connection in self.all:
             connection.close()
 
@@ -275,7 +278,7 @@ class FailoverStore:
 
 
 class FailoverReader:
-    """Entries of a box on all lines, each read once a line: what was said on two of them comes twice."""
+    """Reads each mailbox entry once per connection, so twice if two connections hold it."""
 
     def __init__(self, connections: FailoverStore, name: str) -> None:
         self._connections = connections
@@ -283,7 +286,7 @@ class FailoverReader:
         self._readers: dict[StoreConnection, ConnectionReader] = {}
 
     def fresh(self) -> list[bytes]:
-        """Entries that this reader has not seen, on the lines that are read in this beat."""
+        """Return new entries of the connections that are read on this step."""
         readers = [
             self._readers.setdefault(connection, connection.reader(self._name))
             for connection in self._connections.reading

@@ -1,7 +1,7 @@
-"""A board in a folder that all hosts share. It needs no torch and no network of the job's own.
+"""Key-value store in a folder that all hosts share. Needs neither torch nor a network.
 
-Every message is one file, written aside and renamed, so that nobody reads half of it. The files lie in a folder of
-their own, which is this user's alone or the named group's: see :mod:`doctor.core.files.own_folder`.
+Every message is one file, written under a temporary name and renamed, so that readers never see half of it. The files
+are in a folder of their own, which belongs to this user or to the named group: see :mod:`doctor.core.files.own_folder`.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import UntrustedPath
 
 STALE_AFTER = 3600.0
-"""Seconds after which a gathering that nobody ended is swept away. None takes longer than a few minutes."""
+"""Seconds after which an unfinished gather is removed. None takes longer than a few minutes."""
 AT_ONCE = 32 << 20
-"""Bytes of a box that are read in one call; the rest in the next one."""
+"""Bytes of a mailbox that are read in one call; the rest is read in the next one."""
 KEPT = ".key"
-"""How names end of what is not swept: see :meth:`FileStoreBackend.agree`."""
+"""Suffix of the names that are never removed as stale: see :meth:`FileStoreBackend.agree`."""
 
 
 class FileStoreBackend:
-    """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. ``directory`` is made if it is not there;
-    a path is trusted as far as :meth:`doctor.core.files.own_folder.OwnFolder.of` says."""
+    """Store backend in a shared folder.
+
+    See :class:`doctor.cluster.transport.store.StoreBackend`. ``directory`` is created if it does not exist; which paths
+    are trusted is decided by :meth:`doctor.core.files.own_folder.OwnFolder.of`.
+    """
 
     survives_coordinator = True
 
     def __init__(self, directory: Path | OwnFolder, key: str) -> None:
         self._directory = OwnFolder.of(directory)
         self.description = f"the folder {self._directory.path}"
-        self._name = f".rankdoctor-{key}"  # hidden: no input for diagnose
+        self._name = f".rankdoctor-{key}"  # hidden, so that diagnose does not read it as input
         self._root = self._directory.below(self._name, private=True)
 
     def set(self, name: str, data: bytes) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically."""
         self._root.write(name, data)
 
     def get(self, name: str) -> bytes | None:
-        """The content of a file; opening it anew makes NFS look at the server."""
+        """Read a file; opening it again makes an NFS client ask the server."""
         try:
             return self._root.read(name, LARGEST)
         except FileNotFoundError:
             return None
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Only the first who succeeds ``old`` gets to write: a file can be made once, on NFS too."""
+        """Write ``new`` if the value is ``old``: one process alone can create the turn file."""
         turn = f"{name}.turns/{hashlib.sha256(old or b'').hexdigest()[:16]}"
         if self.get(name) != old or not self._root.create(turn):
             return False
@@ -56,11 +59,11 @@ class FileStoreBackend:
         return True
 
     def append(self, name: str, data: bytes) -> None:
-        """An entry is a file of any name in the box."""
+        """Write the entry to a file with a random name in the mailbox folder."""
         self.set(f"{name}/{secrets.token_hex(8)}", data)
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """``mark`` is the set of names that were read."""
+        """Return new entries; ``mark`` is the set of file names that were read."""
         known = mark if isinstance(mark, set) else set()
         fresh: dict[str, bytes | None] = {}
         size = 0
@@ -75,19 +78,21 @@ class FileStoreBackend:
         return [*found.values()], known.union(found)
 
     def clear(self, name: str) -> None:
-        """Remove a gathering that has ended, the links behind it, and what earlier ones left an hour ago or more."""
+        """Remove a finished gather, the links to it, and gathers abandoned an hour ago or earlier."""
         with contextlib.suppress(OSError), self._root.opened() as root:
             root.remove(name)
             if root.look(MARK) is not None:
                 _sweep(root)
 
     def agree(self, name: str, data: bytes) -> bytes:
-        """What stands in the file ``name``, for this user's or the group's eyes alone: the ``data`` of the process that
-        called this first. It stays as long as the folder of the board is used."""
+        """Return the content of the file ``name``: the ``data`` of the first caller.
+
+        Only this user or the group can read it. It is kept as long as the folder of the store is in use.
+        """
         return self._root.agree(name + KEPT, data)
 
     def tidy(self) -> None:
-        """Remove the folder of the board, where nobody has anything in it."""
+        """Remove the folder of the store if it holds nothing but agreed keys."""
         with contextlib.suppress(OSError), self._root.opened() as root:
             names = root.names()
             if not all(name.endswith(KEPT) for name in names):
@@ -98,7 +103,7 @@ class FileStoreBackend:
             directory.discard(self._name)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _sweep(root: OpenFolder) -> None:
@@ -110,8 +115,10 @@ def _sweep(root: OpenFolder) -> None:
 
 
 def _read_entry(box: OpenFolder, entry: str) -> bytes | None:
-    """An entry; nothing where it has just been swept away. One that can't be read is as good as a damaged one, and no
-    reason to read none of the others."""
+    """Read an entry; ``None`` if it has just been removed.
+
+    An entry that cannot be read counts as damaged, so that the other entries are still read.
+    """
     try:
         return box.read(entry, LARGEST)
     except FileNotFoundError:

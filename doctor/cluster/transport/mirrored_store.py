@@ -1,4 +1,4 @@
-"""One board carried by two: those who can't reach the store leave their messages in the shared folder."""
+"""Mirrors the store to a shared folder, for ranks that cannot reach the store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 class MirroredBackend:
-    """A carrier that writes to both and reads from either; see :class:`doctor.cluster.transport.store.StoreBackend`.
+    """Store backend that writes to two stores and reads mailboxes from both.
 
-    The ``second`` may be lost on the way, which ``tell`` gets to know; the gathering goes on by the first.
+    See :class:`doctor.cluster.transport.store.StoreBackend`. If the ``second`` store is lost, ``write_line`` reports
+    that and the gather continues with the first.
     """
 
     survives_coordinator = False
@@ -25,24 +26,24 @@ class MirroredBackend:
         self._write_line = write_line
 
     def set(self, name: str, data: bytes) -> None:
-        """To both."""
+        """Write to both stores."""
         self._first.set(name, data)
         self._also(lambda second: second.set(name, data))
 
     def get(self, name: str) -> bytes | None:
-        """From the first, which all of this process's own words went to."""
+        """Read from the first store, which holds everything that this process has written."""
         return self._first.get(name)
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """By the first."""
+        """Exchange in the first store."""
         return self._first.exchange(name, old, new)
 
     def append(self, name: str, data: bytes) -> None:
-        """To the first: boxes are read from both."""
+        """Append to the first store: mailboxes are read from both."""
         self._first.append(name, data)
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """``mark`` is a pair of marks."""
+        """Return new entries of both stores; ``mark`` is a pair of marks."""
         own, others = mark if isinstance(mark, tuple) else (None, None)
         entries, own = self._first.fetch(name, own)
         found = self._also(lambda second: second.call(lambda backend: backend.fetch(name, others)))
@@ -50,12 +51,12 @@ class MirroredBackend:
         return [*entries, *more], (own, others)
 
     def clear(self, name: str) -> None:
-        """In both."""
+        """Clear both stores."""
         self._first.clear(name)
         self._also(lambda second: second.clear(name))
 
     def close(self) -> None:
-        """Both."""
+        """Close both stores."""
         self._first.close()
         self._also(lambda second: second.close())
 
@@ -69,8 +70,8 @@ class MirroredBackend:
 
 
 def mirror(first: KeyValueStore, second: KeyValueStore, write_line: Callable[[str], None]) -> KeyValueStore:
-    """The ``first`` board, with what others leave on the ``second``; ``tell`` gets to know when that one is lost."""
-    # The second has to give up first: the first is not lost with it.
+    """Return the ``first`` store mirrored to the ``second``; ``write_line`` reports its loss."""
+    # The second store has to time out first, or the first one would be lost with it.
     return KeyValueStore(
         MirroredBackend(first.backend, KeyValueStore(second.backend, first.patience / 3), write_line), first.patience
     )

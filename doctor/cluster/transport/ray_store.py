@@ -1,9 +1,9 @@
-"""A board in the key-value store that the head of every Ray cluster keeps (GCS).
+"""Key-value store of the head node of a Ray cluster (GCS).
 
-An actor could carry a board too, by public names alone. It is not used: an actor is one more process to start, all
-nodes would need a way to a port of it that is chosen by chance, and nobody could tell a sick network from a sick node.
-The way to the head is there wherever there is a node. ``ray.experimental.internal_kv`` has had the same functions from
-Ray 2.9 to 2.60 at least; Ray's own libraries (Serve, Jobs) keep their state there.
+An actor could hold the messages by public names alone. It is not used: an actor is one more process to start, every
+node would need a route to its randomly chosen port, and a broken network could not be distinguished from a broken node.
+Every node has a route to the head. ``ray.experimental.internal_kv`` has had the same functions from Ray 2.9 to 2.60 at
+least; Ray's own libraries (Serve, Jobs) keep their state there.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from doctor.cluster.transport.store import first_line
 
 NAMESPACE = b"rankdoctor"
 STALE_AFTER = 3600.0
-"""Seconds after which what a driver left behind that was killed is swept away. No gathering takes longer than minutes;
-the clocks of two drivers may differ."""
+"""Seconds after which the keys of a killed driver are removed. No gather takes longer than minutes; the clocks of two
+drivers may differ."""
 
 
 def new_run() -> str:
-    """A name for one gathering in the store, with the time in it by which left-overs are known."""
+    """Return a unique name for a gather, with its start time, which dates leftovers."""
     return f"{int(time.time())}-{secrets.token_hex(6)}"
 
 
 class RayStoreBackend:
-    """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. A box is all keys below its name."""
+    """Store backend in GCS; see :class:`doctor.cluster.transport.store.StoreBackend`.
+
+    A mailbox is all keys below its name.
+    """
 
     description = "the key-value store of the Ray cluster"
     survives_coordinator = False
@@ -41,11 +44,11 @@ class RayStoreBackend:
         self._put(name, data, overwrite=True)
 
     def get(self, name: str) -> bytes | None:
-        """The value of a key."""
+        """Read the value of a key."""
         return self._read(self._key(name))
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Only the first who succeeds ``old`` gets to write: the store takes a key once."""
+        """Write ``new`` if the value is ``old``: GCS creates the turn key only once."""
         if self.get(name) != old:
             return False
         turn = f"turns/{hashlib.sha256(old or b'').hexdigest()[:16]}"
@@ -55,22 +58,22 @@ class RayStoreBackend:
         return True
 
     def append(self, name: str, data: bytes) -> None:
-        """An entry is a key of any name in the box."""
+        """Write the entry under a random key below the mailbox."""
         self.set(f"{name}/{secrets.token_hex(8)}", data)
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """``mark`` is the set of keys that were read."""
+        """Return new entries; ``mark`` is the set of keys that were read."""
         known = mark if isinstance(mark, set) else set()
         fresh = [key for key in _keys(self._key(f"{name}/")) if key not in known]
         entries = [entry for key in fresh if (entry := self._read(key)) is not None]
         return entries, known.union(fresh)
 
     def clear(self, name: str) -> None:
-        """Remove a gathering that has ended."""
+        """Remove a finished gather."""
         _remove(self._key(f"{name}/"))
 
     def close(self) -> None:
-        """Remove all of the run, and what was left behind by others long ago: the store outlives every driver."""
+        """Remove the keys of this run and stale keys of others: GCS outlives every driver."""
         _remove(f"{self._run}/".encode())
         for key in _keys(b""):
             if _is_stale(key):
@@ -80,7 +83,7 @@ class RayStoreBackend:
         return f"{self._run}/{name}".encode()
 
     def _put(self, name: str, data: bytes, *, overwrite: bool) -> bool:
-        """Write a key; ``False`` where it is there and may not be overwritten."""
+        """Write a key; return ``False`` if it exists and must not be overwritten."""
         from ray.experimental.internal_kv import _internal_kv_put
 
         with _translate_errors():
@@ -116,7 +119,7 @@ def _is_stale(key: bytes) -> bool:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Ray's errors are no kind of OSError."""
+    """Convert Ray's errors, which do not derive from OSError."""
     from ray.exceptions import RayError
 
     try:

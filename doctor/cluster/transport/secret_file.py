@@ -1,4 +1,4 @@
-"""The key of a job in a file that the user names."""
+"""The secret key of a job, read from a file that the user names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from doctor.core.errors import UnusableError
 
 VARIABLE = "DOCTOR_SECRET_FILE"
 LEAST, MOST = 16, 4096
-"""Bytes of a key; the least is 128 bits."""
+"""Minimum and maximum bytes of a key; the minimum is 128 bits."""
 SECONDS = 5.0
-"""For the file system to answer."""
+"""Timeout of the file system."""
 
 
 def secret_from_environ(environ: Mapping[str, str]) -> Secret | None:
-    """The key in the file that the environment names; ``None`` if it names none.
+    """Return the key in the file that the environment names, or ``None`` if it names none.
 
     Raises:
-        UnusableError: the file can't be used; says why in one sentence.
+        UnusableError: the file cannot be used; the message is one sentence.
     """
     named = environ.get(VARIABLE, "")
     if not named:
@@ -43,8 +43,10 @@ def secret_from_environ(environ: Mapping[str, str]) -> Secret | None:
 
 
 def _key_in(path: Path) -> bytes:
-    """The key. The user names the file, so it may be a link (mounted secrets of Kubernetes are); what counts is the
-    file that was opened."""
+    """Read the key from a file, which may be a symbolic link.
+
+    Secrets that Kubernetes mounts are links; permissions are checked on the opened file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         _require_private(os.fstat(descriptor))
@@ -59,7 +61,7 @@ def _size(length: int) -> str:
 
 
 def _require_private(seen: os.stat_result) -> None:
-    """Raises ``ValueError`` unless this user alone can have written the file and can read it."""
+    """Raise ``ValueError`` unless only this user can read and write the file."""
     if not stat.S_ISREG(seen.st_mode):
         raise ValueError("it is not a regular file")
     if seen.st_uid != os.geteuid():

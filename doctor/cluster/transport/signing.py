@@ -1,8 +1,8 @@
-"""Signs what this process leaves on a board, and takes from it only what was signed with the same key.
+"""Signs the messages of this process and accepts only those signed with the same key.
 
-The signature is over the name under which a message stands, and its bytes: a message can't be moved to another name. An
-earlier one can be put back under the same name; names of a gathering begin with its nonce, which is drawn anew.
-Withholding and removing messages can't be prevented: whoever serves the board can always do so.
+The signature covers the name of a message and its bytes: a message cannot be moved to another name. An earlier one can
+be replayed under the same name; the names of a gather begin with its random nonce. Withholding and removing messages
+cannot be prevented: whatever serves the store can always do so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from doctor.cluster.transport.store import StoreBackend
 
 SIGNED = b"\xc1rankdoctor\x01"
-"""Before a signature. 0xc1 is never used in MessagePack, so that a process without a key reads no message in it."""
+"""Prefix of a signature. 0xc1 is never used in MessagePack, so a process without a key cannot decode the message."""
 _DIGEST = hashlib.sha256().digest_size
 LARGEST = 64 << 20
 """Bytes of a message: longer ones are ignored."""
@@ -22,18 +22,18 @@ MOST_COUNTED = 1 << 16
 
 
 class Secret:
-    """What only the processes of this job know. ``source``: where it comes from, for a sentence."""
+    """Secret key of the processes of this job; ``source`` names its origin for a sentence."""
 
     def __init__(self, key: bytes, source: str) -> None:
         self._key = key
         self.source = source
 
     def __repr__(self) -> str:
-        """Without the key."""
+        """Return a representation without the key."""
         return f"Secret({self.source!r})"
 
     def signer(self, run: str) -> Callable[[str, bytes], bytes]:
-        """The signature of a message by its name on the board of that run."""
+        """Return a function that signs a message by its name in the store of that run."""
         key = hmac.digest(self._key, b"rankdoctor messages\0" + run.encode(), "sha256")
 
         def sign(name: str, data: bytes) -> bytes:
@@ -44,24 +44,26 @@ class Secret:
 
 
 class RejectedMessages:
-    """What could not be authenticated: each message counts once, however often it is read. ``kept``: names whose latest
-    message is kept."""
+    """Messages that could not be authenticated, each counted once however often it is read.
+
+    ``kept``: names whose latest message is kept.
+    """
 
     def __init__(self, *kept: str) -> None:
         self._kept = kept
         self._seen: set[bytes] = set()
         self.is_signed = False
-        """Whether one of them was signed, and this process has no key."""
+        """Whether one of them was signed and this process has no key."""
         self.latest: dict[str, bytes] = {}
-        """Under some names what stood there last, without its signature."""
+        """Latest message of the kept names, without its signature."""
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of messages."""
         return len(self._seen)
 
     def note(self, name: str, data: bytes) -> None:
-        """One that stands under that name."""
+        """Count a message with that name."""
         if name in self._kept:
             self.latest[name] = data[len(SIGNED) + _DIGEST :] if data.startswith(SIGNED) else data
         if len(self._seen) < MOST_COUNTED:
@@ -69,7 +71,7 @@ class RejectedMessages:
 
     @property
     def warning(self) -> str:
-        """A sentence for the user; empty where there is nothing to be said."""
+        """Warning for the user; empty if there is no such message."""
         if not self._seen:
             return ""
         messages = "1 message" if self.count == 1 else f"{self.count} messages"
@@ -82,8 +84,11 @@ GIVE_ALL = "Give every rank of the job the same DOCTOR_SECRET_FILE."
 
 
 class SignedBackend:
-    """A carrier that signs and verifies; see :class:`doctor.cluster.transport.store.StoreBackend`. ``run``: names the
-    board within its carrier. Without a ``secret`` nothing is signed, and what others have signed is ignored."""
+    """Store backend that signs and verifies messages.
+
+    See :class:`doctor.cluster.transport.store.StoreBackend`. ``run`` identifies the store within its backend. Without a
+    ``secret`` nothing is signed, and signed messages of others are ignored.
+    """
 
     def __init__(self, backend: StoreBackend, run: str, secret: Secret | None, rejected: RejectedMessages) -> None:
         self.description = backend.description
@@ -98,33 +103,33 @@ class SignedBackend:
         self._backend.set(name, self._sealed(name, data))
 
     def get(self, name: str) -> bytes | None:
-        """What stands under ``name`` and is authentic."""
+        """Return the value of ``name`` if it is authentic."""
         data = self._backend.get(name)
         return None if data is None else self._opened(name, data)
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Where nothing authentic stands, ``old`` is ``None``: what does not count is written over."""
+        """Write ``new`` if the value is ``old``; a value that is not authentic counts as ``None``."""
         standing = self._backend.get(name)
         if (None if standing is None else self._opened(name, standing)) != old:
             return False
         return self._backend.exchange(name, standing, self._sealed(name, new))
 
     def append(self, name: str, data: bytes) -> None:
-        """Add it signed."""
+        """Append it signed."""
         self._backend.append(name, self._sealed(name, data))
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """The authentic entries."""
+        """Return the authentic entries."""
         entries, mark = self._backend.fetch(name, mark)
         opened = (self._opened(name, data) for data in entries)
         return [data for data in opened if data is not None], mark
 
     def clear(self, name: str) -> None:
-        """As the carrier does."""
+        """Clear the backend."""
         self._backend.clear(name)
 
     def close(self) -> None:
-        """As the carrier does."""
+        """Close the backend."""
         self._backend.close()
 
     def _sealed(self, name: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The board on which ranks leave messages for one another, whatever carries it: a store, a folder, an actor of Ray."""
+"""Key-value store through which ranks exchange messages, on any backend."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from doctor.core.files.trusted_owners import UntrustedPath
 
 T = TypeVar("T")
 Tasks = queue.SimpleQueue[Callable[[], None] | None]
-"""For a thread that does one after the other; ``None``: nothing more will come."""
+"""Work of a thread, in order; ``None`` ends it."""
 
 LARGEST = 16 << 20
 """Bytes of one message. The facts of a process take tens of kilobytes, the tokens of a million processes 8 MB."""
 PATIENCE = 6.0
-"""Seconds for one call. A folder on a busy file server may take its time; a gathering has half a minute."""
+"""Seconds for one call: a busy file server may be slow, and a gather has half a minute."""
 LEAVING = 1.0
-"""Seconds for a thread that has nothing left to do to end."""
+"""Seconds for an idle thread to end."""
 
 
 class StoreLost(Exception):
-    """The board does not answer any more; says why."""
+    """The store does not answer any more; the message is the reason."""
 
 
 class UntrustedStore(StoreLost):
-    """The board is in a folder that other users can change; the ``reason`` says whose it is and which option helps."""
+    """The store is in a folder that other users can change.
+
+    ``reason`` names its owner and the option that helps.
+    """
 
     def __init__(self, description: str, reason: UntrustedPath) -> None:
         super().__init__(f"{description} is not safe to use: {reason}")
@@ -35,10 +38,10 @@ class UntrustedStore(StoreLost):
 
 
 class StoreBackend(Protocol):
-    """What carries a board. Calls may block or raise anything; :class:`KeyValueStore` bounds and translates both.
+    """Backend of a store, whose calls may block or raise: :class:`KeyValueStore` handles both.
 
-    ``append`` adds ``data`` to the box ``name`` for good; ``fetch`` gives what a box holds beyond what the ``mark`` of
-    an earlier call covered, and a new mark. ``exchange`` writes ``new`` only where ``old`` (``None``: nothing) stands.
+    ``append`` adds ``data`` to the mailbox ``name`` permanently; ``fetch`` returns the entries beyond the ``mark`` of
+    an earlier call, and a new mark. ``exchange`` writes ``new`` only if the value is ``old`` (``None``: no value).
     """
 
     description: str
@@ -48,26 +51,26 @@ class StoreBackend(Protocol):
         """Write ``data`` under ``name``."""
 
     def get(self, name: str) -> bytes | None:
-        """What stands under ``name``."""
+        """Return the value of ``name``."""
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Write ``new`` where ``old`` stands; whether it did."""
+        """Write ``new`` if the value is ``old``; return whether it was written."""
 
     def append(self, name: str, data: bytes) -> None:
-        """Add an entry to a box."""
+        """Append an entry to a mailbox."""
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """The entries of a box beyond ``mark``, and the new mark."""
+        """Return the entries of a mailbox beyond ``mark``, and the new mark."""
 
     def clear(self, name: str) -> None:
-        """Remove everything whose name begins with ``name/``, where that can be done."""
+        """Remove all names that begin with ``name/``, if the backend can."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class Mailbox:
-    """A box of a board: entries that stay, each read once by this reader."""
+    """Mailbox of a store: entries are permanent, and this reader returns each once."""
 
     def __init__(self, store: KeyValueStore, name: str) -> None:
         self._store = store
@@ -75,20 +78,20 @@ class Mailbox:
         self._mark: object = None
 
     def append(self, data: bytes) -> None:
-        """Add an entry."""
+        """Append an entry."""
         self._store.call(lambda backend: backend.append(self._name, data))
 
     def fresh(self) -> list[bytes]:
-        """Entries that this reader has not seen yet."""
+        """Return the entries that this reader has not returned yet."""
         entries, self._mark = self._store.call(lambda backend: backend.fetch(self._name, self._mark))
         return entries
 
 
 class KeyValueStore:
-    """A carrier whose calls have a deadline.
+    """Store whose calls have a timeout.
 
-    A client of a store whose process is stopped blocks past its own time-out, and so does a file on a dead mount: each
-    call runs in a thread that is left behind when it does not come back.
+    A client of a stopped TCPStore blocks beyond its own timeout, and so does a file on a dead mount: each call runs in
+    a thread that is abandoned if it does not return.
     """
 
     def __init__(self, backend: StoreBackend, patience: float = PATIENCE) -> None:
@@ -99,14 +102,14 @@ class KeyValueStore:
         self.survives_coordinator = backend.survives_coordinator
 
     def wrap(self, layer: Callable[[StoreBackend], StoreBackend]) -> None:
-        """Lay something between this board and what carries it."""
+        """Wrap the backend in another one."""
         self.backend = layer(self.backend)
 
     def call(self, work: Callable[[StoreBackend], T]) -> T:
-        """Do ``work`` with the carrier.
+        """Run ``work`` with the backend.
 
         Raises:
-            BoardLost: it did not answer in time, or refused.
+            StoreLost: the store did not answer in time, or failed.
         """
         try:
             return self._worker.run(lambda: work(self.backend), self.patience)
@@ -124,23 +127,23 @@ class KeyValueStore:
         self.call(lambda backend: backend.set(name, data))
 
     def get(self, name: str) -> bytes | None:
-        """What stands under ``name``."""
+        """Return the value of ``name``."""
         return self.call(lambda backend: backend.get(name))
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Write ``new`` where ``old`` stands; whether it did."""
+        """Write ``new`` if the value is ``old``; return whether it was written."""
         return self.call(lambda backend: backend.exchange(name, old, new))
 
     def mailbox(self, name: str) -> Mailbox:
-        """A reader's own view of the box ``name``."""
+        """Return a reader of the mailbox ``name``."""
         return Mailbox(self, name)
 
     def clear(self, name: str) -> None:
-        """Remove everything below ``name``, where that can be done."""
+        """Remove all keys below ``name``, if the backend can."""
         self.call(lambda backend: backend.clear(name))
 
     def close(self) -> None:
-        """Give back what the carrier holds; a carrier that hangs is left behind."""
+        """Release the backend, or abandon it if it blocks."""
         try:
             self.call(lambda backend: backend.close())
         except StoreLost:
@@ -150,13 +153,13 @@ class KeyValueStore:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, on one line; torch adds stacks of C++ below it."""
+    """Return the first line of an exception's message; torch appends C++ stacks."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 class DeadlineWorker:
-    """One thread that does what may block, and is left behind when it does."""
+    """One thread for calls that may block, abandoned when one does."""
 
     def __init__(self) -> None:
         self._tasks: Tasks = queue.SimpleQueue()
@@ -164,11 +167,14 @@ class DeadlineWorker:
         self._stuck = False
 
     def run(self, work: Callable[[], T], seconds: float) -> T:
-        """The result of ``work``, or what it raised. ``TimeoutError`` after ``seconds``, and from then on at once."""
+        """Return the result of ``work``, or raise its exception.
+
+        Raises ``TimeoutError`` after ``seconds``, and at once in all later calls.
+        """
         if self._stuck:
             raise TimeoutError
         if self._thread is None:
-            self._thread = start_thread("doctor-board", _serve, self._tasks)
+            self._thread = start_thread("doctor-store", _serve, self._tasks)
         done = threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -189,8 +195,10 @@ class DeadlineWorker:
         return results[0]
 
     def close(self) -> None:
-        """End the thread once it has done what it was given, and join it for :data:`LEAVING` seconds unless a call
-        blocks it. The next call starts another one."""
+        """End the thread when it has finished its work, and join it unless a call blocks it.
+
+        Joins for :data:`LEAVING` seconds. The next call starts a new thread.
+        """
         self._tasks.put(None)
         if self._thread is not None and not self._stuck:
             self._thread.join(LEAVING)
@@ -200,4 +208,4 @@ class DeadlineWorker:
 def _serve(tasks: Tasks) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # and with it what it gave: a store ends when nobody holds it
+        del task  # and its result: a TCPStore closes when the last reference is gone

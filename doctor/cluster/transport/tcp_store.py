@@ -1,6 +1,6 @@
-"""A board in torch's c10d key-value store: the one of torchrun's agent, or one that a rank of the job hosts.
+"""Key-value store in torch's TCPStore: that of torchrun's agent, or one that a rank hosts.
 
-torch is imported here and nowhere else in this room.
+torch is imported here and nowhere else in this package.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ import socket
 from typing import Protocol, cast
 
 BACKLOG = 4096
-"""Connections that may wait while the store starts; the kernel takes no more than net.core.somaxconn."""
+"""Pending connections while the store starts; the kernel limits them to net.core.somaxconn."""
 
 _TOKEN = 16
 
 
 class C10dStore(Protocol):
-    """What is used of torch.distributed.Store. ``append`` is there since torch 2.0, and not in its type stubs."""
+    """The methods of torch.distributed.Store in use.
+
+    ``append`` exists since torch 2.0 and is missing in its type stubs.
+    """
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key."""
 
     def get(self, key: str) -> bytes:
-        """Read a key; blocks until it is there."""
+        """Read a key; blocks until it exists."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys exist."""
 
     def add(self, key: str, amount: int) -> int:
-        """Count."""
+        """Add to a counter."""
 
     def append(self, key: str, value: str) -> None:
         """Append to a key's value."""
@@ -40,9 +43,11 @@ class C10dStore(Protocol):
 
 
 class TCPStoreBackend:
-    """A carrier; see :class:`doctor.cluster.transport.store.StoreBackend`. Keys bear a prefix of their own: a store
-    of torchrun's agent serves the job too. A box is an index of tokens, and an entry for each: the entry is there
-    before its token is."""
+    """Store backend in a TCPStore; see :class:`doctor.cluster.transport.store.StoreBackend`.
+
+    Keys have a prefix of their own: the store of torchrun's agent serves the job too. A mailbox is an index of tokens
+    with an entry for each: an entry is written before its token.
+    """
 
     def __init__(self, store: C10dStore, key: str, description: str, *, survives_coordinator: bool) -> None:
         self.description = description
@@ -61,12 +66,12 @@ class TCPStoreBackend:
         self._open.set(self._prefix + name, data)
 
     def get(self, name: str) -> bytes | None:
-        """The value of a key. Asked for first: reading one that is not there would block."""
+        """Return the value of a key; checked first, because reading a missing key blocks."""
         key = self._prefix + name
         return bytes(self._open.get(key)) if self._open.check([key]) else None
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Write a key where ``old`` stands. The count of turns makes the first one the only one."""
+        """Write ``new`` if the value is ``old``: the first process to count up the turn writes."""
         if self.get(name) != old:
             return False
         turn = "first" if old is None else old.hex()
@@ -76,13 +81,13 @@ class TCPStoreBackend:
         return True
 
     def append(self, name: str, data: bytes) -> None:
-        """Add an entry: first itself, then its token."""
+        """Write the entry, then append its token to the index."""
         token = secrets.token_hex(_TOKEN // 2)
         self.set(f"{name}/{token}", data)
         self._open.append(self._prefix + name, token)
 
     def fetch(self, name: str, mark: object) -> tuple[list[bytes], object]:
-        """``mark`` is the number of tokens that were read."""
+        """Return new entries; ``mark`` is the number of tokens that were read."""
         known = mark if isinstance(mark, int) else 0
         index = (self.get(name) or b"").decode("ascii", "replace")
         tokens = [index[at : at + _TOKEN] for at in range(known * _TOKEN, len(index), _TOKEN)]
@@ -90,22 +95,24 @@ class TCPStoreBackend:
         return [bytes(value) for value in self._open.multi_get(keys)] if keys else [], known + len(tokens)
 
     def _existing(self, keys: list[str]) -> list[str]:
-        """Reading a key that is not there would block; an index that is damaged names some."""
+        """Return the keys that exist: reading one that a damaged index names would block."""
         return keys if not keys or self._open.check(keys) else [key for key in keys if self._open.check([key])]
 
     def clear(self, name: str) -> None:
-        """A store ends with its host: nothing is left behind."""
+        """Do nothing: a TCPStore ends with the process that hosts it."""
 
     def close(self) -> None:
-        """Let go of the connection, and of the port where this process hosts the store."""
+        """Release the connection, and the port if this process hosts the store."""
         self._store = None
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that listens on ``port`` of every address, at once: those who come early wait in its backlog.
+    """Return a socket that listens on ``port`` of every address.
+
+    It listens at once: ranks that connect early wait in its backlog.
 
     Raises:
-        OSError: the port is taken or may not be bound.
+        OSError: the port is in use or may not be bound.
     """
     with contextlib.suppress(OSError):
         return _listen(socket.AF_INET6, "::", port)
@@ -127,11 +134,11 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
 
 
 def host_store(listener: socket.socket, seconds: float) -> C10dStore:
-    """A store on a socket that listens already; torch takes the socket over and closes it with the store."""
+    """Return a store on a listening socket, which torch takes over and closes with the store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     port = listener.getsockname()[1]
-    # The client half of the host goes over loopback: whatever MASTER_ADDR leads to is not its concern.
+    # The host's own client connects over loopback, whatever MASTER_ADDR resolves to.
     store = TCPStore(
         "127.0.0.1",
         port,
@@ -144,7 +151,7 @@ def host_store(listener: socket.socket, seconds: float) -> C10dStore:
 
 
 def join_store(address: str, port: int, seconds: float) -> C10dStore:
-    """A client of the store at ``address``, which is an IP address: one look-up of a name less."""
+    """Return a client of the store at an IP address, which saves a name lookup."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     seconds_each = datetime.timedelta(seconds=seconds)
