@@ -144,7 +144,7 @@ class Rank(threading.Thread):
         opened = GatherSession(
             GatherPlan(self._seat, None, self._share),
             self._seat,
-            self._party(),
+            self._participant(),
             None,
             timeout=self._timeout,
             write_line=self.told.append,
@@ -165,7 +165,7 @@ class Rank(threading.Thread):
         assert opened._store is not None
         return ConnectedStore(opened._store, ReachFacts())
 
-    def _party(self) -> Participant:
+    def _participant(self) -> Participant:
         def collect(keys: tuple[str, ...]) -> dict[str, object]:
             if self._facts_after is not None:
                 self._facts_after.wait(LIMIT)

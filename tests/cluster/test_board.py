@@ -15,7 +15,7 @@ from tests.lab.speed import NEVER, patience
 MANY = 8
 
 
-def test_what_was_set_is_what_others_get(boards):
+def test_other_clients_get_the_value_that_was_set(boards):
     one, other = boards(), boards()
     assert other.get("nonce/verdict") is None
     for data in (b"verdict", b"", b"\0\xff\n" * 5, b"last"):
@@ -61,7 +61,7 @@ def test_names_are_exchanged_each_by_itself(boards):
 
 
 @pytest.mark.parametrize("old", [None, b"the last one"])
-def test_of_many_who_exchange_at_once_one_succeeds(boards, old):
+def test_one_of_many_concurrent_exchanges_succeeds(boards, old):
     first = boards()
     if old is not None:
         first.set("call", old)
@@ -94,7 +94,7 @@ def together(work):
         thread.join(20)
 
 
-def test_every_reader_of_a_box_sees_every_entry_once(boards):
+def test_every_mailbox_reader_gets_every_entry_once(boards):
     writer, early, late = boards(), boards().mailbox("nonce/card"), boards().mailbox("nonce/card")
     assert early.fresh() == []
     for data in (b"one", b"two", b""):
@@ -112,7 +112,7 @@ def wait_for(box, count):
     return seen
 
 
-def test_boxes_and_names_do_not_mix(boards):
+def test_mailboxes_and_values_do_not_mix(boards):
     board = boards()
     board.mailbox("nonce/card").append(b"card")
     board.set("nonce/verdict", b"verdict")
@@ -148,7 +148,7 @@ def test_clear_leaves_others_alone(boards):
     assert board.get("call") == b"3"
 
 
-def test_a_board_that_was_closed_can_be_closed_again(boards):
+def test_a_closed_store_can_be_closed_again(boards):
     board = boards()
     board.set("call", b"1")
     board.close()
@@ -164,7 +164,7 @@ def test_a_closed_store_says_so():
         board.get("call")
 
 
-def test_calls_that_block_have_a_deadline(tmp_path):
+def test_blocking_calls_have_a_timeout(tmp_path):
     board = KeyValueStore(folder_boards(tmp_path)().backend, patience=0.2)
     folder_boards(tmp_path)().set("call", b"1")
     with blocked(tmp_path):
@@ -201,7 +201,7 @@ def test_what_work_raises_is_raised_where_it_was_asked_for():
 
 
 @pytest.mark.parametrize("error", [OSError(), RuntimeError(), RuntimeError("no\nstack of C++"), ValueError("no")])
-def test_a_lost_board_says_why_on_one_line(tmp_path, error):
+def test_a_lost_store_gives_the_reason_on_one_line(tmp_path, error):
     board = folder_boards(tmp_path)()
 
     def refuse(_):

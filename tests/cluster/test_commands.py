@@ -62,7 +62,7 @@ def test_the_verdict_is_that_of_rank_0(ranks):
     assert codes == [started[0].report["exit_code"]] * 2
 
 
-def test_ranks_that_were_told_different_worlds_are_judged_together(commands, tmp_path):
+def test_ranks_with_different_world_sizes_are_in_one_report(commands, tmp_path):
     port, options = next(PORTS), ["--share", tmp_path / "share", "--timeout", "30", "--format", "json"]
     started = [
         commands.rank(number, world, port, "check", *options, "--select", "ENV003")
@@ -88,7 +88,7 @@ def test_a_captured_job_is_one_document_and_can_be_judged(ranks, tmp_path):
     assert (report["coverage"]["ranks_seen"], report["coverage"]["ranks_expected"]) == (2, 2)
 
 
-def test_captures_in_a_folder_are_one_a_rank_and_wait_for_nobody(commands, tmp_path):
+def test_captures_in_a_folder_are_one_per_rank_and_need_no_gather(commands, tmp_path):
     (tmp_path / "captures").mkdir()
     lone = commands.rank(1, 2, next(PORTS), "capture", "-o", tmp_path / "captures")
     assert lone.wait() == 0
@@ -143,14 +143,14 @@ def test_redaction_reaches_what_all_ranks_tell(ranks, commands, tmp_path):
     assert socket.gethostname() not in [host["name"] for host in started[0].report["job"]["hosts"]]
 
 
-def test_what_is_told_is_one_line_that_steers_no_terminal(commands):
+def test_status_is_one_line_without_control_characters(commands):
     lost = commands.rank(1, 2, next(PORTS), "check", "--timeout", "0.5", MASTER_ADDR="node0\n\x1b[31m")
     assert lost.wait() == 3
     [line] = lost.stderr.splitlines()
     assert "node0 \\x1b[31m does not resolve here" in line
 
 
-def test_where_nothing_tells_the_way(commands):
+def test_no_rendezvous_in_the_environment(commands):
     lone = commands.start([*DOCTOR, "check"], **recorded("openmpi.env"))
     assert lone.wait() == 3
     assert lone.stdout == ""
@@ -218,7 +218,7 @@ def test_jobs_side_by_side_on_one_host_keep_apart(commands):
         assert lacks_of_hosts(job[0].report) == []
 
 
-def test_a_rank_that_finds_nobody_says_what_it_saw(commands, tmp_path):
+def test_an_isolated_rank_reports_its_connection_attempts(commands, tmp_path):
     """On one line; with a folder it leaves its facts there, where they can be judged."""
     lone = commands.rank(1, 2, next(PORTS), "check", "--timeout", "1")
     unusable = tmp_path / "file"

@@ -53,7 +53,7 @@ def port_of(opened):
     return opened.getsockname()[1]
 
 
-def knock_soon(names, port, seconds=SOON):
+def connect_soon(names, port, seconds=SOON):
     return attempt_connect(names, port, until=time.monotonic() + seconds)
 
 
@@ -63,7 +63,7 @@ def outcomes(found):
 
 def test_open():
     with listener() as opened:
-        found = knock_soon(["127.0.0.1"], port_of(opened))
+        found = connect_soon(["127.0.0.1"], port_of(opened))
     assert found.open_at == "127.0.0.1"
     assert (found.rounds, found.leads_here, found.lookup_error) == (1, True, None)
     assert (found.attempts[0].interface, found.attempts[0].source_address) == ("lo", "127.0.0.1")
@@ -71,7 +71,7 @@ def test_open():
 
 def test_refused():
     with bound() as taken:
-        found = knock_soon(["127.0.0.1"], port_of(taken))
+        found = connect_soon(["127.0.0.1"], port_of(taken))
     assert outcomes(found) == [("127.0.0.1", "refused")]
     assert found.open_at is None
     assert found.rounds > 1
@@ -80,12 +80,12 @@ def test_refused():
 def test_silent():
     with full() as opened:
         assert try_connect("127.0.0.1", port_of(opened), SOON) == "silent"
-        assert outcomes(knock_soon(["127.0.0.1"], port_of(opened))) == [("127.0.0.1", "silent")]
+        assert outcomes(connect_soon(["127.0.0.1"], port_of(opened))) == [("127.0.0.1", "silent")]
 
 
 @pytest.mark.parametrize("name", ["..", "x" * 64 + ".invalid", "", " "])
 def test_names_that_are_none(name):
-    found = knock_soon([name], 1)
+    found = connect_soon([name], 1)
     assert found.resolved == ()
     assert found.lookup_error
     assert outcomes(found) == [(name, "unresolved")]
@@ -94,13 +94,13 @@ def test_names_that_are_none(name):
 
 def test_a_name_that_does_not_help_does_not_hide_one_that_does():
     with listener() as opened:
-        found = knock_soon(["..", "127.0.0.1"], port_of(opened))
+        found = connect_soon(["..", "127.0.0.1"], port_of(opened))
     assert found.open_at == "127.0.0.1"
 
 
 def test_every_address_is_tried_until_one_answers():
     with listener("::1") as opened:
-        found = knock_soon(["127.0.0.1", "::1"], port_of(opened))
+        found = connect_soon(["127.0.0.1", "::1"], port_of(opened))
     assert outcomes(found) == [("127.0.0.1", "refused"), ("::1", "open")]
 
 
@@ -173,7 +173,7 @@ def test_networks_that_lead_nowhere(tmp_path):
 
 def test_what_a_rank_says_of_a_master_that_refuses():
     with bound() as taken:
-        found, port = knock_soon(["127.0.0.1"], port_of(taken)), port_of(taken)
+        found, port = connect_soon(["127.0.0.1"], port_of(taken)), port_of(taken)
     words, check = failure_sentence(found, spans_hosts=False)
     assert f"127.0.0.1 by lo from 127.0.0.1; port {port}: refused, {found.rounds} tries in " in words
     assert "\n" not in words
@@ -182,7 +182,7 @@ def test_what_a_rank_says_of_a_master_that_refuses():
 
 def test_what_a_rank_says_of_a_master_that_is_this_host_by_mistake():
     with bound() as taken:
-        found = knock_soon(["127.0.0.1"], port_of(taken))
+        found = connect_soon(["127.0.0.1"], port_of(taken))
     words, check = failure_sentence(found, spans_hosts=True)
     assert f"which is {socket.gethostname()} itself" in words
     assert check == "NET005"
@@ -190,12 +190,12 @@ def test_what_a_rank_says_of_a_master_that_is_this_host_by_mistake():
 
 def test_what_a_rank_says_of_a_silent_master():
     with full() as opened:
-        words, check = failure_sentence(knock_soon(["127.0.0.1"], port_of(opened)), spans_hosts=False)
+        words, check = failure_sentence(connect_soon(["127.0.0.1"], port_of(opened)), spans_hosts=False)
     assert "no answer, 1 try in " in words
     assert check == "NET006"
 
 
 def test_what_a_rank_says_of_a_name_that_does_not_resolve():
-    words, check = failure_sentence(knock_soon([".."], 1), spans_hosts=True)
+    words, check = failure_sentence(connect_soon([".."], 1), spans_hosts=True)
     assert words.startswith(".. does not resolve here (")
     assert check == "NET004"

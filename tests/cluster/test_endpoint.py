@@ -32,7 +32,7 @@ def test_torchruns_agent_hosts_for_every_rank():
 
 
 @pytest.mark.parametrize("told", [{"TORCHELASTIC_USE_AGENT_STORE": "False"}, {"TORCHELASTIC_USE_AGENT_STORE": ""}])
-def test_torchrun_whose_agent_keeps_the_store_for_itself(told):
+def test_torchrun_whose_agent_does_not_share_its_store(told):
     assert endpoint(TORCHRUN, **told).hosted == "there"
     assert endpoint(TORCHRUN, RANK="0", **told).hosted == "here"
 
@@ -60,7 +60,7 @@ def test_mpirun_tells_its_own_node():
     assert endpoint(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_RANK="0").hosted == "here"
 
 
-def test_on_other_nodes_of_mpirun_nobody_hosts():
+def test_no_rank_on_other_nodes_of_mpirun_hosts():
     daemon = "1611268096.1;tcp://192.0.2.3:4711"
     assert endpoint(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_RANK="0", OMPI_MCA_orte_local_daemon_uri=daemon).hosted == "there"
 
@@ -86,14 +86,14 @@ def test_neighbouring_runs_derive_other_ports(environ, other):
         {**recorded("openmpi.env"), "MASTER_ADDR": " ", "MASTER_PORT": "29500"},
     ],
 )
-def test_where_nothing_says_so_it_is_said_what_would(environ):
+def test_the_error_names_the_options_that_provide_a_rendezvous(environ):
     with pytest.raises(NoRendezvous, match=r"--master HOST:PORT .* or --share DIR"):
         endpoint(environ)
 
 
-def test_the_user_comes_first():
-    seat = process_identity(TORCHRUN)
-    found = store_endpoint(TORCHRUN, "torchrun", seat, "[fd00::9]:4000")
+def test_the_option_overrides_the_environment():
+    identity = process_identity(TORCHRUN)
+    found = store_endpoint(TORCHRUN, "torchrun", identity, "[fd00::9]:4000")
     assert found == (("fd00::9",), 4000, "there", "--master")
 
 
@@ -142,7 +142,7 @@ def test_rank_0_elsewhere_where_all_nodes_have_ranks():
         assert (found.hosted, found.names[-1]) == ("there", "fd00::2")
 
 
-def test_rank_0_of_mpirun_that_nobody_would_find():
+def test_rank_0_of_mpirun_that_no_other_rank_could_find():
     with pytest.raises(NoRendezvous):
         endpoint(APART, OMPI_COMM_WORLD_RANK="0", OMPI_MCA_orte_node_regex="")
     assert endpoint(APART, OMPI_MCA_orte_node_regex="").hosted == "there"

@@ -15,7 +15,7 @@ from doctor.core.files.open_folder import MARK
 from tests.cluster.boards import folder_boards, without_rights
 from tests.lab.needs import require_namespaces, require_tools
 
-SEAT = ProcessIdentity(0, 2, "key")
+IDENTITY = ProcessIdentity(0, 2, "key")
 NOBODY = 65534
 
 
@@ -87,7 +87,7 @@ def test_a_file_where_a_folder_should_be(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for directory in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(RendezvousFailed, match=r"file.* is gone: .*Not a directory"):
-            open_file_store(directory, SEAT)
+            open_file_store(directory, IDENTITY)
 
 
 def test_a_folder_that_is_forbidden(tmp_path):
@@ -96,11 +96,11 @@ def test_a_folder_that_is_forbidden(tmp_path):
     (closed / "deeper").mkdir()
     closed.chmod(0)
     with without_rights(), pytest.raises(RendezvousFailed, match="Permission denied"):
-        open_file_store(closed / "deeper", SEAT)
+        open_file_store(closed / "deeper", IDENTITY)
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):
-    open_file_store(tmp_path / "new" / "one", SEAT).store.set("call", b"")
+    open_file_store(tmp_path / "new" / "one", IDENTITY).store.set("call", b"")
     assert (tmp_path / "new" / "one" / ".rankdoctor-key" / "call").exists()
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk(tmp_path):
         board.mailbox("card").append(b"y" * (1 << 14))  # nothing of what did not fit is left
 
 
-def test_only_what_is_old_is_swept(root, board, monkeypatch):
+def test_only_stale_gathers_are_removed(root, board, monkeypatch):
     board.set("running/verdict", b"")
     board.set("call", b"")
     for name, age in (("left", 2.0), ("younger", 0.5)):

@@ -19,7 +19,7 @@ from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import TrustedOwners
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, as_user, belongs_to, public_folder, require_root, squashed
 
-SEAT = ProcessIdentity(0, 2, "key")
+IDENTITY = ProcessIdentity(0, 2, "key")
 ROOT = ".rankdoctor-key"
 SPARSE = 2 << 30
 
@@ -74,7 +74,7 @@ def test_a_link_in_place_of_the_folder(share, home, owner):
         belongs_to(NOBODY, share / ROOT)
     before = contents(home)
     with pytest.raises(RendezvousFailed, match=rf"{ROOT} is a symbolic link of .*: remove it, or use another folder"):
-        open_file_store(share, SEAT)
+        open_file_store(share, IDENTITY)
     with pytest.raises(UntrustedStore):
         use(board(share))
     board(share).clear("0123456789abcdef")
@@ -88,7 +88,7 @@ def test_a_folder_of_another_user(share, rights):
     (share / ROOT).chmod(rights)
     belongs_to(ALICE, share / ROOT)
     with as_user(BOB), pytest.raises(RendezvousFailed) as refused:
-        open_file_store(share, SEAT)
+        open_file_store(share, IDENTITY)
     assert f"{ROOT} belongs to uid {ALICE} and this process runs as uid {BOB}" in refused.value.why
     assert "--share-group" in refused.value.why
     assert str(ALICE) not in refused.value.discreet
@@ -109,7 +109,7 @@ def test_a_folder_of_this_user_that_others_may_write_to(share):
     board(share).set("call", b"1")
     (share / ROOT).chmod(0o777)
     with pytest.raises(RendezvousFailed, match=r"writable by other users \(mode 777\)"):
-        open_file_store(share, SEAT)
+        open_file_store(share, IDENTITY)
 
 
 def test_what_is_made_is_for_this_user_alone(share):
@@ -192,7 +192,7 @@ def test_a_box_with_too_many_names(share, monkeypatch):
         box.fresh()
 
 
-def test_a_full_box_is_read_in_several_calls(share, monkeypatch):
+def test_a_large_mailbox_is_read_in_several_calls(share, monkeypatch):
     monkeypatch.setattr("doctor.cluster.transport.file_store.AT_ONCE", 100)
     box = board(share).mailbox("card")
     for number in range(10):
@@ -286,7 +286,7 @@ class TestGroup:
 
     def test_who_is_no_member_is_refused(self, share):
         with as_user(BOB), pytest.raises(RendezvousFailed, match=f"uid {BOB} can't give files to gid {TEAM}"):
-            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), IDENTITY)
         assert os.listdir(share) == []
 
     def test_without_the_option_the_sentence_names_it(self, share):
@@ -296,13 +296,13 @@ class TestGroup:
             as_user(BOB, TEAM),
             pytest.raises(RendezvousFailed, match=r"uid 41001 .*name their group with --share-"),
         ):
-            open_file_store(share, SEAT)
+            open_file_store(share, IDENTITY)
 
     def test_another_group_is_refused(self, share):
         with as_user(ALICE, TEAM):
             board(share, TEAM).set("call", b"1")
         with as_user(BOB, TEAM, 41200), pytest.raises(RendezvousFailed, match=r"gid 41100, and .* names gid 41200"):
-            open_file_store(OwnFolder(share, owners=TrustedOwners.here(41200)), SEAT)
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(41200)), IDENTITY)
 
     def test_a_file_that_everybody_may_write_is_not_read(self, share):
         with as_user(ALICE, TEAM):
@@ -325,7 +325,7 @@ class TestGroup:
         home.rename(share / ROOT)
         before = contents(share / ROOT)
         with as_user(ALICE, TEAM), pytest.raises(RendezvousFailed, match=f"belongs to gid {ALICE}"):
-            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), SEAT)
+            open_file_store(OwnFolder(share, owners=TrustedOwners.here(TEAM)), IDENTITY)
         assert contents(share / ROOT) == before
         assert mode(share / ROOT) == 0o700
 
@@ -334,7 +334,7 @@ def test_an_export_that_squashes_root(share):
     require_root()
     with squashed(share) as mounted:
         with pytest.raises(RendezvousFailed) as refused:
-            open_file_store(mounted, SEAT)
+            open_file_store(mounted, IDENTITY)
         words = (
             r"what user root \(uid 0\) makes in .* belongs to user nobody \(uid 65534\) .*root_squash.*65534, with --sh"
         )

@@ -41,7 +41,7 @@ def test_one_of_several_meets_in_the_store(environ, number):
     assert found.share is None
 
 
-def test_nobody_is_gathered_against_the_users_will():
+def test_no_gather_if_the_user_disables_it():
     assert way(PLAIN, "none", SHARE) == GatherPlan()
 
 
@@ -66,7 +66,7 @@ def test_a_master_where_the_launcher_tells_none():
     assert way(recorded("openmpi.env"), master="10.0.0.1:4000").endpoint.names == ("10.0.0.1",)
 
 
-def test_no_way_at_all():
+def test_no_rendezvous():
     with pytest.raises(NoRendezvous):
         way(recorded("openmpi.env"))
 

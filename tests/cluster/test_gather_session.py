@@ -16,7 +16,7 @@ played = SCENES.fixture()
 
 
 @SCENES.scene(CARRIERS)
-def test_all_come(place):
+def test_all_ranks_join(place):
     ranks = new_ranks(place.boards(), range(WORLD), WORLD)
     assert run(*ranks) == [CODE] * WORLD
     assert judges(ranks) == [0]
@@ -26,14 +26,14 @@ def test_all_come(place):
 
 
 @SCENES.scene(CARRIERS)
-def test_many_come(place):
+def test_many_ranks_join(place):
     ranks = new_ranks(place.boards(), range(16), 16)
     assert run(*ranks) == [CODE] * 16
     assert len(ranks[0].job.ranks) == 16
 
 
 @SCENES.scene()
-def test_rank_0_comes_last(place):
+def test_rank_0_joins_last(place):
     ranks = new_ranks(place.boards(), range(WORLD), WORLD)
     start(*ranks[1:])
     time.sleep(0.5)
@@ -42,7 +42,7 @@ def test_rank_0_comes_last(place):
 
 
 @SCENES.scene()
-def test_nobody_leaves_before_all_have_come(place):
+def test_no_rank_leaves_before_all_have_joined(place):
     late = threading.Event()
     [slow] = new_ranks(place.boards(), [1], 3, key="same", facts_after=late)
     others = new_ranks(place.boards(), [0, 2], 3, key="same")
@@ -98,7 +98,7 @@ def test_rank_0_is_killed_after_the_verdict(place, moment):
 
 
 @SCENES.scene()
-def test_an_attendant_is_killed_before_it_has_brought_its_facts(place):
+def test_a_member_is_killed_before_it_sends_its_facts(place):
     ranks = new_ranks(place.boards(), range(3), 3, **ABSENT)
     dies_at(ranks[1], "append", "card")
     assert run(*ranks) == [1, None, 1]
@@ -107,21 +107,21 @@ def test_an_attendant_is_killed_before_it_has_brought_its_facts(place):
 
 
 @SCENES.scene()
-def test_an_attendant_is_killed_before_it_has_heard(place):
+def test_a_member_is_killed_before_it_acknowledges(place):
     ranks = new_ranks(place.boards(), range(3), 3)
     dies_at(ranks[1], "append", "heard")
     assert run(*ranks) == [CODE, None, CODE]
 
 
 @SCENES.scene()
-def test_rank_0_comes_after_another_one_has_judged(place):
+def test_rank_0_joins_after_another_rank_evaluated(place):
     first, *others = new_ranks(place.boards(), range(3), 3, timeout=slowness(), judge=lambda job: len(job.absent))
     assert run(*others) == [1, 1]
     assert run(first) == [2]
 
 
 @SCENES.scene()
-def test_twins_are_both_in_the_job(place):
+def test_processes_with_the_same_rank_are_both_in_the_job(place):
     ranks = new_ranks(place.boards(), [0, 1, 1], 2, key="twins")
     assert run(*ranks) == [CODE] * 3
     assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 1]
@@ -146,7 +146,7 @@ def test_a_rank_twice_and_another_one_not_at_all(place):
 
 
 @SCENES.scene()
-def test_ranks_that_were_told_different_worlds_are_in_one_job(place):
+def test_ranks_with_different_world_sizes_are_in_one_job(place):
     waiting = threading.Event()
     ranks = new_ranks(place.boards(), [0], 2, key="worlds", facts_after=waiting)
     ranks += new_ranks(place.boards(), [1, 2], 3, key="worlds")
@@ -160,7 +160,7 @@ def test_ranks_that_were_told_different_worlds_are_in_one_job(place):
 
 
 @SCENES.scene()
-def test_one_who_comes_when_the_roll_is_closed_says_so(place):
+def test_a_rank_that_joins_after_the_end_reports_it(place):
     judging = threading.Event()
     ranks = new_ranks(place.boards(), range(2), 2, key="late", judge=lambda job: judging.wait(LIMIT) and CODE)
     start(*ranks)
@@ -180,7 +180,7 @@ def is_closed(board):
     return call is not None and board.get(f"{decode(call, GatherAnnouncement).nonce}/pulse") == b"rest"
 
 
-def test_rank_0_comes_while_another_one_keeps_in_its_place(folder, monkeypatch):
+def test_rank_0_joins_while_another_rank_coordinates(folder, monkeypatch):
     hurry(monkeypatch)
     monkeypatch.setattr("doctor.cluster.gather.gather_session.TAKE_OVER", 3.0 * slowness())
     first, *others = new_ranks(folder, range(3), 3, timeout=0.5 * slowness(), judge=lambda job: len(job.ranks))

@@ -91,7 +91,7 @@ def test_orders_of_a_stranger_do_nothing(stage, tmp_path, role, with_key):
     assert os.listdir(victim) == []
 
 
-def test_a_forged_verdict_clears_nobody(stage):
+def test_a_forged_verdict_clears_no_rank(stage):
     """Rank 1 finds an error in itself, the stranger tells all that nothing was found and poses as both ranks."""
     stranger = stage.hostile("forger")
     ranks = [stage.rank(0, *BY_ITSELF), stage.rank(1, *BY_ITSELF, **SICK)]

@@ -25,7 +25,7 @@ SCENES = Scenes()
 played = SCENES.fixture()
 
 
-def call_on(board):
+def announcement_of(board):
     """The call that stands on a board."""
     try:
         return decode(board.get("call") or b"", GatherAnnouncement)
@@ -33,9 +33,9 @@ def call_on(board):
         return None
 
 
-def pulse_on(board):
+def heartbeat_of(board):
     """The pulse of the gathering that was called."""
-    call = call_on(board)
+    call = announcement_of(board)
     return call and board.get(f"{call.nonce}/pulse")
 
 
@@ -96,13 +96,13 @@ def test_of_many_who_take_over_at_once_one_keeps(folder, monkeypatch):
 
 
 @SCENES.scene()
-def test_a_keeper_that_pauses_is_not_given_up(place):
+def test_a_coordinator_that_pauses_is_not_replaced(place):
     late = threading.Event()
     ranks = new_ranks(place.boards(), range(2), 3, key="pause")
     ranks += new_ranks(place.boards(), [2], 3, key="pause", facts_after=late)
     start(*ranks)
     board = place.boards()()
-    until(lambda: pulse_on(board))
+    until(lambda: heartbeat_of(board))
     ranks[0].mortal.awake.clear()
     time.sleep(2 * heartbeat.HEARTBEAT_TIMEOUT)  # twice as long as a keeper may be silent
     ranks[0].mortal.awake.set()
@@ -117,7 +117,7 @@ def test_one_who_was_asleep_when_all_left_leaves_with_their_code(place):
     ranks = new_ranks(place.boards(), range(3), 3, judge=lambda job: judging.wait(LIMIT) and CODE)
     start(*ranks)
     board = place.boards()()
-    until(lambda: pulse_on(board) == b"rest")
+    until(lambda: heartbeat_of(board) == b"rest")
     ranks[2].mortal.awake.clear()
     judging.set()
     assert wait_for(*ranks[:2]) == [CODE, CODE]
@@ -126,13 +126,13 @@ def test_one_who_was_asleep_when_all_left_leaves_with_their_code(place):
 
 
 @SCENES.scene(outlives=[True, False])
-def test_a_board_that_is_lost(place, outlives):
+def test_a_lost_store(place, outlives):
     ranks = new_ranks(place.boards(), range(3), 4)
     for rank in ranks:
         rank.mortal.survives_coordinator = outlives
     start(*ranks)
     board = place.boards()()
-    until(lambda: call_on(board))
+    until(lambda: announcement_of(board))
     for rank in ranks:
         rank.mortal.lost.set()
     assert wait_for(*ranks) == [3] * 3
@@ -149,19 +149,19 @@ def test_a_store_that_ends_with_rank_0(place):
         rank.mortal.survives_coordinator = False
     start(*ranks)
     board = place.boards()()
-    until(lambda: call_on(board))
+    until(lambda: announcement_of(board))
     for rank in ranks:
         (rank.mortal.dead if rank is ranks[0] else rank.mortal.lost).set()
     assert wait_for(*ranks) == [None, 3, 3]
 
 
 @SCENES.scene()
-def test_who_loses_the_board_leaves_the_facts_in_the_folder(place):
+def test_a_rank_that_loses_the_store_writes_its_facts_to_the_folder(place):
     facts = place.folder / "facts"
     ranks = new_ranks(place.boards(), range(2), 3, share=facts)
     start(*ranks)
     board = place.boards()()
-    until(lambda: call_on(board))
+    until(lambda: announcement_of(board))
     for rank in ranks:
         rank.mortal.lost.set()
     assert wait_for(*ranks) == [3, 3]
@@ -211,19 +211,19 @@ def test_a_folder_that_is_cleared_away_while_ranks_gather(place):
     ranks = new_ranks(place.boards(), range(3), 4, **ABSENT)
     start(*ranks)
     board = place.boards()()
-    until(lambda: call_on(board))
+    until(lambda: announcement_of(board))
     shutil.rmtree(place.root, ignore_errors=True)
     assert set(wait_for(*ranks)) <= {1, 3}
 
 
 @SCENES.scene(CARRIERS)
-def test_noise_in_the_boxes_keeps_nobody_from_the_verdict(place):
+def test_malformed_messages_do_not_block_the_verdict(place):
     chance, waiting = random.Random(11), threading.Event()
     ranks = new_ranks(place.boards(), range(3), 4, key="noise")
     ranks += new_ranks(place.boards(), [3], 4, key="noise", facts_after=waiting)
     start(*ranks)
     board = place.boards()()
-    nonce = until(lambda: call_on(board)).nonce
+    nonce = until(lambda: announcement_of(board)).nonce
     for _ in range(60):
         box = chance.choice(["hello", "card", "measured", "heard"])
         board.mailbox(f"{nonce}/{box}").append(chance.randbytes(chance.randrange(30)))
@@ -251,7 +251,7 @@ def test_any_bytes_under_any_name_at_any_time(place, seed):
 
 
 def scribble(board, chance):
-    call = call_on(board)
+    call = announcement_of(board)
     name = chance.choice(NAMES).format(call.nonce if call else "none", "0123456789abcdef")
     data = chance.randbytes(chance.randrange(40))
     try:

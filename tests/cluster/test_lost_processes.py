@@ -99,7 +99,7 @@ def signalled(jobs, stored):
 
 
 @pytest.mark.parametrize(("name", "codes"), [("ended", [143]), ("interrupted", [130]), ("all ended", [143])])
-def test_rank_0_is_told_to_end(signalled, name, codes):
+def test_rank_0_gets_a_signal_to_end(signalled, name, codes):
     ranks = signalled[name].ranks
     first, second = wait(*ranks)
     assert [first] == codes
@@ -133,7 +133,7 @@ def test_rank_0_is_lost_and_the_next_one_judges(signalled, name):
         assert first.wait() == 1  # of all others it hears nothing more
 
 
-def test_a_rank_that_never_comes_is_told_in_time(jobs):
+def test_a_rank_that_never_joins_is_reported_in_time(jobs):
     ranks = jobs["absent"].ranks
     assert wait(*ranks) == [1, 1]
     report = ranks[0].report

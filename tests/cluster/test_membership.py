@@ -55,7 +55,7 @@ def bring(board, *cards):
         board.mailbox("nonce/card").append(encode(one))
 
 
-def test_who_came_and_who_did_not(board, roll):
+def test_joined_and_missing_ranks(board, roll):
     bring(board, card(2), card(0))
     roll.look()
     assert roll.numbers == {0, 2}
@@ -64,7 +64,7 @@ def test_who_came_and_who_did_not(board, roll):
     assert not roll.expected_soon
 
 
-def test_facts_are_those_that_were_brought(board, roll):
+def test_members_have_the_facts_that_were_sent(board, roll):
     bring(board, *(card(number, speaks=number % 2 == 0) for number in range(WORLD)))
     roll.look()
     job, whole = build_job(roll.members()), build_job(MEMBERS)
@@ -73,7 +73,7 @@ def test_facts_are_those_that_were_brought(board, roll):
         assert {key: brought.sections[key] for key in known.sections} == known.sections
 
 
-def test_who_said_hello_is_on_the_way(board, roll):
+def test_a_rank_with_a_join_request_is_expected(board, roll):
     hello(board, 1)
     roll.look()
     assert roll.expected_soon
@@ -84,8 +84,8 @@ def test_who_said_hello_is_on_the_way(board, roll):
     assert roll.last_seen((), {}) == ()
 
 
-def test_a_twin_that_was_met_is_on_the_way(board, roll):
-    bring(board, card(1, twins=1))
+def test_a_duplicate_that_was_seen_is_expected(board, roll):
+    bring(board, card(1, duplicates=1))
     roll.look()
     assert roll.expected_soon
     twin = card(1)
@@ -96,14 +96,14 @@ def test_a_twin_that_was_met_is_on_the_way(board, roll):
     assert [member.rank for member in roll.members()] == [1, 1]
 
 
-def test_one_speaker_a_host(board, roll):
+def test_one_process_leads_each_host(board, roll):
     bring(board, *(card(number, port=4000 + number, word="word") for number in (1, 2, 3)), card(0))
     roll.look()
     posts = probe_addresses(build_job(roll.members()), roll.in_order, {})
     assert [post.number for post in posts if post.speaks] == [1, 2]
 
 
-def test_a_host_whose_speaker_never_came_says_so(board, roll):
+def test_a_host_whose_leading_process_never_joined(board, roll):
     bring(board, card(0), card(3, speaks=False))
     roll.look()
     first, last = roll.members()
@@ -112,7 +112,7 @@ def test_a_host_whose_speaker_never_came_says_so(board, roll):
     assert "fell silent" in last.sections[HostFacts.key].reason
 
 
-def test_what_was_measured_is_added(board, roll):
+def test_probe_results_are_merged(board, roll):
     reach = [ReachFacts(attempts=(Reach("node1", f"10.0.0.{number}", 1, "open", "peer"),)) for number in range(2)]
     bring(board, card(0, port=1, word=""))
     roll.look()
@@ -144,7 +144,7 @@ def with_section(member, section):
         ("measured", encode(ProbeResult(token(1), 1, b""))),
     ],
 )
-def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
+def test_damaged_messages_are_noted_and_hide_no_rank(board, roll, box, data):
     board.mailbox(f"nonce/{box}").append(data)
     bring(board, card(0))
     roll.look()
@@ -154,7 +154,7 @@ def test_what_is_damaged_is_noted_and_hides_nobody(board, roll, box, data):
     assert roll.last_seen((), {}) == ()
 
 
-def test_a_rank_outside_the_world_is_there_for_the_checks(board, roll):
+def test_a_rank_outside_the_world_size_is_kept_for_the_checks(board, roll):
     bring(board, card(0), MemberFacts(token(9), 9, card(1).capture))
     hello(board, 7)
     roll.look()
@@ -163,7 +163,7 @@ def test_a_rank_outside_the_world_is_there_for_the_checks(board, roll):
     assert roll.damaged == []
 
 
-def test_any_bytes_in_any_box(board, roll):
+def test_any_bytes_in_any_mailbox(board, roll):
     chance = random.Random(3)
     whole = encode(card(1))
     for box in ("hello", "card", "measured"):
@@ -179,7 +179,7 @@ def test_any_bytes_in_any_box(board, roll):
     build_job(roll.members(), world_size=WORLD, last_seen=roll.last_seen((), {}))
 
 
-def test_who_had_said_hello_to_the_keeper_before(board):
+def test_join_requests_of_an_earlier_gather(board):
     hello(board, 0)
     hello(board, 1)
     later = Membership(board, "later", WORLD)
@@ -190,7 +190,7 @@ def test_who_had_said_hello_to_the_keeper_before(board):
 
 
 @pytest.mark.parametrize("call", [None, b"", b"ended by nobody"])
-def test_a_call_of_which_nothing_is_to_be_recalled(board, call):
+def test_an_announcement_without_join_requests(board, call):
     later = Membership(board, "later", WORLD)
     later.recall(call)
     assert later.last_seen((), {}) == ()

@@ -25,13 +25,13 @@ def both(sides, told):
     return mirror(first(), second(), told.append)
 
 
-def test_both_sides_hear_the_keeper(both, sides):
+def test_both_stores_get_the_coordinators_values(both, sides):
     both.set("call", b"1")
     assert [side().get("call") for side in sides] == [b"1", b"1"]
     assert both.get("call") == b"1"
 
 
-def test_the_keeper_hears_both_sides(both, sides):
+def test_the_coordinator_reads_both_stores(both, sides):
     box = both.mailbox("nonce/card")
     for number, side in enumerate(sides):
         side().mailbox("nonce/card").append(b"%d" % number)
@@ -49,7 +49,7 @@ def test_both_are_cleared(both, sides):
 
 
 @pytest.mark.parametrize("work", ["set", "fresh", "clear", "close"])
-def test_the_second_may_be_lost(both, sides, told, tmp_path, work):
+def test_the_second_store_may_be_lost(both, sides, told, tmp_path, work):
     box = both.mailbox("nonce/card")
     sides[0]().mailbox("nonce/card").append(b"1")
     shutil.rmtree(tmp_path / "second", ignore_errors=True)
@@ -63,7 +63,7 @@ def test_the_second_may_be_lost(both, sides, told, tmp_path, work):
     assert told == ["the shared folder is lost: ranks that do not reach the store are not heard any more"]
 
 
-def test_a_second_that_hangs_is_given_up_before_the_first_is(sides, told, tmp_path):
+def test_a_blocked_second_store_times_out_before_the_first(sides, told, tmp_path):
     first, second = sides
     hasty = type(first())(first().backend, patience=0.6)
     second().mailbox("nonce/card").append(b"2")

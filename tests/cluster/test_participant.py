@@ -32,7 +32,7 @@ def key():
     return secrets.token_hex(6)
 
 
-def test_one_process_of_a_host_speaks_for_it(key):
+def test_one_process_of_a_host_gets_the_lease(key):
     first, second = HostLease(key, NODE0, "the host"), HostLease(key, NODE0, "the host")
     assert (first.granted, second.granted) == (True, False)
     others = [
@@ -43,7 +43,7 @@ def test_one_process_of_a_host_speaks_for_it(key):
     assert all(other.granted for other in others)
 
 
-def test_whoever_has_a_claim_hears_of_the_others(key):
+def test_the_lease_holder_counts_other_requests(key):
     first = HostLease(key, NODE0, "rank 3")
     assert first.rivals() == 0
     assert [HostLease(key, NODE0, "rank 3").granted for _ in range(2)] == [False, False]
@@ -93,7 +93,7 @@ def test_the_identity_is_that_of_the_kernel_and_of_the_machine(tmp_path):
     assert host_identity(Machine(proc=nowhere, etc=nowhere)) == (None, None, socket.gethostname())
 
 
-def test_facts_of_the_host_are_read_by_its_speaker_alone():
+def test_only_the_leading_process_collects_host_facts():
     speaker, other = keys_to_collect(leads_host=True), keys_to_collect(leads_host=False)
     assert set(other) < set(speaker)
     assert {key for key in other if SECTIONS[key].level == "host"} == {"slurm"}
@@ -119,7 +119,7 @@ def test_a_card_is_there_once_the_facts_are(key):
     ready.set()
     assert process.member().rank == 1
     card = process.member_facts()
-    assert (card.token, card.number, card.twins) == (process.join_request.token, 1, 0)
+    assert (card.token, card.number, card.duplicates) == (process.join_request.token, 1, 0)
     [arrived] = unpack_capture(card.capture, "card").members
     assert arrived.host == NODE0
     assert arrived.sections["launch"] == member.sections["launch"]
@@ -128,11 +128,11 @@ def test_a_card_is_there_once_the_facts_are(key):
     assert [attempt.outcome for attempt in arrived.sections["reach"].attempts] == ["refused"]
 
 
-def test_a_card_tells_of_twins_every_time(key):
+def test_facts_count_duplicates_every_time(key):
     """A process may bring it to a second gathering, when the keeper of the first is lost."""
     first, _twin = party(key, 1), party(key, 1)
     first.member()
-    assert (first.member_facts().twins, first.member_facts().twins) == (1, 1)
+    assert (first.member_facts().duplicates, first.member_facts().duplicates) == (1, 1)
 
 
 def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
@@ -147,7 +147,7 @@ def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
     assert slept[-1] == 0
 
 
-def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
+def test_a_coordinator_is_alive_while_its_heartbeat_continues(folder, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     beating, looking = CoordinatorHeartbeat(folder(), "nonce"), HeartbeatMonitor(folder(), "nonce")
@@ -162,7 +162,7 @@ def test_a_keeper_lives_as_long_as_it_beats(folder, monkeypatch):
     assert looking.is_silent()
 
 
-def test_a_keeper_that_rests_is_not_silent(folder, monkeypatch):
+def test_a_paused_heartbeat_does_not_time_out(folder, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     looking = HeartbeatMonitor(folder(), "nonce")

@@ -53,7 +53,7 @@ def _product(number):
     return DeviceSpeedFacts(samples=(DeviceSpeed(f"cpu {number}", seconds=1.0),))
 
 
-def _arrivals(hosts=2, per_host=2):
+def _records(hosts=2, per_host=2):
     job = healthy(hosts, per_host).job()
     return job, [
         MemberRecord(
@@ -67,12 +67,12 @@ def _arrivals(hosts=2, per_host=2):
     ]
 
 
-def _survey(*stages, told: Callable = lambda _: None, within=None):
+def _schedule(*stages, told: Callable = lambda _: None, within=None):
     return ProbeSchedule(0, stages, Machine(), leads_host=False, write_line=told, within=within)
 
 
-def test_posts_are_those_who_came_and_one_of_each_host_speaks():
-    job, arrivals = _arrivals()
+def test_participants_are_the_members_and_one_leads_each_host():
+    job, arrivals = _records()
     posts = probe_addresses(job, arrivals, {TOKENS[2]: b"ready"})
     assert [(post.number, post.host, post.speaks, post.note) for post in posts] == [
         (0, 0, True, b""),
@@ -83,7 +83,7 @@ def test_posts_are_those_who_came_and_one_of_each_host_speaks():
 
 
 def test_two_processes_that_claim_one_rank_are_two_posts():
-    _, arrivals = _arrivals(1, 2)
+    _, arrivals = _records(1, 2)
     twins = [arrivals[0], arrivals[0]._replace(token=TOKENS[3], port=4009)]
     both = build_job([arrival.member for arrival in twins])
     posts = probe_addresses(both, twins, {})
@@ -92,10 +92,10 @@ def test_two_processes_that_claim_one_rank_are_two_posts():
 
 
 def test_steps_go_on_until_a_stage_has_nothing_to_plan():
-    job, arrivals = _arrivals()
+    job, arrivals = _records()
     told = []
     first, second = Counting(2, "one"), Counting(1, "two")
-    survey = _survey(first, second, told=told.append)
+    survey = _schedule(first, second, told=told.append)
     notes, plans = {}, []
     while (plan := survey.next(job, arrivals, notes, 60.0)) is not None:
         plans.append(plan)
@@ -108,15 +108,15 @@ def test_steps_go_on_until_a_stage_has_nothing_to_plan():
 
 
 def test_no_step_begins_without_time():
-    job, arrivals = _arrivals()
-    survey = _survey(Counting(5))
+    job, arrivals = _records()
+    survey = _schedule(Counting(5))
     assert survey.next(job, arrivals, {}, MARGIN + 1.0).seconds == pytest.approx(1.0 + MARGIN)
     assert survey.next(job, arrivals, {}, MARGIN) is None
 
 
 def test_a_stage_that_plans_for_ever_is_ended():
-    job, arrivals = _arrivals()
-    survey = _survey(Counting(10**9))
+    job, arrivals = _records()
+    survey = _schedule(Counting(10**9))
     count = 0
     while survey.next(job, arrivals, {}, 60.0) is not None:
         count += 1
@@ -125,7 +125,7 @@ def test_a_stage_that_plans_for_ever_is_ended():
 
 def test_a_probe_that_breaks_is_missing_and_says_why():
     told = []
-    survey = _survey(Breaking(), told=told.append)
+    survey = _schedule(Breaking(), told=told.append)
     found = survey.take_part(ProbeTask(1, "counting", 3.0, b"count"))
     missing = found.sections[DeviceSpeedFacts.key]
     assert missing == Missing(MissingReason.FAILED, "the probe counting raised ZeroDivisionError: division")
@@ -133,7 +133,7 @@ def test_a_probe_that_breaks_is_missing_and_says_why():
 
 
 def test_a_task_of_an_unknown_stage_is_answered_with_nothing():
-    assert _survey().take_part(ProbeTask(1, "of a later release", 3.0)) == StageResult({})
+    assert _schedule().take_part(ProbeTask(1, "of a later release", 3.0)) == StageResult({})
 
 
 @pytest.mark.parametrize("order", [b"", b"\xc1", b"\xa2\xff\xfe", b"\x80"])
@@ -146,7 +146,7 @@ def test_an_order_that_is_none_is_unreadable(order):
 def test_light_probes_end_with_the_gathering_and_full_ones_begin_then():
     light = light_schedule(0, 10.0, Machine(), leads_host=False, write_line=lambda _: None)
     assert (light.seconds, light.overtime) == (5.0, 0.0)
-    full = _survey(Counting(), Counting())
+    full = _schedule(Counting(), Counting())
     assert full.seconds == full.overtime == 2 * (5.0 + MARGIN)
 
 

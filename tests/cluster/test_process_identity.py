@@ -9,8 +9,8 @@ from tests.recorded_launches import PLAIN
 
 
 def number_and_size(environ):
-    seat = process_identity(environ)
-    return (seat.number, seat.world_size) if seat else None
+    identity = process_identity(environ)
+    return (identity.number, identity.world_size) if identity else None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_all_processes_of_a_run_have_one_key(environ, changes):
 
 
 @pytest.mark.parametrize("environ", [PLAIN, TORCHRUN])
-def test_runs_side_by_side_on_a_host_are_told_apart_by_their_ports(environ):
+def test_ports_distinguish_runs_on_the_same_host(environ):
     """Their launchers give them no name of their own: torchrun's run id is ``none`` unless one is asked for."""
     one, other = process_identity(environ), process_identity({**environ, "MASTER_PORT": "29501"})
     assert one.key_here != other.key_here

@@ -96,13 +96,13 @@ def test_a_verdict_does_not_cover_by_bytes_of_two_neighbours():
     assert not GatherVerdict(0).covers(TOKENS[0])
 
 
-def test_facts_arrive_as_they_were():
+def test_facts_survive_the_round_trip():
     [arrived] = unpack_capture(pack_member(MEMBER), "card").members
     assert arrived.rank == MEMBER.rank
     assert arrived.sections == MEMBER.sections
 
 
-def test_facts_that_hold_a_great_deal_arrive():
+def test_large_facts_survive_the_round_trip():
     many = tuple(Variable(f"NCCL_{number}", "x" * 1000) for number in range(3000))
     member = MEMBER._replace(sections={**MEMBER.sections, EnvironmentFacts.key: EnvironmentFacts(variables=many)})
     [arrived] = unpack_capture(pack_member(member), "card").members

@@ -73,7 +73,7 @@ def test_the_folder_of_another_user(commands, share, number):
     assert os.listdir(share / KEY) == []
 
 
-def test_nobody_is_named_where_names_are_redacted(commands, share):
+def test_redacted_messages_name_no_user(commands, share):
     require_root()
     (share / KEY).mkdir()
     (share / "rank-0.json").write_text("theirs")
@@ -203,7 +203,7 @@ def test_ranks_in_user_namespaces_meet(commands, share):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_where_the_store_carries_the_job_the_folder_is_said_to_be_refused(commands, share):
+def test_a_refused_folder_is_reported_when_the_store_works(commands, share):
     require_root()
     (share / KEY).mkdir()
     belongs_to(NOBODY, share / KEY)

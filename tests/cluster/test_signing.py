@@ -159,7 +159,7 @@ def test_another_users_file(tmp_path):
         secret_from_environ(environ)  # its folder may not be entered
 
 
-def test_boards_without_a_layer_are_as_before(tmp_path):
+def test_stores_without_a_signing_layer_are_unchanged(tmp_path):
     board = KeyValueStore(FileStoreBackend(tmp_path, "key"))
     board.set("call", b"a")
     assert board.get("call") == b"a"

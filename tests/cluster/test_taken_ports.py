@@ -35,7 +35,7 @@ def by_a_web_server(commands):
 
 
 @pytest.fixture(scope="module")
-def told_two_ports(commands):
+def two_ports(commands):
     """A job whose rank 1 is told a port on which nobody listens; a folder is there for such cases."""
     together = ["--gather", "store", "--share", commands.folder / "lost", *TIMEOUT]
     return [commands.rank(number, 2, next(PORTS), *CHECK, *together) for number in range(2)]
@@ -52,7 +52,7 @@ def at_one_port(commands):
 
 
 @pytest.fixture(scope="module")
-def all_started(by_a_web_server, told_two_ports, at_one_port):
+def all_started(by_a_web_server, two_ports, at_one_port):
     """So that they wait side by side."""
 
 
@@ -79,8 +79,8 @@ def test_by_a_web_server_and_the_ranks_meet_in_the_folder(by_a_web_server):
 
 
 @pytest.mark.usefixtures("all_started")
-def test_one_who_does_not_reach_the_store_comes_by_the_folder(told_two_ports):
-    first, second = told_two_ports
+def test_a_rank_that_cannot_reach_the_store_joins_through_the_folder(two_ports):
+    first, second = two_ports
     assert wait(first, second) == [0, 0]
     assert first.report["coverage"]["ranks_seen"] == 2
     assert "nobody listens there" in second.stderr

@@ -23,21 +23,21 @@ from tests.lab.speed import NEVER
 
 pytest.importorskip("torch", reason="the store is torch's")
 
-SEATS = [ProcessIdentity(number, 2, "key", spans_hosts=False) for number in range(2)]
+IDENTITIES = [ProcessIdentity(number, 2, "key", spans_hosts=False) for number in range(2)]
 
 
 def at(port, hosted):
     return StoreEndpoint(("127.0.0.1",), port, hosted, "MASTER_ADDR and MASTER_PORT")
 
 
-def open_soon(endpoint, seat, seconds=STORE_SECONDS):
-    return open_store(endpoint, seat, time.monotonic() + seconds)
+def open_soon(endpoint, identity, seconds=STORE_SECONDS):
+    return open_store(endpoint, identity, time.monotonic() + seconds)
 
 
 def test_one_hosts_and_the_other_joins():
     port = free_port()
-    hosting = open_soon(at(port, "here"), SEATS[0])
-    joining = open_soon(at(port, "there"), SEATS[1])
+    hosting = open_soon(at(port, "here"), IDENTITIES[0])
+    joining = open_soon(at(port, "there"), IDENTITIES[1])
     hosting.store.set("call", b"1")
     assert soon(lambda: joining.store.get("call") == b"1")
     assert [attempt.outcome for attempt in joining.reach.attempts] == ["open"]
@@ -46,11 +46,11 @@ def test_one_hosts_and_the_other_joins():
     assert not hosting.via_duplicate_host
 
 
-def test_who_comes_early_waits_for_the_host():
+def test_a_client_that_starts_early_waits_for_the_host():
     """The port is listened on before torch is imported: nobody is refused meanwhile."""
     with contextlib.closing(listen(0)) as listener:
         port, joined = port_of(listener), []
-        early = threading.Thread(target=lambda: joined.append(open_soon(at(port, "there"), SEATS[1])))
+        early = threading.Thread(target=lambda: joined.append(open_soon(at(port, "there"), IDENTITIES[1])))
         early.start()
         time.sleep(0.3)
         assert early.is_alive()
@@ -73,7 +73,7 @@ def test_the_port_is_given_back():
     """The job needs it a moment later, though its connections are not forgotten yet."""
     port = free_port()
     for _ in range(3):
-        hosting, joining = (open_soon(at(port, hosted), SEATS[0]).store for hosted in ("here", "there"))
+        hosting, joining = (open_soon(at(port, hosted), IDENTITIES[0]).store for hosted in ("here", "there"))
         joining.set("call", b"1")
         hosting.close()
         assert soon(lambda board=joining: is_lost(board))
@@ -89,9 +89,9 @@ def is_lost(board):
 
 def test_two_that_are_to_host_meet_at_the_first():
     port = free_port()
-    first = open_soon(at(port, "here"), SEATS[0])
+    first = open_soon(at(port, "here"), IDENTITIES[0])
     first.store.set("call", b"1")
-    second = open_soon(at(port, "here"), SEATS[0])
+    second = open_soon(at(port, "here"), IDENTITIES[0])
     assert second.via_duplicate_host
     assert second.store.get("call") == b"1"
 
@@ -102,7 +102,7 @@ def test_a_store_of_another_job_on_the_port(monkeypatch):
     other = open_soon(at(port, "here"), ProcessIdentity(0, 2, "another run"))
     other.store.set("call", b"1")
     with pytest.raises(PortInUse, match=rf"^port {port} can't be listened on here: Address already in use$"):
-        open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
+        open_soon(at(port, "here"), IDENTITIES[0], seconds=NEVER)
 
 
 class _Page(http.server.BaseHTTPRequestHandler):
@@ -124,12 +124,12 @@ def test_a_web_server_on_the_port_of_the_host(monkeypatch):
     monkeypatch.setattr("doctor.cluster.rendezvous.store_access.BEHIND", 1.0)
     refusal = r"^port \d+ can't be listened on here: Address already in use$"
     with web_server() as port, pytest.raises(PortInUse, match=refusal):
-        open_soon(at(port, "here"), SEATS[0], seconds=NEVER)
+        open_soon(at(port, "here"), IDENTITIES[0], seconds=NEVER)
 
 
 def test_a_web_server_where_the_store_should_be():
     with web_server() as port, pytest.raises(RendezvousFailed, match=rf"^what listens on 127.0.0.1:{port} ") as refused:
-        open_soon(at(port, "there"), SEATS[1], seconds=1.0)
+        open_soon(at(port, "there"), IDENTITIES[1], seconds=1.0)
     assert refused.value.check == "ENV008"
     assert "\n" not in refused.value.why
     assert [attempt.outcome for attempt in refused.value.reach.attempts] == ["open"]
@@ -140,26 +140,26 @@ def test_somebody_who_listens_and_says_nothing():
         contextlib.closing(listen(0)) as silent,
         pytest.raises(RendezvousFailed, match=r"does not answer|no store of torch"),
     ):
-        open_soon(at(port_of(silent), "there"), SEATS[1], seconds=1.0)
+        open_soon(at(port_of(silent), "there"), IDENTITIES[1], seconds=1.0)
 
 
 @pytest.mark.parametrize("hosted", ["there", "agent"])
-def test_nobody_listens(hosted):
+def test_connection_refused(hosted):
     with pytest.raises(RendezvousFailed, match="nobody listens there") as refused:
-        open_soon(at(free_port(), hosted), SEATS[1], seconds=0.5)
+        open_soon(at(free_port(), hosted), IDENTITIES[1], seconds=0.5)
     assert refused.value.check == "NET006"
     assert refused.value.reach.attempts[0].outcome == "refused"
 
 
 def test_a_listener_that_is_overrun():
     with full() as busy, pytest.raises(RendezvousFailed, match="a firewall drops it") as refused:
-        open_soon(at(port_of(busy), "there"), SEATS[1], seconds=0.5)
+        open_soon(at(port_of(busy), "there"), IDENTITIES[1], seconds=0.5)
     assert refused.value.reach.attempts[0].outcome == "silent"
 
 
 def test_a_port_that_only_root_may_have():
     with without_rights(), pytest.raises(PortInUse, match=r"^port 1 can't be listened on here: Permission denied$"):
-        open_soon(at(1, "here"), SEATS[0])
+        open_soon(at(1, "here"), IDENTITIES[0])
 
 
 def test_where_torch_is_missing(monkeypatch):
@@ -168,11 +168,11 @@ def test_where_torch_is_missing(monkeypatch):
         contextlib.closing(listen(0)) as there,
         pytest.raises(RendezvousFailed, match="torch can't be imported here") as lost,
     ):
-        open_soon(at(port_of(there), "there"), SEATS[1])
+        open_soon(at(port_of(there), "there"), IDENTITIES[1])
     assert "--share DIR" in lost.value.why
 
 
-def test_an_index_that_is_damaged_blocks_nobody():
+def test_a_damaged_index_blocks_no_reader():
     """Reading a key that is not there would wait for it."""
     key, chance = secrets.token_hex(4), random.Random(5)
     boards = store_boards(key)

@@ -165,7 +165,7 @@ FEW = settings(
 class Shelf:
     """A carrier in memory; what stands there is given."""
 
-    words, survives_coordinator = "a shelf", True
+    description, survives_coordinator = "a shelf", True
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -285,7 +285,7 @@ def test_a_watchdog(entries: list[bytes]) -> None:
     board = KeyValueStore(Shelf())
     line: Any = _line(board)
     lines = FailoverStore((line,))
-    lines.place, lines.reading = "abc", (line,)
+    lines.namespace, lines.reading = "abc", (line,)
     bystander = LocalPeerProbe(0, "host", _NOWHERE)
     bystander.greet(lines)
     hearing = CollectionRound(

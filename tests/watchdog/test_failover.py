@@ -60,7 +60,7 @@ def beat(lines, seconds=0.0, pause=0.0):
 
 def opened(lines, seconds=SOON):
     """All of them are alive, which takes threads that a busy machine runs late."""
-    lines.place = "place"
+    lines.namespace = "place"
     until = time.monotonic() + seconds
     while len(lines.alive) < len(lines.all) and time.monotonic() < until:
         beat(lines, 0.01)

@@ -24,7 +24,7 @@ class MemberRecord(NamedTuple):
 
     token: str
     member: Member
-    twins: int
+    duplicates: int
     port: int | None
     word: str
 
@@ -129,7 +129,7 @@ class Membership:
         """
         for member in unpack_capture(facts.capture, f"the card of rank {facts.number}").members[:1]:
             self.records[facts.token] = MemberRecord(
-                facts.token, member._replace(rank=facts.number), facts.twins, facts.port, facts.word
+                facts.token, member._replace(rank=facts.number), facts.duplicates, facts.port, facts.word
             )
 
     def _note_result(self, data: bytes) -> None:
@@ -169,7 +169,7 @@ class Membership:
     @property
     def expected_soon(self) -> bool:
         """Whether a process is joining: it sent a request, or another one of its host saw it."""
-        duplicates = sum(record.twins for record in self.records.values())
+        duplicates = sum(record.duplicates for record in self.records.values())
         joining = {token for token, join_request in self.join_requests.items() if join_request.number not in self.gone}
         return bool(joining - self.records.keys() - self.disputed) or len(self.records) < len(self.numbers) + duplicates
 

@@ -46,14 +46,14 @@ class JoinRequest(msgspec.Struct, frozen=True):
 class MemberFacts(msgspec.Struct, frozen=True):
     """A process and its facts.
 
-    ``twins``: processes of its host with the same rank that may still be joining. ``port`` and ``word``: where it
+    ``duplicates``: processes of its host with the same rank that may still be joining. ``port`` and ``word``: where it
     answers probes for its host, if it does.
     """
 
     token: Token
     number: Count
     capture: Packed
-    twins: Count = 0
+    duplicates: Count = msgspec.field(default=0, name="twins")
     port: Port | None = None
     word: Word = ""
 
