@@ -1,4 +1,4 @@
-"""What runs on one node of a Ray cluster, as a task of Ray: a rank of the job that is the cluster."""
+"""Task that runs on each node of a Ray cluster, which is a rank of the job."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def join_from_node(
     directories: tuple[tuple[str, str], ...],
     secret_file: str = "",
 ) -> str:
-    """Take part in the gathering ``run`` as the node of that ``number``. ``secret_file``: the key of the job on this
-    node. Empty, or why it came to nothing."""
+    """Take part in the gather ``run`` as the node of that ``number``.
+
+    ``secret_file``: path of the job's key on this node. Returns why it failed; empty on success.
+    """
     try:
         secret = secret_from_environ({VARIABLE: secret_file})
     except UnusableError as error:
@@ -55,10 +57,11 @@ def join_from_node(
 
 
 def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
-    """The environment that this node and the job give every worker: the one that this process was started with.
+    """Return the environment that this process was started with, as every worker gets it.
 
     Ray changes it while a task runs: CUDA_VISIBLE_DEVICES is empty for one without GPUs, and OMP_NUM_THREADS is the
-    number of its CPUs. A rank would see other values. Where the beginning can't be read it is the environment of now.
+    number of its CPUs. A rank would see other values. If the initial environment cannot be read, the current one is
+    returned.
     """
     try:
         entries = (proc / "self" / "environ").read_bytes().split(b"\0")
@@ -66,9 +69,9 @@ def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
         return dict(os.environ)
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     given = {name: value for name, _, value in pairs}
-    # A process that gives itself a title may write it over its environment (setproctitle without SPT_NOENV).
+    # A process that sets its title may overwrite its environment (setproctitle without SPT_NOENV).
     return given if is_ray_worker(given) else dict(os.environ)
 
 
 def _discard_line(line: str) -> None:
-    """The driver speaks for all."""
+    """Discard a line: the driver reports for all nodes."""

@@ -1,4 +1,4 @@
-"""Where the store of a job is, or would be: known from the environment alone, alike in all of its processes."""
+"""Endpoint of a job's store, derived from the environment alone, the same in all processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.launchers import Launcher
 
 FIRST_PORT, PORT_COUNT = 20_000, 8_000
-"""Ports for jobs that are told none: above the well-known ones, and below those that Linux gives to outgoing
-connections (32768 on) and torch's own default (29500)."""
+"""Ports for jobs without one: above the well-known ones, and below those that Linux uses for outgoing connections (from
+32768) and torch's default (29500)."""
 
 
 class NoRendezvous(Exception):
-    """Nothing tells the processes where to meet; says what would."""
+    """No rendezvous is configured; the message says which options provide one."""
 
 
 class StoreEndpoint(NamedTuple):
-    """``names``: host names or addresses, of one host or of two that may host, the likelier first. ``hosted``:
-    ``agent`` (torchrun's store is there already), ``here`` (this process is to host it) or ``there``. ``source``: what
-    says so."""
+    """Host and port of a store.
+
+    ``names``: host names or addresses, of one host or of two that may host it, the likelier first. ``hosted``:
+    ``agent`` (the store of torchrun's agent), ``here`` (this process hosts it) or ``there``. ``source``: where this is
+    configured.
+    """
 
     names: tuple[str, ...]
     port: int
@@ -42,22 +45,24 @@ class StoreEndpoint(NamedTuple):
         return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
 
 
-def store_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity, master: str | None = None) -> StoreEndpoint:
-    """Where the store of this job is. ``master``: what the user said, ``HOST:PORT``.
+def store_endpoint(
+    environ: Environ, launcher: str, identity: ProcessIdentity, master: str | None = None
+) -> StoreEndpoint:
+    """Return the endpoint of this job's store. ``master``: the user's ``HOST:PORT``.
 
     Raises:
-        NoWay: neither the user nor the launcher says.
-        UnusableError: ``master`` is no ``HOST:PORT``.
+        NoRendezvous: neither the user nor the launcher names one.
+        UnusableError: ``master`` is not a valid ``HOST:PORT``.
     """
-    here = "here" if seat.number == 0 else "there"
+    here = "here" if identity.number == 0 else "there"
     if master is not None:
         name, port = parse_master(master)
         return StoreEndpoint((name,), port, here, "--master")
-    name, told_port = environ.get("MASTER_ADDR", "").strip(), whole_number(environ, "MASTER_PORT")
-    if name and told_port in PORTS and told_port is not None:
+    name, named_port = environ.get("MASTER_ADDR", "").strip(), whole_number(environ, "MASTER_PORT")
+    if name and named_port in PORTS and named_port is not None:
         by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RUN_ID" in environ
-        return StoreEndpoint((name,), told_port, "agent" if by_agent else here, "MASTER_ADDR and MASTER_PORT")
-    found = _launcher_endpoint(environ, launcher, seat)
+        return StoreEndpoint((name,), named_port, "agent" if by_agent else here, "MASTER_ADDR and MASTER_PORT")
+    found = _launcher_endpoint(environ, launcher, identity)
     if found is None:
         raise NoRendezvous(
             "neither MASTER_ADDR and MASTER_PORT nor the launcher tell where the ranks can meet: add "
@@ -67,7 +72,7 @@ def store_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity, maste
 
 
 def parse_master(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``[IPv6]:PORT`` as host and port.
+    """Parse ``HOST:PORT`` or ``[IPv6]:PORT``.
 
     Raises:
         UnusableError: it is neither.
@@ -79,36 +84,41 @@ def parse_master(text: str) -> tuple[str, int]:
 
 
 def _port_for(*identity: object) -> int:
-    """A port that only this run derives; neighbouring runs get other ones."""
+    """Return a port derived from this run; neighboring runs get different ones."""
     return FIRST_PORT + zlib.crc32(repr(identity).encode()) % PORT_COUNT
 
 
-def _launcher_endpoint(environ: Environ, launcher: str, seat: ProcessIdentity) -> StoreEndpoint | None:
-    """The endpoint that the launcher's variables imply; ``None`` if they name no host."""
+def _launcher_endpoint(environ: Environ, launcher: str, identity: ProcessIdentity) -> StoreEndpoint | None:
+    """Return the endpoint that the launcher's variables imply; ``None`` if they name no host."""
     row = BY_NAME.get(launcher)
     if row is None:
         return None
     derive = _DERIVED.get(launcher)
-    return derive(environ, seat) if derive else _first_node(environ, row, seat)
+    return derive(environ, identity) if derive else _first_node(environ, row, identity)
 
 
-def _first_node(environ: Environ, row: Launcher, seat: ProcessIdentity) -> StoreEndpoint | None:
-    """The first node of the list, where rank 0 runs: with srun in every distribution except arbitrary and plane."""
+def _first_node(environ: Environ, row: Launcher, identity: ProcessIdentity) -> StoreEndpoint | None:
+    """Use the first node of the list.
+
+    Rank 0 runs there: with srun in every distribution except arbitrary and plane.
+    """
     nodes = expand_hosts(next((environ[name] for name in row.node_list if environ.get(name)), None))
     if not nodes:
         return None
     port = _port_for(*(environ.get(name) for name in (*row.job_variables, *row.run_variables)))
-    return StoreEndpoint(nodes[:1], port, "here" if seat.number == 0 else "there", row.node_list_source)
+    return StoreEndpoint(nodes[:1], port, "here" if identity.number == 0 else "there", row.node_list_source)
 
 
-def _of_open_mpi(environ: Environ, seat: ProcessIdentity) -> StoreEndpoint | None:
-    """The node of mpirun itself, where its first process hosts, which need not be rank 0. Where that node has no rank,
-    rank 0 hosts, on the first node that has any: the others look in both places."""
+def _of_open_mpi(environ: Environ, identity: ProcessIdentity) -> StoreEndpoint | None:
+    """Use the node of mpirun, where its first local process hosts, which may not be rank 0.
+
+    If that node has no rank, rank 0 hosts on the first node that has one: the others try both.
+    """
     place = mpirun_of(environ)
-    if place is None or (place.first_node == "" and seat.number == 0 and not place.at_home):
+    if place is None or (place.first_node == "" and identity.number == 0 and not place.at_home):
         return None
     at_home = place.at_home and whole_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK") == 0
-    hosting = at_home or (bool(place.first_node) and seat.number == 0)
+    hosting = at_home or (bool(place.first_node) and identity.number == 0)
     names = (*place.names, place.first_node) if place.first_node else place.names
     job = environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMIX_NAMESPACE")
     return StoreEndpoint(names, _port_for(job), "here" if hosting else "there", "mpirun's node")

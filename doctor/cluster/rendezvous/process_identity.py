@@ -1,4 +1,4 @@
-"""Which process of the job this is, and in which run: known before anybody can be asked."""
+"""Rank, world size and run of a process, known from the environment alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ RUN_MARKS = tuple(counts.mark for row, counts in COUNTED if row.run_variables)
 
 
 class ProcessIdentity(NamedTuple):
-    """A process's place: its number from 0, how many there are, the key of the run, and whether there may be processes
-    on other hosts. ``port``: what MASTER_PORT says."""
+    """Identity of a process: its rank, the world size, the key of the run.
+
+    ``spans_hosts``: whether there may be processes on other hosts. ``port``: the value of MASTER_PORT.
+    """
 
     number: int
     world_size: int
@@ -32,13 +34,16 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def key_here(self) -> str:
-        """A name that no other run on this host has at the same time: launchers that give their runs none of their own
-        (plain starts, torchrun without ``--rdzv-id``) need a port for each of them."""
+        """Name that no other run on this host has at the same time.
+
+        Launchers that do not identify their runs (plain starts, torchrun without ``--rdzv-id``) need a port for each of
+        them.
+        """
         return f"{self.key} {self.port}"
 
 
 def process_identity(environ: Environ, launch: LaunchFacts | None = None) -> ProcessIdentity | None:
-    """The seat of this process; ``None`` where it can't be told, or is outside the world."""
+    """Return the identity of this process; ``None`` if unknown or outside the world size."""
     launch = launch or launch_facts(environ)
     counted_by = _COUNTED.get(launch.running_together)
     claim = launch.claim(counted_by.claim) if counted_by else None
@@ -50,9 +55,9 @@ def process_identity(environ: Environ, launch: LaunchFacts | None = None) -> Pro
 
 
 def run_key(environ: Environ, mark: str) -> str:
-    """A name for the run that all of its processes derive alike.
+    """Return a key of the run that is the same in all of its processes.
 
-    MASTER_ADDR and MASTER_PORT are no part of it: ranks that are told different ones belong together all the same.
+    MASTER_ADDR and MASTER_PORT are not part of it: ranks with different values still belong together.
     """
     launcher = _COUNTED.get(mark)
     names = (*JOB_VARIABLES, *launcher.run_variables) if launcher else JOB_VARIABLES
@@ -61,7 +66,7 @@ def run_key(environ: Environ, mark: str) -> str:
 
 
 def may_span_hosts(launch: LaunchFacts) -> bool:
-    """Whether the job may have several hosts: unless its launcher says that all processes are on this one."""
+    """Return whether the job may have several hosts, unless its launcher rules that out."""
     own = launch.claim(launch.launcher)
     if own is not None and own.node_count is not None:
         return own.node_count > 1
