@@ -38,7 +38,7 @@ def render_listing(catalog: CheckRegistry, book: Rulebook, form: str, stream: IO
         if rules:
             console.print("\nRules of doctor lint", style="bold")
             console.print(_table(_OF_RULES, rules))
-        for broken in (*catalog.broken, *book.broken):
+        for broken in dict.fromkeys((*catalog.broken, *book.broken)):
             console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
     return paper.get()
 

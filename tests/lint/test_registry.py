@@ -1,11 +1,14 @@
 """Every rule over files keeps the same promises."""
 
+import subprocess
+import sys
+
 import pytest
 
-from doctor.api import FileFails, FilePasses, Script, SourceLocation
-from doctor.core.check_registry import RULE_FAMILY, builtin_checks
+from doctor.api import FileFails, FilePasses, Script, Severity, SourceLocation, rule
+from doctor.core.check_registry import RULE_FAMILY, builtin_checks, builtin_package, walk_modules
 from doctor.core.errors import UnusableError
-from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules
+from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules, rules_in
 from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch import Manifest
 from doctor.report.playbook import find_page
@@ -109,6 +112,38 @@ def _is_fixed(rule, case):
 
 def _unmarked(text):
     return [line.removesuffix("# !").rstrip() for line in text.rstrip().splitlines()]
+
+
+def test_the_rules_of_all_modules_are_found():
+    """Only modules whose source has the decorator are loaded for ``doctor lint``."""
+    found = [rule.id for module in walk_modules(builtin_package()) for rule in rules_in(module)]
+    assert sorted(found) == [rule.id for rule in RULES]
+
+
+def test_no_module_without_rules_is_loaded():
+    loaded = "from doctor.lint.engine.registry import builtin_rules; builtin_rules(); import sys; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+    assert "doctor_checks.launch.rank_collision" in names
+    assert "doctor_checks.launch.rank_absent" not in names
+
+
+def test_a_rule_takes_from_its_check_what_it_does_not_give():
+    own = CHECKS["ENV003"]
+
+    def world_size_in_files(file):
+        """Ask whether the file is right."""
+        return ()
+
+    made = rule(check=own, reads=Script)(world_size_in_files)
+    assert (made.id, made.name, made.severity) == (own.id, own.name, own.severity)
+    assert (made.question, made.effect, made.fix) == ("Ask whether the file is right.", own.effect, own.fix)
+    assert rule(check=own, severity=Severity.INFO, reads=Script)(world_size_in_files).severity is Severity.INFO
+
+
+def test_a_rule_without_a_check_has_an_id_and_a_severity():
+    for given in ({"id": "CODE999"}, {"severity": Severity.ERROR}):
+        with pytest.raises(ValueError, match="an id and a severity"):
+            rule(reads=Script, **given)
 
 
 def test_ids_are_numbered_without_a_gap():

@@ -367,12 +367,12 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         return
     if (visible := visible_devices(start.launch)) is not None:
         if ranks > visible[1]:
-            yield _hit(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
+            yield _violation(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
         return
     listed = start.launch.told("gpu-ids")
     if listed is not None and listed != "all" and (hosts_of(start.launch) or 1) == 1:
         if ranks > len(listed.split(",")):
-            yield _hit(start.launch.place, ranks, len(listed.split(",")), f"--gpu_ids {listed}")
+            yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--gpu_ids {listed}")
         return
     if isinstance(file, ShellFile) and file.allocation is not None:
         yield from _judge_allocation(start, start.step or file.allocation, ranks)
@@ -390,10 +390,10 @@ def _judge_allocation(start: ProcessLaunch, given: Allocation, ranks: int) -> It
     """One launcher on each host; several share the host's GPUs."""
     gpus = given.gpus_per_node
     if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-        yield _hit(start.launch.place, ranks, gpus, "the job asks for")
+        yield _violation(start.launch.place, ranks, gpus, "the job asks for")
 
 
-def _hit(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
+def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
     devices = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     source = f"{why} {devices}" if why == "the job asks for" else f"{why} names {devices}"
     return Violation(
@@ -442,4 +442,4 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
         return
     gpus = len([one for one in listed.split(",") if one.strip()])
     if (root.number("num_machines") or 1) == 1 and ranks > gpus:
-        yield _hit(place.place, ranks, gpus, f"gpu_ids: {listed}")
+        yield _violation(place.place, ranks, gpus, f"gpu_ids: {listed}")

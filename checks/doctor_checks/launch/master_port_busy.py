@@ -416,7 +416,7 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
 def _judge_script(file: ShellFile) -> Iterator[Violation]:
     before: list[ProcessLaunch] = []
     for start in starts_of(file):
-        port = _port(start)
+        port = _fixed_port(start)
         if port is None or (hosts_of(start.launch) or 1) > 1:
             continue
         line = start.launch.place.line
@@ -428,7 +428,7 @@ def _judge_script(file: ShellFile) -> Iterator[Violation]:
             before.append(start)
 
 
-def _port(start: ProcessLaunch) -> str | None:
+def _fixed_port(start: ProcessLaunch) -> str | None:
     """Of a python that is started by hand with a port, the other ranks of its job have the same."""
     return port_of(start.launch) if start.is_agent or start.outer is not None else None
 
@@ -460,9 +460,9 @@ def _in_loop(file: ShellFile, start: ProcessLaunch) -> str:
 
 
 def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> str:
-    port = _port(start)
+    port = _fixed_port(start)
     for one in before:
-        if _port(one) == port and not (one.launch.in_branch or start.launch.in_branch):
+        if _fixed_port(one) == port and not (one.launch.in_branch or start.launch.in_branch):
             if _is_local(one) and _is_local(start):
                 return f"the run of line {one.launch.place.line} has it too"
     return ""

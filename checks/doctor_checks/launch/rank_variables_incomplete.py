@@ -256,7 +256,7 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
         if _lacks_srun(file, start):
             continue
         if is_static(launch) or launch.program == "llamafactory":
-            yield _hit(start, hosts)
+            yield _violation(start, hosts)
 
 
 def _lacks_srun(file: LaunchFile, start: ProcessLaunch) -> bool:
@@ -265,7 +265,7 @@ def _lacks_srun(file: LaunchFile, start: ProcessLaunch) -> bool:
     return job is not None and start.outer is None and job.nodes != 1
 
 
-def _hit(start: ProcessLaunch, hosts: int) -> Violation:
+def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     launch = start.launch
     name = "NODE_RANK" if launch.program == "llamafactory" else "--node-rank"
     backend = ", and --rdzv-backend is static" if launch.option("rdzv-endpoint") else ""

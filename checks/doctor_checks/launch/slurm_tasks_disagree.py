@@ -559,7 +559,7 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
     Fix: request one task for each GPU and start by `srun python train.py`; with torchrun, one task for each host and
     `--nnodes=$SLURM_NNODES`.
     """
-    yield from _late(file)
+    yield from _late_headers(file)
     if file.allocation is None:
         return
     for start in starts_of(file):
@@ -567,10 +567,10 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
             found = _too_many_hosts(
                 file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
             )
-            yield from found or _agents(start, start.step) or _trainer(start, start.step)
+            yield from found or _judge_agent(start, start.step) or _judge_launched_trainer(start, start.step)
 
 
-def _late(file: ShellFile) -> Iterator[Violation]:
+def _late_headers(file: ShellFile) -> Iterator[Violation]:
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
         if asked:
@@ -596,7 +596,7 @@ def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) ->
     ]
 
 
-def _agents(start: ProcessLaunch, step: Allocation) -> list[Violation]:
+def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     """One torchrun a host; several on one are of another kind (ENV009)."""
     expected, nodes = hosts_of(start.launch) if start.is_agent else None, step.nodes
     if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
@@ -614,7 +614,7 @@ def _agents(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     ]
 
 
-def _trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
+def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     """Lightning wants one task for each device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
     if start.is_agent or start.launch.program != "python":
         return []

@@ -130,7 +130,7 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
         if start.is_agent:
             yield from _judge_agent(start, job)
     if not any(start.is_agent for start in starts):
-        yield from islice((hit for start in starts for hit in _judge_python(start.launch, job)), 1)
+        yield from islice((found for start in starts for found in _judge_python(start.launch, job)), 1)
 
 
 def _reaches_others(file: ShellFile) -> bool:

@@ -200,7 +200,6 @@ def _unread(values: _Values, ranks: tuple[int, ...]) -> Finding:
     )
 
 
-_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _POD = """\
 apiVersion: v1
 kind: Pod
@@ -263,7 +262,7 @@ def allocator_setting_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: `export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (option:value, commas between, True or False).
     """
     for setting in file.settings:
-        if setting.name in _NAMES and setting.is_exported and setting.told:
+        if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.told:
             for complaint in allocator_complaints(setting.told):
                 yield Violation(
                     setting.place,

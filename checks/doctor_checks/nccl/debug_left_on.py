@@ -127,15 +127,15 @@ _COSTS = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory",
     "TORCH_NCCL_NAN_CHECK": "every collective searches its input for NaN first",
 }
+_TRACED = "every call of NCCL writes a line"
+_OFF = ("", "0", "n", "no", "f", "false", "off")
 
 
 def _cost(stated: EffectiveSetting) -> str | None:
     name, value = stated.setting.name, stated.setting.value
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
-        return "every call of NCCL writes a line"
-    if name in _COSTS and value.strip().lower() not in ("", "0", "n", "no", "f", "false", "off"):
-        return _COSTS[name]
-    return None
+        return _TRACED
+    return _COSTS.get(name) if value.strip().lower() not in _OFF else None
 
 
 def _finding(stated: EffectiveSetting, cost: str) -> Finding:
@@ -245,16 +245,7 @@ def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
     )
 
 
-_COSTS = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory",
-    "TORCH_NCCL_NAN_CHECK": "every collective searches its input for NaN first",
-}
-_LEVELS = {
-    ("NCCL_DEBUG", "TRACE"): "every call of NCCL writes a line",
-    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "every collective is compared over Gloo first",
-}
-_OFF = ("", "0", "n", "no", "f", "false", "off")
+_LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): _COMPARED}
 
 
 @rule(

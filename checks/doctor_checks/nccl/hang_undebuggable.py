@@ -160,13 +160,17 @@ def _recorder(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap
         yield _Gap(f"the flight recorder is off by default in torch {torch}", fix, is_default=True)
 
 
+_NO_DUMP = "no dump is written at the time-out"
+_UNNOTICED = "a failed collective is never noticed, and the run hangs for ever"
+
+
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
     """ProcessGroupNCCL.hpp: on by default from torch 2.7 on."""
     dump = _value(environment, "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
     off_by_default = within(torch or "", before="2.7")
     fix = "export TORCH_NCCL_DUMP_ON_TIMEOUT=1"
     if dump is not None and dump[1] == "0":
-        yield _Gap(f"{dump[0]}=0: no dump is written at the time-out", fix, is_default=off_by_default)
+        yield _Gap(f"{dump[0]}=0: {_NO_DUMP}", fix, is_default=off_by_default)
     elif dump is None and off_by_default:
         yield _Gap(f"torch {torch} writes no dump at the time-out by default", fix, is_default=True)
 
@@ -179,7 +183,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launch: La
         return
     name, value = mode[0], mode[1].strip()
     if value == "0":
-        yield _Gap(f"{name}=0: a failed collective is never noticed, and the run hangs for ever", f"export {name}=3")
+        yield _Gap(f"{name}=0: {_UNNOTICED}", f"export {name}=3")
     elif value in ("1", "2"):
         by_launcher = value == "1" and launch is not None and launch.launcher in ("torchrun", "ray", "accelerate")
         why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
@@ -214,11 +218,11 @@ def _finding(gap: _Gap, ranks: tuple[int, ...], torch: str | None) -> Finding:
 
 
 _OFF = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
-    "NCCL_ASYNC_ERROR_HANDLING": ("0", "a failed collective is never noticed, and the run hangs for ever"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", _UNNOTICED),
+    "NCCL_ASYNC_ERROR_HANDLING": ("0", _UNNOTICED),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
     "NCCL_BLOCKING_WAIT": ("1", "wait() raises at the timeout, and no rank writes a dump"),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "no dump is written at the time-out"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", _NO_DUMP),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": ("0", "the flight recorder is off"),
     "TORCH_FR_BUFFER_SIZE": ("0", "the flight recorder is off"),
 }

@@ -22,6 +22,7 @@ from doctor.api import (
 from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
+from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
 from doctor.testing import Fails, Passes, healthy, lines
 
@@ -130,9 +131,13 @@ def _judge(stated: EffectiveSetting, release: str | None) -> Iterator[Finding]:
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "expected": fault.expected},
         fix=_fix(stated, fault.expected),
-        severity=Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None,
+        severity=_severity(fault),
         source=source_of(setting),
     )
+
+
+def _severity(fault: ValueFault) -> Severity | None:
+    return Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None
 
 
 _MEANT = {"1": ("true", "yes", "on", "t", "y", "enable", "enabled"), "0": ("false", "no", "off", "f", "n", "disabled")}
@@ -215,6 +220,6 @@ def value_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
                 setting.place,
                 f"{setting.name}={setting.told or repr('')} {fault.problem}",
                 fix=f"A value that fits: {fault.expected}.",
-                severity=Severity.INFO if fault.harmless else Severity.WARNING if fault.mild else None,
+                severity=_severity(fault),
                 evidence=(("name", setting.name), ("value", setting.told), ("expected", fault.expected)),
             )

@@ -86,9 +86,8 @@ def _is_unknown(name: str) -> bool:
 def _finding(stated: EffectiveSetting, near: str | None) -> Finding:
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
-    hint = f". Did you mean {near}?" if near else ""
     return Finding(
-        f"Unknown variable {shown}: neither NCCL, PyTorch nor a known plugin reads it{hint}",
+        _summary(shown, near),
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
         effect="" if near else _UNKNOWN_EFFECT,
@@ -96,6 +95,11 @@ def _finding(stated: EffectiveSetting, near: str | None) -> Finding:
         severity=None if near else Severity.INFO,
         source=source_of(setting),
     )
+
+
+def _summary(name: str, near: str | None) -> str:
+    hint = f". Did you mean {near}?" if near else ""
+    return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it{hint}"
 
 
 _UNKNOWN_EFFECT = "None, if a script or a library that is not in the table reads it; otherwise it is silently ignored."
@@ -156,13 +160,11 @@ def variable_unknown_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads."""
     for setting in file.settings:
         name = setting.name
-        if not setting.is_exported or not concerns_nccl(name) or known_variable(name) or is_foreign_variable(name):
-            continue
-        near = nearest_variable(name)
+        near = nearest_variable(name) if setting.is_exported and _is_unknown(name) else None
         if near is not None:
             yield Violation(
                 setting.place,
-                f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it. Did you mean {near}?",
+                _summary(name, near),
                 fix=f"`{near}` in place of `{name}`.",
                 evidence=(("name", name), ("near", near)),
             )

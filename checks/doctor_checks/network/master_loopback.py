@@ -292,13 +292,13 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     launch, hosts = start.launch, hosts_of(start.launch)
     if not hosts or hosts < 2 or rank_of_host(launch) == "0":
         return  # the master itself finds itself there
-    endpoint = endpoint_of(launch)
+    endpoint, address = endpoint_of(launch), launch.setting("MASTER_ADDR") or ""
     if endpoint is not None and is_known(endpoint[1]) and is_loopback_name(endpoint[1]):
-        yield _hit(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint[1]}")
+        yield _violation(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint[1]}")
     elif endpoint is None and launch.program == "torchrun" and not launch.is_open:
         yield from _judge_default(start, hosts)
-    elif launch.program == "llamafactory" and is_loopback_name(launch.setting("MASTER_ADDR") or ""):
-        yield _hit(launch, f"llamafactory for {hosts} hosts looks for its master at {launch.setting('MASTER_ADDR')}")
+    elif launch.program == "llamafactory" and is_loopback_name(address):
+        yield _violation(launch, f"llamafactory for {hosts} hosts looks for its master at {address}")
 
 
 def _judge_default(start: ProcessLaunch, hosts: int) -> Iterator[Violation]:
@@ -309,7 +309,7 @@ def _judge_default(start: ProcessLaunch, hosts: int) -> Iterator[Violation]:
     if not told:
         return
     name = "--master-addr" if is_static(launch) else "--rdzv-endpoint"
-    yield _hit(
+    yield _violation(
         launch,
         f"torchrun for {hosts} hosts without {name}: each looks for its master on itself",
         None if start.step is not None else Severity.WARNING,
@@ -320,10 +320,10 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     address = start.launch.setting("MASTER_ADDR")
     nodes = start.step.nodes if start.step is not None else None
     if start.launch.program == "python" and nodes and nodes > 1 and address is not None and is_loopback_name(address):
-        yield _hit(start.launch, f"srun starts tasks on {nodes} hosts with MASTER_ADDR={address}")
+        yield _violation(start.launch, f"srun starts tasks on {nodes} hosts with MASTER_ADDR={address}")
 
 
-def _hit(launch: Launch, summary: str, severity: Severity | None = None) -> Violation:
+def _violation(launch: Launch, summary: str, severity: Severity | None = None) -> Violation:
     return Violation(launch.place, summary, severity=severity, confidence=1.0 if severity is None else 0.7)
 
 
