@@ -27,7 +27,7 @@ MODULES: dict[str, str] = {
 
 
 def collector_for(key: str) -> Collector:
-    """The collector of the section ``key``; ``KeyError`` for a section that nobody collects."""
+    """The collector of the section ``key``; ``KeyError`` for a section without a collector."""
     module = importlib.import_module(f"doctor.collectors.{MODULES[key]}")
     collector: Collector = module.COLLECTOR
     return collector

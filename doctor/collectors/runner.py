@@ -25,7 +25,7 @@ Outcome = Section | Missing
 
 
 PATIENCE = 1.0
-"""Seconds after which somebody who waits is told what for."""
+"""Seconds after which ``announce`` names the collectors that still run."""
 
 
 def collect_facts(

@@ -50,8 +50,8 @@ def require_peer(address: str | None, port: int, *, same_host: bool = False) -> 
         found = ipaddress.ip_address(address)
     except ValueError:
         raise Forbidden(f"a connection to {address[:64]!r}, which is not an IP address") from None
-    nobody = found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255"
-    if nobody or (found.is_loopback and not same_host):
+    is_not_a_host = found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255"
+    if is_not_a_host or (found.is_loopback and not same_host):
         raise Forbidden(f"a connection to {address}, which is no other host")
 
 

@@ -172,7 +172,7 @@ def travelled(responders: list[Responder], *, only: tuple[int, ...] = (0, 1)) ->
     routes = transfer_schedules(stations(responders), rounds(len(responders)))
     with ThreadPoolExecutor(len(only)) as threads:
         under_way = {
-            place: threads.submit(TransferWorker(routes[place], responders[place].guests, ProbeDeadline(10)).run)
+            place: threads.submit(TransferWorker(routes[place], responders[place].backlog, ProbeDeadline(10)).run)
             for place in only
         }
         return {place: one.result(patience(15)) for place, one in under_way.items()}
@@ -215,7 +215,7 @@ def test_who_does_not_know_the_word_is_sent_away(responders: list[Responder]) ->
 def test_who_knows_the_word_waits(responders: list[Responder]) -> None:
     with socket.create_connection((HERE, responders[0].port)) as caller:
         caller.sendall(transfer_greeting(responders[0].word) + TransferHandshake(7, 0, 1, True).encode())
-        assert responders[0].guests.take(TransferHandshake(7, 0, 1, True), ProbeDeadline(5)) is not None
+        assert responders[0].backlog.take(TransferHandshake(7, 0, 1, True), ProbeDeadline(5)) is not None
 
 
 def test_who_says_more_than_a_visit_is_sent_away(responders: list[Responder]) -> None:

@@ -102,7 +102,7 @@ def parse_events(records: Iterable[tuple[float | None, str]]) -> list[KernelEven
 
 
 def parse_event(time: float | None, message: str) -> KernelEvent | None:
-    """The event that a message speaks of, or ``None``."""
+    """The event that a message reports, or ``None``."""
     for kind, pattern in _PATTERNS:
         if match := pattern.search(message):
             found = match.groupdict()

@@ -1,4 +1,4 @@
-"""This process: limits, CPUs, namespaces, and whether somebody types into it."""
+"""This process: limits, CPUs, namespaces, and whether stdin is a TTY."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def count_iommu_groups(surroundings: Machine) -> int | None:
 
 
 def read_iommu_setting(surroundings: Machine) -> str | None:
-    """The words of the kernel's command line that speak of the IOMMU."""
+    """The IOMMU options on the kernel's command line."""
     words = (read_text(surroundings.proc / "cmdline") or "").split()
     return " ".join(word for word in words if word.startswith(_IOMMU_WORDS)) or None
 

@@ -1,4 +1,4 @@
-"""What each source says of this process: its rank, the world, its place on the host. Pure functions of variables."""
+"""Claims about this process: rank, world size, place on the host. Pure functions of variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Trainer or Fabric is told through the environment, before it runs."""
+"""Arguments of the Trainer or Fabric that environment variables set before it runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ FABRIC_ARGUMENTS = ("accelerator", "devices", "num_nodes", "precision", "strateg
 
 def collect_trainer(surroundings: Machine) -> TrainerFacts:
     """The arguments that variables set; those of the Trainer where both kinds are there. Raises ``NotPresent``."""
-    told = arguments_from(surroundings.environ, TRAINER)
-    source = f"{TRAINER}*" if told else f"{FABRIC}*"
-    if not told:
-        told = {name: text for name, text in arguments_from(surroundings.environ, FABRIC).items() if _is_fabric(name)}
-    if not told:
+    arguments = arguments_from(surroundings.environ, TRAINER)
+    source = f"{TRAINER}*" if arguments else f"{FABRIC}*"
+    if not arguments:
+        arguments = {
+            name: text for name, text in arguments_from(surroundings.environ, FABRIC).items() if _is_fabric(name)
+        }
+    if not arguments:
         raise NotPresent(f"no {TRAINER}* or {FABRIC}* variable is set")
     return TrainerFacts(
         source=source,
-        devices=device_count(told.get("devices")),
-        node_count=_positive(told.get("num_nodes")),
-        strategy=told.get("strategy"),
-        accelerator=told.get("accelerator"),
-        backend=told.get("process_group_backend"),
-        arguments=tuple(Variable(name, told[name]) for name in sorted(told)),
+        devices=device_count(arguments.get("devices")),
+        node_count=_positive(arguments.get("num_nodes")),
+        strategy=arguments.get("strategy"),
+        accelerator=arguments.get("accelerator"),
+        backend=arguments.get("process_group_backend"),
+        arguments=tuple(Variable(name, arguments[name]) for name in sorted(arguments)),
     )
 
 

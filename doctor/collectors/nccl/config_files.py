@@ -115,7 +115,7 @@ def read_references(settings: Mapping[str, str], surroundings: Machine) -> Itera
 
 
 def read_reference(variable: str, path: Path) -> ReferencedFile:
-    """Whether a named file is there and readable, and what a topology file in it speaks of."""
+    """Whether a named file is there and readable, and what a topology file describes."""
     try:
         with path.open("rb") as stream:
             data = stream.read(XML_LIMIT + 1)

@@ -1,4 +1,4 @@
-"""Lock files in the caches of compiled extensions, kernels and models, and whether somebody holds them."""
+"""Lock files in the caches of compiled extensions, kernels and models, and whether a process holds them."""
 
 from __future__ import annotations
 

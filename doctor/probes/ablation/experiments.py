@@ -120,8 +120,8 @@ def _follows(job: Job, question: TrialRequest, earlier: TrialRequest) -> bool:
 def _vanishing(job: Job) -> list[_TriedPath]:
     return [
         _TriedPath(name, sample.peer, sample.address)
-        for paths, alike in job.each(PathFacts)
-        for name in alike.hosts
+        for paths, identical in job.each(PathFacts)
+        for name in identical.hosts
         for sample in paths.samples
         if sample.full_size_arrived is False
     ]
@@ -130,9 +130,9 @@ def _vanishing(job: Job) -> list[_TriedPath]:
 def _closed(job: Job) -> list[_TriedPath]:
     """Ways that nobody could open, where the peer has another address."""
     outcomes: dict[_TriedPath, str] = {}
-    for reach, alike in job.each(ReachFacts):
+    for reach, identical in job.each(ReachFacts):
         for attempt in reach.attempts:
-            for name in alike.hosts if attempt.purpose == "peer" else ():
+            for name in identical.hosts if attempt.purpose == "peer" else ():
                 way = _TriedPath(name, attempt.peer, attempt.address or None)
                 if outcomes.get(way) != "open":
                     outcomes[way] = attempt.outcome
@@ -221,11 +221,11 @@ def _broken(job: Job) -> Iterator[TrialRequest]:
         others = (rank.number for rank in job.ranks if rank.find(CollectiveFacts) is not None)
         yield TrialRequest("collective", ranks=_once((*blamed, *others)), backend=timing.backend)
         return
-    for facts, alike in job.each(CollectiveFacts):
+    for facts, identical in job.each(CollectiveFacts):
         wrong = next((result for result in facts.results if not is_right(result)), None)
         if wrong is not None:
             members = wrong.members or tuple(rank.number for rank in job.ranks)
-            yield TrialRequest("collective", ranks=_once((*alike.ranks, *members)), backend=wrong.backend)
+            yield TrialRequest("collective", ranks=_once((*identical.ranks, *members)), backend=wrong.backend)
             return
 
 
@@ -313,7 +313,9 @@ def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ..
 def _backend_of(job: Job, ranks: Iterable[int]) -> str:
     """On which they exchanged messages; empty where they did not on one."""
     own = set(ranks)
-    backends = {facts.backend or "" for facts, alike in job.facts(CollectiveFacts) if own.intersection(alike.ranks)}
+    backends = {
+        facts.backend or "" for facts, identical in job.facts(CollectiveFacts) if own.intersection(identical.ranks)
+    }
     return backends.pop() if len(backends) == 1 else ""
 
 

@@ -86,10 +86,10 @@ def try_connections(order: ReachOrder, deadline: ProbeDeadline) -> tuple[Trial, 
     return tuple(_trials("path", peer.name, peer.others, before, changed, "open"))
 
 
-def try_speeds(order: SpeedOrder, guests: ConnectionBacklog, deadline: ProbeDeadline) -> tuple[Trial, ...]:
+def try_speeds(order: SpeedOrder, backlog: ConnectionBacklog, deadline: ProbeDeadline) -> tuple[Trial, ...]:
     """Send to the other host by each way in turn, the slow one first, and all of them again: two that send at the same
     time would slow each other down. The other host makes no trials of it."""
-    sent = TransferWorker(order.itinerary, guests, deadline).run()
+    sent = TransferWorker(order.itinerary, backlog, deadline).run()
     if not order.knobs:
         return ()
     return speed_trials(order, sent)

@@ -67,7 +67,7 @@ class ExperimentRow(msgspec.Struct, frozen=True):
 
 
 class SettingVariant(NamedTuple):
-    """One variable that is set to another value, for all ranks alike; ``experiment``: the row that says so."""
+    """One variable that is set to another value, on all ranks; ``experiment``: the row that says so."""
 
     experiment: ExperimentRow
     name: str

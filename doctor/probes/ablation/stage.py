@@ -159,4 +159,4 @@ def _trials(task: OwnOrder, bench: ProbeContext, deadline: ProbeDeadline) -> tup
         return try_packets(task, deadline)
     if isinstance(task, ReachOrder):
         return try_connections(task, deadline)
-    return try_speeds(task, bench.responder.guests, deadline) if bench.responder is not None else ()
+    return try_speeds(task, bench.responder.backlog, deadline) if bench.responder is not None else ()

@@ -118,12 +118,12 @@ def _sick(question: TrialRequest) -> str:
     return f"{question.host} sends slowly to"
 
 
-def _itinerary(survey: int, place: int, word: str, meetings: list[TransferPairing]) -> TransferSchedule:
+def _itinerary(survey: int, place: int, word: str, pairings: list[TransferPairing]) -> TransferSchedule:
     return TransferSchedule(
         survey,
         place,
         word,
-        tuple(meetings),
+        tuple(pairings),
         first=0,
         round_seconds=SPEED_SECONDS,
         bytes=MOST_BYTES,

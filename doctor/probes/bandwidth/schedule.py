@@ -1,4 +1,4 @@
-"""What a host is told to measure, and with whom."""
+"""The transfers that a host measures, and its peers."""
 
 from __future__ import annotations
 
@@ -50,4 +50,4 @@ class TransferSchedule(msgspec.Struct, frozen=True):
 
 def outgoing_connections(itinerary: TransferSchedule) -> list[tuple[str | None, int]]:
     """Addresses and ports that the host connects to."""
-    return [(meeting.address, meeting.port) for meeting in itinerary.meetings if meeting.calls]
+    return [(pairing.address, pairing.port) for pairing in itinerary.meetings if pairing.calls]

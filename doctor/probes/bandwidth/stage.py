@@ -55,23 +55,23 @@ class TransfersStage:
 
     def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
         """Rounds for all hosts that take part, then some for the suspects; none where fewer than two take part."""
-        stations, tokens = _in_order(job, posts)
-        if len(stations) < 2:
+        nodes, tokens = _in_order(job, posts)
+        if len(nodes) < 2:
             return None
         self._steps += 1
         if self._steps == 1:
             self._began = time.monotonic()
-            return self._orders(stations, tokens, rounds(len(stations), MOST_ROUNDS))
+            return self._orders(nodes, tokens, rounds(len(nodes), MOST_ROUNDS))
         if self._steps > MOST_STEPS:
             return None
         patient = time.monotonic() - self._began < PATIENCE
-        return self._orders(stations, tokens, _to_confirm(job, stations, patient=patient))
+        return self._orders(nodes, tokens, _to_confirm(job, nodes, patient=patient))
 
-    def _orders(self, stations: Sequence[ProbeNode], tokens: Sequence[str], asked: Rounds) -> StageOrders | None:
+    def _orders(self, nodes: Sequence[ProbeNode], tokens: Sequence[str], asked: Rounds) -> StageOrders | None:
         if not asked:
             return None
         again = self._steps > 1
-        routes = transfer_schedules(stations, asked, first=self._rounds, confirms=again)
+        routes = transfer_schedules(nodes, asked, first=self._rounds, confirms=again)
         self._rounds += len(asked)
         orders = {tokens[place]: msgspec.msgpack.encode(route) for place, route in routes.items()}
         budget = budget_of_rounds(asked, confirms=again)
@@ -83,7 +83,7 @@ class TransfersStage:
         require_peers(outgoing_connections(itinerary))
         if bench.responder is None:
             return StageResult({})
-        sent = TransferWorker(itinerary, bench.responder.guests, deadline).run()
+        sent = TransferWorker(itinerary, bench.responder.backlog, deadline).run()
         return StageResult({TransferFacts.key: TransferFacts(samples=sent)})
 
 
@@ -93,14 +93,14 @@ def _in_order(job: Job, posts: Sequence[ProbeParticipant]) -> tuple[list[ProbeNo
     agents = [
         Agent(post.number, post.host, post.port, post.word) for post in speakers.values() if post.port is not None
     ]
-    named = {station.name: station for station in nodes_of(job, agents)}
-    stations = [named[name] for name in ordered_hosts(named, subnets_of(job))]
-    return stations, [speakers[station.agent.host].token for station in stations]
+    named = {node.name: node for node in nodes_of(job, agents)}
+    nodes = [named[name] for name in ordered_hosts(named, subnets_of(job))]
+    return nodes, [speakers[node.agent.host].token for node in nodes]
 
 
-def _to_confirm(job: Job, stations: Sequence[ProbeNode], *, patient: bool) -> Rounds:
+def _to_confirm(job: Job, nodes: Sequence[ProbeNode], *, patient: bool) -> Rounds:
     """Pairs of the places of ``stations``: whoever looks slow with hosts that do not."""
     known = bandwidths(job)
-    places = {station.name: place for place, station in enumerate(stations)}
+    places = {node.name: place for place, node in enumerate(nodes)}
     asked = rounds_to_confirm(known, patient=patient)
     return [[(places[known.hosts[one]], places[known.hosts[other]]) for one, other in pairs] for pairs in asked]

@@ -56,27 +56,27 @@ def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudge
 
 
 def transfer_schedules(
-    stations: Sequence[ProbeNode], rounds: Rounds, *, first: int = 0, confirms: bool = False
+    nodes: Sequence[ProbeNode], rounds: Rounds, *, first: int = 0, confirms: bool = False
 ) -> Mapping[int, TransferSchedule]:
     """What each of the ``stations`` that meets anybody has to do, by its place. ``first``: the number of the first
     round. The one with the lower place calls."""
-    meetings: dict[int, list[TransferPairing]] = {}
+    pairings: dict[int, list[TransferPairing]] = {}
     for number, pairs in enumerate(rounds, first):
         for pair in pairs:
             low, high = sorted(pair)
-            meetings.setdefault(low, []).append(_meeting(stations, number, high, len(pairs), calls=True))
-            meetings.setdefault(high, []).append(_meeting(stations, number, low, len(pairs), calls=False))
+            pairings.setdefault(low, []).append(_pairing(nodes, number, high, len(pairs), calls=True))
+            pairings.setdefault(high, []).append(_pairing(nodes, number, low, len(pairs), calls=False))
     survey = secrets.randbits(64)
 
     def itinerary(place: int) -> TransferSchedule:
-        word, own = stations[place].agent.word, tuple(meetings[place])
+        word, own = nodes[place].agent.word, tuple(pairings[place])
         return TransferSchedule(survey, place, word, own, first, ROUND_SECONDS, MOST_BYTES, MOST_SECONDS, confirms)
 
-    return {place: itinerary(place) for place in meetings}
+    return {place: itinerary(place) for place in pairings}
 
 
-def _meeting(stations: Sequence[ProbeNode], number: int, place: int, pairs: int, *, calls: bool) -> TransferPairing:
+def _pairing(nodes: Sequence[ProbeNode], number: int, place: int, pairs: int, *, calls: bool) -> TransferPairing:
     """With the host at ``place``, at the address that its library would tell others."""
-    peer = stations[place]
+    peer = nodes[place]
     address = peer.dials[0].address if peer.dials else None
     return TransferPairing(number, place, peer.name, address, peer.agent.port, peer.agent.word, calls, pairs)

@@ -48,40 +48,40 @@ class TransferWorker:
     vain comes to its next partner before that one has given it up.
     """
 
-    def __init__(self, itinerary: TransferSchedule, guests: ConnectionBacklog, deadline: ProbeDeadline) -> None:
+    def __init__(self, itinerary: TransferSchedule, backlog: ConnectionBacklog, deadline: ProbeDeadline) -> None:
         self._itinerary = itinerary
-        self._guests = guests
+        self._backlog = backlog
         self._deadline = deadline
         self._amount = TransferLimit(itinerary.bytes, itinerary.seconds)
 
     def run(self) -> tuple[Transfer, ...]:
         """Meet everybody, and say how what this host sent arrived."""
         first, each, began = self._itinerary.first, self._itinerary.round_seconds, time.monotonic()
-        ends = [self._deadline.within((meeting.round - first + 1) * each) for meeting in self._itinerary.meetings]
+        ends = [self._deadline.within((pairing.round - first + 1) * each) for pairing in self._itinerary.meetings]
         found = []
-        for meeting, end in zip(self._itinerary.meetings, ends, strict=True):
-            time.sleep(max(0.0, began + (meeting.round - first) * PACE - time.monotonic()))
-            found.append(self._meet(meeting, end))
+        for pairing, end in zip(self._itinerary.meetings, ends, strict=True):
+            time.sleep(max(0.0, began + (pairing.round - first) * PACE - time.monotonic()))
+            found.append(self._run_pairing(pairing, end))
         return tuple(found)
 
-    def _meet(self, meeting: TransferPairing, end: ProbeDeadline) -> Transfer:
+    def _run_pairing(self, pairing: TransferPairing, end: ProbeDeadline) -> Transfer:
         """Both ways, the caller's first."""
-        if meeting.calls and meeting.address is None:
-            meeting = msgspec.structs.replace(meeting, address=_look_up(meeting.peer, end))
-        way = self._call if meeting.calls else self._await
-        flows = {sends: way(meeting, end, sends=sends) for sends in (meeting.calls, not meeting.calls)}
-        return self._transfer(meeting, flows[True])
+        if pairing.calls and pairing.address is None:
+            pairing = msgspec.structs.replace(pairing, address=_look_up(pairing.peer, end))
+        transfer = self._call if pairing.calls else self._await
+        flows = {sends: transfer(pairing, end, sends=sends) for sends in (pairing.calls, not pairing.calls)}
+        return self._transfer(pairing, flows[True])
 
-    def _transfer(self, meeting: TransferPairing, flow: _Flow) -> Transfer:
+    def _transfer(self, pairing: TransferPairing, flow: _Flow) -> Transfer:
         report = flow.report
         return Transfer(
-            meeting.peer,
+            pairing.peer,
             flow.outcome,
             report.bandwidth if report else None,
-            round=meeting.round,
-            pairs=meeting.pairs,
+            round=pairing.round,
+            pairs=pairing.pairs,
             confirms=self._itinerary.confirms,
-            address=meeting.address,
+            address=pairing.address,
             bytes=report.size if report else 0,
             seconds=report.seconds if report else 0.0,
             segments_sent=flow.sent,
@@ -90,24 +90,24 @@ class TransferWorker:
             waited=report.waited if report else 0.0,
         )
 
-    def _call(self, meeting: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
+    def _call(self, pairing: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
         """Connect, wait until the other host has come to this round, and let bytes flow; ``sends``: from here."""
-        address = meeting.address
-        connection = connect_tcp(address, meeting.port, end, source=meeting.source).connection if address else None
+        address = pairing.address
+        connection = connect_tcp(address, pairing.port, end, source=pairing.source).connection if address else None
         if connection is None:
             return _Flow("unreached")
-        visit = TransferHandshake(self._itinerary.survey, meeting.round, self._itinerary.place, sends)
-        greeting = transfer_greeting(meeting.word) + visit.encode()
+        visit = TransferHandshake(self._itinerary.survey, pairing.round, self._itinerary.place, sends)
+        greeting = transfer_greeting(pairing.word) + visit.encode()
 
         def begin(connection: socket) -> bool:
-            return send_and_receive(connection, greeting, WELCOME_BYTES, end) == transfer_welcome(meeting.word)
+            return send_and_receive(connection, greeting, WELCOME_BYTES, end) == transfer_welcome(pairing.word)
 
         return self._flow(connection, begin, sends, end)
 
-    def _await(self, meeting: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
+    def _await(self, pairing: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
         """Take the caller in, and let bytes flow; ``sends``: from here."""
-        visit = TransferHandshake(self._itinerary.survey, meeting.round, meeting.place, not sends)
-        connection = self._guests.take(visit, end)
+        visit = TransferHandshake(self._itinerary.survey, pairing.round, pairing.place, not sends)
+        connection = self._backlog.take(visit, end)
         if connection is None:
             return _Flow("late")
 

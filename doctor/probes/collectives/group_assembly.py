@@ -115,8 +115,8 @@ def _left_alone(posts: Sequence[ProbeParticipant], joining: Sequence[ProbePartic
 
 def _told(ready: Mapping[str, TorchCapabilities]) -> tuple[Axis, ...]:
     """The mesh of the launcher, where it tells all the same."""
-    told = {one.mesh for one in ready.values()}
-    return told.pop() if len(told) == 1 else ()
+    meshes = {one.mesh for one in ready.values()}
+    return meshes.pop() if len(meshes) == 1 else ()
 
 
 def _backend(joining: Sequence[ProbeParticipant], ready: Mapping[str, TorchCapabilities]) -> tuple[str, str]:
@@ -158,8 +158,8 @@ def _shares(lines: Sequence[AxisGroups]) -> dict[int, tuple[AxisMembership, ...]
 
 def addresses_of(job: Job, post: ProbeParticipant) -> Iterator[str]:
     """Where others would reach the host of ``post``: as NCCL or Gloo would dial it, then as the job does its master."""
-    stations = nodes_of(job, (Agent(post.number, post.host, post.port or 1, post.word),))
-    found = [dial.address for station in stations for dial in station.dials]
+    nodes = nodes_of(job, (Agent(post.number, post.host, post.port or 1, post.word),))
+    found = [dial.address for node in nodes for dial in node.dials]
     master = post.rank.find(MasterFacts)
     if post.number == 0 and master is not None:
         found.append(master.address)

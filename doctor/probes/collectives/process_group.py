@@ -143,7 +143,7 @@ class ProcessGroupSession:
         return GroupStepResult(timings=(broken,), error=error)
 
     def _group(self, share: AxisMembership) -> GroupMembers:
-        """Made by its members alone, axis by axis: nobody waits for groups that are not its own."""
+        """Create each group on its members only, axis by axis: no rank waits for a group of others."""
         import torch.distributed as dist
 
         if share.axis not in self._groups:

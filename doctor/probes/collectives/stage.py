@@ -67,8 +67,8 @@ class GroupsStage:
         found = assemble(job, posts, self._mesh)
         if isinstance(found, GroupsNotRun):
             # Without words: a process puts down what it was told, and nothing is sent or started.
-            told = [post for post in posts if post.note or found.error]
-            return _orders({post.token: found for post in told}, OPEN_SECONDS)
+            known = [post for post in posts if post.note or found.error]
+            return _orders({post.token: found for post in known}, OPEN_SECONDS)
         if found is None:
             return None
         self._plan, self._assembly = self._join, found

@@ -1,4 +1,4 @@
-"""Who connects to whom, and at which address: computed from the facts of a job, alike wherever it is computed."""
+"""Which hosts connect, and at which address: the same on every host, from the facts of the job."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
     Of several agents of one host only the first has one, and that of a host that the job does not have has none.
     """
     agents = tuple(agents)
-    stations = [*nodes_of(job, agents)]
-    if len(stations) < 2:
+    nodes = [*nodes_of(job, agents)]
+    if len(nodes) < 2:
         return ()
     zero = _zero(job)
-    ports = [_port_to_hold(station, zero) for station in stations]
+    ports = [_port_to_hold(node, zero) for node in nodes]
     held = any(ports) or _is_listened_to(zero)
     assignments = {
-        station.agent: Assignment(
-            rank=station.agent.rank,
-            host=station.name,
-            targets=(*_targets(stations, place, main=True), *_targets(stations, place, main=False)),
-            reference=stations[reference_of(place, len(stations))].name if place else None,
-            master=_master(station.member, zero, held),
+        node.agent: Assignment(
+            rank=node.agent.rank,
+            host=node.name,
+            targets=(*_targets(nodes, place, main=True), *_targets(nodes, place, main=False)),
+            reference=nodes[reference_of(place, len(nodes))].name if place else None,
+            master=_master(node.member, zero, held),
             hold_port=port,
-            burst=_burst(station.member),
+            burst=_burst(node.member),
         )
-        for place, (station, port) in enumerate(zip(stations, ports, strict=True))
+        for place, (node, port) in enumerate(zip(nodes, ports, strict=True))
     }
     return tuple(assignments[agent] for agent in dict.fromkeys(agents) if agent in assignments)
 
@@ -161,9 +161,9 @@ def _any_address(member: Rank) -> str | None:
     return next((address for address in own if not is_loopback(address)), None)
 
 
-def _targets(stations: Sequence[ProbeNode], place: int, *, main: bool) -> Iterator[ProbeTarget]:
-    for partner in partners(place, len(stations)):
-        peer = stations[partner]
+def _targets(nodes: Sequence[ProbeNode], place: int, *, main: bool) -> Iterator[ProbeTarget]:
+    for partner in partners(place, len(nodes)):
+        peer = nodes[partner]
         for dial in peer.dials[:1] if main else peer.dials[1:]:
             yield ProbeTarget(peer.name, dial.address, peer.agent.port, peer.agent.word, dial.library, measured=main)
 
@@ -176,9 +176,9 @@ def _master(member: Rank, zero: Rank | None, held: bool) -> MasterTarget | None:
     return MasterTarget(facts.address, facts.port, peer=zero.host.name if zero else "", held=held)
 
 
-def _port_to_hold(station: ProbeNode, zero: Rank | None) -> int | None:
+def _port_to_hold(node: ProbeNode, zero: Rank | None) -> int | None:
     """MASTER_PORT on the host of rank 0, unless somebody was seen to listen there."""
-    if zero is None or station.member.host is not zero.host or _is_listened_to(zero):
+    if zero is None or node.member.host is not zero.host or _is_listened_to(zero):
         return None
     facts = zero.find(MasterFacts)
     return facts.port if facts is not None and facts.port in PORTS else None

@@ -120,10 +120,10 @@ class _LightProbe:
         addresses, _, _ = resolve(master.address, self._deadline.left(RESOLVE_SECONDS))
         if not addresses:
             self._master.append(master_reach(master, master.address, "unresolved", None, {}))
-        knocks = [partial(self._knock, master, address) for address in addresses[:MOST_ADDRESSES]]
-        wait_for(start_side_by_side(knocks, len(knocks), self._deadline), self._deadline)
+        attempts = [partial(self._connect_master, master, address) for address in addresses[:MOST_ADDRESSES]]
+        wait_for(start_side_by_side(attempts, len(attempts), self._deadline), self._deadline)
 
-    def _knock(self, master: MasterTarget, address: str) -> None:
+    def _connect_master(self, master: MasterTarget, address: str) -> None:
         outcome, seconds = try_master_port(address, master.port, self._deadline, patient=master.held)
         if outcome is not None:
             self._master.append(master_reach(master, address, outcome, seconds, self._own))

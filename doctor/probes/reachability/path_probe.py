@@ -112,11 +112,13 @@ class PathProbe:
         if connection is None:
             return PathResult(outcome, seconds), None
         patience = self._deadline.left(GREETING_SECONDS)
-        said = _greet(connection, word, ProbeDeadline(patience))
-        if said == "open":
+        outcome_of_greeting = _greet(connection, word, ProbeDeadline(patience))
+        if outcome_of_greeting == "open":
             return PathResult("open", seconds), connection
         reset_connection(connection)
-        return PathResult(None if said == "unanswered" and patience < SILENT_SECONDS else said, seconds), None
+        return PathResult(
+            None if outcome_of_greeting == "unanswered" and patience < SILENT_SECONDS else outcome_of_greeting, seconds
+        ), None
 
     def _echoes(self, connection: socket) -> list[ClockSample]:
         moments: list[ClockSample] = []

@@ -1,4 +1,4 @@
-"""What a plan costs at most, to be said before anything is sent."""
+"""The maximum cost of a plan, reported before anything is sent."""
 
 from __future__ import annotations
 

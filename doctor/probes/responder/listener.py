@@ -19,17 +19,17 @@ BACKLOG = 256
 class Responder:
     """Answers who knows its ``word`` on ``port``, from a daemon thread, until it is closed.
 
-    ``clock``: the time of this host, seconds since 1970. ``guests``: who came to transfer bytes. Raises ``OSError``
+    ``clock``: the time of this host, seconds since 1970. ``backlog``: accepted connections that wait for a transfer. Raises ``OSError``
     where no port or no thread can be had.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.word = new_word()
-        self.guests = ConnectionBacklog()
+        self.backlog = ConnectionBacklog()
         listener = _listen(0)
         self.port = int(listener.getsockname()[1])
         try:
-            self._server = Server(self.guests)
+            self._server = Server(self.backlog)
         except RuntimeError as error:
             listener.close()
             raise OSError(errno.EAGAIN, str(error)) from error
@@ -46,7 +46,7 @@ class Responder:
     def close(self) -> None:
         """Close all that is open; the ports are free again when this returns."""
         self._server.close()
-        self.guests.close()
+        self.backlog.close()
 
 
 def _listen(port: int) -> socket.socket:

@@ -46,19 +46,19 @@ class _ServedConnection:
     socket: socket.socket
     talk: ResponderProtocol | SilentProtocol
     opened: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)
+    last_received: float = field(default_factory=time.monotonic)
 
     def is_stale(self, now: float) -> bool:
         patience = IDLE_SECONDS if self.talk.greeted else STRANGER_SECONDS
-        return now - self.heard > patience or now - self.opened > LIFE_SECONDS
+        return now - self.last_received > patience or now - self.opened > LIFE_SECONDS
 
 
 class Server:
     """Takes connections and lets a conversation answer each, in a daemon thread. Who wants to transfer bytes is sent
     to ``guests``."""
 
-    def __init__(self, guests: ConnectionBacklog) -> None:
-        self._guests = guests
+    def __init__(self, backlog: ConnectionBacklog) -> None:
+        self._backlog = backlog
         self._selector = selectors.DefaultSelector()
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -172,7 +172,7 @@ class Server:
                 self._drop(connection, at_once=False)
                 return
             answer = connection.talk.receive(data)
-            connection.heard = time.monotonic()
+            connection.last_received = time.monotonic()
         except BlockingIOError:
             return
         except (OSError, ProtocolViolation):
@@ -185,7 +185,7 @@ class Server:
 
     def _hand_over(self, connection: _ServedConnection, visit: TransferHandshake) -> None:
         self._forget(connection)
-        self._guests.bring(visit, connection.socket)
+        self._backlog.bring(visit, connection.socket)
 
     def _send(self, connection: _ServedConnection, answer: bytes) -> None:
         """Answers are few and short: whoever lets them pile up does not read them."""

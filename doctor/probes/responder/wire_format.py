@@ -12,7 +12,7 @@ import secrets
 import struct
 
 MAGIC = b"rankdoc\x01"
-"""Opens a greeting: nobody else's protocol begins like this."""
+"""Opens a greeting: no other protocol begins like this."""
 
 LENGTH = struct.Struct("!I")
 TIMES = struct.Struct("!dd")
@@ -31,7 +31,7 @@ SEGMENT = 536
 
 
 def new_word() -> str:
-    """A word that nobody guesses: 128 random bits."""
+    """A random token of 128 bits."""
     return secrets.token_hex(16)
 
 

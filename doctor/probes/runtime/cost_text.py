@@ -1,4 +1,4 @@
-"""How what a step costs is said."""
+"""Text for the cost of a step."""
 
 from __future__ import annotations
 

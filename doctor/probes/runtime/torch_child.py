@@ -133,8 +133,8 @@ class TorchChild:
     def last_words(self) -> str:
         """The last line that it wrote to stderr, or how it ended."""
         code = self._child.poll() if self._child is not None else None
-        said = next((line for line in reversed(self._lines) if line.strip()), "")
-        return said or (f"the process ended with {code}" if code is not None else "the process is gone")
+        last_line = next((line for line in reversed(self._lines) if line.strip()), "")
+        return last_line or (f"the process ended with {code}" if code is not None else "the process is gone")
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class WrittenFile:
-    """A file that a child of this process writes, and holds until it is told to remove it; it does that too when it or
+    """A file that a child of this process writes, and holds until it receives the order to remove it; it does that too when it or
     this process ends."""
 
     def __init__(self, place: ProbeDirectory, seconds: float, command: Sequence[str] = COMMAND) -> None:
@@ -63,13 +63,13 @@ class WrittenFile:
     def trial(self, deadline: ProbeDeadline) -> StorageTrial:
         """What came of it. A child that has not answered by then is left to itself."""
         seconds = deadline.left()
-        said = _heard(self._child, deadline)
-        error = f"{NO_ANSWER} within {seconds:.0f} s" if said is None else said.error
+        answer = _read_answer(self._child, deadline)
+        error = f"{NO_ANSWER} within {seconds:.0f} s" if answer is None else answer.error
         if error is not None:
             self.give_up()
             return StorageTrial(self.place.path, self.place.role, error=error)
-        assert said is not None
-        return StorageTrial(self.place.path, self.place.role, said.bytes, said.write, said.sync)
+        assert answer is not None
+        return StorageTrial(self.place.path, self.place.role, answer.bytes, answer.write, answer.sync)
 
     def remove(self, deadline: ProbeDeadline) -> None:
         """Have it removed, waited for as long as ``deadline`` leaves."""
@@ -96,13 +96,13 @@ def read_files(
     children = [_start((*command, "read", _absolute(place), place.name, str(place.size))) for place in places]
     readings = []
     for place, child in zip(places, children, strict=True):
-        said = _heard(child, deadline)
+        answer = _read_answer(child, deadline)
         if child is not None:
             abandon_child(child)
-        if said is None:
+        if answer is None:
             readings.append(StorageReading(place.path, place.writer, "silent"))
-        elif said.outcome is not None:
-            readings.append(StorageReading(place.path, place.writer, said.outcome, said.seconds, said.error))
+        elif answer.outcome is not None:
+            readings.append(StorageReading(place.path, place.writer, answer.outcome, answer.seconds, answer.error))
     return readings
 
 
@@ -118,7 +118,7 @@ def _start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subproces
         return None
 
 
-def _heard(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline) -> _Answer | None:
+def _read_answer(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline) -> _Answer | None:
     """The line of a child, ``None`` where there is none in time."""
     if child is None or child.stdout is None:
         return _Answer(error=f"{UNTRIED}: no process can be started")

@@ -130,8 +130,8 @@ class StorageStage:
         for reader, writer, path in dict.fromkeys(pairs):
             wrote = next(place for place in self._places[writer] if place.path == path)
             if reader != writer:
-                told = msgspec.structs.replace(wrote, writer=names.get(writer, ""))
-                tasks[reader] = (*tasks.get(reader, ()), told)
+                addressed = msgspec.structs.replace(wrote, writer=names.get(writer, ""))
+                tasks[reader] = (*tasks.get(reader, ()), addressed)
         orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
         return _orders(posts, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
 
