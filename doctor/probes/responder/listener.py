@@ -19,8 +19,8 @@ BACKLOG = 256
 class Responder:
     """Answers who knows its ``word`` on ``port``, from a daemon thread, until it is closed.
 
-    ``clock``: the time of this host, seconds since 1970. ``backlog``: accepted connections that wait for a transfer. Raises ``OSError``
-    where no port or no thread can be had.
+    ``clock``: the time of this host, seconds since 1970. ``backlog``: accepted connections that wait for a
+    transfer. Raises ``OSError`` if no port or no thread is available.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
