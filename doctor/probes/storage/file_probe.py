@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class WrittenFile:
-    """A file that a child of this process writes, and holds until it is ordered to remove it; it does that too when it or
+    """A file that a child of this process writes, and holds until it is ordered to remove it, or until it or
     this process ends."""
 
     def __init__(self, place: ProbeDirectory, seconds: float, command: Sequence[str] = COMMAND) -> None:
