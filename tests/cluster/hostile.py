@@ -7,6 +7,7 @@ what to do there. It says what it has done on stdout, a line each.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -129,6 +130,9 @@ def forger(board: KeyValueStore) -> None:
 
 def main(where: str, key: str, role: str, proof: str = "") -> None:
     """Do it."""
+    if where.startswith("store:"):
+        importlib.import_module("torch.distributed")  # takes seconds, which the ranks may not wait
+    say("ready")
     board = board_of(where, key)
     if role == "forger":
         forger(board)

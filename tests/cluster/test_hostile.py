@@ -10,6 +10,7 @@ from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.cluster.transport.secret_file import VARIABLE
 from tests.cluster.processes import ABOUT_THE_JOB, LIMIT, Commands, rank_environ, until, wait
 from tests.lab.ports import free_ports
+from tests.lab.speed import VARIABLE as SLOWNESS
 from tests.lab.speed import slowness
 
 PORTS = free_ports()
@@ -44,7 +45,9 @@ class Stage:
         share = self.folder / "share"
         where = f"folder:{share}" if self.carrier == "folder" else f"store:{self.port}"
         command = [sys.executable, "-m", "tests.cluster.hostile", where, key, role, *arguments]
-        return self.commands.start(command)
+        stranger = self.commands.start(command, **{SLOWNESS: f"{slowness():.2f}"})
+        until(lambda: "ready" in stranger.stdout or stranger.process.poll() is not None)
+        return stranger
 
     def rank(self, number, *arguments, seconds=WAITED_OUT, **environ):
         together = ["--share", self.folder / "share"] if self.carrier == "folder" else ["--gather", "store"]
