@@ -119,10 +119,10 @@ class Turns:
 
         loop = vars(self.trainer.fit_loop.epoch_loop)
         self._before_fetch = loop.pop(BEFORE_FETCH, self._before_fetch)
-        run.monitor.loaders.close()
+        run.telemetry.loaders.close()
         if on:
             loop[BEFORE_FETCH] = self._before_fetch
-            run.monitor.loaders.open()
+            run.telemetry.loaders.open()
 
     def a_step(self, name: str, clock: str, less: str | None = None) -> list[float]:
         """Microseconds a step in each round, above those of ``less`` in the same round."""

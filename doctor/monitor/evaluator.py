@@ -62,8 +62,11 @@ def run_settings(options: WatchOptions, *, report_notes: bool) -> Settings:
 
 
 class RunEvaluator:
-    """Judges the job whenever the sentinel has gathered it, and tells the sinks. Lives on every rank; works on the
-    one that is asked. ``run``: its id, once it is known."""
+    """Evaluates the job whenever the watchdog has collected it, and notifies the sinks.
+
+    Every rank has one; only that of the evaluating rank is called. ``run_id`` returns the id of the run, empty until it
+    is known.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class RunEvaluator:
         self._stall_findings: set[FindingKey] = set()
 
     def __call__(self, job: Job, trigger: Trigger) -> Decision:
-        """The decision on ``job``."""
+        """Run the checks on ``job``, publish new findings and decide."""
         with self._lock:
             registry = self._load_registry()
             report = judge(job, registry, self._settings, must_be_complete=False, started=self._started)
@@ -99,10 +102,12 @@ class RunEvaluator:
             return decision
 
     def report_recovery(self, decision: Decision, seconds: float) -> None:
-        """A stall that was judged sick is over after so many seconds: what was found for it is a remark from now on.
-        What holds all the same is found again."""
+        """Downgrade the findings of a stall that ended after ``seconds`` to info.
+
+        Whatever still holds is found again in the next round.
+        """
         with self._lock:
-            demoted = self.history.went_on(self._stall_findings, seconds)
+            demoted = self.history.downgrade(self._stall_findings, seconds)
             self._stall_findings = set()
             if (report := self.history.report) is not None and demoted:
                 for sink in [*self._active_sinks]:
@@ -112,7 +117,7 @@ class RunEvaluator:
             print_status(f"training resumed after {seconds:.0f} s{now}")
 
     def close(self) -> None:
-        """Give back what the sinks hold, those that broke included."""
+        """Release the resources of all sinks, including those that failed."""
         sinks, self._all_sinks = self._all_sinks, ()
         for sink in sinks:
             self._notify(sink, lambda sink: sink.close())
@@ -130,7 +135,7 @@ class RunEvaluator:
     def _load_checks(self) -> CheckRegistry:
         try:
             return load_checks(self._settings)
-        except UnusableError as error:  # names and plug-ins that read_settings does not look up
+        except UnusableError as error:  # check names and plugins, which read_settings does not resolve
             print_status(f"{error}; continuing without settings")
             own = tuple(entry for entry in self._settings.ignore if entry.by == CALLBACK)
             self._settings = Settings(ignore=own)
@@ -155,7 +160,7 @@ class RunEvaluator:
             self._notify(sink, publish)
 
     def _notify(self, sink: FindingSink, call: Callable[[FindingSink], None]) -> None:
-        """An sink that breaks is left out from then on; the others go on."""
+        """Call one sink; a sink that raises is disabled and the others continue."""
         try:
             call(sink)
         except Exception as error:
@@ -164,7 +169,10 @@ class RunEvaluator:
 
 
 def _decision(report: Report, trigger: Trigger) -> Decision:
-    """Whether what was found this time breaks the run. A stall is explained only by what speaks of progress or data."""
+    """Decide whether the findings of this report break the run.
+
+    A stall or failure is only explained by findings of the families progress, data and host.
+    """
     families = ("progress", "data", "host") if trigger in ("stall", "failure") else ()
     errors = [
         (result, finding)
@@ -182,5 +190,5 @@ def _decision(report: Report, trigger: Trigger) -> Decision:
 
 
 def _belongs_to(events: FindingEvent, decision: Decision) -> bool:
-    """Whether a finding is one of those that the decision was for, or a consequence of one."""
+    """Return whether a finding is one of the decision's findings or a consequence of one."""
     return bool({events.result.id, events.finding.explained_by} & {*decision.ids})

@@ -1,4 +1,4 @@
-"""What was found over a whole run. A finding stays once it was made; the same one again is no news."""
+"""Findings accumulated over a whole run; a finding stays once it was made."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from doctor.core.report_document import CheckResult, Report, ReportFinding, verd
 from doctor.monitor.sinks.finding_sink import FindingEvent
 
 FILE_LIMIT = 64 << 20
-"""Bytes of an earlier report of the same run that are read."""
+"""Maximum size in bytes of an earlier report of the same run that is read."""
 
 
 FindingKey = tuple[str, tuple[int, ...], tuple[str, ...]]
-"""What is said, and of whom: the id of the check, ranks, hosts."""
+"""Identity of a finding: check id, ranks, hosts."""
 
 
-def finding_key(news: FindingEvent) -> FindingKey:
-    """A finding by what does not change from one look to the next."""
-    return news.result.id, *_who(news.finding)
+def finding_key(events: FindingEvent) -> FindingKey:
+    """Return the key of a finding, which is stable from one evaluation to the next."""
+    return events.result.id, *_subjects(events.finding)
 
 
 class FindingHistory:
-    """The findings of a run, judged again and again."""
+    """The findings of a run over all its evaluations."""
 
     def __init__(self) -> None:
         self.report: Report | None = None
 
     def note(self, report: Report) -> list[FindingEvent]:
-        """Take in what was found this time; returns what was not known before."""
+        """Merge the findings of one evaluation and return those that are new."""
         known = {} if self.report is None else {result.id: result for result in self.report.results}
-        results, news = [], []
+        results, events = [], []
         for result in report.results:
             merged, fresh = _merged(known.pop(result.id, None), result)
             results.append(merged)
-            news += [FindingEvent(merged, finding, self._is_implied(finding, result.family)) for finding in fresh]
+            events += [FindingEvent(merged, finding, self._is_implied(finding, result.family)) for finding in fresh]
         results += known.values()
         self.report = _with_results(report, tuple(results), self.report)
-        return news
+        return events
 
-    def went_on(self, found: Collection[FindingKey], seconds: float) -> list[FindingEvent]:
-        """Make remarks of these findings: the run went on after it had stood for so many seconds. Returns them."""
+    def downgrade(self, found: Collection[FindingKey], seconds: float) -> list[FindingEvent]:
+        """Downgrade these findings to info because the run resumed after ``seconds``; return them."""
         if self.report is None:
             return []
         results, demoted = [], []
         for result in self.report.results:
             findings = tuple(
-                _as_remark(one, seconds)
-                if (result.id, *_who(one)) in found and one.severity is not Severity.INFO
+                _as_info(one, seconds)
+                if (result.id, *_subjects(one)) in found and one.severity is not Severity.INFO
                 else one
                 for one in result.findings
             )
@@ -66,15 +66,17 @@ class FindingHistory:
         return demoted
 
     def _is_implied(self, finding: ReportFinding, family: str) -> bool:
-        """Whether people were told its cause before, in the same matter. What happens to the run (progress) is told
-        whatever it comes from."""
+        """Return whether the cause of a finding in the same family was reported before.
+
+        Findings about the run itself (family progress) are always reported.
+        """
         cause = self.report.result(finding.explained_by) if self.report and finding.explained_by else None
         if cause is None or cause.family != family or family == "progress":
             return False
         return any(one.stands and one.severity is not Severity.INFO for one in cause.findings)
 
     def take_over(self, path: Path | OwnFile, run: str = "") -> None:
-        """Go on from the report that another rank wrote, where it can be read and is of that run."""
+        """Continue from the report that another rank wrote, if it is readable and belongs to ``run``."""
         try:
             report = msgspec.json.decode(OwnFile.of(path).read(FILE_LIMIT), type=Report)
             self.report = report if not (run and report.run) or same_run(run, report.run) else None
@@ -83,12 +85,12 @@ class FindingHistory:
 
 
 def _merged(old: CheckResult | None, new: CheckResult) -> tuple[CheckResult, list[ReportFinding]]:
-    """The result with the findings of both, and those that are news."""
+    """Merge two results of one check; return the merged result and its new findings."""
     if old is None or not old.findings:
         return new, [finding for finding in new.findings if finding.stands]
     fresh = [finding for finding in new.findings if finding.stands and not _is_known(finding, old.findings)]
-    said_again = {_who(finding) for finding in new.findings}
-    findings = (*(one for one in old.findings if _who(one) not in said_again), *new.findings)
+    repeated = {_subjects(finding) for finding in new.findings}
+    findings = (*(one for one in old.findings if _subjects(one) not in repeated), *new.findings)
     stands = any(finding.stands for finding in findings)
     status = Status.FAIL if stands else new.status
     reason = None if stands else new.reason
@@ -102,21 +104,24 @@ def _with_findings(result: CheckResult, findings: tuple[ReportFinding, ...]) -> 
     return msgspec.structs.replace(result, findings=findings, severity=worst)
 
 
-def _as_remark(finding: ReportFinding, seconds: float) -> ReportFinding:
+def _as_info(finding: ReportFinding, seconds: float) -> ReportFinding:
     summary = f"{finding.summary}; went on after {seconds:.0f} s"
     return msgspec.structs.replace(finding, summary=summary, severity=Severity.INFO)
 
 
-def _who(finding: ReportFinding) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _subjects(finding: ReportFinding) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return finding.ranks, finding.hosts
 
 
 def _is_known(finding: ReportFinding, known: Iterable[ReportFinding]) -> bool:
-    """Whether as much was said of these ranks before: numbers in the words change from one look to the next."""
-    said = [one for one in known if one.severity.weight >= finding.severity.weight]
+    """Return whether a finding at least as severe was reported for these ranks before.
+
+    The text is not compared: numbers in it change from one evaluation to the next.
+    """
+    earlier = [one for one in known if one.severity.weight >= finding.severity.weight]
     if not finding.ranks:
-        return any(not one.ranks and one.hosts == finding.hosts for one in said)
-    return set(finding.ranks) <= {rank for one in said for rank in one.ranks}
+        return any(not one.ranks and one.hosts == finding.hosts for one in earlier)
+    return set(finding.ranks) <= {rank for one in earlier for rank in one.ranks}
 
 
 def _with_results(report: Report, results: tuple[CheckResult, ...], earlier: Report | None) -> Report:

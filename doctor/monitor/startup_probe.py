@@ -1,5 +1,7 @@
-"""Light probes between the hosts of a run, before its first batch: the gathering of the pre-flight, with probes, on a
-board of its own beside the job's store."""
+"""Light probes between the hosts of a run, before its first batch.
+
+Runs the collection protocol of preflight, with probes, under a separate prefix of the job's store.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,11 @@ from doctor.monitor.static_facts import Sections, StaticFacts
 from doctor.monitor.watchdog.store_discovery import StoreAddress, derived_run_id, find_store
 
 SECONDS = 15.0
-"""For all ranks to come and the probes together."""
+"""Time limit in seconds for joining and for all probes together."""
 
 
 _COUNT = itertools.count()
-"""Runs whose hosts this process has measured: as many on every rank, which is how they know what they speak of before
-they have spoken."""
+"""Number of probe runs of this process. It is equal on all ranks, so they derive the same key without communication."""
 
 
 def probe_hosts(
@@ -41,15 +42,18 @@ def probe_hosts(
     rank: int,
     world_size: int,
     directory: Path | OwnFolder,
-    tell: Callable[[str], None],
+    write_line: Callable[[str], None],
     secret: Secret | None = None,
 ) -> Sections:
-    """What this rank measured, for its host; empty where it does not speak for one, or where the ranks did not find
-    together, of which ``tell`` hears."""
+    """Run the light probes and return the sections measured for this host.
+
+    Empty if this rank does not hold the host lease, or if the ranks did not find each other, which is reported by
+    ``write_line``.
+    """
     address = find_store()
     key = f"probes-{derived_run_id(address, next(_COUNT), os.environ)}"
     identity = ProcessIdentity(rank, world_size, key)
-    schedule = LocalProbeSchedule(rank, leads_host=facts.speaks, write_line=tell, within=SECONDS / 2)
+    schedule = LocalProbeSchedule(rank, leads_host=facts.leads_host, write_line=write_line, within=SECONDS / 2)
     participant = Participant(
         identity,
         host_identity(Machine()),
@@ -60,9 +64,9 @@ def probe_hosts(
     try:
         store, rejected = _open_store(address, directory, key), RejectedMessages()
         store.wrap(lambda backend: SignedBackend(backend, key, secret, rejected))
-        _take_part(store, identity, participant, schedule, tell)
-    except (StoreLost, NoCoordinator, Superseded, OSError, RuntimeError) as lost:  # torch raises RuntimeErrors
-        tell(f"the ways between hosts were not measured on rank {rank}: {str(lost) or 'nobody asked'}")
+        _gather(store, identity, participant, schedule, write_line)
+    except (StoreLost, NoCoordinator, Superseded, OSError, RuntimeError) as lost:  # torch raises RuntimeError
+        write_line(f"the ways between hosts were not measured on rank {rank}: {str(lost) or 'nobody asked'}")
     return schedule.sections
 
 
@@ -75,12 +79,12 @@ def _open_store(address: StoreAddress | None, directory: Path | OwnFolder, key: 
     )
 
 
-def _take_part(
+def _gather(
     store: KeyValueStore,
     identity: ProcessIdentity,
     participant: Participant,
     schedule: LocalProbeSchedule,
-    tell: Callable[[str], None],
+    write_line: Callable[[str], None],
 ) -> None:
     close_at = time.monotonic() + SECONDS
     try:
@@ -95,7 +99,7 @@ def _take_part(
                 max_seconds=SECONDS,
             ).participate()
             return
-        coordinator = Coordinator(store, identity, secrets.token_hex(8), close_at=close_at, write_line=tell)
+        coordinator = Coordinator(store, identity, secrets.token_hex(8), close_at=close_at, write_line=write_line)
         coordinator.open(participant.join_request)
         coordinator.gather(participant.member_facts, schedule)
         coordinator.announce(0)

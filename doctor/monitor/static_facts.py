@@ -1,4 +1,4 @@
-"""What a rank knows before it trains: the facts of the pre-flight, collected in the background; some are read again."""
+"""Facts of preflight, collected in the background of a run; some are refreshed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Sections = dict[str, "Section | Missing"]
 Pairs = tuple[tuple[str, str], ...]
 
 REREAD = (GpuFacts.key, "host")
-"""Sections of the host that change while it works: clocks, throttling, memory."""
-OF_TRAINERS = (
+"""Sections of the host that change during a run: clocks, throttling, memory."""
+TRAINER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -35,16 +35,19 @@ OF_TRAINERS = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""Variables by which a Trainer tells the processes that it starts who they are."""
+"""Variables that a Trainer sets in the processes it starts."""
 EVERY = 60.0
-"""Seconds between two readings of these."""
+"""Seconds between two refreshes of the :data:`REREAD` sections."""
 DEADLINE = 10.0
-"""Seconds that a collector may take in the background of a run."""
+"""Time limit in seconds for a collector in the background of a run."""
 
 
 def settled_launch(launch: LaunchFacts, rank: int, world_size: int) -> LaunchFacts:
-    """The launch as the run has settled it. Where no launcher started the processes, the Trainer did: it sets RANK and
-    the like itself, in each of them what it needs there, and they are no instructions of the user's."""
+    """Return the launch facts with the rank and world size that the run settled on.
+
+    Without a launcher, the Trainer starts the processes and sets RANK and the like in each of them; those are not the
+    user's configuration and are dropped.
+    """
     if launch.launcher not in ("none", "lightning"):
         return launch
     return msgspec.structs.replace(
@@ -53,52 +56,54 @@ def settled_launch(launch: LaunchFacts, rank: int, world_size: int) -> LaunchFac
         world_size=world_size,
         running_together="",
         claims=(),
-        variables=tuple(one for one in launch.variables if one.name not in OF_TRAINERS),
+        variables=tuple(one for one in launch.variables if one.name not in TRAINER_VARIABLES),
     )
 
 
 class StaticFacts:
-    """The sections that no monitor brings. ``key``: what the processes of this job have in common on this host;
-    ``directories`` and ``outputs``: as :class:`.Surroundings`; ``rank`` and ``world_size``: this process's place in the
-    job that runs."""
+    """The sections that telemetry does not provide.
+
+    ``key``: common to the processes of this job on this host; ``directories`` and ``outputs``: as in :class:`.Machine`;
+    ``rank`` and ``world_size``: of this process in the running job.
+    """
 
     def __init__(self, key: str, directories: Pairs, outputs: Pairs, *, rank: int, world_size: int) -> None:
-        self._place = (rank, world_size)
-        self._surroundings = Machine(directories=directories, outputs=outputs)
-        self._speaker = HostLease(key, host_identity(self._surroundings), "the host of a run")
-        self._use = HostCounters()
+        self._rank_and_world_size = (rank, world_size)
+        self._machine = Machine(directories=directories, outputs=outputs)
+        self._lease = HostLease(key, host_identity(self._machine), "the host of a run")
+        self._host_counters = HostCounters()
         self._known: Sections = {}
         self._ready = threading.Event()
         self._read_at = time.monotonic()
         self._reading: threading.Thread | None = None
         own_gpus = states_binding(launch_facts(os.environ))
-        self._first = keys_to_collect(leads_host=self._speaker.granted, own_gpus=own_gpus)
+        self._first = keys_to_collect(leads_host=self._lease.granted, own_gpus=own_gpus)
         self._start(self._first)
 
     @property
-    def speaks(self) -> bool:
-        """Whether this process reads the facts of its host."""
-        return self._speaker.granted
+    def leads_host(self) -> bool:
+        """Whether this process collects the facts of its host."""
+        return self._lease.granted
 
-    def now(self, patience: float = 0.0) -> Sections:
-        """What is known; waits at most ``patience`` seconds for the first reading."""
-        self._ready.wait(patience)
-        if self.speaks:
-            self._known[HostUseFacts.key] = self._use.facts()
-            self._again()
+    def now(self, timeout: float = 0.0) -> Sections:
+        """Return the known sections; wait at most ``timeout`` seconds for the first collection."""
+        self._ready.wait(timeout)
+        if self.leads_host:
+            self._known[HostUseFacts.key] = self._host_counters.facts()
+            self._refresh()
         return dict(self._known)
 
-    def storage(self, patience: float = 2.0) -> Sections:
-        """The directories and locks as they are now: ranks may wait on a lock."""
-        if not self.speaks:
+    def storage(self, timeout: float = 2.0) -> Sections:
+        """Collect directories and locks again: ranks may be blocked on a lock."""
+        if not self.leads_host:
             return {}
-        return collect_facts((StorageFacts.key,), self._surroundings, timeout=patience)
+        return collect_facts((StorageFacts.key,), self._machine, timeout=timeout)
 
     def close(self) -> None:
-        """Give the claim back."""
-        self._speaker.close()
+        """Release the host lease."""
+        self._lease.close()
 
-    def _again(self) -> None:
+    def _refresh(self) -> None:
         reading = self._reading is not None and self._reading.is_alive()
         if not reading and time.monotonic() - self._read_at >= EVERY:
             self._start([key for key in REREAD if isinstance(self._known.get(key), Section)])
@@ -109,10 +114,10 @@ class StaticFacts:
 
     def _read(self, keys: tuple[str, ...]) -> None:
         try:
-            found = collect_facts(keys, self._surroundings, timeout=DEADLINE)
+            found = collect_facts(keys, self._machine, timeout=DEADLINE)
             launch = found.get(LaunchFacts.key)
             if isinstance(launch, LaunchFacts):
-                found[LaunchFacts.key] = settled_launch(launch, *self._place)
+                found[LaunchFacts.key] = settled_launch(launch, *self._rank_and_world_size)
             self._known.update({key: value for key, value in found.items() if key in SECTIONS})
         finally:
             self._ready.set()

@@ -1,4 +1,4 @@
-"""What a user may say to the callback, whichever framework it is for."""
+"""Options of the callback, shared by all frameworks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ Probes = Literal["none", "light"]
 _CHOICES = {"on_error": get_args(OnError), "on_hang": get_args(OnHang), "probe": get_args(Probes)}
 OWN_FOLDER = "rankdoctor"
 LEAST_HANG = 1.0
-"""Seconds: ranks look at one another twice a second, and have to be given time to answer."""
+"""Minimum of ``hang_after`` in seconds: ranks poll twice a second and need time to answer."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Arguments of the callback. ``hang_after``: seconds without progress, ``None`` for the run's own pace.
+    """Validated arguments of the callback.
 
-    ``select`` and ``ignore``: ids or families of checks. ``share_group``: a group by its name or GID, whose members the
-    run's folder is shared with. ``ValueError`` where one can't be meant.
+    ``hang_after``: seconds without progress, ``None`` for a limit derived from the run's own steps. ``select`` and
+    ``ignore``: ids or families of checks. ``share_group``: name or GID of a group that the run's folder is shared with.
+
+    Raises:
+        ValueError: an argument is not valid.
     """
 
     dirpath: str | os.PathLike[str] | None = None
@@ -43,7 +46,7 @@ class WatchOptions:
     share_group: str | int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be meant, while the user's own line is on the stack."""
+        """Reject invalid arguments while the user's own line is on the stack."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be {' or '.join(map(repr, choices))}")
@@ -61,9 +64,9 @@ class WatchOptions:
             self._group(self.share_group)
 
     @staticmethod
-    def _group(named: str | int) -> int | None:
+    def _group(name: str | int) -> int | None:
         try:
-            return chosen_group(named)
+            return chosen_group(name)
         except UnusableError as error:
             raise ValueError(f"share_group: {error}") from None
 
@@ -78,26 +81,29 @@ class WatchOptions:
         except UnusableError as error:
             raise ValueError(str(error)) from None
 
-    def folder(self, default: Path, tell: Callable[[str], None]) -> OwnFolder:
-        """Where reports and records go: ``dirpath``, else ``rankdoctor`` below ``default``. A link is followed where
-        the user named it, and owns it. ``tell`` gets one line if the environment names a group that does not exist."""
-        owners = TrustedOwners.here(self._chosen_group(tell))._replace(option=f"share_group or {VARIABLE}")
+    def folder(self, default: Path, write_line: Callable[[str], None]) -> OwnFolder:
+        """Return the folder for reports and records: ``dirpath``, else ``rankdoctor`` below ``default``.
+
+        A symbolic link is followed if the user named and owns it. ``write_line`` gets one line if the environment names
+        a group that does not exist.
+        """
+        owners = TrustedOwners.here(self._chosen_group(write_line))._replace(option=f"share_group or {VARIABLE}")
         if self.dirpath is not None:
             return OwnFolder(absolute(Path(self.dirpath)), owners=owners, checked=True)
         return OwnFolder(absolute(default), OWN_FOLDER, owners=owners)
 
-    def _chosen_group(self, tell: Callable[[str], None]) -> int | None:
+    def _chosen_group(self, write_line: Callable[[str], None]) -> int | None:
         if self.share_group is not None:
             return self._group(self.share_group)
         try:
             return chosen_group(os.environ.get(VARIABLE))
         except UnusableError as error:
-            tell(f"{VARIABLE}: {error}; going on without a group")
+            write_line(f"{VARIABLE}: {error}; going on without a group")
             return None
 
 
 def absolute(directory: Path) -> Path:
-    """It as it is meant now, wherever the program goes; as it is where the working directory was removed."""
+    """Return the absolute path, or ``directory`` itself if the working directory was removed."""
     with contextlib.suppress(FileNotFoundError):
         return directory.absolute()
     return directory

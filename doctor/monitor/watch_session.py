@@ -1,4 +1,4 @@
-"""One process of a run that is watched: its monitor, its watchdog, the judge, and where findings go."""
+"""Composition root of a watched run: telemetry, watchdog, evaluator and sinks of one process."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.watch_options import WatchOptions, absolute
 from doctor.monitor.watchdog.watchdog import Decision, Watchdog
 
-MEETING = 20.0
-"""Seconds that the first batch may be held up while the ranks' facts are judged; usually it is a fraction of one."""
-FACTS = 5.0
-"""Seconds of these in which a rank waits for its own facts; slower ones are judged in the first round."""
-PARTING = 5.0
-"""Seconds for a last look at the end of a run, and after an exception."""
-THREADS = 1.0
-"""Seconds for threads that have nothing left to do, or a reading to finish, at the end of the last run that is
-watched."""
+STARTUP_TIMEOUT = 20.0
+"""Seconds that the first batch may be delayed by the startup check; usually it takes a fraction of one."""
+FACTS_TIMEOUT = 5.0
+"""Seconds of :data:`STARTUP_TIMEOUT` for this rank's own facts; slower ones are evaluated in the first periodic
+round."""
+FINAL_TIMEOUT = 5.0
+"""Seconds for the final round at the end of a run, and after an exception."""
+THREAD_TIMEOUT = 1.0
+"""Seconds for remaining threads to end after the last watched run of this process."""
 
 
 class WatchSession:
-    """Watches this process from :meth:`open` to :meth:`close`. ``directory``: where report and records go. ``watched``:
-    the attendances of this process that are open, whose threads :meth:`close` leaves alone.
+    """Watches this process from :meth:`open` to :meth:`close`.
 
-    ``sinks``: further places for findings, beside the usual ones.
+    ``directory``: for report and records. ``sinks``: additional sinks, besides the usual ones. ``open_sessions``: the
+    open sessions of this process, whose threads :meth:`close` must not join.
     """
 
-    watched: ClassVar[set[WatchSession]] = set()
+    open_sessions: ClassVar[set[WatchSession]] = set()
 
     def __init__(
         self,
@@ -59,27 +59,27 @@ class WatchSession:
         directory: Path | OwnFolder,
         sinks: Sequence[FindingSink] = (),
     ) -> None:
-        self.monitor = RankTelemetry(hang_after=options.hang_after, every_n_steps=options.every_n_steps)
+        self.telemetry = RankTelemetry(hang_after=options.hang_after, every_n_steps=options.every_n_steps)
         self.rank = rank
         self._folder = directory if isinstance(directory, OwnFolder) else OwnFolder(absolute(directory))
         self.directory = self._folder.path
         self._options = options
         self._world_size = world_size
-        self._more_sinks = tuple(sinks)
-        self._facts: StaticFacts | None = None
+        self._extra_sinks = tuple(sinks)
+        self._static_facts: StaticFacts | None = None
         self._evaluator: RunEvaluator | None = None
         self._watchdog: Watchdog | None = None
         self._prometheus: PrometheusSink | None = None
-        self._measured: Sections = {}
+        self._probe_sections: Sections = {}
         self._secret: Secret | None = None
 
     def open(self) -> None:
-        """Begin to watch. The process group, where there is one, is there; ``monitor.training`` is told."""
+        """Start watching. The process group must exist, if there is one, and ``telemetry.training`` must be set."""
         settings = run_settings(self._options, report_notes=self.rank == 0)
         self._secret = _secret()
-        self.watched.add(self)
-        self.monitor.open()
-        self._facts = StaticFacts(
+        self.open_sessions.add(self)
+        self.telemetry.open()
+        self._static_facts = StaticFacts(
             str(self.directory),
             settings.directories,
             self._outputs(),
@@ -95,108 +95,115 @@ class WatchSession:
             self._folder,
             self._evaluator,
             on_hang=self._options.on_hang,
-            goes_on=self._evaluator.report_recovery,
-            tell=print_status,
+            on_recovery=self._evaluator.report_recovery,
+            write_line=print_status,
             secret=self._secret,
         )
-        self.monitor.progress.run = self._watchdog.run
+        self.telemetry.progress.run = self._watchdog.run
         self._watchdog.start()
 
-    def meet(self) -> None:
-        """Have all ranks judged before the next batch.
+    def check_start(self) -> None:
+        """Have all ranks evaluated before the next batch.
 
         Raises:
-            Findings: an error was found, and the options say that it ends the run.
+            Findings: an error was found and ``on_error="raise"``.
         """
-        if self._watchdog is None or self._facts is None:
+        if self._watchdog is None or self._static_facts is None:
             return
-        if self._options.probe == "light" and self._world_size > 1 and not self._measured:
-            self._measured = probe_hosts(
-                self._facts,
+        if self._options.probe == "light" and self._world_size > 1 and not self._probe_sections:
+            self._probe_sections = probe_hosts(
+                self._static_facts,
                 rank=self.rank,
                 world_size=self._world_size,
                 directory=self._folder,
-                tell=print_status,
+                write_line=print_status,
                 secret=self._secret,
             )
-        decision = self._watchdog.meet(MEETING)
-        self.monitor.progress.run = self._watchdog.run
+        decision = self._watchdog.check_start(STARTUP_TIMEOUT)
+        self.telemetry.progress.run = self._watchdog.run
         if decision is not None and decision.sick and self._options.on_error == "raise":
             raise Findings(_abort_reason(decision), decision.ids)
 
     def fail(self, error: BaseException) -> None:
-        """An exception ends this rank: say so to the others before it leaves, and close."""
-        self.monitor.failed(error)
+        """Report that an exception ends this rank, await the decision, and close."""
+        self.telemetry.failed(error)
         if self._watchdog is not None:
-            self._be_heard(self._watchdog)
+            self._await_decision(self._watchdog)
         self.close()
 
-    def lost(self) -> None:
-        """Another process of the run has failed, by what the launcher says, which ends this one next: have it judged
-        before. For any thread."""
+    def peer_failed(self) -> None:
+        """Await an evaluation because the launcher reported the failure of another process.
+
+        The launcher ends this process next. May be called from any thread.
+        """
         watchdog = self._watchdog
         if watchdog is not None:
-            self._be_heard(watchdog)
+            self._await_decision(watchdog)
 
-    def _be_heard(self, watchdog: Watchdog) -> None:
-        """Wait for the decision, through a signal whose handler raises: torchrun sends SIGTERM at once where a rank has
-        died, and Lightning's handler broadcasts, which fails for want of that rank."""
+    def _await_decision(self, watchdog: Watchdog) -> None:
+        """Await the decision, also through a signal whose handler raises.
+
+        torchrun sends SIGTERM at once when a rank has died; Lightning's handler then broadcasts, which fails because
+        that rank is missing.
+        """
         for _ in range(2):
             with contextlib.suppress(Exception):
-                watchdog.fail(PARTING)
+                watchdog.fail(FINAL_TIMEOUT)
                 return
 
     def close(self) -> None:
-        """The end, whichever way. Leaves everything as it was."""
-        self.monitor.ended()
+        """End the session in whatever state it is, and restore everything it changed."""
+        self.telemetry.ended()
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.stop(PARTING)
+            watchdog.stop(FINAL_TIMEOUT)
         if self._evaluator is not None:
             self._evaluator.close()
-        self.monitor.close()
-        if self._facts is not None:
-            self._facts.close()
-        self.watched.discard(self)
-        if not self.watched:
-            join_threads(THREADS, print_status)
+        self.telemetry.close()
+        if self._static_facts is not None:
+            self._static_facts.close()
+        self.open_sessions.discard(self)
+        if not self.open_sessions:
+            join_threads(THREAD_TIMEOUT, print_status)
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers for the run's loggers, as of the last round, which makes them anew; empty on ranks that do not
-        judge."""
+        """Return the metrics of the last round for the run's loggers; empty on ranks that do not evaluate.
+
+        Every round creates a new mapping.
+        """
         return self._evaluator.metrics if self._evaluator is not None else {}
 
-    # What the watchdog asks.
+    # RankSource, called by the watchdog.
 
     def stall(self) -> Stall | None:
-        """Whether progress has stopped here."""
-        return self.monitor.stall()
+        """Return the current stall of this rank, if any."""
+        return self.telemetry.stall()
 
-    def opening(self) -> Sections:
-        """All that is known before the first batch."""
-        return {**self._base(FACTS), **self._measured, **self.monitor.card()}
+    def startup_facts(self) -> Sections:
+        """Return everything known before the first batch."""
+        return {**self._static_sections(FACTS_TIMEOUT), **self._probe_sections, **self.telemetry.card()}
 
     def card(self) -> Sections:
-        """All that is known now."""
-        sections = {**self._base(), **self.monitor.card()}
+        """Return everything known now."""
+        sections = {**self._static_sections(), **self.telemetry.card()}
         if self._prometheus is not None:
             self._prometheus.card(sections)
         return sections
 
     def position(self) -> Sections:
-        """Where this rank stands."""
-        storage = self._facts.storage() if self._facts else {}
-        return {**self._base(), **storage, **self.monitor.position()}
+        """Return the card with stacks, children and the newest collectives."""
+        storage = self._static_facts.storage() if self._static_facts else {}
+        return {**self._static_sections(), **storage, **self.telemetry.position()}
 
     def dumps(self) -> dict[str, bytes]:
-        """What the flight recorder of this process held when its position was taken."""
+        """Return the flight recorder dumps taken with the last position."""
         return take_dumps()
 
-    def _base(self, patience: float = 0.0) -> Sections:
-        return self._facts.now(patience) if self._facts else {}
+    def _static_sections(self, timeout: float = 0.0) -> Sections:
+        return self._static_facts.now(timeout) if self._static_facts else {}
 
     def _outputs(self) -> tuple[tuple[str, str], ...]:
-        checkpoints = self.monitor.training.checkpoints
+        checkpoints = self.telemetry.training.checkpoints
         return (("checkpoint", checkpoints),) if checkpoints else ()
 
     def _make_sinks(self) -> list[FindingSink]:
@@ -205,12 +212,14 @@ class WatchSession:
             files,
             ConsoleSink(files.path, is_written=lambda: files.is_written),
             WarningSink(),
-            *self._more_sinks,
+            *self._extra_sinks,
         ]
         port = self._options.prometheus_port
-        if port is not None and self._facts is not None and self._facts.speaks:
+        if port is not None and self._static_facts is not None and self._static_facts.leads_host:
             try:
-                self._prometheus = PrometheusSink(port, rank=self.rank, host=socket.gethostname(), tell=print_status)
+                self._prometheus = PrometheusSink(
+                    port, rank=self.rank, host=socket.gethostname(), write_line=print_status
+                )
                 sinks.append(self._prometheus)
             except ImportError as error:
                 print_status(str(error))
@@ -218,7 +227,7 @@ class WatchSession:
 
 
 def _secret() -> Secret | None:
-    """The key of the job, if there is one that can be used."""
+    """Return the key of the job, if there is a usable one."""
     try:
         return secret_from_environ(os.environ)
     except UnusableError as error:

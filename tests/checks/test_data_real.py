@@ -105,7 +105,7 @@ def watched(make, *, world=2, epochs=2, told=True, stage="train", **training):
                 loader.sampler.set_epoch(epoch)
             known.epoch_start(stage, epoch)
             for batch in loader:
-                known.saw(stage, 0, batch)
+                known.record_batch(stage, 0, batch)
             known.epoch_end(stage, 0, ended=True)
         sketch = sketch.put(known.facts(), ranks=(rank,))
         known.close()

@@ -286,18 +286,18 @@ def test_a_watchdog(entries: list[bytes]) -> None:
     line: Any = _line(board)
     lines = FailoverStore((line,))
     lines.namespace, lines.reading = "abc", (line,)
-    bystander = LocalPeerProbe(0, "host", _NOWHERE)
-    bystander.greet(lines)
-    hearing = CollectionRound(
+    local_peers = LocalPeerProbe(0, "host", _NOWHERE)
+    local_peers.announce(lines)
+    collection = CollectionRound(
         "alarm-1",
         "stall",
-        RoundPeers(0, 2, lines, bystander),
+        RoundPeers(0, 2, lines, local_peers),
         RoundTimeouts(60.0, 60.0),
         lambda _: Decision(),
         now=time.monotonic(),
-        looks=True,
+        observes=True,
     )
-    ward = PeerTable(0, 2, own, lines, SimpleNamespace(read=lambda rank, run: None))  # type: ignore[arg-type]
+    peer_table = PeerTable(0, 2, own, lines, SimpleNamespace(read=lambda rank, run: None))  # type: ignore[arg-type]
     for data in entries:
         for name in ("alarm-1/ruling", "card/1", "rounds", "roll"):
             lines.set(name, data)
@@ -305,10 +305,10 @@ def test_a_watchdog(entries: list[bytes]) -> None:
         line.append("bell/doorbell", data)
         for box in ("host-host", "alarm-1/here", "alarm-1/here-host", "alarm-1/seen"):
             lines.append(box, data)
-        bystander.listen()
-        hearing.step(time.monotonic())
-        ward.read((line,))
-        ward.job_at(hearing, "abc")
+        local_peers.read_announcements()
+        collection.step(time.monotonic())
+        peer_table.read((line,))
+        peer_table.job_of_round(collection, "abc")
         AdmissionRequest(1, 2, own_namespace(1, "abc"), 0.0).step((line,), time.monotonic())
         AdmissionLeader(own_namespace(0, "abc")).step((line,))
     board.close()

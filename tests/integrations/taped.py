@@ -24,8 +24,8 @@ class Taped(WatchSession):
         self.world_size = kwargs["world_size"]
         Taped.made.append(self)
         for name in TOLD:
-            setattr(self.monitor, name, self._taping(name, getattr(self.monitor, name)))
-        self._note, self.monitor.note = self.monitor.note, self._noting
+            setattr(self.telemetry, name, self._taping(name, getattr(self.telemetry, name)))
+        self._note, self.telemetry.note = self.telemetry.note, self._noting
 
     def _noting(self, moment: Any) -> None:
         if not self._within:  # a hook that does without ``mark``
@@ -53,19 +53,19 @@ class Taped(WatchSession):
 
     def open(self) -> None:
         self.tape.append(("open",))
-        self.monitor.open()
+        self.telemetry.open()
 
-    def meet(self) -> None:
-        self.tape.append(("meet",))
+    def check_start(self) -> None:
+        self.tape.append(("check_start",))
 
     def fail(self, error: BaseException) -> None:
-        self.monitor.failed(error)
+        self.telemetry.failed(error)
         self.tape.append(("fail", type(error).__name__))
-        self.monitor.close()
+        self.telemetry.close()
 
     def close(self) -> None:
         self.tape.append(("close",))
-        self.monitor.close()
+        self.telemetry.close()
 
     def said(self, *names: str) -> list[tuple[Any, ...]]:
         """The entries of these names."""

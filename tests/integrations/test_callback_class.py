@@ -129,7 +129,7 @@ def _run(callback: Any) -> Any:
     from doctor.core.facts import TrainingFacts
     from doctor.monitor.integrations.adapter import AdapterRun
 
-    return AdapterRun(callback._attendance(0, 1, Path("unused"), TrainingFacts()))
+    return AdapterRun(callback._new_session(0, 1, Path("unused"), TrainingFacts()))
 
 
 @pytest.mark.parametrize(

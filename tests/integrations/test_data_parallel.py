@@ -89,9 +89,9 @@ def test_a_loop_learns_it_from_the_loaders_that_it_is_given(monkeypatch: pytest.
     sampler: Any = DistributedSampler(range(8), num_replicas=2, rank=1)
     with doctor.watch() as w:
         w.model(torch.nn.Linear(1, 1))
-        training = [Taped.made[0].monitor.training]
+        training = [Taped.made[0].telemetry.training]
         for loader in (DataLoader(torch.arange(8)), DataLoader(torch.arange(8), sampler=sampler)):
             list(w.loader(loader))
-            training.append(Taped.made[0].monitor.training)
+            training.append(Taped.made[0].telemetry.training)
     places = [(one.data_parallel_rank, one.data_parallel_size, one.data_parallel_root) for one in training]
     assert places == [(None, None, None), (None, None, None), (1, 2, None)]

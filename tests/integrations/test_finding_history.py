@@ -98,8 +98,8 @@ def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
     stall = Finding("it stands still", ranks=(1,), severity=Severity.ERROR, **WORDS)
     (news,) = chart.note(_report(stall))
     other = ("RUN901", (0,), ())
-    assert chart.went_on({other}, 12.4) == [], "what was found of others stays as it is"
-    (demoted,) = chart.went_on({finding_key(news)}, 12.4)
+    assert chart.downgrade({other}, 12.4) == [], "what was found of others stays as it is"
+    (demoted,) = chart.downgrade({finding_key(news)}, 12.4)
     (finding,) = chart.report.results[0].findings
     assert demoted.finding == finding
     assert (finding.summary, finding.severity) == ("it stands still; went on after 12 s", Severity.INFO)

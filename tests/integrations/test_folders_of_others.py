@@ -45,7 +45,7 @@ def watched(default, **options):
     asked = WatchOptions(**options)
     run = WatchSession(asked, rank=0, world_size=1, directory=asked.folder(default, print_status))
     run.open()
-    run.meet()
+    run.check_start()
     run.close()
     return run.directory
 
@@ -244,5 +244,5 @@ def test_stacks_go_through_no_link(share, home, where):
         stacks.write_to(file, 1)
         assert file.read(99) == b"training thread 0x1\n"
         assert mode(file.path) == 0o600
-    stacks.write_nowhere(file)
+    stacks.discard(file)
     assert contents(home) == before

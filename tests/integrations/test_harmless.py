@@ -60,7 +60,9 @@ def test_switched_off_it_does_nothing(
     assert not (tmp_path / "doctor").exists()
 
 
-@pytest.mark.parametrize("part", [*TOLD, "open", "meet", "close", "metrics", "loaders.saw", "replica.attach"])
+@pytest.mark.parametrize(
+    "part", [*TOLD, "open", "check_start", "close", "metrics", "loaders.record_batch", "replica.attach"]
+)
 def test_whatever_breaks_in_it_the_run_goes_on(
     folder: Path,
     alone: dict[str, Any],
@@ -74,7 +76,7 @@ def test_whatever_breaks_in_it_the_run_goes_on(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rankdoctor: ")]
     assert len(said) <= 1
     once_a_run = (
-        "meet",
+        "check_start",
         "close",
         "replica.attach",
         "stage_start",
@@ -90,14 +92,14 @@ def _break(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"{part} is broken")
 
-    if part in ("open", "meet", "close", "metrics"):
+    if part in ("open", "check_start", "close", "metrics"):
         monkeypatch.setattr(Taped, part, broken)
         return
     made = Taped.__init__
 
     def make(self: Taped, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        *path, name = ("monitor", *part.split("."))
+        *path, name = ("telemetry", *part.split("."))
         owner: Any = self
         for step in path:
             owner = getattr(owner, step)

@@ -76,11 +76,11 @@ def test_epochs_with_evaluation_and_checkpoint(trainer: Callable[..., Any], tmp_
         saved = [("mark", "checkpoint"), ("mark", "batch-end")]
         return [*batches, ("epoch_end", "train"), *evaluation, *end, *saved]
 
-    first, last = [("open",), ("stage_start", "train"), ("meet",)], [("stage_end", "train"), ("close",)]
+    first, last = [("open",), ("stage_start", "train"), ("check_start",)], [("stage_end", "train"), ("close",)]
     assert _compact(run) == [*first, *epoch(0), *epoch(1), *last]
-    assert run.monitor.progress.step == 6
+    assert run.telemetry.progress.step == 6
     assert run.directory == tmp_path / "rankdoctor"
-    train, validation = run.monitor.loaders.facts().loaders
+    train, validation = run.telemetry.loaders.facts().loaders
     assert [epoch.batches for epoch in train.epochs] == [5, 5]
     assert train.epochs[0].drawn != train.epochs[1].drawn
     assert (validation.length, validation.batch_size) == (2, 5)
@@ -93,7 +93,7 @@ def test_evaluation_and_saving_within_an_epoch(trainer: Callable[..., Any]) -> N
     assert numbers == [0, 1, 2]
     assert run.said("loader_end")[-1] == ("loader_end", "train", 0, False)
     assert run.tape.count(("mark", "checkpoint")) == 1
-    facts = run.monitor.training
+    facts = run.telemetry.training
     assert (facts.framework, facts.max_steps, facts.world_size, facts.strategy) == ("transformers", 3, 1, None)
     assert facts.argument("max_steps") == "3"
 
@@ -151,7 +151,7 @@ def test_a_run_whose_exception_is_caught_is_over_when_the_interpreter_ends(
 
 def test_findings_end_the_training(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.excepthook
-    monkeypatch.setattr(Taped, "meet", found)
+    monkeypatch.setattr(Taped, "check_start", found)
     with pytest.raises(Findings, match="uneven"):
         trainer().train()
     (run,) = Taped.made

@@ -21,19 +21,19 @@ class Hooks(Adapter[AdapterRun]):
 
     def begin(self) -> None:
         """A run begins."""
-        self._begin(lambda: AdapterRun(self._attendance(0, 1, Path("unused"), TrainingFacts())))
+        self._begin(lambda: AdapterRun(self._new_session(0, 1, Path("unused"), TrainingFacts())))
 
     @guarded
     def hook(self, run: AdapterRun, error: BaseException | None = None) -> None:
         """Fails as it is told to."""
-        run.monitor.mark("data")
+        run.telemetry.mark("data")
         if error is not None:
             raise error
 
     @guarded
     def end(self, run: AdapterRun) -> None:
         """The run is over."""
-        self._leave()
+        self._end_run()
 
 
 def test_after_three_failures_it_leaves_the_run_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,11 +102,11 @@ def test_a_fit_with_validation_within_its_epoch(trainer: Callable[..., Any]) -> 
     assert _compact(run) == [
         ("open",),
         ("stage_start", "sanity"),
-        ("meet",),
+        ("check_start",),
         *evaluation("sanity", None),
         ("stage_start", "train"),
         ("stage_start", "train"),
-        ("meet",),
+        ("check_start",),
         ("epoch_start", "train", 0),
         *two_batches,
         *validation,
@@ -117,24 +117,24 @@ def test_a_fit_with_validation_within_its_epoch(trainer: Callable[..., Any]) -> 
         ("stage_end", "train"),
         ("close",),
     ]
-    progress = run.monitor.progress
+    progress = run.telemetry.progress
     assert (progress.facts().step, progress.epoch, progress.state) == (2, 0, "running")
-    run.monitor.replica.finish()
-    assert run.monitor.replica.facts().losses == 4
+    run.telemetry.replica.finish()
+    assert run.telemetry.replica.facts().losses == 4
 
 
 def test_optimisation_by_hand(trainer: Callable[..., Any]) -> None:
     trainer(limit_train_batches=2, limit_val_batches=0).fit(ManualOptimBoringModel())
     (run,) = Taped.made
     assert _compact(run)[3:-4] == [("epoch_start", "train", 0), *[*TRAIN_BATCH, STEP, *DONE] * 2]
-    assert run.monitor.progress.facts().step == 2
+    assert run.telemetry.progress.facts().step == 2
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_evaluation_by_itself(trainer: Callable[..., Any], stage: str) -> None:
     getattr(trainer(), stage)(Two(), [_rows(2), _rows(3)])
     (run,) = Taped.made
-    assert run.tape[:4] == [("open",), ("stage_start", stage), ("meet",), ("epoch_start", stage, 0)]
+    assert run.tape[:4] == [("open",), ("stage_start", stage), ("check_start",), ("epoch_start", stage, 0)]
     batches = [*[(0, 0), (1, 0)], *[(0, 1), (1, 1), (2, 1)]]
     assert [entry[2:] for entry in run.said("batch_start")] == batches
     assert run.tape.index(("loader_end", stage, 0, True)) < run.tape.index(("batch_start", stage, 0, 1))
@@ -166,7 +166,7 @@ def test_a_loader_that_ended_is_told_from_a_limit(
     trainer(limit_val_batches=0, **options).fit(BoringModel(), loader())
     (run,) = Taped.made
     assert run.said("loader_end") == [("loader_end", "train", 0, ended)]
-    (known,) = run.monitor.loaders.facts().of("train")
+    (known,) = run.telemetry.loaders.facts().of("train")
     assert [epoch.ended for epoch in known.epochs] == [ended]
     assert known.limit == (2 if options.get("limit_train_batches") == 0.5 else _limit(options, known.length))
 
@@ -189,7 +189,7 @@ def test_loaders_drawn_from_together(
 ) -> None:
     trainer(limit_val_batches=0).fit(Two(), CombinedLoader({"a": _rows(2), "b": [_rows(3)]}, mode))
     (run,) = Taped.made
-    known = run.monitor.loaders.facts().of("train")
+    known = run.telemetry.loaders.facts().of("train")
     assert [loader.combined for loader in known] == [mode, mode]
     assert [loader.epochs[0].batches for loader in known] == seen
     assert [loader.epochs[0].ended for loader in known] == ended
@@ -202,7 +202,7 @@ def test_parts_that_a_hook_has_put_together(trainer: Callable[..., Any]) -> None
 
     trainer(limit_val_batches=0).fit(Joining(), {"a": _rows(2), "b": _rows(2)})
     (run,) = Taped.made
-    assert [loader.epochs[0].batches for loader in run.monitor.loaders.facts().of("train")] == [2, 2]
+    assert [loader.epochs[0].batches for loader in run.telemetry.loaders.facts().of("train")] == [2, 2]
 
 
 def test_a_validation_that_comes_late_is_judged_before_it(trainer: Callable[..., Any]) -> None:
@@ -210,11 +210,11 @@ def test_a_validation_that_comes_late_is_judged_before_it(trainer: Callable[...,
     late.num_sanity_val_steps = 0
     late.fit(BoringModel())
     (run,) = Taped.made
-    assert run.said("stage_start", "meet") == [
+    assert run.said("stage_start", "check_start") == [
         ("stage_start", "train"),
-        ("meet",),
+        ("check_start",),
         ("stage_start", "validate"),
-        ("meet",),
+        ("check_start",),
     ]
 
 
@@ -225,7 +225,7 @@ def test_loaders_that_are_made_anew(trainer: Callable[..., Any]) -> None:
 
     trainer(max_epochs=2, limit_val_batches=0, reload_dataloaders_every_n_epochs=1).fit(Reloading())
     (run,) = Taped.made
-    (known,) = run.monitor.loaders.facts().of("train")
+    (known,) = run.telemetry.loaders.facts().of("train")
     assert [(one.epoch, one.batches, one.ended) for one in known.epochs] == [(0, 2, True), (1, 3, True)]
     assert run.said("epoch_start") == [("epoch_start", "train", 0), ("epoch_start", "train", 1)]
 
@@ -259,7 +259,7 @@ def test_a_run_resumed_within_an_epoch_knows_its_place(trainer: Callable[..., An
     run = Taped.made[-1]
     assert run.said("epoch_start") == [("epoch_start", "train", 0)]
     assert [entry[2] for entry in run.said("batch_start")] == [3, 4]
-    assert run.monitor.progress.facts().step == 5
+    assert run.telemetry.progress.facts().step == 5
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
@@ -272,12 +272,12 @@ def test_an_exception_goes_where_it_was_going(trainer: Callable[..., Any], error
         trainer(limit_val_batches=0).fit(Raising())
     (run,) = Taped.made
     assert run.tape[-1] == ("fail", type(error).__name__)
-    assert run.monitor.progress.failure is not None
-    assert (run.monitor.progress.stage, run.monitor.progress.point) == ("train", "step")
+    assert run.telemetry.progress.failure is not None
+    assert (run.telemetry.progress.stage, run.telemetry.progress.point) == ("train", "step")
 
 
 def test_findings_end_the_run(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Taped, "meet", found)
+    monkeypatch.setattr(Taped, "check_start", found)
     with pytest.raises(Findings, match="uneven"):
         trainer(limit_val_batches=0).fit(BoringModel())
     (run,) = Taped.made
@@ -323,7 +323,7 @@ def test_our_numbers_stand_beside_the_runs_own(
 def test_the_trainer_tells_what_it_is(trainer: Callable[..., Any], tmp_path: Path) -> None:
     trainer(limit_train_batches=1, limit_val_batches=0.5, max_epochs=2).fit(BoringModel())
     (run,) = Taped.made
-    facts = run.monitor.training
+    facts = run.telemetry.training
     assert (facts.framework, facts.strategy, facts.device, facts.mixed) == ("lightning", "single_device", "cpu", None)
     assert (facts.world_size, facts.data_parallel_rank, facts.data_parallel_size) == (1, 0, 1)
     told = {"max_epochs": "2", "limit_train_batches": "1", "limit_val_batches": "0.5"}
@@ -338,7 +338,7 @@ def test_the_other_lightning_and_a_callback_of_this_one(trainer: Callable[..., A
     one.callbacks.append(Timer())
     one.fit(boring.BoringModel())
     (run,) = Taped.made
-    facts = run.monitor.training
+    facts = run.telemetry.training
     assert (facts.framework, facts.release) == ("pytorch_lightning", other.__version__)
     assert facts.mixed == "Timer of lightning with the Trainer of pytorch_lightning"
     assert facts.checkpoints == str(tmp_path / "checkpoints")

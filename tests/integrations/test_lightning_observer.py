@@ -34,8 +34,8 @@ def run() -> LightningRun:
     trainer = SimpleNamespace(
         state=SimpleNamespace(fn="fit"), fit_loop=SimpleNamespace(epoch_loop=epoch_loop), global_rank=0
     )
-    monitor = SimpleNamespace(note=None)
-    return LightningRun(SimpleNamespace(monitor=monitor), trainer, None)  # type: ignore[arg-type]
+    telemetry = SimpleNamespace(note=None)
+    return LightningRun(SimpleNamespace(telemetry=telemetry), trainer, None)  # type: ignore[arg-type]
 
 
 def test_the_doctor_hears_before_all_are_ended() -> None:
@@ -50,7 +50,7 @@ def test_the_doctor_hears_before_all_are_ended() -> None:
         own.watch_children(lambda: told.append("judged"))
         observer._run()
         assert told == ["judged", "ends all"]
-        own.left()
+        own.restore_after_close()
     assert ENDS_ALL not in vars(observer)
     observer._run()
     assert told == ["judged", "ends all", "ends all"]

@@ -52,14 +52,14 @@ def _trainer(tmp_path: Path) -> Any:
 def test_a_fit(tmp_path: Path) -> None:
     _trainer(tmp_path).fit(Adamant())
     (run,) = Taped.made
-    assert run.monitor.memory.facts().estimated_floor == 4 * PARAMETERS
-    assert run.monitor.memory.facts().estimate_error is None, "there is no peak of a CPU"
+    assert run.telemetry.memory.facts().estimated_floor == 4 * PARAMETERS
+    assert run.telemetry.memory.facts().estimate_error is None, "there is no peak of a CPU"
 
 
 def test_an_evaluation_holds_no_gradients(tmp_path: Path) -> None:
     _trainer(tmp_path).validate(Adamant())
     (run,) = Taped.made
-    assert run.monitor.memory.facts().estimated_floor is None
+    assert run.telemetry.memory.facts().estimated_floor is None
 
 
 def test_buckets_of_ddp_count_unless_gradients_lie_in_them() -> None:
@@ -107,4 +107,4 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     rows = [{"x": torch.ones(4), "labels": torch.ones(1)}] * 8
     transformers.Trainer(Net(), arguments, None, rows, callbacks=[HFDoctorCallback()]).train()
     (run,) = Taped.made
-    assert run.monitor.memory.facts().estimated_floor == 4 * 5 * 4
+    assert run.telemetry.memory.facts().estimated_floor == 4 * 5 * 4

@@ -50,17 +50,17 @@ def test_training_with_a_validation_in_each_epoch() -> None:
         batches = batch(0, number * 2) + batch(1, number * 2 + 1)
         return [("epoch_start", "train", number), *batches, ("loader_end", "train", 0, True), ("epoch_end", "train")]
 
-    first, begin = [("open",), ("stage_start", "train"), ("meet",)], ("stage_start", "train")
+    first, begin = [("open",), ("stage_start", "train"), ("check_start",)], ("stage_start", "train")
     assert run.tape == [*first, *epoch(0), begin, *epoch(1), ("close",)]
-    assert run.monitor.progress.step == 4
-    facts = run.monitor.training
+    assert run.telemetry.progress.step == 4
+    facts = run.telemetry.training
     assert (facts.framework, facts.device, facts.strategy) == ("plain", "cpu", "Linear")
-    assert [(one.stage, one.length, len(one.epochs)) for one in run.monitor.loaders.facts().loaders] == [
+    assert [(one.stage, one.length, len(one.epochs)) for one in run.telemetry.loaders.facts().loaders] == [
         ("train", 2, 2),
         ("validate", 1, 4),
     ]
-    run.monitor.ended()
-    assert run.monitor.replica.facts().losses == 4
+    run.telemetry.ended()
+    assert run.telemetry.replica.facts().losses == 4
 
 
 def test_a_loop_that_is_left_has_not_ended_its_loader() -> None:
@@ -69,7 +69,7 @@ def test_a_loop_that_is_left_has_not_ended_its_loader() -> None:
             for _ in w.loader(_rows(3), "validate"):
                 break
             break
-        assert Taped.made[0].monitor.progress.point == "epoch-end"
+        assert Taped.made[0].telemetry.progress.point == "epoch-end"
     ends = Taped.made[0].said("loader_end", "stage_end")
     assert ends == [
         ("loader_end", "validate", 0, False),
@@ -88,9 +88,9 @@ def test_an_exception_passes_through() -> None:
         divide()
     (run,) = Taped.made
     assert run.tape[-1] == ("fail", "ZeroDivisionError")
-    assert (run.monitor.progress.stage, run.monitor.progress.batch) == ("train", 1)
-    assert run.monitor.progress.failure is not None
-    assert run.monitor.progress.failure.frames[0].function == "divide"
+    assert (run.telemetry.progress.stage, run.telemetry.progress.batch) == ("train", 1)
+    assert run.telemetry.progress.failure is not None
+    assert run.telemetry.progress.failure.frames[0].function == "divide"
 
 
 def test_a_loader_that_raises_is_the_users_own() -> None:
@@ -114,7 +114,7 @@ def test_a_watched_loader_is_like_the_loader() -> None:
         assert [batch.tolist() for batch in watched] == [batch.tolist() for batch in loader]
         with pytest.raises(ValueError, match="training"):
             w.loader(loader, stage="training")
-    (known,) = Taped.made[0].monitor.loaders.facts().loaders
+    (known,) = Taped.made[0].telemetry.loaders.facts().loaders
     assert known.sampler is not None
     assert (known.sampler.replicas, known.sampler.rank, known.sampler.epoch) == (2, 1, 3)
 
@@ -126,7 +126,7 @@ def test_loaders_that_accelerate_prepared() -> None:
     with doctor.watch() as w:
         w.model(model)
         assert sum(1 for _ in w.loader(train)) == 2
-    (known,) = Taped.made[0].monitor.loaders.facts().of("train")
+    (known,) = Taped.made[0].telemetry.loaders.facts().of("train")
     assert (known.kind, known.length, known.batch_size, known.epochs[0].samples) == ("map", 2, 2, 4)
 
 

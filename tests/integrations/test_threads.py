@@ -99,7 +99,7 @@ def test_none_is_left_while_another_run_goes_on(tmp_path: Path) -> None:
             during = ours()
             with watch(dirpath=tmp_path / "inner") as inner:
                 assert [*inner.loader([1])] == [1]
-            assert "doctor-sentinel" in during
+            assert "doctor-watchdog" in during
     assert ours() == set()
 
 
@@ -114,10 +114,10 @@ def test_a_board_joins_its_thread(tmp_path: Path) -> None:
 @pytest.fixture
 def blocked() -> Iterator[threading.Event]:
     """A thread that ends once this is set."""
-    let_go = threading.Event()
-    thread = start_thread(f"doctor-blocked-{id(let_go)}", let_go.wait)
-    yield let_go
-    let_go.set()
+    restore = threading.Event()
+    thread = start_thread(f"doctor-blocked-{id(restore)}", restore.wait)
+    yield restore
+    restore.set()
     thread.join()
 
 

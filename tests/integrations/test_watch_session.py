@@ -212,7 +212,7 @@ def shown(told):
 def test_a_world_of_one_process(project, capfd):
     tape = Tape()
     run = begun(project / "run", sinks=[tape])
-    run.meet()
+    run.check_start()
     run.close()
     run.close()
     assert tape.told[0] == ("found", "RUN901")
@@ -229,7 +229,7 @@ def test_a_run_loads_no_plugin_of_its_working_directory(project, monkeypatch, ca
     (project / "guests.py").write_text(f"open({str(project / 'proof')!r}, 'w')\n")
     (project / "doctor.toml").write_text('plugins = ["guests.py"]\nselect = ["DATA"]\n')
     run = begun(project / "run")
-    run.meet()
+    run.check_start()
     run.close()
     assert not (project / "proof").exists()
     assert {result["family"] for result in report_in(project / "run")["results"]} == {"data"}
@@ -240,7 +240,7 @@ def test_a_run_loads_no_plugin_of_its_working_directory(project, monkeypatch, ca
 def test_a_run_that_shall_end_with_its_findings(project):
     run = begun(project / "run", on_error="raise")
     with pytest.raises(Findings, match="RUN901 it stands still") as raised:
-        run.meet()
+        run.check_start()
     run.fail(raised.value)
     assert raised.value.ids == ("RUN901",)
     assert report_in(project / "run")["verdict"] == "fail"
@@ -251,7 +251,7 @@ def test_findings_that_are_ignored_end_nothing(project):
         'plugins = ["guests.py"]\nselect = ["RUN901"]\nignore = [{id = "RUN901", reason = "known"}]\n'
     )
     run = begun(project / "run", on_error="raise")
-    run.meet()
+    run.check_start()
     run.close()
     assert report_in(project / "run")["verdict"] == "pass"
 
@@ -259,7 +259,7 @@ def test_findings_that_are_ignored_end_nothing(project):
 def test_settings_that_can_not_be_read_are_gone_without(project, capfd):
     (project / "doctor.toml").write_text("select = 7")
     run = begun(project / "run", select=("DATA",))
-    run.meet()
+    run.check_start()
     run.close()
     (line,) = [line for line in said(capfd) if "without settings" in line]
     assert line.startswith(f"rankdoctor: {project / 'doctor.toml'}: ")
@@ -272,7 +272,7 @@ def test_a_working_directory_that_was_removed(project, capfd, monkeypatch):
     monkeypatch.chdir(gone)
     gone.rmdir()
     run = begun(project / "run")
-    run.meet()
+    run.check_start()
     run.close()
     assert [line for line in said(capfd) if "without settings" in line] == [
         "rankdoctor: the working directory was removed; continuing without settings"
@@ -284,7 +284,7 @@ def test_a_directory_is_meant_from_where_the_run_began(project, capfd, monkeypat
     """All lines name it whole, and a program that goes elsewhere takes nothing along."""
     run = begun(Path("run"))
     monkeypatch.chdir("/")
-    run.meet()
+    run.check_start()
     run.close()
     report = report_in(project / "run")
     assert f"  report: {project}/run/report.json (from the next run on: earlier/{report['run']}/report.json)" in (
@@ -297,7 +297,7 @@ def test_a_directory_that_can_not_be_written_to(project, capfd):
     """Report and record say so, once each; what is found is told all the same."""
     (project / "run").write_text("a file")
     run = begun(project / "run")
-    run.meet()
+    run.check_start()
     run.close()
     told = capfd.readouterr().err
     assert (told.count("can't be written"), told.count("can't keep its record"), shown(told)) == (1, 1, 1)
@@ -309,8 +309,8 @@ def test_runs_one_after_another(project):
     seen = []
     for _ in range(3):
         run = begun(project / "run")
-        run.meet()
-        seen.append(run.monitor.progress.run)
+        run.check_start()
+        seen.append(run.telemetry.progress.run)
         run.close()
     moved = sorted(str(path.relative_to(project / "run")) for path in (project / "run" / "earlier").rglob("*.json"))
     assert len({*seen}) == 3
@@ -346,7 +346,7 @@ def test_findings_end_every_rank_alike(project, pair):
     def script(rank):
         run = begun(project / "run", rank=rank, world_size=2, on_error="raise")
         try:
-            run.meet()
+            run.check_start()
         except Findings as error:
             run.fail(error)
             return str(error)
@@ -366,7 +366,7 @@ def test_an_exception_of_one_rank_is_judged_with_the_other(project, pair):
 
     def script(rank):
         run = begun(project / "run", rank=rank, world_size=2)
-        run.meet()
+        run.check_start()
         if rank == 1:
             run.fail(ValueError("bad sample"))
         else:
@@ -392,7 +392,7 @@ def test_ranks_that_stand_still_keep_their_recorders(project, pair):
 
         open_group(rank, 2, port, by_agent=False)
         run = begun(project / "run", rank=rank, world_size=2, hang_after=1.0)
-        run.meet()
+        run.check_start()
         deadline = time.monotonic() + patience(30)
         while rank == 1 and not all(map(_dump, range(2))) and time.monotonic() < deadline:
             time.sleep(0.05)

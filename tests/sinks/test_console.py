@@ -20,10 +20,10 @@ from tests.sinks.reports import DIED, SLOW, VANISHED, all_news, illness, report_
 REPORT = Path("runs/rankdoctor/report.json")
 
 
-def told(report, *, ration=None):
+def told(report, *, rate_limit=None):
     stream = io.StringIO()
-    outlet = ConsoleSink(REPORT, stream, ration)
-    outlet.found(all_news(report), report)
+    sink = ConsoleSink(REPORT, stream, rate_limit)
+    sink.found(all_news(report), report)
     return stream.getvalue()
 
 
@@ -88,10 +88,10 @@ def test_a_flood_is_a_bounded_number_of_lines_and_one_that_counts_the_rest():
 def test_a_flood_drop_by_drop_is_bounded_too():
     report = report_of(illness("RUN008", "non-finite-on-rank", *many(200)))
     stream = io.StringIO()
-    outlet = ConsoleSink(REPORT, stream)
+    sink = ConsoleSink(REPORT, stream)
     for one in all_news(report):
-        outlet.found([one], report)
-        outlet.round(None, report)
+        sink.found([one], report)
+        sink.round(None, report)
     assert stream.getvalue().count("✗ error") == 5
     assert "1 more finding (RUN008)" in stream.getvalue()
     assert len(stream.getvalue().splitlines()) < MOST_LINES
@@ -99,11 +99,11 @@ def test_a_flood_drop_by_drop_is_bounded_too():
 
 def test_the_ration_comes_back():
     report = report_of(illness("RUN008", "non-finite-on-rank", *many(3)))
-    assert told(report, ration=RateLimit(burst=1, regain=3600)).count("is ill") == 1
+    assert told(report, rate_limit=RateLimit(burst=1, regain=3600)).count("is ill") == 1
     stream = io.StringIO()
-    outlet = ConsoleSink(REPORT, stream, RateLimit(burst=1, regain=1e-9))
+    sink = ConsoleSink(REPORT, stream, RateLimit(burst=1, regain=1e-9))
     for one in all_news(report):
-        outlet.found([one], report)
+        sink.found([one], report)
     assert stream.getvalue().count("is ill") == 3
 
 
@@ -161,9 +161,9 @@ def test_a_block_begins_on_a_line_of_its_own_where_a_bar_left_its_line_open():
     with terminal() as (stream, shown):
         stream.write("Epoch 0:  40%|████      | 40/100")
         report = report_of(illness("RUN004", "rank-died", DIED))
-        outlet = ConsoleSink(REPORT, stream)
-        outlet.found(all_news(report), report)
-        outlet.ended(report_of(illness("RUN003", "rank-straggling")))
+        sink = ConsoleSink(REPORT, stream)
+        sink.found(all_news(report), report)
+        sink.ended(report_of(illness("RUN003", "rank-straggling")))
         lines = shown().splitlines()
     assert lines[0].endswith("40/100")
     assert lines[1].startswith("rankdoctor ")
@@ -209,17 +209,17 @@ def test_a_stream_that_breaks_is_left_alone():
     os.close(reader)
     stream = os.fdopen(writer, "w")
     report = report_of(illness("RUN004", "rank-died", DIED))
-    outlet = ConsoleSink(REPORT, stream)
-    outlet.found(all_news(report), report)
+    sink = ConsoleSink(REPORT, stream)
+    sink.found(all_news(report), report)
     with pytest.raises(BrokenPipeError):
         stream.close()
-    outlet.ended(report)
+    sink.ended(report)
     ConsoleSink(REPORT, stream).ended(report)
 
 
 def test_a_process_without_stderr_is_no_reason_to_fail(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     report = report_of(illness("RUN004", "rank-died", DIED))
-    outlet = ConsoleSink(REPORT)
-    outlet.found(all_news(report), report)
-    outlet.ended(report)
+    sink = ConsoleSink(REPORT)
+    sink.found(all_news(report), report)
+    sink.ended(report)

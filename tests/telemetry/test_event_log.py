@@ -45,49 +45,49 @@ def test_of_what_nobody_reads_the_oldest_is_lost_and_the_reader_told():
 
 
 @pytest.fixture
-def monitor():
-    monitor = RankTelemetry()
-    monitor.note((-1.0, "epoch-start", StageEntered("train", 0)))
-    return monitor
+def telemetry():
+    telemetry = RankTelemetry()
+    telemetry.note((-1.0, "epoch-start", StageEntered("train", 0)))
+    return telemetry
 
 
 def test_a_gap_makes_no_step_and_no_point_long():
     """Two windows that are read, three of which nobody reads the first two, and two that are read batch by batch."""
-    monitor = RankTelemetry()
-    monitor._tape = EventLog(kept=4 * WINDOW)
-    monitor.note = monitor._tape.note
-    monitor.note((-1.0, "epoch-start", StageEntered("train", 0)))
+    telemetry = RankTelemetry()
+    telemetry._event_log = EventLog(kept=4 * WINDOW)
+    telemetry.note = telemetry._event_log.note
+    telemetry.note((-1.0, "epoch-start", StageEntered("train", 0)))
     for begin, batches in ((0, 1), (1, 1), (2, 3), (5, 1), (6, 1)):
         for moment in moments(batches * WINDOW, start=begin * WINDOW):
-            monitor.note(moment)
-        assert monitor.progress.batch == (begin + batches) * WINDOW - 1
-    facts = monitor.steps.facts()
+            telemetry.note(moment)
+        assert telemetry.progress.batch == (begin + batches) * WINDOW - 1
+    facts = telemetry.steps.facts()
     assert [window.first_step // WINDOW for window in facts.windows] == [0, 4, 5], "those that are whole"
     assert {window.slowest for window in facts.windows} == {0.1}
     assert facts.seen == 7 * WINDOW
-    assert monitor.progress.limit() == FLOOR, "no point took as long as the gap"
+    assert telemetry.progress.limit() == FLOOR, "no point took as long as the gap"
 
 
-def test_readers_beside_the_training_lose_nothing(monitor):
+def test_readers_beside_the_training_lose_nothing(telemetry):
     done = threading.Event()
 
     def read():
         while not done.is_set():
-            monitor.progress.facts()
-            monitor.steps.facts()
+            telemetry.progress.facts()
+            telemetry.steps.facts()
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
     try:
         for moment in moments(BATCHES):
-            monitor.note(moment)
+            telemetry.note(moment)
     finally:
         done.set()
         for reader in readers:
             reader.join()
-    assert monitor.progress.passed == 1 + 3 * BATCHES
-    assert len(monitor.steps.facts().windows) == 8
+    assert telemetry.progress.passed == 1 + 3 * BATCHES
+    assert len(telemetry.steps.facts().windows) == 8
 
 
 def test_it_does_not_grow():

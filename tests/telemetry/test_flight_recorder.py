@@ -105,12 +105,12 @@ def test_a_recorder_that_does_not_answer_is_asked_once(monkeypatch):
     go = threading.Event()
     monkeypatch.setattr(flight_recorder, "DEADLINE", 0.1)
     with pytest.raises(NotVisible, match="did not answer within"):
-        flight_recorder._patiently(lambda *_: bytes(go.wait(30)))
+        flight_recorder._dump_with_deadline(lambda *_: bytes(go.wait(30)))
     with pytest.raises(NotVisible, match="has not answered an earlier question"):
-        flight_recorder._patiently(lambda *_: b"")
+        flight_recorder._dump_with_deadline(lambda *_: b"")
     go.set()
-    flight_recorder._ASKING[0].join()
-    assert flight_recorder._patiently(lambda *_: b"dump") == b"dump"
+    flight_recorder._DUMP_THREADS[0].join()
+    assert flight_recorder._dump_with_deadline(lambda *_: b"dump") == b"dump"
 
 
 class Evil:

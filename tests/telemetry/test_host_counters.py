@@ -24,9 +24,9 @@ SEGMENTS = "Tcp: RtoAlgorithm OutSegs RetransSegs\nTcp: 1 {} {}\n"
 
 @pytest.fixture
 def tree(tmp_path):
-    surroundings = plant("cgroup-v2-pod", tmp_path)
+    machine = plant("cgroup-v2-pod", tmp_path)
     (tmp_path / "proc" / "net").mkdir()
-    return surroundings
+    return machine
 
 
 def _write(tree, periods, throttled, sent, again, *errors):
@@ -59,11 +59,11 @@ def test_counters_that_began_anew_say_nothing(tree):
 
 @pytest.mark.parametrize("garbage", ["", "eth0: 1 2\n", "\x00\xff", "Tcp: \nTcp: \n", "eth0:" + " x" * 16])
 def test_a_host_that_shows_nothing(tmp_path, garbage):
-    surroundings = surroundings_at(tmp_path)
+    machine = surroundings_at(tmp_path)
     (tmp_path / "proc" / "net").mkdir()
     for name in ("dev", "snmp"):
         (tmp_path / "proc" / "net" / name).write_text(garbage)
-    facts = HostCounters(surroundings).facts()
+    facts = HostCounters(machine).facts()
     assert (facts.cpu_periods, facts.segments, facts.retransmitted, facts.interface_errors) == (None, None, None, ())
 
 

@@ -69,7 +69,7 @@ def go(loaders, loader, epochs=1, *, stage="train", told=None, limit=None):
             told(epoch)
         loaders.epoch_start(stage, epoch)
         for batch in itertools.islice(loader, limit):
-            loaders.saw(stage, 0, batch)
+            loaders.record_batch(stage, 0, batch)
         loaders.epoch_end(stage, 0, ended=limit is None)
     return next(one for one in loaders.facts().loaders if one.stage == stage)
 
@@ -109,7 +109,7 @@ def test_workers_that_drew_before_the_loader_was_attached(loaders):
     loaders.attach("train", 0, loader)
     loaders.epoch_start("train", 0)
     for batch in iterator:
-        loaders.saw("train", 0, batch)
+        loaders.record_batch("train", 0, batch)
     loaders.epoch_end("train", 0, ended=True)
     (epoch,) = loaders.facts().loaders[0].epochs
     assert epoch.first == tuple(list(sampler)[:64])
@@ -124,11 +124,11 @@ def test_a_loader_that_is_begun_again_within_the_epoch_of_another_stage(loaders)
     batches = []
     for number, batch in enumerate(loader):
         batches.append(batch)
-        loaders.saw("train", 0, batch)
+        loaders.record_batch("train", 0, batch)
         if number == 1:
             loaders.epoch_start("validate", 0)
             for other in loader:
-                loaders.saw("validate", 0, other)
+                loaders.record_batch("validate", 0, other)
             loaders.epoch_end("validate", 0, ended=True)
     trained, validated = loaders.facts().loaders
     rows = torch.cat([rows for rows, _ in batches])[:8, 0] / 3
@@ -152,7 +152,7 @@ def test_how_many_batches_there_were_is_returned(loaders):
     loaders.attach("train", 0, DataLoader(ROWS, 50))
     loaders.epoch_start("train", 3)
     for batch in DataLoader(ROWS, 50):
-        loaders.saw("train", 0, batch)
+        loaders.record_batch("train", 0, batch)
     assert loaders.epoch_end("train", 0, ended=True) == 4
     assert loaders.epoch_end("validate", 0, ended=True) == 0
     assert loaders.facts().loaders[0].epochs[0].epoch == 3
@@ -171,15 +171,15 @@ def test_how_many_batches_there_were_is_returned(loaders):
 )
 def test_units(loaders, batch, units):
     loaders.attach("train", 0, [batch])
-    loaders.saw("train", 0, batch)
-    loaders.saw("validate", 0, torch.zeros(10_000, 7, dtype=torch.int64))
+    loaders.record_batch("train", 0, batch)
+    loaders.record_batch("validate", 0, torch.zeros(10_000, 7, dtype=torch.int64))
     assert loaders.units() == units
     assert loaders.units() is None
 
 
 def test_the_largest_batch_counts(loaders):
     for size in (3, 9, 4):
-        loaders.saw("train", 0, torch.zeros(size, 2))
+        loaders.record_batch("train", 0, torch.zeros(size, 2))
     assert loaders.units() == 9
 
 
@@ -201,9 +201,9 @@ def test_workers_that_read_the_same_stream_give_each_batch_twice(loaders):
 
 def test_a_batch_that_is_changed_in_place_later(loaders):
     batch = torch.arange(8.0)
-    loaders.saw("train", 0, batch)
+    loaders.record_batch("train", 0, batch)
     expected = LoaderHistories()
-    expected.saw("train", 0, torch.arange(8.0))
+    expected.record_batch("train", 0, torch.arange(8.0))
     batch.zero_()
     assert loaders.facts().loaders[0].epochs[0].content == expected.facts().loaders[0].epochs[0].content
 
@@ -383,7 +383,7 @@ def test_random_state_is_the_same_with_and_without(workers):
                 known.epoch_start(stage, epoch)
                 for batch in loader:
                     if watched:
-                        known.saw(stage, 0, batch)
+                        known.record_batch(stage, 0, batch)
                     batches.append(batch[0].tolist())
                 known.epoch_end(stage, 0, ended=True)
         known.facts()
@@ -436,8 +436,8 @@ def test_two_at_once_see_the_same():
         known.open()
         known.attach("train", 0, loader)
     for batch in loader:
-        one.saw("train", 0, batch)
-        other.saw("train", 0, batch)
+        one.record_batch("train", 0, batch)
+        other.record_batch("train", 0, batch)
     for known in (one, other):
         known.epoch_end("train", 0, ended=True)
         known.close()
@@ -468,7 +468,7 @@ def test_without_the_method_nothing_is_seen_and_a_note_says_so(monkeypatch):
     known.open()
     loader = DataLoader(ROWS, 4)
     known.attach("train", 0, loader)
-    known.saw("train", 0, torch.zeros(4, 3))
+    known.record_batch("train", 0, torch.zeros(4, 3))
     note = known.facts().why_hidden("drawn")
     assert "_next_index" in note.reason
     assert known.facts().loaders[0].epochs[0].drawn is None
@@ -518,7 +518,7 @@ def test_a_loader_attached_anew_keeps_its_record(loaders):
     go(loaders, DataLoader(ROWS, 50), 2)
     loaders.attach("train", 0, DataLoader(ROWS, 25), 3)
     loaders.epoch_start("train", 2)
-    loaders.saw("train", 0, torch.zeros(25, 3))
+    loaders.record_batch("train", 0, torch.zeros(25, 3))
     known = loaders.facts().loaders[0]
     assert (known.batch_size, known.limit) == (25, 3)
     assert [epoch.epoch for epoch in known.epochs] == [0, 1, 2]

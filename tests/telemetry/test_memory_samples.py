@@ -95,7 +95,7 @@ def test_a_run_that_nobody_asks_about_keeps_a_bounded_number():
     memory = MemorySampler()
     for step in range(UNREAD * 3):
         memory.sample(step, None)
-    assert len(memory._fresh) == UNREAD
+    assert len(memory._pending) == UNREAD
 
 
 def test_facts_are_the_same_whoever_asks_at_the_same_time():
@@ -253,27 +253,27 @@ def test_the_driver_is_asked_once_a_minute_and_in_the_background(monkeypatch):
 
     driver = DriverMemory(read)
     driver.processes(("GPU-b", None))
-    driver._asking.join(10)
+    driver._query_thread.join(10)
     assert driver.processes(("GPU-b", None)) == driver.processes((None, "0000:3b:00.0")) == held
     assert driver.processes(("GPU-c", None)) is None
     assert len(asked) == 1
     assert asked[0] is not threading.current_thread()
-    monkeypatch.setattr(cuda_device, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(cuda_device, "QUERY_EVERY", 0.0)
     driver.processes(("GPU-b", None))
-    driver._asking.join(10)
+    driver._query_thread.join(10)
     assert len(asked) == 2
 
 
 def test_how_busy_a_device_was_is_kept_look_by_look(monkeypatch):
-    monkeypatch.setattr(cuda_device, "LOOK_EVERY", 0.0)
-    answers = iter([0, 90, None, *[95] * cuda_device.LOOKS])
+    monkeypatch.setattr(cuda_device, "QUERY_EVERY", 0.0)
+    answers = iter([0, 90, None, *[95] * cuda_device.KEPT_QUERIES])
     driver = DriverMemory(
         lambda: GpuFacts(gpus=(Gpu(0, uuid="GPU-a", utilization=next(answers)), Gpu(1, uuid="GPU-b")))
     )
 
     def look():
         driver.processes(("GPU-a",))
-        driver._asking.join(10)
+        driver._query_thread.join(10)
 
     look()
     began = time.time()
@@ -282,15 +282,15 @@ def test_how_busy_a_device_was_is_kept_look_by_look(monkeypatch):
     assert driver.utilization(("GPU-a", None), 0.0) == (0, 90)
     assert driver.utilization(("GPU-a", None), began) == (90,)
     assert driver.utilization(("GPU-b", None), 0.0) == driver.utilization(("GPU-c", None), 0.0) == ()
-    for _ in range(cuda_device.LOOKS):
+    for _ in range(cuda_device.KEPT_QUERIES):
         look()
-    assert driver.utilization(("GPU-a",), 0.0) == (95,) * cuda_device.LOOKS
+    assert driver.utilization(("GPU-a",), 0.0) == (95,) * cuda_device.KEPT_QUERIES
 
 
 def test_what_the_driver_hides_is_not_told():
     driver = DriverMemory(lambda: Missing(MissingReason.HIDDEN, "no permission"))
     driver.processes(("GPU-a", None))
-    driver._asking.join(10)
+    driver._query_thread.join(10)
     assert driver.processes(("GPU-a", None)) is None
     assert driver.utilization(("GPU-a", None), 0.0) == ()
 
@@ -324,19 +324,19 @@ def test_a_cuda_device_before_cuda_is_used_says_nothing_and_makes_no_context():
 
 
 def test_what_the_host_has_left_is_no_more_than_the_group_has(tmp_path):
-    surroundings = plant("cgroup-v2-pod", tmp_path)
-    group = read_cgroup(surroundings)
+    machine = plant("cgroup-v2-pod", tmp_path)
+    group = read_cgroup(machine)
     meminfo = tmp_path / "proc" / "meminfo"
     meminfo.write_text("MemTotal: 536870912 kB\nMemAvailable: 268435456 kB\n")
-    assert host_available(surroundings) == group.memory_limit - group.memory_used
+    assert host_available(machine) == group.memory_limit - group.memory_used
     meminfo.write_text("MemTotal: 536870912 kB\nMemAvailable: 1024 kB\n")
-    assert host_available(surroundings) == MIB
+    assert host_available(machine) == MIB
 
 
 @pytest.mark.parametrize("text", ["", "MemAvailable:\n", "MemAvailable: lots kB\n", "\x00\xff"])
 def test_a_host_that_does_not_tell(tmp_path, text):
-    surroundings = surroundings_at(tmp_path)
+    machine = surroundings_at(tmp_path)
     (tmp_path / "proc" / "meminfo").write_text(text)
-    assert host_available(surroundings) is None
-    assert MemorySampler(surroundings).facts().resident is None
+    assert host_available(machine) is None
+    assert MemorySampler(machine).facts().resident is None
     assert host_available(Machine()) is not None

@@ -10,12 +10,12 @@ from tests.lab.speed import slowness
 from tests.watchdog.ranks import Scene
 
 _SHORTER = {
-    watchdog_loop: {"BEAT": 0.1},
+    watchdog_loop: {"TICK": 0.1},
     failover: {"PATIENCE": slowness()},
     incidents: {"TIMES": RoundTimeouts(grace=slowness(), longest=3.0 * slowness(), broken=0.4 * slowness())},
     admission: {"LEAD": 0.8 * slowness(), "ANSWER": 0.4 * slowness()},
     abort: {"NOTIFY_SECONDS": 0.3 * slowness(), "BY_ITSELF": 0.5 * slowness()},
-    collection_round: {"JUDGING": 2.0 * slowness()},
+    collection_round: {"EVALUATION_TIMEOUT": 2.0 * slowness()},
 }
 
 

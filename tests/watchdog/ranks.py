@@ -34,7 +34,7 @@ LIMIT = patience(20.0)
 """Seconds after which a process hangs."""
 
 
-class Patient:
+class ScriptedSource:
     """A rank that makes progress whenever it is told to."""
 
     def __init__(self, rank: int, hang_after: float = HANG_AFTER) -> None:
@@ -56,7 +56,7 @@ class Patient:
         idle = time.monotonic() - self.since
         return Stall(idle, self.hang_after) if self.state == "running" and idle > self.hang_after else None
 
-    def opening(self) -> Sections:
+    def startup_facts(self) -> Sections:
         """The host, and where it is."""
         return {"host": HostFacts(hostname="here", boot_id="b", machine_id="m"), **self.card()}
 
@@ -98,9 +98,9 @@ class Rank:
         self.world = world
         self.folder = folder
         hang_after = options.pop("hang_after", HANG_AFTER)
-        self.sick = options.pop("fail", True)
-        self.patient = Patient(number, hang_after)
-        self.sentinel = Watchdog(number, world, self.patient, directory, self.judge, tell=self.tell, **options)
+        self.sick = options.pop("sick", True)
+        self.source = ScriptedSource(number, hang_after)
+        self.watchdog = Watchdog(number, world, self.source, directory, self.judge, write_line=self.tell, **options)
         self.directory = directory
 
     def write(self, **said: Any) -> None:
@@ -136,7 +136,7 @@ class Rank:
         """Make progress for a while, longer on a slow machine."""
         until = time.monotonic() + seconds * slowness()
         while time.monotonic() < until:
-            self.patient.step()
+            self.source.step()
             time.sleep(0.02)
 
     def stand_still(self, seconds: float = LIMIT) -> None:

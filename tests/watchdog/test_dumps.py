@@ -11,10 +11,10 @@ from doctor.monitor.telemetry.flight_recorder import load_dump, parse_recorder, 
 from doctor.monitor.watchdog.local_state import LocalState
 from doctor.monitor.watchdog.run_records import RunRecords
 from tests.lab.speed import NEVER
-from tests.watchdog.ranks import LIMIT, Patient, warm_up
+from tests.watchdog.ranks import LIMIT, ScriptedSource, warm_up
 
 
-class Recorded(Patient):
+class Recorded(ScriptedSource):
     """One whose collectives torch records."""
 
     def position(self):
@@ -26,9 +26,9 @@ class Recorded(Patient):
 
 def recorded(rank):
     """The script of a rank begins: everything is as in a real run but the pace."""
-    rank.patient = rank.sentinel._patient = Recorded(rank.number, rank.patient.hang_after)
-    rank.sentinel.start()
-    rank.sentinel.meet(LIMIT)
+    rank.source = rank.watchdog._source = Recorded(rank.number, rank.source.hang_after)
+    rank.watchdog.start()
+    rank.watchdog.check_start(LIMIT)
 
 
 def waits_for_rank_1(rank):
@@ -38,7 +38,7 @@ def waits_for_rank_1(rank):
     recorded(rank)
     for _ in range(5):
         dist.all_reduce(torch.ones(2, 3))
-        rank.patient.step()
+        rank.source.step()
     if rank.number != 1:
         dist.barrier()
     rank.stand_still()
@@ -54,7 +54,7 @@ def read_by_torch(folder):
 def test_ranks_that_stand_still_leave_their_dumps(scene):
     warm_up()
     scene.start(waits_for_rank_1, 2)
-    ruling = scene.until_judged("stall")
+    decision = scene.until_judged("stall")
     folder = scene.directory / "flight-recorder" / "cpu"
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0", "rank_1"]
     held = {number: parse_recorder(load_dump((folder / f"rank_{number}").read_bytes())) for number in range(2)}
@@ -63,7 +63,7 @@ def test_ranks_that_stand_still_leave_their_dumps(scene):
     assert "waits_for_rank_1" in [frame.function for frame in held[0].collectives[-1].frames]
     for number in range(2):
         dump = read_capture(scene.directory / f"rank-{number}.json").members[0].sections[RecorderFacts.key].dump
-        assert dump == ruling["members"][str(number)]["dump"] == str(folder / f"rank_{number}")
+        assert dump == decision["members"][str(number)]["dump"] == str(folder / f"rank_{number}")
     assert scene.until_told() == [f"dumps of the flight recorder, one a rank: {folder}"]
     assert read_by_torch(folder) == {
         0: ["gloo:all_reduce"] * 5 + ["gloo:barrier"],
@@ -75,8 +75,8 @@ def test_ranks_that_go_on_leave_none(scene):
     def script(rank):
         recorded(rank)
         rank.train(1.0)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(LIMIT)
+        rank.source.state = "ended"
+        rank.watchdog.stop(LIMIT)
 
     scene.start(script, 2, hang_after=NEVER)
     scene.wait()
@@ -90,9 +90,9 @@ def test_dumps_that_can_not_be_written_are_done_without(scene):
     (scene.directory / "flight-recorder").write_text("a file")
     warm_up()
     scene.start(waits_for_rank_1, 2)
-    ruling = scene.until_judged("stall")
-    assert {member["dump"] for member in ruling["members"].values()} == {None}
-    assert {member["state"] for member in ruling["members"].values()} == {"stalled"}
+    decision = scene.until_judged("stall")
+    assert {member["dump"] for member in decision["members"].values()} == {None}
+    assert {member["state"] for member in decision["members"].values()} == {"stalled"}
     scene.until(lambda: len(scene.until_told()) == 2)
     assert all(" can't keep its record in " in line for line in scene.until_told())
     held = read_capture(scene.directory / "rank-0.json").members[0].sections[RecorderFacts.key]
@@ -126,10 +126,10 @@ def test_what_was_read_with_stacks_stays_until_the_recorder_goes_on():
         return {"progress": ProgressFacts(passed=4), "flight-recorder": recorder}
 
     own = LocalState(0, None)
-    own.stand(facts(7))
+    own.set_position(facts(7))
     own.keep_dump("/run/rank_0")
     assert own.dump == "/run/rank_0"
-    own.renew(facts(7, version="without stacks"))
+    own.update(facts(7, version="without stacks"))
     assert own.member.sections["flight-recorder"].dump == "/run/rank_0"
-    own.renew(facts(8))
+    own.update(facts(8))
     assert own.member.sections["flight-recorder"].dump is None

@@ -18,8 +18,8 @@ def strikes(culprit, strike):
     """A script: all meet and train, then one is struck and the others wait for it."""
 
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         rank.train(0.4)
         if rank.number == culprit:
             strike(rank)
@@ -46,26 +46,26 @@ def holds(rank):
 )
 def test_a_rank_that_is_stopped_or_killed(scene, culprit, store, number, state, letter):
     scene.start(strikes(culprit, lambda rank: rank.kill(number)), 3, store=store)
-    ruling = scene.until_judged("stall")
+    decision = scene.until_judged("stall")
     judge, *others = sorted({0, 1, 2} - {culprit})
-    member = ruling["members"][str(culprit)]
-    assert ruling["rank"] == judge
+    member = decision["members"][str(culprit)]
+    assert decision["rank"] == judge
     assert (member["state"], member["seen_by"], member["letter"]) == (state, judge, letter)
     assert member["host"] == "here"
     job = merge_captures(read_inputs([scene.directory]).captures)
     assert job.ranks[culprit].find(ProgressFacts).state == state, "what was seen of it is in the judge's record"
     for other in (judge, *others):
-        assert ruling["members"][str(other)]["seen_by"] is None
-        assert "stand_still" in ruling["members"][str(other)]["stack"]
+        assert decision["members"][str(other)]["seen_by"] is None
+        assert "stand_still" in decision["members"][str(other)]["stack"]
 
 
 @pytest.mark.parametrize(("culprit", "store"), [(0, "rank 0"), (1, "agent"), (0, "none")])
 def test_a_rank_whose_interpreter_is_blocked(scene, culprit, store):
     """The stacks come by a signal: no Python runs there."""
     scene.start(strikes(culprit, holds), 3, store=store)
-    ruling = scene.until_judged("stall")
-    member = ruling["members"][str(culprit)]
-    assert ruling["rank"] == (1 if culprit == 0 else 0)
+    decision = scene.until_judged("stall")
+    member = decision["members"][str(culprit)]
+    assert decision["rank"] == (1 if culprit == 0 else 0)
     assert (member["state"], member["stack_from"], member["stack"][0]) == ("silent", "signal", "hold_the_lock")
 
 
@@ -73,8 +73,8 @@ def test_the_process_of_the_store_is_stopped(scene):
     """All go over to the folder; nobody is to blame but the store."""
 
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         rank.train(2.0)
         rank.write(struck="store")
         rank.stand_still()
@@ -82,27 +82,27 @@ def test_the_process_of_the_store_is_stopped(scene):
     scene.start(script, 3, store="agent")
     scene.until_judged("before")
     os.kill(scene.agent, signal.SIGSTOP)
-    ruling = scene.until_judged("stall")
-    assert ruling["rank"] == 0
-    assert {member["stack_from"] for member in ruling["members"].values()} == {"interpreter"}
+    decision = scene.until_judged("stall")
+    assert decision["rank"] == 0
+    assert {member["stack_from"] for member in decision["members"].values()} == {"interpreter"}
 
 
 def test_an_exception_before_the_ranks_have_met(scene):
     """It is kept for the moment that they take to find one another, and judged with all of them."""
 
     def script(rank):
-        rank.sentinel.start()
+        rank.watchdog.start()
         if rank.number == 1:
-            rank.patient.fails("of rank 1")
-            rank.sentinel.fail(NEVER)
+            rank.source.fails("of rank 1")
+            rank.watchdog.fail(NEVER)
         else:
             while not scene.judged("failure"):
                 rank.train(0.1)
 
     scene.start(script, 2)
-    ruling = scene.until_judged("failure")
-    assert (ruling["rank"], sorted(ruling["members"])) == (0, ["0", "1"])
-    assert ruling["members"]["1"]["failure"] == "of rank 1"
+    decision = scene.until_judged("failure")
+    assert (decision["rank"], sorted(decision["members"])) == (0, ["0", "1"])
+    assert decision["members"]["1"]["failure"] == "of rank 1"
 
 
 @pytest.mark.parametrize("store", ["rank 0", "none"])
@@ -110,30 +110,30 @@ def test_an_exception(scene, store):
     """It is judged once. The others' own, which follow, are told the same at once; the record is on the disk."""
 
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         rank.train(0.4)
         if rank.number == 1:
             rank.write(struck="exception")
         else:
             while not scene.judged("failure"):
                 rank.train(0.1)
-        rank.patient.fails(f"of rank {rank.number}")
-        ruling = rank.sentinel.fail(NEVER)
-        rank.write(ruling=ruling.words)
-        rank.sentinel.stop(LIMIT)
+        rank.source.fails(f"of rank {rank.number}")
+        decision = rank.watchdog.fail(NEVER)
+        rank.write(decision=decision.words)
+        rank.watchdog.stop(LIMIT)
 
     scene.start(script, 3, store=store)
     scene.wait()
-    (ruling,) = scene.judged("failure")
-    assert ruling["rank"] == 0
-    assert {number: member["failure"] for number, member in ruling["members"].items()} == {
+    (decision,) = scene.judged("failure")
+    assert decision["rank"] == 0
+    assert {number: member["failure"] for number, member in decision["members"].items()} == {
         "0": None,
         "1": "of rank 1",
         "2": None,
     }
-    told = [line for line in scene.said() if "ruling" in line]
-    assert [line["ruling"] for line in told] == ["judged by 0"] * 3
+    told = [line for line in scene.said() if "decision" in line]
+    assert [line["decision"] for line in told] == ["judged by 0"] * 3
     record = read_capture(scene.directory / "rank-1.json").members[0].sections["progress"]
     assert isinstance(record, ProgressFacts)
     assert (record.state, record.failure.message, record.stack_from) == ("failed", "of rank 1", "interpreter")
@@ -142,8 +142,8 @@ def test_an_exception(scene, store):
 def test_who_judges_and_does_not_rule_is_replaced(scene):
     def script(rank):
         if rank.number == 0:
-            rank.sentinel._judge = lambda job, occasion: (rank.write(sleeps=occasion), time.sleep(NEVER))
-        rank.sentinel.start()
+            rank.watchdog._evaluate = lambda job, occasion: (rank.write(sleeps=occasion), time.sleep(NEVER))
+        rank.watchdog.start()
         rank.train(0.4)
         rank.stand_still()
 
@@ -158,7 +158,7 @@ def test_all_end_themselves_where_they_are_asked_to(scene):
     def script(rank):
         if rank.number == 1:
             signal.signal(signal.SIGTERM, lambda *_: None)
-        rank.sentinel.start()
+        rank.watchdog.start()
         rank.train(0.4)
         rank.stand_still()
 
@@ -175,11 +175,11 @@ def test_all_end_themselves_where_they_are_asked_to(scene):
 
 def test_a_verdict_of_a_healthy_run_ends_nothing(scene):
     def script(rank):
-        rank.sentinel.start()
+        rank.watchdog.start()
         rank.train(0.3)
         rank.stand_still(2.5 * slowness())
-        rank.patient.state = "ended"
-        rank.sentinel.stop(LIMIT)
+        rank.source.state = "ended"
+        rank.watchdog.stop(LIMIT)
 
     scene.start(script, 2, on_hang="abort", sick=False)
     scene.wait()

@@ -82,11 +82,11 @@ class Stranger:
 
 def stands_still(rank):
     """All ranks train for a while, then stand still until they are judged, and a while longer."""
-    rank.sentinel.start()
+    rank.watchdog.start()
     rank.train(2.0)
     rank.stand_still(8.0)
-    rank.patient.state = "ended"
-    rank.sentinel.stop(5)
+    rank.source.state = "ended"
+    rank.watchdog.stop(5)
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_no_other_process_gets_a_signal(scene, carried, bystander):
     pid = bystander.pid
 
     def script(rank):
-        rank.sentinel.start()
+        rank.watchdog.start()
         rank.train(3.0)
         rank.stand_still(8.0) if rank.number == 0 else rank.hold_the_lock(10)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(5)
+        rank.source.state = "ended"
+        rank.watchdog.stop(5)
 
     def stranger(one):
         box = f"host-{host_key(host_identity(Machine()))}"
@@ -130,11 +130,11 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_
     until = time.monotonic() + LIMIT
 
     def script(rank):
-        rank.sentinel.start()
+        rank.watchdog.start()
         while not enough.exists() and time.monotonic() < until:
             rank.train(0.1)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(5)
+        rank.source.state = "ended"
+        rank.watchdog.stop(5)
 
     def stranger(one):
         said = encode(DecisionMessage(0, "stall", Decision(True, "end yourselves", ("RUN001",), (0, 1))))
@@ -191,12 +191,12 @@ def test_ranks_with_and_without_a_key(scene, carried):
 
     def script(rank):
         if rank.number == 0:
-            rank.sentinel._secret = SECRET
-        rank.sentinel.start()
-        rank.write(met=rank.sentinel.meet(2.0) is not None)
+            rank.watchdog._secret = SECRET
+        rank.watchdog.start()
+        rank.write(met=rank.watchdog.check_start(2.0) is not None)
         rank.stand_still(6.0)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(5)
+        rank.source.state = "ended"
+        rank.watchdog.stop(5)
 
     carried(script, lambda one: None)
     scene.wait()

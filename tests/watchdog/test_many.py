@@ -15,14 +15,14 @@ from doctor.monitor.watchdog.store_discovery import StoreAddress
 from doctor.monitor.watchdog.watchdog import Decision, Watchdog
 from tests.cluster.boards import store_boards
 from tests.lab.speed import patience, slowness
-from tests.watchdog.ranks import Patient
+from tests.watchdog.ranks import ScriptedSource
 
 WORLD = 64
 LIMIT = patience(40)
 """Seconds in which all of them meet or leave."""
 
 
-class Calm(Patient):
+class Calm(ScriptedSource):
     """One that never stands still by itself. Stacks of threads are no stacks of processes."""
 
     def __init__(self, rank):
@@ -37,13 +37,15 @@ class Ranks:
 
     def __init__(self, directory):
         self.judged, self.told = [], []
-        self.patients = [Calm(number) for number in range(WORLD)]
-        self.sentinels = [
-            Watchdog(number, WORLD, patient, directory, self._judge(number), tell=self.told.append, round_seconds=0.5)
-            for number, patient in enumerate(self.patients)
+        self.sources = [Calm(number) for number in range(WORLD)]
+        self.watchdogs = [
+            Watchdog(
+                number, WORLD, source, directory, self._evaluate(number), write_line=self.told.append, round_seconds=0.5
+            )
+            for number, source in enumerate(self.sources)
         ]
 
-    def _judge(self, number):
+    def _evaluate(self, number):
         def judge(job, occasion):
             self.judged.append((occasion, number, len(job.ranks), job.ungathered))
             return Decision(words="well")
@@ -55,7 +57,7 @@ class Ranks:
         given = [None] * WORLD
 
         def one(number):
-            given[number] = call(self.sentinels[number])
+            given[number] = call(self.watchdogs[number])
 
         threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(WORLD)]
         for thread in threads:
@@ -73,9 +75,11 @@ def ranks(request, tmp_path, monkeypatch):
     """All share one interpreter, which takes its time; and a few connections to the store."""
     monkeypatch.setattr(incidents, "TIMES", RoundTimeouts(grace=5.0 * slowness(), longest=10.0 * slowness()))
     monkeypatch.setattr(failover, "PATIENCE", 5.0 * slowness())
-    monkeypatch.setattr(collection_round, "JUDGING", LIMIT)  # a busy machine may keep rank 0 from its turn for long
+    monkeypatch.setattr(
+        collection_round, "EVALUATION_TIMEOUT", LIMIT
+    )  # a busy machine may keep rank 0 from its turn for long
     monkeypatch.setattr(admission, "LEAD", LIMIT)
-    monkeypatch.setattr(requested_rounds, "FAREWELL", LIMIT)
+    monkeypatch.setattr(requested_rounds, "ACKNOWLEDGE_TIMEOUT", LIMIT)
     if request.param == "store":
         new_board = store_boards("many")
         clients = [new_board().backend._store for _ in range(4)]
@@ -93,15 +97,15 @@ def ranks(request, tmp_path, monkeypatch):
 
 def test_all_meet_are_judged_once_and_leave_together(ranks, tmp_path):
     ranks.all(lambda one: one.start())
-    assert ranks.all(lambda one: one.meet(LIMIT)) == [Decision(words="well")] * WORLD
+    assert ranks.all(lambda one: one.check_start(LIMIT)) == [Decision(words="well")] * WORLD
     assert ranks.on("before") == [(0, WORLD, 0)]
-    assert len({one.run for one in ranks.sentinels}) == 1
+    assert len({one.run for one in ranks.watchdogs}) == 1
 
-    ranks.patients[5].hang_after = 0.0
+    ranks.sources[5].hang_after = 0.0
     until = time.monotonic() + LIMIT
     while not ranks.on("stall") and time.monotonic() < until:
         time.sleep(0.02)
-    ranks.patients[5].hang_after = 1e9
+    ranks.sources[5].hang_after = 1e9
     assert ranks.on("stall") == [(0, WORLD, 0)]
 
     ranks.all(lambda one: one.stop(LIMIT))

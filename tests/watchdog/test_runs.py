@@ -15,16 +15,16 @@ from doctor.monitor.watchdog.watchdog import Watchdog
 from doctor.postmortem.inputs import read_inputs
 from tests.lab.ports import free_port
 from tests.lab.speed import NEVER, slowness
-from tests.watchdog.ranks import LIMIT, Patient, Rank, open_group
+from tests.watchdog.ranks import LIMIT, Rank, ScriptedSource, open_group
 
 
 def fits(rank, fit=1):
     """A run from the first batch to the last one, with its own sentinel."""
-    ruling = rank.sentinel.start() or rank.sentinel.meet(LIMIT)
-    rank.write(fit=fit, met=ruling is not None and ruling.words, run=rank.sentinel.run)
+    decision = rank.watchdog.start() or rank.watchdog.check_start(LIMIT)
+    rank.write(fit=fit, met=decision is not None and decision.words, run=rank.watchdog.run)
     rank.train(0.3)
-    rank.patient.state = "ended"
-    rank.sentinel.stop(NEVER)
+    rank.source.state = "ended"
+    rank.watchdog.stop(NEVER)
     rank.write(fit=fit, stopped=True)
 
 
@@ -47,8 +47,8 @@ def test_two_fits_of_one_process_group(scene, store):
     assert first != second
     assert {line["met"] for line in met} == {"judged by 0"}
     for occasion in ("before", "end"):
-        rulings = scene.judged(occasion)
-        assert [(ruling["rank"], sorted(ruling["members"])) for ruling in rulings] == [(0, ["0", "1", "2"])] * 2
+        decisions = scene.judged(occasion)
+        assert [(decision["rank"], sorted(decision["members"])) for decision in decisions] == [(0, ["0", "1", "2"])] * 2
     assert all(member["state"] == "ended" for member in scene.judged("end")[1]["members"].values())
     assert len([line for line in scene.said() if "stopped" in line]) == 6
     left = sorted(entry.name for entry in scene.directory.iterdir())
@@ -64,36 +64,36 @@ def test_the_end_is_judged_by_rank_0_though_the_others_left_long_before(scene, s
     """They are held up for no longer than they allow, and nothing is left of them."""
 
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         if rank.number == 0:
             while len([line for line in scene.said() if "stopped" in line]) < 2:
                 rank.train(0.1)
         else:
             rank.train(0.3)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(2 * slowness() if rank.number else NEVER)
+        rank.source.state = "ended"
+        rank.watchdog.stop(2 * slowness() if rank.number else NEVER)
         rank.write(stopped=True)
 
     scene.start(script, 3, store=store)
     scene.wait()
-    (ruling,) = scene.judged("end")
-    assert (ruling["rank"], sorted(ruling["members"])) == (0, ["0", "1", "2"])
-    assert all(member["state"] == "ended" for member in ruling["members"].values())
+    (decision,) = scene.judged("end")
+    assert (decision["rank"], sorted(decision["members"])) == (0, ["0", "1", "2"])
+    assert all(member["state"] == "ended" for member in decision["members"].values())
     assert sorted(entry.name for entry in scene.directory.iterdir()) == [f"rank-{number}.json" for number in range(3)]
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_the_end_is_judged_by_the_next_rank_where_rank_0_never_will(scene, end):
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         rank.train(0.3)
         if rank.number == 0:
             rank.kill(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
         rank.train(0.6)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(5 * slowness() if end == "stopped" else NEVER)
+        rank.source.state = "ended"
+        rank.watchdog.stop(5 * slowness() if end == "stopped" else NEVER)
         rank.write(stopped=True)
 
     scene.start(script, 2, store="agent")
@@ -107,16 +107,16 @@ def test_runs_that_end_as_soon_as_they_began(scene):
     def script(rank):
         for _ in range(3):
             one = Rank(rank.number, rank.world, rank.folder, rank.directory)
-            one.sentinel.start()
-            one.patient.state = "ended"
-            one.sentinel.stop(LIMIT)
-            rank.write(run=one.sentinel.run)
+            one.watchdog.start()
+            one.source.state = "ended"
+            one.watchdog.stop(LIMIT)
+            rank.write(run=one.watchdog.run)
 
     scene.start(script, 2)
     scene.wait()
     runs = {line["run"] for line in scene.said() if "run" in line}
     assert len(runs) == 3
-    assert {frozenset(ruling["members"]) for ruling in scene.judged("end")} == {frozenset("01")}
+    assert {frozenset(decision["members"]) for decision in scene.judged("end")} == {frozenset("01")}
     names = sorted(entry.name for entry in scene.directory.iterdir())
     assert names == ["earlier", "rank-0.json", "rank-1.json"]
     assert len([*scene.directory.glob("earlier/*")]) == 2
@@ -130,8 +130,8 @@ def test_a_rank_that_comes_late_is_waited_for(scene):
 
     scene.start(script, 2)
     scene.wait()
-    (ruling,) = scene.judged("before")
-    assert (ruling["rank"], sorted(ruling["members"])) == (0, ["0", "1"])
+    (decision,) = scene.judged("before")
+    assert (decision["rank"], sorted(decision["members"])) == (0, ["0", "1"])
     assert [line["met"] for line in scene.said() if "met" in line] == ["judged by 0"] * 2
 
 
@@ -141,19 +141,19 @@ def test_a_rank_that_comes_too_late_is_not_judged(scene, late):
 
     def script(rank):
         time.sleep(3.5 * slowness() if rank.number == late else 0.0)
-        rank.sentinel.start()
-        ruling = rank.sentinel.meet(3 * slowness())
-        rank.write(met=ruling.words if ruling else None, run=rank.sentinel.run)
-        rank.patient.state = "ended"
-        rank.sentinel.stop(LIMIT)
+        rank.watchdog.start()
+        decision = rank.watchdog.check_start(3 * slowness())
+        rank.write(met=decision.words if decision else None, run=rank.watchdog.run)
+        rank.source.state = "ended"
+        rank.watchdog.stop(LIMIT)
 
     scene.start(script, 3, secret=Secret(b"s" * 16, "test"))  # a ruling that may be anybody's is not taken by rank 0
     scene.wait()
-    (ruling,) = scene.judged("before")
-    assert sorted(ruling["members"]) == sorted({"0", "1", "2"} - {str(late)})
-    assert ruling["rank"] == (1 if late == 0 else 0)
+    (decision,) = scene.judged("before")
+    assert sorted(decision["members"]) == sorted({"0", "1", "2"} - {str(late)})
+    assert decision["rank"] == (1 if late == 0 else 0)
     met = [line for line in scene.said() if "met" in line]
-    assert {line["met"] for line in met} == {f"judged by {ruling['rank']}"}
+    assert {line["met"] for line in met} == {f"judged by {decision['rank']}"}
     assert len({line["run"] for line in met}) == 1
     (told,) = [line["told"] for line in scene.said() if "told" in line]
     assert told == f"judged without rank {late}, who did not come before the first batch"
@@ -164,8 +164,8 @@ def test_a_directory_that_cannot_be_written_to(scene):
     """One line a rank, and all goes on by the store."""
 
     def script(rank):
-        rank.sentinel.start()
-        rank.sentinel.meet(LIMIT)
+        rank.watchdog.start()
+        rank.watchdog.check_start(LIMIT)
         rank.train(0.3)
         rank.stand_still()
 
@@ -181,15 +181,15 @@ def test_directories_that_are_not_shared_and_no_store(scene):
     """Nobody hears anybody: each keeps its record, and diagnose has them all."""
 
     def script(rank):
-        rank.sentinel.start()
-        assert rank.sentinel.meet((1.0 if rank.number else 0.5) * slowness()) is None or rank.number == 0
+        rank.watchdog.start()
+        assert rank.watchdog.check_start((1.0 if rank.number else 0.5) * slowness()) is None or rank.number == 0
         rank.train(0.3)
         rank.stand_still()
 
     own = {number: scene.folder / f"of-{number}" for number in range(2)}
     scene.start(script, 2, store="none", directories=own)
     scene.until(lambda: len(scene.judged("stall")) == 2)
-    judged = {ruling["rank"]: [*ruling["members"]] for ruling in scene.judged("stall")}
+    judged = {decision["rank"]: [*decision["members"]] for decision in scene.judged("stall")}
     assert judged == {0: ["0"], 1: ["1"]}
     told = {line["rank"]: line["told"] for line in scene.said() if "can't be heard" in line.get("told", "")}
     assert told[1].startswith("rank 0 can't be heard")
@@ -200,14 +200,14 @@ def test_directories_that_are_not_shared_and_no_store(scene):
 
 def test_rounds_are_taken_over_from_a_rank_that_is_silent(scene):
     def script(rank):
-        rank.sentinel.start()
+        rank.watchdog.start()
         if rank.number == 0:
             rank.train(1.5)
             rank.kill(signal.SIGSTOP)
         rank.train(LIMIT)
 
     scene.start(script, 2, store="agent", round_seconds=0.3 * slowness())
-    scene.until(lambda: any(ruling["rank"] == 1 for ruling in scene.judged("round")))
+    scene.until(lambda: any(decision["rank"] == 1 for decision in scene.judged("round")))
     assert scene.judged("round")[0]["rank"] == 0
 
 
@@ -232,9 +232,9 @@ def test_ranks_that_are_spawned(scene):
 def test_neither_torch_nor_a_group_is_needed(tmp_path):
     """A single process has no others: all is judged here."""
     judged = []
-    sentinel = Watchdog(0, 1, Patient(0), tmp_path, lambda job, occasion: judged.append((occasion, job)))
-    sentinel.start()
-    sentinel.meet(5)
-    sentinel.stop(5)
+    dog = Watchdog(0, 1, ScriptedSource(0), tmp_path, lambda job, occasion: judged.append((occasion, job)))
+    dog.start()
+    dog.check_start(5)
+    dog.stop(5)
     assert [occasion for occasion, _ in judged] == ["before", "end"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["rank-0.json"]

@@ -27,7 +27,7 @@ def child(work):
         stacks, ready = StackDumper(), threading.Event()
 
         def answers():
-            stacks.listen()
+            stacks.install()
             os.write(writes, b"%d %d" % stacks.signal)
             ready.set()
             time.sleep(60)
@@ -83,8 +83,8 @@ def test_a_late_signal_ends_nobody(tmp_path):
 
     def work(stacks):
         stacks.write_to(path, threading.get_ident())
-        stacks.write_nowhere(path)
-        stacks.listen()
+        stacks.discard(path)
+        stacks.install()
         (tmp_path / "over").touch()
         until((tmp_path / "asked").exists)
 
@@ -115,10 +115,13 @@ def test_only_the_rank_that_waits_for_this_signal_is_asked(tmp_path):
         whole._replace(pid=1, started=process_start_time(1)),
         whole._replace(started=None),
         whole._replace(started=whole.started + 1.0),
-        *(whole._replace(how=how._replace(number=number)) for number in (0, *range(1, 34), 65, how.number - 1)),
-        whole._replace(how=how._replace(thread=0)),
-        whole._replace(how=how._replace(thread=pid)),
-        whole._replace(how=how._replace(thread=threading.get_native_id())),
+        *(
+            whole._replace(stack_signal=how._replace(number=number))
+            for number in (0, *range(1, 34), 65, how.number - 1)
+        ),
+        whole._replace(stack_signal=how._replace(thread=0)),
+        whole._replace(stack_signal=how._replace(thread=pid)),
+        whole._replace(stack_signal=how._replace(thread=threading.get_native_id())),
         whole._replace(file=copy),
         whole._replace(file=link),
         whole._replace(file=tmp_path / "nothing"),
@@ -151,19 +154,19 @@ from pathlib import Path
 from torch.distributed import TCPStore
 from doctor.monitor.watchdog import store_discovery, watchdog
 from tests.cluster.boards import without_rights
-from tests.watchdog.ranks import Patient
+from tests.watchdog.ranks import ScriptedSource
 
 def threads():
     names = [thread.name for thread in threading.enumerate()]
-    assert "doctor-sentinel" not in names, names
+    assert "doctor-watchdog" not in names, names
     print("alone")
 
 atexit.register(threads)
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 watchdog.find_store = lambda: store_discovery.StoreAddress("127.0.0.1", store.port)
-one = watchdog.Watchdog(0, 2, Patient(0), Path(sys.argv[1]), print)
+one = watchdog.Watchdog(0, 2, ScriptedSource(0), Path(sys.argv[1]), print)
 one.start()
-one.meet(0.5)
+one.check_start(0.5)
 """
 
 

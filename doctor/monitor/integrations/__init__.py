@@ -1,1 +1,1 @@
-"""Thin adapters of the monitor: what Lightning, the Hugging Face Trainer and plain loops tell it, and nothing else."""
+"""Thin adapters that feed telemetry from Lightning, the Hugging Face Trainer and plain loops."""

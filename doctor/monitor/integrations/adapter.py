@@ -1,4 +1,4 @@
-"""What the adapters of all frameworks share: the options, the guard around every hook, one attendance a run."""
+"""Base of all adapters: the options, the guard around every hook, and one session per run."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ R = TypeVar("R", bound="AdapterRun")
 
 
 class AdapterRun:
-    """One run while it is watched, and what an adapter keeps of it."""
+    """One watched run, and the state that an adapter keeps of it."""
 
-    def __init__(self, attendance: WatchSession) -> None:
-        self.attendance = attendance
-        self.monitor: RankTelemetry = attendance.monitor
+    def __init__(self, session: WatchSession) -> None:
+        self.session = session
+        self.telemetry: RankTelemetry = session.telemetry
 
-    def let_go(self) -> None:
-        """Put back whatever was changed in the framework's objects."""
+    def restore(self) -> None:
+        """Restore whatever was changed in the framework's objects."""
 
-    def left(self) -> None:
-        """The same of what has to stay until the attendance is over."""
+    def restore_after_close(self) -> None:
+        """Restore changes that have to stay until the session is closed."""
 
 
 class Adapter(Generic[R]):
-    """Watches runs, one after the other. Nothing in it fails but by what the user gave; DOCTOR_DISABLE=1 turns it off.
+    """Watches runs, one after the other.
+
+    Only invalid arguments raise; ``DOCTOR_DISABLE=1`` turns it off.
 
     Args:
-        dirpath: where ``report.json`` and the records of ranks go; by default ``rankdoctor`` beside the run's own
+        dirpath: folder for ``report.json`` and the records of ranks; by default ``rankdoctor`` beside the run's own
             output.
-        on_error: ``raise`` ends all ranks before the first batch where an error is found that would break the run.
+        on_error: ``raise`` ends all ranks before the first batch if an error is found that would break the run.
         on_hang: ``abort`` ends this rank once a hang has been explained.
-        hang_after: seconds without progress that are a hang; ``None`` adapts to the run's own steps.
-        every_n_steps: how often the dearer looks (memory, checksums) are taken.
-        probe: ``light`` tries the ways between hosts before the first batch.
+        hang_after: seconds without progress that count as a hang; ``None`` adapts to the run's own steps.
+        every_n_steps: interval of expensive samples (memory, checksums).
+        probe: ``light`` probes connectivity between hosts before the first batch.
         prometheus_port: port on each host for metrics; needs prometheus-client.
         select: ids or families of the checks to run; empty: all.
         ignore: ids or families of findings that are known and accepted.
-        share_group: name or GID of a group whose members may read and write the files of the run; by default they are
-            this user's alone. ``DOCTOR_SHARE_GROUP`` names it too.
+        share_group: name or GID of a group whose members may read and write the files of the run; by default only
+            this user may. ``DOCTOR_SHARE_GROUP`` sets it, too.
 
     Raises:
-        ValueError: an argument can't be meant.
+        ValueError: an argument is not valid.
     """
 
     def __init__(
@@ -76,13 +78,13 @@ class Adapter(Generic[R]):
         self._run: R | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the run: threads and sockets stay with the process that made them."""
+        """Return everything but the run: threads and sockets stay with the process that made them."""
         return {**self.__dict__, "_run": None, "_guard": HookGuard()}
 
     def _begin(self, start: Callable[[], R]) -> None:
-        """Watch a run from now on, unless the doctor is off; what can't be watched from the start is left alone."""
+        """Watch a run from now on, unless disabled. A run whose start cannot be watched is not watched."""
         try:
-            self._leave()
+            self._end_run()
             if not self._guard.off and not is_disabled():
                 self._open(start())
         except Exception as error:  # noqa: BLE001 - the callback's guard
@@ -90,48 +92,48 @@ class Adapter(Generic[R]):
 
     def _open(self, run: R) -> None:
         try:
-            run.attendance.open()
+            run.session.open()
         except BaseException:
-            value_or_default(run.attendance.close, None)
+            value_or_default(run.session.close, None)
             raise
         self._run = run
 
-    def _attendance(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> WatchSession:
-        """An attendance that is not open yet. ``default``: the run's own directory of output."""
+    def _new_session(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> WatchSession:
+        """Return a session that is not open yet. ``default``: the run's own output directory."""
         directory = self._options.folder(default, print_status)
-        attendance = WatchSession(self._options, rank=rank, world_size=world_size, directory=directory)
-        attendance.monitor.training = training
-        return attendance
+        session = WatchSession(self._options, rank=rank, world_size=world_size, directory=directory)
+        session.telemetry.training = training
+        return session
 
-    def _leave(self, error: BaseException | None = None) -> None:
-        """The run is over; ``error``: it ends by this exception. What the doctor itself raised is no news to it."""
+    def _end_run(self, error: BaseException | None = None) -> None:
+        """End the run; ``error``: the exception that ends it. The doctor's own :class:`Findings` are no failure."""
         run, self._run = self._run, None
         if run is None:
             return
-        run.let_go()
+        run.restore()
         try:
             if error is None or isinstance(error, Findings):
-                run.attendance.close()
+                run.session.close()
             else:
-                run.attendance.fail(error)
+                run.session.fail(error)
         finally:
-            run.left()
+            run.restore_after_close()
 
     def _failed(self, where: str, error: Exception) -> None:
-        """A hook of ours has failed."""
+        """Handle a failed hook."""
         self._guard.count(where, error)
         run = self._run
         if self._guard.off and run is not None:
             self._run = None
-            value_or_default(run.let_go, None)
-            # Its last look takes seconds, and this is the training's own thread.
-            start_thread("doctor-off", value_or_default, run.attendance.close, None)
+            value_or_default(run.restore, None)
+            # Closing takes seconds, and this is the training thread.
+            start_thread("doctor-off", value_or_default, run.session.close, None)
 
 
 def guarded(hook: Callable[Concatenate[A, R, P], None]) -> Callable[Concatenate[A, P], None]:
-    """A hook that runs only while a run is watched, is handed that run, and fails only by :class:`Findings`."""
+    """Wrap a hook to run only within a watched run, with that run, and to raise only :class:`Findings`."""
 
-    def shielded(self: A, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def wrapper(self: A, /, *args: P.args, **kwargs: P.kwargs) -> None:
         run = self._run
         if run is None:
             return
@@ -142,6 +144,6 @@ def guarded(hook: Callable[Concatenate[A, R, P], None]) -> Callable[Concatenate[
         except Exception as error:  # noqa: BLE001 - the callback's guard
             self._failed(hook.__name__, error)
 
-    # Not functools.wraps: it would tell the hook's signature, which has the run that no framework knows of.
-    shielded.__name__, shielded.__qualname__, shielded.__doc__ = hook.__name__, hook.__qualname__, hook.__doc__
-    return shielded
+    # Not functools.wraps: it would expose the hook's signature with the run, which no framework passes.
+    wrapper.__name__, wrapper.__qualname__, wrapper.__doc__ = hook.__name__, hook.__qualname__, hook.__doc__
+    return wrapper

@@ -1,6 +1,8 @@
-"""A process's place among the ranks that train one model on different data, where nothing but the loop itself tells:
-by the wrapper of the model, else by the samplers of the loaders. A world of ranks alone says nothing of it: they may be
-stages of a pipeline, parts of a layer, or models of their own."""
+"""Infers the data-parallel rank of a process in a loop without a framework.
+
+By the wrapper of the model, else by the samplers of the loaders. The world size alone does not tell: ranks may be
+pipeline stages, tensor-parallel parts or independent models.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,27 @@ class DataParallelRank(NamedTuple):
     root: int | None = None
 
 
-def infer_data_parallel_rank(module: Any, samplers: Iterable[Sampler], here: TorchRank) -> DataParallelRank:
-    """What is known of the process at ``here``. ``module``: the model as it is wrapped, or ``None``."""
-    if here.world_size == 1:
+def infer_data_parallel_rank(module: Any, samplers: Iterable[Sampler], process: TorchRank) -> DataParallelRank:
+    """Return what is known of ``process``. ``module``: the model as it is wrapped, or ``None``."""
+    if process.world_size == 1:
         return DataParallelRank(0, 1)
-    return _by_wrapper(module, here.rank) or _by_samplers(samplers, here) or DataParallelRank()
+    return _by_wrapper(module, process.rank) or _by_samplers(samplers, process) or DataParallelRank()
 
 
 def _by_wrapper(module: Any, rank: int) -> DataParallelRank | None:
-    """By the largest group of ranks that wrappers within ``module`` reduce gradients over: experts are shared by fewer
-    ranks than the rest of a model."""
+    """Infer it from the largest group that wrappers within ``module`` reduce gradients over.
+
+    The largest, because experts are shared by fewer ranks than the rest of a model.
+    """
     wrappers: list[Any] = value_or_default(lambda: list(module.modules()), [])
-    shares = [value_or_default(functools.partial(_rank_in, wrapper, rank), None) for wrapper in wrappers]
-    return max((share for share in shares if share), key=lambda share: share.size or 0, default=None)
+    placements = [value_or_default(functools.partial(_rank_in, wrapper, rank), None) for wrapper in wrappers]
+    return max(
+        (placement for placement in placements if placement), key=lambda placement: placement.size or 0, default=None
+    )
 
 
 def _rank_in(wrapper: Any, rank: int) -> DataParallelRank | None:
-    """The place of ``rank`` in the group of one wrapper; ``None`` for what wraps nothing."""
+    """Return the place of ``rank`` in the group of one wrapper; ``None`` if it is not a wrapper."""
     names = {kind.__name__ for kind in type(wrapper).__mro__}
     if "FSDPModule" in names:
         return _of_members(_mesh_of(wrapper), rank)
@@ -50,13 +56,15 @@ def _rank_in(wrapper: Any, rank: int) -> DataParallelRank | None:
 
 
 def _ranks(group: object) -> list[int]:
-    """Global ranks of a process group."""
+    """Return the global ranks of a process group."""
     return [] if group is None else list(sys.modules["torch.distributed"].get_process_group_ranks(group))
 
 
 def _mesh_of(module: Any) -> list[int]:
-    """Global ranks of the mesh that ``fully_shard`` was given, those that hold copies of the shards included; empty for
-    a module whose parameters are all wrapped further within."""
+    """Return the global ranks of the mesh of ``fully_shard``, including replicas of the shards.
+
+    Empty for a module whose parameters are all wrapped further inside.
+    """
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # newer torch keeps several
     first = next(iter(groups), None) if groups is not None else state._fsdp_param_group
@@ -68,22 +76,25 @@ def _of_members(members: list[int], rank: int) -> DataParallelRank | None:
 
 
 def _of_hybrid(shards: list[int], copies: list[int], rank: int) -> DataParallelRank | None:
-    """Ranks that hold the shards of one copy, and those that hold this shard of all copies, span a grid."""
+    """Return the place in the grid of ranks that hold one copy and ranks that hold this shard of all copies."""
     if rank not in shards or rank not in copies:
         return _of_members(shards, rank)
     place = copies.index(rank) * len(shards) + shards.index(rank)
     return DataParallelRank(place, len(copies) * len(shards), min(shards) + min(copies) - rank)
 
 
-def _by_samplers(samplers: Iterable[Sampler], here: TorchRank) -> DataParallelRank | None:
-    """By how many the samplers part the data for: all ranks, of which each is at its own place then, or a part of them,
-    of which the sampler knows the place. Which ranks these are it does not tell."""
+def _by_samplers(samplers: Iterable[Sampler], process: TorchRank) -> DataParallelRank | None:
+    """Infer it from the number of replicas that the samplers assume.
+
+    If that is the world size, each rank is at its own place; if it is a divisor, the sampler knows the place, but not
+    which ranks form the group.
+    """
     for sampler in samplers:
         replicas, place = sampler.replicas, sampler.rank
-        if not sampler.distributed or replicas is None or place is None or here.world_size % max(replicas, 1):
+        if not sampler.distributed or replicas is None or place is None or process.world_size % max(replicas, 1):
             continue
-        if replicas == here.world_size:
-            return DataParallelRank(here.rank, replicas)
+        if replicas == process.world_size:
+            return DataParallelRank(process.rank, replicas)
         if replicas > 1 and 0 <= place < replicas:
             return DataParallelRank(place, replicas)
     return None

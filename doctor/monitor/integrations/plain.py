@@ -34,106 +34,109 @@ from doctor.monitor.watch_session import WatchSession
 T = TypeVar("T")
 
 STAGES = ("train", "validate", "test", "predict")
-"""What a loader may be for."""
+"""Valid stages of a loader."""
 
 
 class LoaderSlot(NamedTuple):
-    """What tells the loaders of a loop apart."""
+    """Identity of a loader within a loop."""
 
     stage: str
     number: int
 
 
 class PlainRun(AdapterRun):
-    """``wrapper``: the model as it was told. ``steps``: of the optimiser; ``loss``: of the last one."""
+    """One watched run of a plain loop.
 
-    def __init__(self, attendance: WatchSession) -> None:
-        super().__init__(attendance)
+    ``wrapper``: the model as passed; ``steps``: optimizer steps so far; ``loss``: of the last step.
+    """
+
+    def __init__(self, session: WatchSession) -> None:
+        super().__init__(session)
         self.wrapper: object = None
         self.steps = 0
         self.loss: object = None
-        self._under_way: list[WatchedLoader[Any]] = []
+        self._active_loaders: list[WatchedLoader[Any]] = []
         self._attached: dict[LoaderSlot, object] = {}
         self._passes: dict[LoaderSlot, int] = {}
-        self._has_met = False
+        self._has_checked_start = False
         self._steps_before = 0
 
     def use_model(self, module: Any) -> None:
-        """The model as it is wrapped."""
-        monitor = self.monitor
+        """Record the model as it is wrapped."""
+        telemetry = self.telemetry
         self.wrapper = module
         replicated, broadcast = replication(module)
         device = device_of(module)
-        monitor.steps.use_device(device)
-        monitor.memory.use_device(device)
-        monitor.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
-        self._look_again()
+        telemetry.steps.use_device(device)
+        telemetry.memory.use_device(device)
+        telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
+        self._refresh_facts()
 
     def attach(self, loader: WatchedLoader[Any]) -> None:
-        """Describe a loader, unless it is the one that is known: it may be wrapped anew for every epoch."""
+        """Describe a loader unless it is known: it may be wrapped anew in every epoch."""
         if self._attached.get(loader.slot) is not loader.wrapped:
             self._attached[loader.slot] = loader.wrapped
-            self.monitor.loaders.attach(*loader.slot, loader.wrapped)
-            if self.monitor.training.data_parallel_size is None:
-                self._look_again()
+            self.telemetry.loaders.attach(*loader.slot, loader.wrapped)
+            if self.telemetry.training.data_parallel_size is None:
+                self._refresh_facts()
 
     def pass_start(self, loader: WatchedLoader[Any]) -> None:
-        """A pass over ``loader`` begins. Before the first batch of all, the ranks are judged."""
+        """Record the start of a pass over ``loader``. Before the very first batch, all ranks are evaluated."""
         self.attach(loader)
-        self._under_way.append(loader)
-        self.monitor.stage_start(loader.slot.stage)
-        if not self._has_met:
-            self._has_met = True
-            self._look_again()
-            self.attendance.meet()
-        self.monitor.epoch_start(loader.slot.stage, self._passes.get(loader.slot, 0))
+        self._active_loaders.append(loader)
+        self.telemetry.stage_start(loader.slot.stage)
+        if not self._has_checked_start:
+            self._has_checked_start = True
+            self._refresh_facts()
+            self.session.check_start()
+        self.telemetry.epoch_start(loader.slot.stage, self._passes.get(loader.slot, 0))
 
-    def _look_again(self) -> None:
-        """Groups and samplers may have been made since the beginning, and uneven inputs may be joined by now."""
-        loaders = self.monitor.loaders.facts().loaders
-        self.monitor.training = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
+    def _refresh_facts(self) -> None:
+        """Read the facts again: groups and samplers may be new, and uneven inputs may be joined by now."""
+        loaders = self.telemetry.loaders.facts().loaders
+        self.telemetry.training = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
 
     def step(self, loss: object) -> None:
-        """The optimizer has stepped. (step path)"""
+        """Record an optimizer step. (step path)"""
         self.steps += 1
         self.loss = loss
-        self.monitor.optimizer_step()
+        self.telemetry.optimizer_step()
 
     def batch_start(self, loader: WatchedLoader[Any], number: int, batch: object) -> None:
-        """A batch is there. (step path)"""
+        """Record a batch. (step path)"""
         stage, index = loader.slot
         if stage == "train":
             self._steps_before = self.steps
-        self.monitor.batch_start(stage, number, index, batch)
+        self.telemetry.batch_start(stage, number, index, batch)
 
     def batch_end(self, loader: WatchedLoader[Any]) -> None:
-        """The loop comes back for more. (step path)"""
+        """Record the end of a batch when the loop asks for the next one. (step path)"""
         if loader.slot.stage != "train":
-            self.monitor.batch_end(loader.slot.stage)
+            self.telemetry.batch_end(loader.slot.stage)
             return
         loss, self.loss = self.loss, None
-        self.monitor.batch_end("train", step=self.steps, loss=loss)
+        self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
     def batch_left(self, loader: WatchedLoader[Any]) -> None:
-        """The loop is left within a batch, which is done where the optimizer has stepped in it."""
+        """Record that the loop was left within a batch, which is complete if the optimizer stepped in it."""
         if loader.slot.stage == "train" and self.steps > self._steps_before:
             self.batch_end(loader)
 
     def pass_end(self, loader: WatchedLoader[Any], *, ended: bool) -> None:
-        """The loop is over; ``ended``: the loader gave nothing more."""
-        monitor, (stage, index) = self.monitor, loader.slot
-        monitor.loader_end(stage, index, ended=ended)
-        monitor.epoch_end(stage)
+        """Record the end of a pass; ``ended``: the loader was exhausted."""
+        telemetry, (stage, index) = self.telemetry, loader.slot
+        telemetry.loader_end(stage, index, ended=ended)
+        telemetry.epoch_end(stage)
         self._passes[loader.slot] = self._passes.get(loader.slot, 0) + 1
-        self._under_way = [one for one in self._under_way if one is not loader]
-        if self._under_way:
-            outer = self._under_way[-1].slot
-            monitor.stage_end(stage, back_to=outer.stage)
-            monitor.progress.epoch = self._passes.get(outer, 0)
+        self._active_loaders = [one for one in self._active_loaders if one is not loader]
+        if self._active_loaders:
+            outer = self._active_loaders[-1].slot
+            telemetry.stage_end(stage, back_to=outer.stage)
+            telemetry.progress.epoch = self._passes.get(outer, 0)
 
 
 class WatchedLoader(Generic[T]):
-    """A loader while it is watched. Every pass over it is an epoch; all else is asked of the loader itself."""
+    """A watched loader. Every pass over it is an epoch; all attributes are those of the loader itself."""
 
     def __init__(self, watch: Watch, loader: Iterable[T], slot: LoaderSlot) -> None:
         self._watch = watch
@@ -141,7 +144,7 @@ class WatchedLoader(Generic[T]):
         self.slot = slot
 
     def __iter__(self) -> Iterator[T]:
-        """A pass over the loader, whose end is told whether the loop came to it or left it before."""
+        """Iterate over the loader and record the end of the pass, whether it completes or is left early."""
         watch, ended = self._watch, False
         watch._pass_start(self)
         try:
@@ -157,12 +160,12 @@ class WatchedLoader(Generic[T]):
             watch._pass_end(self, ended)
 
     def __len__(self) -> int:
-        """Batches, as the loader says."""
+        """Return the length of the loader."""
         return len(self.wrapped)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        """Sampler, dataset and all else of the loader."""
-        if name == "wrapped":  # asked for before it is there, as copying does
+        """Return an attribute of the loader, such as sampler and dataset."""
+        if name == "wrapped":  # requested before it is set, as copying does
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
@@ -178,21 +181,21 @@ class Watch(Adapter[PlainRun]):
     """
 
     def __enter__(self) -> Watch:
-        """Begin to watch. The process group may be there already, or be told by RANK and WORLD_SIZE."""
+        """Start watching. The process group may exist already; else RANK and WORLD_SIZE are used."""
         self._begin(self._start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The end, by an exception or without; it goes on to where it was going."""
+        """Stop watching; an exception propagates."""
         self._finish(error)
 
     def loader(self, loader: Iterable[T], stage: str = "train", *, index: int = 0) -> WatchedLoader[T]:
-        """``loader``, to be iterated over in its place. ``index`` tells several loaders of one stage apart.
+        """Return a watched ``loader`` to iterate over instead. ``index`` distinguishes loaders of one stage.
 
         Raises:
-            ValueError: ``stage`` is none of ``train``, ``validate``, ``test`` and ``predict``.
+            ValueError: ``stage`` is not ``train``, ``validate``, ``test`` or ``predict``.
         """
         if stage not in STAGES:
             raise ValueError(f"stage is {stage!r}; it may be {' or '.join(map(repr, STAGES))}")
@@ -202,29 +205,35 @@ class Watch(Adapter[PlainRun]):
 
     @guarded
     def model(self, run: PlainRun, module: object) -> None:
-        """Tell the model, as it is wrapped (DistributedDataParallel, FSDP, ``fully_shard``), before the first batch.
-        Which ranks train it together, each on its own data, is known by the wrapper; without one by the samplers."""
+        """Pass the model as it is wrapped (DistributedDataParallel, FSDP, ``fully_shard``) before the first batch.
+
+        The wrapper tells which ranks train it together on different data; without a wrapper, the samplers do.
+        """
         run.use_model(module)
 
     @guarded
     def step(self, run: PlainRun, loss: object = None) -> None:
-        """The optimizer has stepped; to be called on every rank, after ``optimizer.step()``: replicas are compared at
-        equal steps. ``loss``: a tensor, which stays on its device."""
+        """Record an optimizer step; call it on every rank after ``optimizer.step()``.
+
+        Replicas are compared at equal steps. ``loss``: a tensor, which stays on its device.
+        """
         run.step(loss)
 
     @guarded
     def mark(self, run: PlainRun, point: str) -> None:
-        """A point is reached: ``forward``, ``backward``, ``optimizer``, ``checkpoint``. Nothing depends on it but how
-        exactly it is told where time goes, and that a checkpoint is given more of it."""
-        run.monitor.mark(point)
+        """Record a point: ``forward``, ``backward``, ``optimizer``, ``checkpoint``.
+
+        Optional: it refines the time breakdown, and allows more time for a checkpoint.
+        """
+        run.telemetry.mark(point)
 
     def _start(self) -> PlainRun:
-        here = torch_rank(os.environ)
-        return PlainRun(self._attendance(here.rank, here.world_size, Path.cwd(), plain_facts(None)))
+        process = torch_rank(os.environ)
+        return PlainRun(self._new_session(process.rank, process.world_size, Path.cwd(), plain_facts(None)))
 
     @guarded
     def _finish(self, run: PlainRun, error: BaseException | None) -> None:
-        self._leave(error)
+        self._end_run(error)
 
     @guarded
     def _attach(self, run: PlainRun, loader: WatchedLoader[Any]) -> None:
@@ -252,10 +261,9 @@ class Watch(Adapter[PlainRun]):
 
 
 def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFacts:
-    """Who trains, by the process group, and the model's wrapper (``module``) and the samplers as far as they are known
-    yet."""
-    here, device = torch_rank(os.environ), device_of(module)
-    share = infer_data_parallel_rank(module, samplers, here)
+    """Return the facts of process group, wrapper (``module``) and samplers, as far as they are known yet."""
+    process, device = torch_rank(os.environ), device_of(module)
+    placement = infer_data_parallel_rank(module, samplers, process)
     return TrainingFacts(
         framework="plain",
         release=value_or_default(lambda: str(sys.modules["torch"].__version__), None),
@@ -263,13 +271,13 @@ def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFac
         backend=backend(),
         device=None if device is None else str(device),
         device_id=device_id(device),
-        world_size=here.world_size,
-        data_parallel_rank=share.rank,
-        data_parallel_size=share.size,
-        data_parallel_root=share.root,
+        world_size=process.world_size,
+        data_parallel_rank=placement.rank,
+        data_parallel_size=placement.size,
+        data_parallel_root=placement.root,
         joins=joins_uneven_inputs(module),
     )
 
 
 watch = Watch
-"""The name it is known by: ``with doctor.watch() as w``."""
+"""Public alias: ``with doctor.watch() as w``."""

@@ -1,4 +1,4 @@
-"""What torch tells of a process that trains, whichever framework drives it. Each question may stay unanswered."""
+"""Facts read from torch about a training process, for any framework. Any of them may be missing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from doctor.knowledge.launchers import ENVIRONMENT
 from doctor.monitor.integrations.hook_guard import value_or_default
 
 SHARDING = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
-"""Wrappers whose ranks may each hold a part of the parameters."""
+"""Wrappers whose ranks may each hold a shard of the parameters."""
 
 
 class TorchRank(NamedTuple):
-    """Who this process is among the ranks of its job."""
+    """Rank and world size of this process."""
 
     rank: int = 0
     world_size: int = 1
 
 
 def torch_rank(environ: Mapping[str, str]) -> TorchRank:
-    """By the default process group; without one by RANK and WORLD_SIZE, which torchrun sets; else alone."""
+    """Read them from the default process group, else from RANK and WORLD_SIZE, else a world of one."""
     group = distributed()
     if group is not None:
         return TorchRank(group.get_rank(), group.get_world_size())
@@ -33,19 +33,19 @@ def torch_rank(environ: Mapping[str, str]) -> TorchRank:
 
 
 def distributed() -> Any | None:
-    """``torch.distributed`` where a default process group is there; never loads it."""
+    """Return ``torch.distributed`` if a default process group exists; never imports it."""
     module = sys.modules.get("torch.distributed")
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
 def backend() -> str | None:
-    """The back end of the default process group."""
+    """Return the backend of the default process group."""
     group = distributed()
     return value_or_default(lambda: str(group.get_backend()), None) if group is not None else None
 
 
 def device_id(device: object) -> str | None:
-    """The UUID of a CUDA device as the driver writes it, where CUDA is in use already (torch >= 2.5)."""
+    """Return the UUID of a CUDA device as the driver writes it, if CUDA is in use (torch >= 2.5)."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(device, "type", None) != "cuda":
         return None
@@ -60,23 +60,25 @@ def _uuid(torch: Any, device: object) -> str | None:
 
 
 def device_of(module: Any) -> Any | None:
-    """Where a module's first parameter is."""
+    """Return the device of a module's first parameter."""
     return value_or_default(lambda: next(module.parameters()).device, None)
 
 
 def unwrapped(module: Any) -> Any:
-    """The module within DistributedDataParallel, whose parameters it shares; any other one is itself."""
+    """Return the module inside DistributedDataParallel, which shares its parameters; else the module itself."""
     return module.module if type(module).__name__ == "DistributedDataParallel" else module
 
 
 def joins_uneven_inputs(module: object) -> bool:
-    """Whether uneven inputs are joined now (torch.distributed.algorithms.Join around a wrapper that takes part)."""
+    """Return whether uneven inputs are joined now (torch.distributed.algorithms.Join around a wrapper)."""
     return bool(getattr(getattr(module, "_join_config", None), "enable", False))
 
 
 def replication(module: object) -> tuple[bool | None, bool | None]:
-    """Whether all ranks hold the same values, and whether the wrapper makes them equal; ``None`` where its class does
-    not tell."""
+    """Return whether all ranks hold the same values, and whether the wrapper broadcasts them.
+
+    ``None`` if the class of the wrapper does not tell.
+    """
     names = {kind.__name__ for kind in type(module).__mro__}
     if names & set(SHARDING):
         return False, False

@@ -1,4 +1,4 @@
-"""Where the findings of a run go: the console, Python's warnings, report.json, loggers' metrics, Prometheus.
+"""Sinks for the findings of a run: console, Python warnings, report.json, loggers' metrics, Prometheus.
 
-They are told of what was judged, in the thread that judges, and never on the step path.
+Sinks are called in the thread that evaluates, never on the step path.
 """

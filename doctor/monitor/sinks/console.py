@@ -1,4 +1,4 @@
-"""Findings of a run on its console: each once, in blocks that survive progress bars, and not too many at once."""
+"""Prints the findings of a run: each once, in blocks that survive progress bars, at a limited rate."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from doctor.report.formatting import counts_line, place, some, spelt_out, why_in
 from doctor.report.terminal import draw_findings, make_console
 
 MOST_LINES = 100
-"""Lines of one block: a few findings with stacks and tables. The rest stands in the report file."""
+"""Maximum lines of one block: a few findings with stacks and tables. The rest is in the report file."""
 
 RANK_DIED = "RUN004"
-"""Names the rank that failed first. At the end of a run it is told even where something else explains it."""
+"""The check that names the rank that failed first; at the end of a run it is printed even if it has another cause."""
 
 
 def print_status(line: str) -> None:
@@ -37,99 +37,99 @@ def print_status(line: str) -> None:
 
 
 class ConsoleSink:
-    """Tells people at the terminal, or whoever reads the log. ``report``: the file that the end refers to;
-    ``is_written``: whether it holds the report.
+    """Prints findings to a terminal or log.
 
-    ``stream``: ``None`` for whatever ``sys.stderr`` is at the time: progress bars put their own in its place, which
-    writes above them. A block is one write, and begins with a line break, because a bar leaves its line open. A stream
-    that can't be written is left alone from then on.
+    ``report``: the file that the final summary refers to; ``is_written``: returns whether it holds the report.
+    ``stream``: ``None`` for the current ``sys.stderr``, because progress bars replace it by a stream that writes above
+    them. A block is one write, and begins with a line break, because a bar leaves its line open. A stream that cannot
+    be written is not used again.
     """
 
     def __init__(
         self,
         report: Path,
         stream: IO[str] | None = None,
-        ration: RateLimit | None = None,
+        rate_limit: RateLimit | None = None,
         is_written: Callable[[], bool] = lambda: True,
     ) -> None:
         self._path = spelt_out(str(report))
         self._is_written = is_written
         self._stream = stream
-        self._ration = ration or RateLimit()
-        self._kept: Counter[str] = Counter()
-        self._told = -REGAIN
-        self._mute = False
+        self._rate_limit = rate_limit or RateLimit()
+        self._held_back: Counter[str] = Counter()
+        self._reported_at = -REGAIN
+        self._is_broken = False
 
-    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
-        """Show what is new, as far as the ration goes, and count the rest."""
-        shown, kept = self._ration.split(news)
-        self._kept.update(one.result.id for one in kept)
+    def found(self, events: Sequence[FindingEvent], report: Report) -> None:
+        """Print new findings as far as the rate limit allows, and count the rest."""
+        shown, held_back = self._rate_limit.split(events)
+        self._held_back.update(one.result.id for one in held_back)
         stream = self._open()
         if shown and stream is not None:
-            self._say(stream, _block(shown, report, stream) + self._rest())
+            self._write(stream, _block(shown, report, stream) + self._held_back_line())
         else:
-            self._tell_rest()
+            self._report_held_back()
 
     def round(self, job: Job, report: Report) -> None:
-        """Count what was kept back for a while."""
-        self._tell_rest()
+        """Print the number of findings held back, if it is due."""
+        self._report_held_back()
 
     def ended(self, report: Report) -> None:
-        """What was found in all, what to begin with, and where the report lies."""
+        """Print the number of findings, what to fix first, and the path of the report."""
         stream = self._open()
         if stream is not None:
-            self._say(stream, _summary(report, self._where(report), stream.isatty()))
+            self._write(stream, _summary(report, self._where(report), stream.isatty()))
 
     def _where(self, report: Report) -> str:
-        """Where the report lies, now and once another run has begun here; that it could not be written, if so."""
+        """Return the path of the report, now and after the next run has started here, or that it was not written."""
         if not self._is_written():
             return "not written"
         later = f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})" if report.run else ""
         return self._path + later
 
     def close(self) -> None:
-        """Nothing is held: the stream is the process's own."""
+        """Do nothing: the stream belongs to the process."""
 
-    def _tell_rest(self) -> None:
+    def _report_held_back(self) -> None:
         stream = self._open()
-        if self._kept and stream is not None and time.monotonic() - self._told >= REGAIN:
-            self._say(stream, "\n" + self._rest())
+        if self._held_back and stream is not None and time.monotonic() - self._reported_at >= REGAIN:
+            self._write(stream, "\n" + self._held_back_line())
 
-    def _rest(self) -> str:
-        """One line for all that is kept back; ``""`` where there is none."""
-        if not self._kept:
+    def _held_back_line(self) -> str:
+        """Return one line for all findings held back; ``""`` if there are none."""
+        if not self._held_back:
             return ""
-        count, names = self._kept.total(), some(list(self._kept))
-        self._kept, self._told = Counter(), time.monotonic()
+        count, names = self._held_back.total(), some(list(self._held_back))
+        self._held_back, self._reported_at = Counter(), time.monotonic()
         word = "finding" if count == 1 else "findings"
         where = f"all in {self._path}" if self._is_written() else "the report file could not be written"
         return f"rankdoctor: {count} more {word} ({spelt_out(names)}); {where}\n"
 
     def _open(self) -> IO[str] | None:
         stream = self._stream or sys.stderr
-        return None if self._mute or stream is None or stream.closed else stream
+        return None if self._is_broken or stream is None or stream.closed else stream
 
-    def _say(self, stream: IO[str], text: str) -> None:
+    def _write(self, stream: IO[str], text: str) -> None:
         try:
             stream.write(text)
             stream.flush()
-        except (OSError, ValueError):  # nobody reads any more, or it was closed
-            self._mute = True
+        except (OSError, ValueError):  # the stream was closed
+            self._is_broken = True
 
 
-def _block(news: Sequence[FindingEvent], report: Report, stream: IO[str]) -> str:
-    """The findings as the terminal report shows them, under a line that says who speaks and when."""
-    shown = msgspec.structs.replace(report, results=tuple(_results(news)))
+def _block(events: Sequence[FindingEvent], report: Report, stream: IO[str]) -> str:
+    """Render findings as in the terminal report, under a line with program name and time."""
+    shown = msgspec.structs.replace(report, results=tuple(_results(events)))
     lines = draw_findings(shown, make_console(stream)).rstrip("\n").splitlines()
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"… {len(lines) - MOST_LINES} more lines in the report"]
     return "\n".join(("", f"rankdoctor {time.strftime('%H:%M:%S')}: {counts_line(shown)}", *lines, ""))
 
 
-def _results(news: Iterable[FindingEvent]) -> Iterable[CheckResult]:
-    """A result a check, with the findings that are shown and the worst of their severities."""
+def _results(events: Iterable[FindingEvent]) -> Iterable[CheckResult]:
+    """Yield one result per check, with the shown findings and the worst of their severities."""
     by_check: dict[str, list[FindingEvent]] = {}
-    for one in news:
+    for one in events:
         by_check.setdefault(one.result.id, []).append(one)
     for same in by_check.values():
         findings = tuple(one.finding for one in same)
@@ -145,24 +145,24 @@ def _summary(report: Report, path: str, on_terminal: bool) -> str:
 
 
 def _conclusion(report: Report) -> Iterable[str]:
-    """The count, and where something is wrong: who failed first, and what to begin with."""
+    """Yield the number of findings, the rank that failed first and what to fix first."""
     expected = report.coverage.ranks_expected
     count = f"{counts_line(report)} on {expected} {'rank' if expected == 1 else 'ranks'}"
     yield count if report.verdict != "inconclusive" else f"{count}, but {why_inconclusive(report)}"
     if report.primary != RANK_DIED:
-        yield from _told(report, RANK_DIED, "failed first")
+        yield from _headline(report, RANK_DIED, "failed first")
     if report.primary is not None:
-        yield from _told(report, report.primary, "start with")
+        yield from _headline(report, report.primary, "start with")
 
 
-def _told(report: Report, check_id: str, opening: str) -> Iterable[str]:
+def _headline(report: Report, check_id: str, label: str) -> Iterable[str]:
     result = report.result(check_id)
-    finding = _gravest(result) if result is not None else None
+    finding = _most_severe(result) if result is not None else None
     if result is not None and finding is not None:
         claim = " ".join(finding.summary.split())
-        yield f"{opening} {result.id} {result.name}: {claim} ({place(finding, report)})"
+        yield f"{label} {result.id} {result.name}: {claim} ({place(finding, report)})"
 
 
-def _gravest(result: CheckResult) -> ReportFinding | None:
+def _most_severe(result: CheckResult) -> ReportFinding | None:
     standing = [finding for finding in result.findings if finding.stands]
     return max(standing, key=lambda finding: finding.severity.weight, default=None)

@@ -1,4 +1,4 @@
-"""What every outlet of a run can be told."""
+"""The interface of the sinks of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from doctor.core.report_document import CheckResult, Report, ReportFinding
 
 @dataclass(frozen=True)
 class FindingEvent:
-    """A finding that was not known before, and the check that it comes from. ``is_implied``: people were told its cause
-    before, and it adds nothing to that."""
+    """A new finding and the result that it belongs to.
+
+    ``is_implied``: its cause was reported before, and it adds nothing to that.
+    """
 
     result: CheckResult
     finding: ReportFinding
@@ -22,21 +24,21 @@ class FindingEvent:
 
     @property
     def is_loud(self) -> bool:
-        """Whether people are to be told at once: it stands, says more than they know, and is more than good to know."""
+        """Whether to report it at once: it stands, is not implied and is more severe than info."""
         return self.finding.stands and not self.is_implied and self.finding.severity is not Severity.INFO
 
 
 class FindingSink(Protocol):
-    """Somewhere that findings go. It may raise what its medium raises; whoever tells it is on guard."""
+    """A destination for findings. Exceptions are handled by the caller."""
 
-    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
-        """Something new. ``report``: the run's whole report so far."""
+    def found(self, events: Sequence[FindingEvent], report: Report) -> None:
+        """Handle new findings. ``report``: the whole report of the run so far."""
 
     def round(self, job: Job, report: Report) -> None:
-        """The job was judged once more."""
+        """Handle a round of evaluation."""
 
     def ended(self, report: Report) -> None:
-        """The run is over, whichever way."""
+        """Handle the end of the run."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources."""

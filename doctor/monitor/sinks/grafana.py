@@ -1,7 +1,7 @@
-"""The Grafana dashboard for what :mod:`doctor.monitor.sinks.prometheus` serves: ``python -m
-doctor.monitor.sinks.grafana``.
+"""The Grafana dashboard for the metrics of :mod:`doctor.monitor.sinks.prometheus`.
 
-Import what it prints (Dashboards, New, Import); the data source is asked for by a variable.
+Run ``python -m doctor.monitor.sinks.grafana`` and import its output (Dashboards, New, Import); the data source is a
+variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.resources import files
 
 
 def dashboard() -> str:
-    """The dashboard as JSON."""
+    """Return the dashboard as JSON."""
     return (files("doctor.monitor.sinks") / "grafana.json").read_text(encoding="utf-8")
 
 

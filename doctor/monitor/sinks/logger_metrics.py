@@ -1,4 +1,4 @@
-"""A few numbers of the whole job for a Trainer's loggers. Their names are public and stay."""
+"""Metrics of the whole job for a Trainer's loggers. Their names are public and stable."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METRICS: Mapping[str, str] = {
     "doctor/findings_error": "findings of severity error that stand",
     "doctor/findings_warning": "findings of severity warning that stand",
 }
-"""Name -> meaning. What a job does not show (memory of a device on a CPU) is left out, and so is what compares ranks
-where there is one."""
+"""Name and meaning of each metric. Metrics that a job does not have (device memory on a CPU) are omitted, as are
+comparisons of ranks with a single rank."""
 
 
 def metrics(job: Job, report: Report) -> dict[str, float]:
-    """The numbers by name, as far as the job shows them."""
+    """Return the metrics of a job by name."""
     ranks = list(all_rank_metrics(job))
     values: dict[str, float | None] = {
         "doctor/step_seconds": _median(one.window.total for one in ranks if one.window),

@@ -1,4 +1,4 @@
-"""The newest numbers of a run for Prometheus: one port a host, off unless asked for."""
+"""Serves the newest metrics of a run to Prometheus: one port per host, off by default."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
 PATIENCE = 10.0
-"""Seconds for which a client may be silent before its connection is closed."""
+"""Seconds of silence after which a client's connection is closed."""
 
 MOST_RANKS = 1024
-"""Ranks that one process serves. Writing down so many takes a tenth of a second, in which the interpreter is shared
-with the training; in larger jobs every host serves its own."""
+"""Maximum number of ranks that one process serves. Writing this many takes a tenth of a second of the interpreter,
+shared with the training; in larger jobs every host serves its own ranks."""
 
 
 @dataclass(frozen=True)
 class RankGauge:
-    """A metric with the labels ``rank`` and ``host``, and how it is read; ``None`` leaves the rank out."""
+    """A metric with the labels ``rank`` and ``host``, and its reader; ``None`` omits the rank."""
 
     name: str
     meaning: str
@@ -39,15 +39,15 @@ class RankGauge:
 
 
 def _progress(read: Callable[[ProgressFacts], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda vitals: None if vitals.progress is None else read(vitals.progress)
+    return lambda metrics: None if metrics.progress is None else read(metrics.progress)
 
 
 def _window(read: Callable[[Window], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda vitals: None if vitals.window is None else read(vitals.window)
+    return lambda metrics: None if metrics.window is None else read(metrics.window)
 
 
 def _memory(read: Callable[[RunMemoryFacts], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda vitals: None if vitals.memory is None else read(vitals.memory)
+    return lambda metrics: None if metrics.memory is None else read(metrics.memory)
 
 
 GAUGES = (
@@ -95,23 +95,24 @@ GAUGES = (
         "rankdoctor_workers_resident_bytes", "Host memory of its data workers together.", lambda one: one.workers
     ),
 )
-"""What is told of each rank."""
+"""The metrics of each rank."""
 
 FINDINGS = "rankdoctor_findings"
-"""How many findings stand, with the labels ``id``, ``name`` and ``severity``. Only the rank that judges tells it."""
+"""Number of standing findings, with the labels ``id``, ``name`` and ``severity``; served by the evaluating rank
+only."""
 
 
 class PrometheusSink:
-    """Serves the numbers of this host's ``rank`` and, where it judges, of the whole job, with a registry of its own.
+    """Serves the metrics of this host's ``rank`` and, on the evaluating rank, of the whole job.
 
-    ``port`` 0 takes any that is free; :attr:`port` is the one in use, ``None`` where it could not be had, of which
-    ``tell`` hears. Only the lowest local rank of a host should have one.
+    It uses a registry of its own. ``port`` 0 takes any free port; :attr:`port` is the port in use, ``None`` if it could
+    not be opened, which is reported by ``write_line``. Only the lowest local rank of a host should have one.
 
     Raises:
         ImportError: prometheus-client is not installed.
     """
 
-    def __init__(self, port: int, *, rank: int, host: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, port: int, *, rank: int, host: str, write_line: Callable[[str], None]) -> None:
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as error:
@@ -123,10 +124,10 @@ class PrometheusSink:
         self._server: _Server | None = None
         registry = CollectorRegistry()
         registry.register(self)
-        self._serve(port, make_wsgi_app(registry), tell)
+        self._serve(port, make_wsgi_app(registry), write_line)
 
-    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
-        """What stands now, by check and severity."""
+    def found(self, events: Sequence[FindingEvent], report: Report) -> None:
+        """Count the standing findings by check and severity."""
         self._findings = Counter(
             (result.id, result.name, finding.severity.value)
             for result in report.results
@@ -135,28 +136,28 @@ class PrometheusSink:
         )
 
     def round(self, job: Job, report: Report) -> None:
-        """The numbers of all ranks that are here; of a very large job, of this host's."""
+        """Take the metrics of all ranks in the job; of a very large job, of this host's only."""
         few = len(job.ranks) <= MOST_RANKS
         self._ranks = {(one.rank, one.host): one for one in all_rank_metrics(job) if few or one.host == self._host}
         self.found((), report)
 
     def card(self, sections: Sections) -> None:
-        """The numbers of this rank, from what it posts about itself."""
+        """Take the metrics of this rank from its own card."""
         own = rank_metrics(SectionHolder(sections), self._rank, self._host)
         self._ranks = {**self._ranks, (self._rank, self._host): own}
 
     def ended(self, report: Report) -> None:
-        """The last findings."""
+        """Take the final findings."""
         self.found((), report)
 
     def close(self) -> None:
-        """Free the port."""
+        """Close the port."""
         if self._server is not None:
             self._server.stop()
             self._server, self.port = None, None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What prometheus-client asks when it is scraped, in the thread that answers."""
+        """Yield the metrics; called by prometheus-client in the thread of a scrape."""
         from prometheus_client.core import GaugeMetricFamily
 
         ranks, findings = self._ranks, self._findings
@@ -172,12 +173,12 @@ class PrometheusSink:
             family.add_metric(labels, float(count))
         yield family
 
-    def _serve(self, port: int, application: Any, tell: Callable[[str], None]) -> None:
+    def _serve(self, port: int, application: Any, write_line: Callable[[str], None]) -> None:
         try:
             self._server = _Server(("", port), _Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            tell(f"no metrics for Prometheus: port {port} of this host: {reason}")
+            write_line(f"no metrics for Prometheus: port {port} of this host: {reason}")
             return
         self._server.set_app(application)
         self.port = self._server.server_port
@@ -185,23 +186,25 @@ class PrometheusSink:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread a request, none of which keeps the process alive."""
+    """A server with one daemon thread per request."""
 
     daemon_threads = True
-    allow_reuse_port = False  # another run's port must not be shared in silence
+    allow_reuse_port = False  # the port of another run must not be shared silently
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's own name that WSGIServer makes: a sick name server blocks it."""
+        """Bind without the lookup of this host's name that WSGIServer makes: a broken name server blocks it."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that disconnect."""
 
     def stop(self) -> None:
-        """End listening for every process that inherited the socket, too (data workers outlive a run): this also wakes
-        the thread that serves, which is then told to end."""
+        """Stop listening, also for processes that inherited the socket (data loader workers outlive a run).
+
+        The shutdown also wakes the serving thread, which then ends.
+        """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
@@ -212,4 +215,4 @@ class _Handler(WSGIRequestHandler):
     timeout = PATIENCE
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base class has it
-        """The console is not for access logs."""
+        """Write no access log."""

@@ -13,45 +13,49 @@ from doctor.report.formatting import place, spelt_out
 
 
 class DoctorWarning(UserWarning):
-    """A finding in a run that is watched, for programs that record, count or filter warnings.
+    """A finding of a watched run, for programs that record, count or filter warnings.
 
-    The console tells people the same, so they are not shown unless a filter says so, such as
-    ``warnings.simplefilter("always", doctor.DoctorWarning)``. Where one turns them into errors, the run goes on."""
+    The console shows the same, so these warnings are hidden unless a filter shows them, such as
+    ``warnings.simplefilter("always", doctor.DoctorWarning)``. A filter that turns them into errors does not end the
+    run.
+    """
 
 
 class WarningSink:
-    """One warning a finding, of severity error or warning; rationed as on the console."""
+    """Issues one warning per finding of severity error or warning, at the rate of the console."""
 
-    def __init__(self, ration: RateLimit | None = None) -> None:
-        self._ration = ration or RateLimit()
-        self._told_of_more = False
-        # The last of all filters: whatever else says anything of these warnings goes before it.
+    def __init__(self, rate_limit: RateLimit | None = None) -> None:
+        self._rate_limit = rate_limit or RateLimit()
+        self._reported_overflow = False
+        # Appended last, so that any other filter for these warnings takes precedence.
         warnings.simplefilter("ignore", DoctorWarning, append=True)
 
-    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
-        """Warn."""
-        told, kept = self._ration.split(news)
-        for one in told:
+    def found(self, events: Sequence[FindingEvent], report: Report) -> None:
+        """Issue the warnings."""
+        shown, kept = self._rate_limit.split(events)
+        for one in shown:
             where = place(one.finding, report)
             _warn(f"{one.result.id} {one.result.name}: {one.finding.summary} ({where})")
-        if kept and not self._told_of_more:
-            self._told_of_more = True
+        if kept and not self._reported_overflow:
+            self._reported_overflow = True
             _warn("more was found at once than is worth a warning each: the report holds all of it")
 
     def round(self, job: Job, report: Report) -> None:
-        """Nothing: a round by itself is no warning."""
+        """Do nothing: a round alone is not worth a warning."""
 
     def ended(self, report: Report) -> None:
-        """Nothing: the end is no warning."""
+        """Do nothing: the end is not worth a warning."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 def _warn(text: str) -> None:
-    """No stack level would lead to the user's code: the thread that judges has none. So the warning is said to come
-    from the module ``doctor``, which filters can name, and from no line."""
+    """Issue a warning of the module ``doctor``, which filters can name, without a line.
+
+    No stack level leads to the user's code, because the evaluating thread has none.
+    """
     try:
         warnings.warn_explicit(spelt_out(" ".join(text.split())), DoctorWarning, "rankdoctor", 1, module="doctor")
     except DoctorWarning:
-        return  # the filter "error": ending the run over a finding is the user's choice elsewhere (on_error)
+        return  # the filter "error": whether findings end the run is set by on_error instead

@@ -1,4 +1,4 @@
-"""How much is said at once: a run in which everything breaks must not flood the log that tells why."""
+"""Limits how much is reported at once, so that findings do not flood the log that explains them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from doctor.monitor.sinks.finding_sink import FindingEvent
 
 BURST = 5
-"""Findings that are told in full at once."""
+"""Findings that are reported in full at once."""
 
-ALIKE = 2
-"""Findings of one check that go before those of others."""
+PER_CHECK = 2
+"""Findings of one check that take precedence over those of other checks."""
 
 REGAIN = 60.0
-"""Seconds after which one more may be told in full."""
+"""Seconds after which one more finding may be reported in full."""
 
 
 class RateLimit:
-    """Lets ``burst`` findings through at once, and one more for every ``regain`` seconds that pass (a token bucket)."""
+    """Token bucket: ``burst`` findings at once, and one more every ``regain`` seconds."""
 
     def __init__(self, burst: int = BURST, regain: float = REGAIN) -> None:
         self._burst = burst
@@ -27,11 +27,13 @@ class RateLimit:
         self._left = float(burst)
         self._since = time.monotonic()
 
-    def split(self, news: Iterable[FindingEvent]) -> tuple[list[FindingEvent], list[FindingEvent]]:
-        """Those to tell and those to keep back: causes go before consequences, the first few of each check before the
-        rest of them, errors before warnings. What is not loud is in neither."""
+    def split(self, events: Iterable[FindingEvent]) -> tuple[list[FindingEvent], list[FindingEvent]]:
+        """Split findings into those to report and those to hold back; omit those that are not loud.
+
+        Causes precede consequences, the first few findings of each check precede the rest, errors precede warnings.
+        """
         self._refill()
-        ordered = _in_order([one for one in news if one.is_loud])
+        ordered = _in_order([one for one in events if one.is_loud])
         count = int(self._left)
         self._left -= min(count, len(ordered))
         return ordered[:count], ordered[count:]
@@ -42,11 +44,11 @@ class RateLimit:
         self._since = now
 
 
-def _in_order(news: Sequence[FindingEvent]) -> list[FindingEvent]:
+def _in_order(events: Sequence[FindingEvent]) -> list[FindingEvent]:
     seen: Counter[str] = Counter()
     keys = []
-    for one in news:
+    for one in events:
         seen[one.result.id] += 1
         is_consequence = one.finding.explained_by is not None
-        keys.append((is_consequence, seen[one.result.id] > ALIKE, -one.finding.severity.weight))
-    return [news[position] for position in sorted(range(len(news)), key=keys.__getitem__)]
+        keys.append((is_consequence, seen[one.result.id] > PER_CHECK, -one.finding.severity.weight))
+    return [events[position] for position in sorted(range(len(events)), key=keys.__getitem__)]

@@ -1,4 +1,4 @@
-"""The report of a run as a file that is always whole: report.json."""
+"""The report of a run as a file that is always complete: report.json."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from doctor.report.machine_formats import render_json
 
 
 class ReportFileSink:
-    """Writes ``directory/report.json`` when something is found and when the run ends. ``tell`` gets one line where it
-    can't be written. ``is_written``: the file holds the report as it is now."""
+    """Writes ``directory/report.json`` on new findings and at the end of the run.
 
-    def __init__(self, directory: Path | OwnFolder, tell: Callable[[str], None]) -> None:
+    ``write_line`` gets one line if it cannot be written. ``is_written``: the file holds the current report.
+    """
+
+    def __init__(self, directory: Path | OwnFolder, write_line: Callable[[str], None]) -> None:
         self._folder = OwnFolder.of(directory)
         self.path = self._folder.path / REPORT
         self.is_written = True
-        self._tell = tell
-        self._complained = False
+        self._write_line = write_line
+        self._reported_failure = False
 
-    def found(self, news: Sequence[FindingEvent], report: Report) -> None:
-        """Rewrite it where there is news."""
-        if news:
+    def found(self, events: Sequence[FindingEvent], report: Report) -> None:
+        """Rewrite the report if there are new findings."""
+        if events:
             self._write(report)
 
     def round(self, job: Job, report: Report) -> None:
-        """Nothing: most rounds find what the last one found."""
+        """Do nothing: most rounds find what the last one found."""
 
     def ended(self, report: Report) -> None:
-        """Write it for the last time."""
+        """Write the report for the last time."""
         self._write(report)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     def _write(self, report: Report) -> None:
         self.is_written = False
@@ -46,6 +48,6 @@ class ReportFileSink:
             self._folder.write(REPORT, render_json(report).encode())
             self.is_written = True
         except OSError as error:
-            if not self._complained and self._folder.is_news(error):
-                self._complained = True
-                self._tell(spelt_out(f"{self.path} can't be written: {error.strerror or error}"))
+            if not self._reported_failure and self._folder.is_news(error):
+                self._reported_failure = True
+                self._write_line(spelt_out(f"{self.path} can't be written: {error.strerror or error}"))

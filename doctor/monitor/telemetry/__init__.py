@@ -1,4 +1,4 @@
-"""What happens in a run, recorded beside it. Knows no framework: adapters tell it what they see.
+"""Records a run beside it, independent of any framework: adapters call it.
 
-What is called on the step path appends to memory and does nothing else: no I/O, no synchronising, no collective.
+Calls on the step path only append to memory: no I/O, no synchronization, no collective.
 """

@@ -1,4 +1,4 @@
-"""The children of a rank: data workers and what else it started, with their state and memory.
+"""The child processes of a rank: data loader workers and others, with state and memory.
 
 Reads files of /proc, so never call it on the step path.
 """
@@ -17,15 +17,17 @@ from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.facts import ChildProcess
 
 MOST = 256
-"""Children that are looked at."""
+"""Maximum number of children that are examined."""
 STATM_RESIDENT = 1
 
 PROC = Path("/proc")
 
 
 def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[ChildProcess, ...]:
-    """The children of ``pid`` (this process) and theirs, by pid, at most :data:`MOST`; other ranks, and what those
-    started, are left out. A child that ended and was not waited for yet is one in state ``Z``."""
+    """Return the descendants of ``pid`` (this process) by pid, at most :data:`MOST`.
+
+    Other ranks and their children are left out. A child that ended and was not waited for has state ``Z``.
+    """
     parent = os.getpid() if pid is None else pid
     own = _numbers(_environ(proc / str(parent)), os.environ if pid is None else {})
     found: dict[int, ChildProcess] = {}
@@ -41,7 +43,10 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
 
 
 def read_child(proc: Path, pid: int) -> ChildProcess | None:
-    """One process, or ``None`` where it is gone. See proc(5) for ``stat``, whose name may hold blanks and brackets."""
+    """Return one process, or ``None`` if it is gone.
+
+    See proc(5) for ``stat``, whose name field may contain blanks and brackets.
+    """
     folder = proc / str(pid)
     before, bracket, after = (read_text(folder / "stat") or "").rpartition(")")
     if not bracket or not after.split():
@@ -51,14 +56,14 @@ def read_child(proc: Path, pid: int) -> ChildProcess | None:
 
 
 def resident_bytes(folder: Path) -> int | None:
-    """The resident memory of the process that a folder of /proc describes."""
+    """Return the resident memory of the process that a folder of /proc describes."""
     columns = (read_text(folder / "statm") or "").split()
     pages = parse_int(columns[STATM_RESIDENT]) if len(columns) > STATM_RESIDENT else None
     return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _private(folder: Path) -> int | None:
-    """Bytes that no other process maps; a forked child begins with next to none, for it shares its parent's."""
+    """Return the bytes no other process maps; next to none in a new fork, which shares its parent's."""
     rows = (line.split() for line in (read_text(folder / "smaps_rollup") or "").splitlines())
     private = (row[1] for row in rows if len(row) == 3 and row[0].startswith("Private_"))
     sizes = [size for text in private if (size := parse_int(text)) is not None]
@@ -66,8 +71,11 @@ def _private(folder: Path) -> int | None:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """By the kernel's own list, where it keeps one (CONFIG_PROC_CHILDREN): else every process is asked for its parent,
-    which takes a tenth of a second on a host with thousands."""
+    """Return the children of a process.
+
+    From the kernel's own list if it has one (CONFIG_PROC_CHILDREN); else every process is asked for its parent, which
+    takes a tenth of a second on a host with thousands.
+    """
     lists = [read_text(proc / str(pid) / "task" / thread / "children") for thread in listed(proc / str(pid) / "task")]
     if any(one is not None for one in lists):
         return [child for one in lists for word in (one or "").split() if (child := parse_int(word)) is not None]
@@ -78,18 +86,20 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _numbers(started: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
-    """What a rank is called by each variable, when it started and since; one that nobody numbered is the first."""
+    """Return the rank by each variable, at the start and now; without a variable, it is the first."""
     return {name: {where[name] for where in (started, now) if name in where} or {"0"} for name in RANK_VARIABLES}
 
 
 def _is_other_rank(started: Mapping[str, str], own: Mapping[str, set[str]]) -> bool:
-    """Whether a child was started as another rank, as Lightning's launcher starts the others of a host. One that only
-    forked shows its parent's number."""
+    """Return whether a child was started as another rank, as Lightning's launcher starts those of a host.
+
+    A mere fork shows its parent's number.
+    """
     return any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
 
 
 def _environ(folder: Path) -> dict[str, str]:
-    """The variables that a process was started with, as far as they may be read."""
+    """Return the initial environment of a process, as far as it is readable."""
     return dict(_assignments(read_text(folder / "environ") or ""))
 
 

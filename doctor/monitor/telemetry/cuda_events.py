@@ -1,7 +1,8 @@
-"""Events of a CUDA device: marks in its work that tell when it has come so far, without anybody waiting for it.
+"""CUDA events: marks in a device's work that report progress without waiting for it.
 
-All of it belongs to the training thread. A query from another thread ends a capture of a CUDA graph that is under way
-there (``cudaStreamCaptureModeGlobal``), and so does one of the capturing thread: nothing is recorded or asked then.
+For the training thread only. A query from another thread ends the capture of a CUDA graph in this one
+(``cudaStreamCaptureModeGlobal``), as does one from the capturing thread: nothing is recorded or queried during a
+capture.
 """
 
 from __future__ import annotations
@@ -10,30 +11,30 @@ from typing import Any, Protocol
 
 
 class CudaEvent(Protocol):
-    """What is used of :class:`torch.cuda.Event`."""
+    """The part of :class:`torch.cuda.Event` that is used."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Return whether the device has passed the event."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from here to ``end``; both were passed."""
+        """Return the milliseconds from this event to ``end``; both must have been passed."""
 
 
 class EventFactory(Protocol):
-    """Where events come from."""
+    """Creates and records events."""
 
     def make(self) -> CudaEvent:
-        """A new event, not recorded yet."""
+        """Return a new event, not recorded yet."""
 
     def record(self, event: CudaEvent) -> None:
-        """Put it behind all work that the device was given so far."""
+        """Record the event behind all work enqueued so far."""
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, so that nothing may be recorded or asked."""
+        """Return whether a CUDA graph is being captured, so that nothing may be recorded or queried."""
 
 
 class CudaEventFactory:
-    """Those of ``device``. Loads torch; makes no context, for an event does nothing before it is recorded."""
+    """The events of ``device``. Imports torch; creates no context, because an unrecorded event does nothing."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -42,20 +43,22 @@ class CudaEventFactory:
         self._device = device
 
     def make(self) -> CudaEvent:
-        """A new event that can tell the time."""
+        """Return a new event with timing."""
         event: CudaEvent = self._cuda.Event(enable_timing=True)
         return event
 
     def record(self, event: Any) -> None:
-        """On the stream that this thread uses on the device now. The stream is named: by default an event is recorded
-        on the current device, which may be another one and would get a context by it."""
+        """Record the event on this thread's current stream of the device.
+
+        The stream is named because the default is the current device, which may be another one and would get a context.
+        """
         event.record(self._cuda.current_stream(self._device))
 
     def capturing(self) -> bool:
-        """Whether this thread captures a CUDA graph."""
+        """Return whether this thread captures a CUDA graph."""
         return bool(self._cuda.is_current_stream_capturing())
 
 
 def event_factory(device: Any) -> EventFactory | None:
-    """The events of a device, ``None`` where it has none that can be used so: a CPU, another accelerator."""
+    """Return the events of a CUDA device, ``None`` for any other device."""
     return CudaEventFactory(device) if device is not None and device.type == "cuda" else None

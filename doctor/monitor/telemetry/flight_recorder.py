@@ -1,14 +1,14 @@
-"""torch's flight recorder of this process: its newest collectives, and where they were called.
+"""Reads torch's flight recorder of this process: its newest collectives and their call sites.
 
-There are two recorders: of Gloo and everything else on the CPU (``_dump_fr_trace``, torch >= 2.8), and of NCCL
-(``_dump_nccl_trace``, builds for CUDA). Both dump a pickle of plain values; formats 2.1 (torch 2.4) to 2.10 are read.
-The dump is asked for with stacks: the first one takes a second, in which the interpreter's lock is held for tenths at
-most, and a stall without call sites can't be explained. Facts keep the stacks of the newest entries, and of older ones
-what tells one call site from another.
+There are two recorders: for Gloo and everything else on the CPU (``_dump_fr_trace``, torch >= 2.8), and for NCCL
+(``_dump_nccl_trace``, CUDA builds). Both dump a pickle of plain values; formats 2.1 (torch 2.4) to 2.10 are supported.
+Dumps are requested with stacks: the first one takes a second and holds the GIL for tenths of it at most, and a stall
+without call sites cannot be explained. Facts keep the stacks of the newest entries, and of older ones what
+distinguishes call sites.
 
-torch keeps the interpreter's lock while it dumps, and NCCL's recorder asks the driver about every entry meanwhile: a
-driver that does not answer stops this process's Python, and no deadline of Python's ends that. So a recorder is asked
-once for a stall, when nothing is lost by it, and what it answered serves twice: as facts, and whole in a file.
+torch holds the GIL while it dumps, and NCCL's recorder queries the driver for every entry meanwhile: an unresponsive
+driver blocks all Python code of this process, and no Python deadline ends that. So a recorder is read once per stall,
+when nothing is lost by it, and the dump is used twice: as facts, and complete in a file.
 """
 
 from __future__ import annotations
@@ -30,49 +30,53 @@ from doctor.core.recorder_dump import parse_recorder
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 DEADLINE = 5.0
-"""Seconds for a dump: it takes a lock of the recorder's, and needs the interpreter's."""
+"""Seconds for a dump: it needs the recorder's lock and the GIL."""
 LARGEST = 64 << 20
-"""Bytes of a dump that is given out whole: a hundred times what the 2,000 entries of torch's default take."""
-_whole: dict[str, bytes] = {}
-"""What the recorders of this process answered last with stacks, until somebody takes it."""
+"""Maximum size in bytes of a dump that is kept: a hundred times that of the 2,000 entries of torch's default."""
+_raw_dumps: dict[str, bytes] = {}
+"""The newest dumps with stacks, by recorder, until they are taken."""
 
 
 def read_recorder(most: int = 200, *, stacks: bool = True) -> RecorderFacts:
-    """The recorder of this process, with its ``most`` newest collectives and the newest one of each group. Without
-    ``stacks`` it takes some milliseconds.
+    """Read the ``most`` newest collectives of this process and the newest one of each group.
+
+    Without ``stacks`` it takes some milliseconds.
 
     Raises:
         NotPresent: torch is not loaded, or the process is in no process group.
-        NotVisible: the recorder is off, or this torch has none, or it does not answer.
+        NotVisible: the recorder is off, missing in this torch, or does not answer.
     """
     distributed = _distributed()
-    answers = {name: _patiently(dump, stacks=stacks) for name, dump in _dumpers(distributed).items()}
+    answers = {name: _dump_with_deadline(dump, stacks=stacks) for name, dump in _dumpers(distributed).items()}
     dumps = {name: load_dump(answer) for name, answer in answers.items()}
     if not dumps:
         raise NotVisible("this torch has no flight recorder", "torch 2.4 or newer for NCCL, 2.8 or newer for Gloo")
-    told = [name for name, dump in dumps.items() if any(map(dump.get, ("entries", "pg_config", "pg_status")))]
-    if not told:
+    active = [name for name, dump in dumps.items() if any(map(dump.get, ("entries", "pg_config", "pg_status")))]
+    if not active:
         raise NotVisible("the flight recorder is off", f"export {_variable(distributed)}=2000")
     if stacks:
-        _whole.update({name: answers[name] for name in told})
+        _raw_dumps.update({name: answers[name] for name in active})
     known = _known_groups(distributed)
     facts = [parse_recorder(dump, most, known) for dump in dumps.values()]
     return _with_conditions(_joined(facts) if len(facts) > 1 else facts[0])
 
 
 def take_dumps() -> dict[str, bytes]:
-    """What :func:`read_recorder` read last with stacks, whole, as torch itself writes it to files: by recorder, ``cpu``
-    and ``nccl``; one that knows of no group is left out. They are given out once: some hundred bytes an entry."""
-    taken = {name: dump for name, dump in _whole.items() if len(dump) <= LARGEST}
-    _whole.clear()
+    """Return the complete dumps that :func:`read_recorder` read last with stacks, once.
+
+    In torch's own file format, by recorder: ``cpu`` and ``nccl``. Recorders without a group are left out. Some hundred
+    bytes per entry.
+    """
+    taken = {name: dump for name, dump in _raw_dumps.items() if len(dump) <= LARGEST}
+    _raw_dumps.clear()
     return taken
 
 
 def load_dump(data: bytes) -> Mapping[str, object]:
-    """The plain values in a pickle of the recorder.
+    """Return the plain values in a pickle of the recorder.
 
     Raises:
-        NotVisible: it is no such pickle, or it names a class: no dump of a recorder does.
+        NotVisible: it is not a valid pickle, or it names a class, which no dump does.
     """
     try:
         found = PlainUnpickler(io.BytesIO(data)).load()
@@ -83,7 +87,7 @@ def load_dump(data: bytes) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-# Of this process.
+# Process.
 
 
 def _distributed() -> ModuleType:
@@ -97,7 +101,7 @@ def _distributed() -> ModuleType:
 
 
 def _dumpers(distributed: ModuleType) -> dict[str, Callable[..., bytes]]:
-    """What dumps, by recorder: private names, and not all of them in every build."""
+    """Return the dump functions by recorder: private names, not all of them in every build."""
     library = getattr(sys.modules["torch"]._C, "_distributed_c10d", distributed)
     names = {"cpu": "_dump_fr_trace", "nccl": "_dump_nccl_trace"}
     return {kind: dump for kind, name in names.items() if (dump := getattr(library, name, None)) is not None}
@@ -108,26 +112,26 @@ def _variable(distributed: ModuleType) -> str:
     return "TORCH_FR_BUFFER_SIZE" if hasattr(library, "_dump_fr_trace") else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
-_ASKING: list[threading.Thread] = []
+_DUMP_THREADS: list[threading.Thread] = []
 
 
-def _patiently(dump: Callable[..., bytes], *, stacks: bool = True) -> bytes:
-    """Ask in a thread that may be given up. None is started beside one that hangs: it holds the recorder's lock."""
-    for thread in _ASKING:
+def _dump_with_deadline(dump: Callable[..., bytes], *, stacks: bool = True) -> bytes:
+    """Dump in a thread that may be abandoned. None is started beside a blocked one, which holds the recorder's lock."""
+    for thread in _DUMP_THREADS:
         thread.join(DEADLINE)
-    if any(thread.is_alive() for thread in _ASKING):
+    if any(thread.is_alive() for thread in _DUMP_THREADS):
         raise NotVisible("the flight recorder has not answered an earlier question")
     answer: list[bytes] = []
-    asking = start_thread("doctor-recorder", lambda: answer.append(dump(True, stacks, False)))
-    asking.join(DEADLINE)
-    _ASKING[:] = [asking]
+    started = start_thread("doctor-recorder", lambda: answer.append(dump(True, stacks, False)))
+    started.join(DEADLINE)
+    _DUMP_THREADS[:] = [started]
     if not answer:
         raise NotVisible(f"the flight recorder did not answer within {DEADLINE:g} s")
     return answer[0]
 
 
 def _known_groups(distributed: ModuleType) -> dict[str, tuple[int, ...]]:
-    """The members of every group that this process is in or made: Gloo's recorder does not tell them."""
+    """Return the members of every group of this process, which Gloo's recorder does not contain."""
     try:
         world = distributed.distributed_c10d._world
         names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)
@@ -137,11 +141,11 @@ def _known_groups(distributed: ModuleType) -> dict[str, tuple[int, ...]]:
     return {str(name): members for name, members in found.items()}
 
 
-# Of facts.
+# Facts.
 
 
 def _joined(facts: Sequence[RecorderFacts]) -> RecorderFacts:
-    """Two recorders of one process as one."""
+    """Merge two recorders of one process."""
     groups: dict[str, ProcessGroup] = {}
     for group in (group for one in facts for group in one.groups):
         if group.name not in groups or groups[group.name].enqueued is None:

@@ -1,4 +1,4 @@
-"""What happened on a host since a run began: how far the kernel's counters moved."""
+"""Increase of the kernel's counters on a host since the start of a run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from doctor.collectors.network.routes import read_segments
 from doctor.core.facts import HostUseFacts
 
 COLUMNS = (2, 3, 10, 11)
-"""Of /proc/net/dev: errors and drops of what was received, errors and drops of what was sent."""
+"""Columns of /proc/net/dev: errors and drops of received, errors and drops of transmitted packets."""
 
 
 class HostCounters:
-    """The counters of this process's control group and network namespace as they were when it was made."""
+    """The counters of this process's cgroup and network namespace at creation time."""
 
-    def __init__(self, surroundings: Machine | None = None) -> None:
-        self._surroundings = surroundings or Machine()
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
         self._since = time.monotonic()
-        self._before = read_counters(self._surroundings)
+        self._before = read_counters(self._machine)
 
     def facts(self) -> HostUseFacts:
-        """How far they moved since. Reads a handful of files of /proc and /sys, and must stay off the step path."""
-        before, now = self._before, read_counters(self._surroundings)
+        """Return the increase since then. Reads some files of /proc and /sys; not for the step path."""
+        before, now = self._before, read_counters(self._machine)
         errors = ((name, _moved(before.errors.get(name, 0), count)) for name, count in now.errors.items())
         return HostUseFacts(
             seconds=round(time.monotonic() - self._since, 3),
@@ -38,7 +38,7 @@ class HostCounters:
 
 @dataclass(frozen=True)
 class CounterReadings:
-    """Readings of one moment; ``None`` for what is not shown here. ``errors``: by interface, drops included."""
+    """Counter values at one moment; ``None`` if not available. ``errors``: by interface, including drops."""
 
     cpu_periods: int | None = None
     cpu_throttled: int | None = None
@@ -47,16 +47,16 @@ class CounterReadings:
     errors: dict[str, int] = field(default_factory=dict)
 
 
-def read_counters(surroundings: Machine) -> CounterReadings:
-    """All counters now."""
-    group = read_cgroup(surroundings)
-    segments, again = read_segments(surroundings)
-    return CounterReadings(group.cpu_periods, group.cpu_throttled, segments, again, read_interface_errors(surroundings))
+def read_counters(machine: Machine) -> CounterReadings:
+    """Read all counters."""
+    group = read_cgroup(machine)
+    segments, again = read_segments(machine)
+    return CounterReadings(group.cpu_periods, group.cpu_throttled, segments, again, read_interface_errors(machine))
 
 
-def read_interface_errors(surroundings: Machine) -> dict[str, int]:
-    """Errors and drops of each interface in /proc/net/dev, both ways; see proc_net(5)."""
-    rows = (line.partition(":") for line in (read_text(surroundings.proc / "net" / "dev") or "").splitlines())
+def read_interface_errors(machine: Machine) -> dict[str, int]:
+    """Return errors and drops of each interface in /proc/net/dev, both directions; see proc_net(5)."""
+    rows = (line.partition(":") for line in (read_text(machine.proc / "net" / "dev") or "").splitlines())
     found = {}
     for name, colon, rest in rows:
         columns = rest.split()
@@ -66,5 +66,5 @@ def read_interface_errors(surroundings: Machine) -> dict[str, int]:
 
 
 def _moved(before: int | None, now: int | None) -> int | None:
-    """``None`` where it is not shown, or began anew (another control group, an interface that was made again)."""
+    """Return the increase; ``None`` if unavailable or reset (another cgroup, a recreated interface)."""
     return now - before if before is not None and now is not None and now >= before else None

@@ -1,4 +1,4 @@
-"""What the kernel says of another process of this host that does not answer."""
+"""The kernel's view of another process on this host that does not respond."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ GONE: Final = "gone"
 STOPPED: Final = "stopped"
 SILENT: Final = "silent"
 _START_TIME = 19
-"""Of the fields after a process's name in /proc/PID/stat (proc(5): field 22, in clock ticks since the boot)."""
+"""Index among the fields after the name in /proc/PID/stat (proc(5): field 22, in clock ticks since boot)."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SAME = 0.02
-"""Seconds by which two readings of one start may differ: the kernel counts in hundredths."""
+"""Tolerance in seconds between two readings of one start time: the kernel counts in hundredths."""
 
 
 def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
-    """What has become of a process of this host, and the kernel's letter for its state.
+    """Return the state of a process on this host, and the kernel's state code.
 
-    ``gone``: there is no such process, it is a zombie, or the number belongs to another one by now; ``stopped``: by
-    SIGSTOP or a debugger; else ``silent``. ``started``: when it started as :func:`process_start_time` told it on this
-    host, ``None`` where nobody knows. Processes of other PID namespaces can't be asked after: they look gone.
+    ``gone``: it does not exist, is a zombie, or its pid was reused; ``stopped``: by SIGSTOP or a debugger; else
+    ``silent``. ``started``: its start time from :func:`process_start_time` on this host, ``None`` if unknown. Processes
+    of other PID namespaces are not visible and appear gone.
     """
     fields = _fields(pid)
     if fields is None:
@@ -34,7 +34,7 @@ def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
 
 
 def process_start_time(pid: int | None = None) -> float | None:
-    """When a process (this one) started, seconds since the host's boot; ``None`` where it can't be seen."""
+    """Return the start time of a process (this one) in seconds since boot; ``None`` if not visible."""
     fields = _fields(os.getpid() if pid is None else pid)
     return _seconds(fields) if fields else None
 
@@ -44,7 +44,7 @@ def _seconds(fields: list[str]) -> float:
 
 
 def _fields(pid: int) -> list[str] | None:
-    """The fields after the name, which may hold blanks and brackets itself."""
+    """Return the fields after the name, which may itself contain blanks and brackets."""
     try:
         text = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Everything that is recorded of one rank, behind the few calls that an adapter of a framework makes."""
+"""Everything recorded of one rank, behind the few calls of a framework's adapter."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ Sections = dict[str, "Section | Missing"]
 
 
 class RankTelemetry:
-    """What one rank does. Calls come from the training thread; :meth:`card` and :meth:`position` from the sentinel's.
+    """The telemetry of one rank.
 
-    ``every_n_steps``: how often the dearer looks (memory, checksums) are taken; ``when_due`` is called with them.
-    ``note`` takes a moment, as :meth:`mark` does, where a frame less is worth it.
+    Adapters call it from the training thread; :meth:`card` and :meth:`position` are called from the watchdog's.
+    ``every_n_steps``: interval of expensive samples (memory, checksums); ``when_due`` is called with them. ``note``
+    appends an event, as :meth:`mark` does, without its frame.
     """
 
     def __init__(self, *, hang_after: float | None = None, every_n_steps: int = 50) -> None:
@@ -43,51 +44,51 @@ class RankTelemetry:
         self.when_due: Callable[[], None] = _nothing
         self._progress = Progress(hang_after=hang_after)
         self._steps = StepClock()
-        self._tape = EventLog()
-        self.note = self._tape.note
-        self._reading = threading.RLock()  # a signal's handler may ask while its thread does
-        self._see = self.replica.loss
+        self._event_log = EventLog()
+        self.note = self._event_log.note
+        self._read_lock = threading.RLock()  # a signal handler may read while its thread does
+        self._track_loss = self.replica.loss
         self._stage = self._progress.stage
         self._every = max(1, every_n_steps)
-        self._begun = -1
-        self._trained = 0
-        self._stepped = 0
+        self._batches_begun = -1
+        self._batches_trained = 0
+        self._optimizer_steps = 0
 
     @property
     def progress(self) -> Progress:
-        """Where this rank is now."""
+        """The current progress of this rank."""
         self._read()
         return self._progress
 
     @property
     def steps(self) -> StepClock:
-        """Where the time of its steps went until now."""
+        """The time breakdown of its steps until now."""
         self._read()
         return self._steps
 
     def _read(self) -> None:
-        with self._reading:
-            moments, whole = self._tape.read()
-            if moments:
-                self._progress.take(moments, whole=whole)
-                self._steps.take(moments, whole=whole)
+        with self._read_lock:
+            events, contiguous = self._event_log.read()
+            if events:
+                self._progress.take(events, contiguous=contiguous)
+                self._steps.take(events, contiguous=contiguous)
 
     def open(self) -> None:
-        """Begin to look at what loaders draw."""
+        """Start tracing samplers."""
         self.loaders.open()
 
     def close(self) -> None:
-        """Leave everything as it was."""
+        """Restore everything that was changed."""
         self.loaders.close()
 
-    # What adapters tell, in the order of a run.
+    # Calls of adapters, in the order of a run.
 
     def stage_start(self, stage: str) -> None:
-        """``sanity``, ``train``, ``validate``, ``test`` or ``predict`` begins."""
+        """Record the start of ``sanity``, ``train``, ``validate``, ``test`` or ``predict``."""
         self._enter(stage, "epoch-start")
 
     def epoch_start(self, stage: str, epoch: int) -> None:
-        """An epoch of ``stage`` begins; its loaders are about to be drawn from."""
+        """Record the start of an epoch of ``stage``, before its loaders are iterated."""
         self._enter(stage, "epoch-start", epoch)
         self.loaders.epoch_start(stage, epoch)
 
@@ -96,32 +97,37 @@ class RankTelemetry:
         self.note((monotonic(), point, StageEntered(stage, epoch)))
 
     def batch_start(self, stage: str, batch: int, loader: int, content: object) -> None:
-        """A batch is there. (step path)"""
+        """Record the start of a batch. (step path)"""
         if stage == "train":
             self.train_batch_start(batch, loader)
         else:
             if stage != self._stage:
                 self._enter(stage, "step")
             self.note((monotonic(), "step", (batch, loader, -1)))
-        self.loaders.saw(stage, loader, content)
+        self.loaders.record_batch(stage, loader, content)
 
     def train_batch_start(self, batch: int, loader: int) -> None:
-        """The same of training, without what the batch holds. (step path)"""
+        """Record the start of a training batch, without its content. (step path)"""
         if self._stage != "train":
             self._enter("train", "step")
-        self._begun = number = self._begun + 1
+        self._batches_begun = number = self._batches_begun + 1
         if (device := self._steps.device) is not None:
             device.begin(number)
         self.note((monotonic(), "step", (batch, loader, number)))
 
     def mark(self, point: str) -> None:
-        """A point within the step: ``forward``, ``backward``, ``optimizer``, ``batch-end``, ``checkpoint``. (step
-        path)"""
+        """Record a point within the step. (step path)
+
+        ``forward``, ``backward``, ``optimizer``, ``batch-end`` or ``checkpoint``.
+        """
         self.note((monotonic(), point, None))
 
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None, point: str = "data") -> None:
-        """A batch is done; ``step``: optimiser steps so far; ``loss``: a tensor, left on its device; ``point``: what
-        follows, where that is not the wait for the next batch. (step path)"""
+        """Record the end of a batch. (step path)
+
+        ``step``: optimizer steps so far; ``loss``: a tensor, left on its device; ``point``: what follows, if not the
+        wait for the next batch.
+        """
         if step is not None:
             self._progress.step = step
         if stage == "train":
@@ -130,64 +136,64 @@ class RankTelemetry:
             self.note((monotonic(), point, None))
 
     def train_batch_end(self, loss: object, point: str) -> None:
-        """The same of training. (step path)"""
+        """Record the end of a training batch. (step path)"""
         self.note((monotonic(), point, ENDED))
         if (device := self._steps.device) is not None:
             device.end()
-        self._trained = trained = self._trained + 1
+        self._batches_trained = trained = self._batches_trained + 1
         is_due = trained % self._every == 0
-        if (loss is not None and self._see(trained, loss)) or is_due:
-            self.replica.batch_end(trained, self._stepped)
+        if (loss is not None and self._track_loss(trained, loss)) or is_due:
+            self.replica.batch_end(trained, self._optimizer_steps)
         if is_due:
             self.memory.sample(trained, self.loaders.units())
             self.when_due()
 
     def optimizer_step(self) -> None:
-        """The optimizer has stepped, or all those of a batch have, before the batch ends. (step path)"""
-        self._stepped = stepped = self._stepped + 1
+        """Record the optimizer steps of a batch, before the batch ends. (step path)"""
+        self._optimizer_steps = stepped = self._optimizer_steps + 1
         if stepped % self._every == 0:
             self.replica.optimizer_step(stepped)
 
     def loader_end(self, stage: str, loader: int, *, ended: bool) -> None:
-        """An epoch of a loader is over; ``ended``: because there was nothing left, not because of a limit."""
+        """Record the end of a loader's epoch; ``ended``: it was exhausted, not limited."""
         batches = self.loaders.epoch_end(stage, loader, ended=ended)
         if ended:
             self.progress.end_of_loader(stage, loader, self.progress.epoch or 0, batches)
 
     def epoch_end(self, stage: str) -> None:
-        """The hooks at the end of an epoch begin."""
+        """Record the start of the epoch-end hooks."""
         self.mark("epoch-end")
 
     def stage_end(self, stage: str, back_to: str | None = None) -> None:
-        """``stage`` is over; ``back_to``: the one that it interrupted."""
+        """Record the end of ``stage``; ``back_to``: the stage that it interrupted."""
         self._enter(back_to or stage, "step" if back_to else "ended")
 
     def failed(self, error: BaseException) -> None:
-        """An exception ends this rank."""
+        """Record that an exception ends this rank."""
         self.progress.failure = Failure(
             type(error).__name__, _message(error), round(time.time(), 3), frames_of_exception(error)
         )
         self.progress.state = "failed"
-        if not _is_out_of_memory(error):  # what is fetched needs some, and the allocator would wait for the device
+        if not _is_out_of_memory(error):  # fetching needs memory, and the allocator would wait for the device
             self.replica.finish()
 
     def ended(self) -> None:
-        """The run is over, as it should be."""
+        """Record that the run has ended normally."""
         if self.progress.state == "running":
             self.progress.state = "ended"
             self.replica.finish()
 
-    # What the sentinel asks.
+    # Calls of the watchdog.
 
     def stall(self) -> Stall | None:
-        """Whether progress has stopped. Asked twice a second, and the occasion for what is read as often."""
+        """Return the stall, if progress has stopped. Called twice a second, so it also reads what is due."""
         with contextlib.suppress(OSError):  # a process of /proc that has just ended
             self.memory.look()
         return self.progress.stall()
 
     def card(self) -> Sections:
-        """All that is known of this rank without disturbing it."""
-        looks: dict[str, Callable[[], Section]] = {
+        """Return everything known of this rank without disturbing it."""
+        readers: dict[str, Callable[[], Section]] = {
             "training": lambda: self.training,
             "progress": self.progress.facts,
             "loaders": self.loaders.facts,
@@ -196,19 +202,21 @@ class RankTelemetry:
             "model": self.replica.model,
             "replica": self.replica.facts,
         }
-        if self.progress.state != "running":  # the last card: whether ranks called different things without an error
-            looks["flight-recorder"] = lambda: read_recorder(stacks=False)
-        return {key: _look(key, look) for key, look in looks.items()}
+        if (
+            self.progress.state != "running"
+        ):  # the last card shows whether ranks called different collectives without an error
+            readers["flight-recorder"] = lambda: read_recorder(stacks=False)
+        return {key: _read_section(key, read) for key, read in readers.items()}
 
     def position(self) -> Sections:
-        """The card, and what tells where a rank stands that does not move: stack, children, last collectives."""
+        """Return the card with what explains a stall: stack, children, newest collectives."""
         return {
             **self.card(),
-            "progress": _look("progress", self._where),
-            "flight-recorder": _look("flight-recorder", read_recorder),
+            "progress": _read_section("progress", self._progress_with_stack),
+            "flight-recorder": _read_section("flight-recorder", read_recorder),
         }
 
-    def _where(self) -> Section:
+    def _progress_with_stack(self) -> Section:
         return msgspec.structs.replace(
             self.progress.facts(),
             stack=thread_stack(self.progress.training_thread),
@@ -225,10 +233,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
 
 
-def _look(key: str, look: Callable[[], Section]) -> Section | Missing:
-    """One of the few places that forgive every exception: this runs beside a training."""
+def _read_section(key: str, read: Callable[[], Section]) -> Section | Missing:
+    """Read a section, turning any exception into a Missing: this runs beside a training."""
     try:
-        return in_unicode(look())
+        return in_unicode(read())
     except NotPresent as absence:
         return Missing(MissingReason.ABSENT, str(absence))
     except NotVisible as barrier:
@@ -238,7 +246,7 @@ def _look(key: str, look: Callable[[], Section]) -> Section | Missing:
 
 
 def _message(error: BaseException, most: int = 4000) -> str:
-    """The exception's own words; long ones (torch adds stacks of C++) lose their middle."""
+    """Return the message of an exception; long ones (torch adds C++ stacks) lose their middle."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     text = mask_text(text if len(text) <= 16 * most else text[: 8 * most] + text[-8 * most :])
     return text if len(text) <= most else f"{text[: most // 2]}\n…\n{text[-most // 2 :]}"

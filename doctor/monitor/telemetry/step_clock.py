@@ -1,5 +1,7 @@
-"""Where the time of training steps goes, by the moments that a rank noted: each batch is a row of seconds, and medians
-are taken when somebody asks."""
+"""Time breakdown of training steps from logged events: one row of seconds per batch.
+
+Medians are computed on request.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ from doctor.monitor.telemetry.cuda_events import CudaEvent, EventFactory, event_
 from doctor.monitor.telemetry.event_log import ENDED, LoggedEvent, StageEntered
 
 WINDOW, KEPT = 20, 50
-"""Batches of a window, and windows that are kept."""
+"""Batches per window, and number of windows that are kept."""
 ROWS = WINDOW * (KEPT + 1)
-"""One window more than are shown: the oldest one is being overwritten."""
+"""One window more than is shown: the oldest one is being overwritten."""
 PAIRS = 16
-"""Pairs of events under way: a device can be so many batches behind its host and still be timed."""
+"""Pairs of events in progress: the number of batches a device can lag behind its host and still be timed."""
 
-BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER, ASIDE, UNSURE, DEVICE, COLUMNS = range(10)
-"""Columns of a row, in seconds. ``BEFORE``: from the begin of a batch to the first point that was told. ``ASIDE``:
-spent on what is no part of a step. ``UNSURE``: not 0 where it is not told when waiting for data began."""
+BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER, OUTSIDE, UNKNOWN_WAIT, DEVICE, COLUMNS = range(10)
+"""Columns of a row, in seconds. ``BEFORE``: from the start of a batch to its first point. ``OUTSIDE``: time outside
+steps. ``UNKNOWN_WAIT``: not 0 if the start of the wait for data is unknown."""
 PHASES = {"data": DATA, "forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 PHASES |= {"step": OTHER, "batch-end": OTHER}
-"""What follows a point. What follows any other one (a checkpoint, validation, the end of an epoch) is no step."""
+"""The phase that follows a point. Any other point (a checkpoint, validation, the end of an epoch) is outside steps."""
 PARTS = (BEFORE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER)
 NOTHING = array("d", [0.0] * COLUMNS)
 
@@ -33,10 +35,10 @@ NOTHING = array("d", [0.0] * COLUMNS)
 class StepClock:
     """The clock of training batches.
 
-    A row goes from one batch's begin to the next one's; its ``data`` is the wait for that next one. What was spent on
-    other things in between (validation, a checkpoint) is in no number. Where the point ``data`` did not follow, it is
-    not known how long the next batch was waited for, and the row counts only where a window has no better one. Points
-    as in :class:`~doctor.core.facts.ProgressFacts`; where no ``forward`` is told, it is what lies before ``backward``.
+    A row lasts from one batch's start to the next one's; its ``data`` is the wait for that next one. Time outside steps
+    in between (validation, a checkpoint) is not counted. Without the point ``data``, the wait for the next batch is
+    unknown, and the row only counts if a window has no better one. Points as in
+    :class:`~doctor.core.facts.ProgressFacts`; without ``forward``, it is the time before ``backward``.
 
     ``device``: the clock of a CUDA device, for the training thread to start and stop.
     """
@@ -48,69 +50,69 @@ class StepClock:
         self._seen = 0
         self._batch = -1
         self._spent = array("d", NOTHING)
-        self._phase = ASIDE
+        self._phase = OUTSIDE
         self._at: float | None = None
-        self._trains = False
-        self._torn: deque[tuple[int, int]] = deque(maxlen=KEPT)
+        self._is_training = False
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=KEPT)
 
     def use_device(self, device: Any) -> None:
-        """Time batches on this :class:`torch.device` too, where it is a CUDA device; ``None`` for none."""
+        """Also time batches on this :class:`torch.device`, if it is a CUDA device; ``None`` for none."""
         events = event_factory(device)
         self.device = DeviceClock(events) if events is not None else None
 
-    def take(self, moments: Iterable[LoggedEvent], *, whole: bool = True) -> None:
-        """Go on to the last of ``moments``; ``whole``: they follow those that were taken before."""
-        if not whole:
+    def take(self, events: Iterable[LoggedEvent], *, contiguous: bool = True) -> None:
+        """Process ``events``; ``contiguous``: no events were lost before them."""
+        if not contiguous:
             self._at = None
-        spent, phase, last, trains = self._spent, self._phase, self._at, self._trains
-        for at, point, more in moments:
-            if last is not None and (trains or isinstance(more, StageEntered)):
+        spent, phase, last, is_training = self._spent, self._phase, self._at, self._is_training
+        for at, point, detail in events:
+            if last is not None and (is_training or isinstance(detail, StageEntered)):
                 spent[phase] += at - last
                 last = at
-            if more is None or more is ENDED:
-                if trains:
-                    phase = PHASES.get(point, ASIDE)
-                if more is ENDED:
+            if detail is None or detail is ENDED:
+                if is_training:
+                    phase = PHASES.get(point, OUTSIDE)
+                if detail is ENDED:
                     self._seen = self._batch + 1
-            elif isinstance(more, StageEntered):
-                trains, phase = more.stage == "train", ASIDE
-            elif more[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
-                spent[UNSURE] = phase == ASIDE
-                self._begin(more[2], follows=last is not None)  # type: ignore[index]
-                trains, last, phase = True, at, BEFORE
-        self._phase, self._at, self._trains = phase, last, trains
+            elif isinstance(detail, StageEntered):
+                is_training, phase = detail.stage == "train", OUTSIDE
+            elif detail[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
+                spent[UNKNOWN_WAIT] = phase == OUTSIDE
+                self._begin(detail[2], follows=last is not None)  # type: ignore[index]
+                is_training, last, phase = True, at, BEFORE
+        self._phase, self._at, self._is_training = phase, last, is_training
         self._take_device()
 
     def facts(self) -> StepFacts:
-        """Medians of the windows that are full. For any thread."""
+        """Return the medians of all complete windows. For any thread."""
         before = self._closed
-        rows = self._rows[:]  # one step of the interpreter, so no row is cut in two
+        rows = self._rows[:]  # atomic in the interpreter, so no row is split
         first = max(0, self._closed // WINDOW - KEPT)
         windows = [
             window_of(number * WINDOW, _window(rows, number))
             for number in range(first, before // WINDOW)
-            if not self._is_torn(number)
+            if not self._has_gap(number)
         ]
         return StepFacts(windows=tuple(windows), seen=self._seen)
 
     def _begin(self, batch: int, *, follows: bool) -> None:
-        """``batch`` begins, and the row of the one before is written; not ``follows``: what came before it is lost."""
+        """Write the row of the last batch and begin ``batch``; not ``follows``: events before it were lost."""
         spent = self._spent
         if follows:
             base = self._batch % ROWS * COLUMNS
             self._rows[base : base + COLUMNS] = spent
         elif batch > 0:
-            self._torn.append((max(0, self._batch), batch))
+            self._gaps.append((max(0, self._batch), batch))
         self._closed = self._batch = batch
         spent[:] = NOTHING
 
-    def _is_torn(self, window: int) -> bool:
-        """Whether a row of a window is missing."""
+    def _has_gap(self, window: int) -> bool:
+        """Return whether a row of a window is missing."""
         begin = window * WINDOW
-        return any(first < begin + WINDOW and begin < end for first, end in tuple(self._torn))
+        return any(first < begin + WINDOW and begin < end for first, end in tuple(self._gaps))
 
     def _take_device(self) -> None:
-        """Seconds on the device, which are known some batches later, of rows that are written."""
+        """Fill in seconds on the device, which are known some batches later, in complete rows."""
         timed = self.device.timed if self.device is not None else None
         while timed and timed[0][0] < self._closed:
             batch, seconds = timed.popleft()
@@ -119,10 +121,10 @@ class StepClock:
 
 
 class DeviceClock:
-    """Seconds that pass on a device from one batch's begin to its end, ``timed`` when it has passed both. It belongs to
-    the training thread.
+    """Seconds on a device from a batch's start to its end. For the training thread only.
 
-    A batch that begins while all pairs of events are under way is not timed.
+    ``timed``: the batches whose start and end the device has passed. A batch that starts while all pairs of events are
+    in use is not timed.
     """
 
     def __init__(self, events: EventFactory, pairs: int = PAIRS) -> None:
@@ -133,8 +135,8 @@ class DeviceClock:
         self._under_way: deque[tuple[int, CudaEvent, CudaEvent]] = deque()
 
     def begin(self, batch: int) -> None:
-        """``batch`` begins."""
-        if self._begun is not None:  # it came to no end
+        """Record the start of ``batch``."""
+        if self._begun is not None:  # it had no end
             self._free.append(self._begun[1:])
             self._begun = None
         if self._events.capturing():
@@ -146,14 +148,14 @@ class DeviceClock:
             self._begun = batch, first, second
 
     def end(self) -> None:
-        """The batch that began ends."""
+        """Record the end of the batch."""
         if self._begun is not None and not self._events.capturing():
             self._events.record(self._begun[2])
             self._under_way.append(self._begun)
             self._begun = None
 
     def _read(self) -> None:
-        """Take the seconds of the batches that the device is done with."""
+        """Collect the seconds of the batches that the device has completed."""
         under_way = self._under_way
         while under_way and under_way[0][2].query():
             batch, first, second = under_way.popleft()
@@ -162,9 +164,12 @@ class DeviceClock:
 
 
 def window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
-    """Medians over the rows of a window. A part that no batch had is ``None``; one that some had (the optimizer, where
-    gradients are accumulated) is the median of those."""
-    sure = [row for row in rows if not row[UNSURE]] or rows
+    """Return the medians over the rows of a window.
+
+    A phase that no batch had is ``None``; one that some had (the optimizer with gradient accumulation) is the median of
+    those.
+    """
+    sure = [row for row in rows if not row[UNKNOWN_WAIT]] or rows
     totals = [sum(row[part] for part in PARTS) for row in sure]
     halves = [_forward_and_other(row) for row in sure]
     return Window(
@@ -183,15 +188,15 @@ def window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
 
 
 def _forward_and_other(row: Sequence[float]) -> tuple[float, float]:
-    """What lies before the first point is forward where that is not told and a backward is."""
+    """Return forward and other time; time before the first point is forward if only backward is known."""
     if row[FORWARD] or not row[BACKWARD]:
         return row[FORWARD], row[OTHER] + row[BEFORE]
     return row[BEFORE], row[OTHER]
 
 
 def _median(values: Any) -> float | None:
-    told = [value for value in values if value]
-    return round(median(told), 6) if told else None
+    known = [value for value in values if value]
+    return round(median(known), 6) if known else None
 
 
 def _window(rows: Sequence[float], number: int) -> list[Sequence[float]]:

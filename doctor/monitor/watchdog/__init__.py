@@ -1,10 +1,10 @@
-"""How the ranks of a run that is watched find out that it does not go on, and which of them judges.
+"""Detection and evaluation of hangs and failures across the ranks of a watched run.
 
-Each rank has one daemon thread. It leaves its facts on a board where the others see them (a store, by a connection of
-its own, or a folder), and looks there for alarms. Read from the outside in: ``sentinel.py`` is what an adapter calls,
-``duty.py`` what the thread does, beat by beat: ``admission.py`` (how ranks come to the same place), ``meetings.py``
-(before the first batch, and at the end), ``alarms.py`` (standing still, exceptions), ``rounds.py`` (in between). All of
-these hold a ``hearing.py``: one question that all ranks answer and one judges. They stand on ``station.py``: what this
-rank has (``own.py``, ``records.py``), what it knows of the others (``ward.py``, ``bystander.py``, ``on_demand.py``) and
-what carries it there (``lines.py``, ``way.py``).
+Each rank has one daemon thread. It posts the facts of its rank to a store that all ranks read (a TCPStore, over a
+connection of its own, or a folder) and polls it for incidents. Reading order: ``watchdog.py`` is the interface for
+adapters; ``watchdog_loop.py`` is the thread's work, tick by tick: ``admission.py`` (how ranks agree on a namespace),
+``rounds/requested_rounds.py`` (before the first batch and at the end), ``incidents.py`` (stalls and exceptions),
+``rounds/periodic_rounds.py`` (in between). All of these run a ``rounds/collection_round.py``: every rank reports and
+one evaluates. They share ``watchdog_context.py``: the local rank (``local_state.py``, ``run_records.py``), the other
+ranks (``peer_table.py``, ``local_peers/``) and the connections to them (``store_discovery.py``).
 """

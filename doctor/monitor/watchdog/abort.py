@@ -1,4 +1,4 @@
-"""How a rank ends itself where it was asked to, rather than hang until a time-out."""
+"""Aborts the process of a rank, if requested, instead of hanging until a timeout."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import time
 
 NOTIFY_SECONDS = 1.0
-"""Seconds until the ruling has reached those who go by this process's own store."""
+"""Seconds for the decision to reach ranks that depend on a store in this process."""
 BY_ITSELF = 5.0
-"""Seconds for the process to end by SIGTERM. A training thread that waits in a library never gets to handle it."""
+"""Seconds for the process to end by SIGTERM. A training thread blocked in a library never handles the signal."""
 CODE = 1
 
 
 def abort_process() -> None:
-    """SIGTERM to itself, and the end without further ado where that has no effect. Does not return."""
+    """Send SIGTERM to this process, then exit hard if that has no effect. Does not return."""
     time.sleep(NOTIFY_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(BY_ITSELF)

@@ -1,4 +1,4 @@
-"""The words between the sentinel and those who use it."""
+"""Types exchanged between the watchdog and its users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from doctor.monitor.telemetry.progress import Stall
 Sections = dict[str, "Section | Missing"]
 
 Trigger = Literal["before", "round", "stall", "failure", "end"]
-"""When a job is judged: before the first batch, now and then, when it stands still, after an exception, at the end."""
+"""When a job is evaluated: before the first batch, periodically, on a stall, after an exception, at the end."""
 
 CheckId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,64}\Z")]
 MOST_IDS = 1024
@@ -25,27 +25,35 @@ OnHang = Literal["report", "abort"]
 
 
 class RankSource(Protocol):
-    """One rank as the sentinel sees it. Everything but :meth:`opening` is called from the sentinel's thread."""
+    """The facts of one rank, as the watchdog requests them.
+
+    All methods but :meth:`startup_facts` are called from the watchdog's thread.
+    """
 
     def stall(self) -> Stall | None:
-        """Whether progress has stopped."""
+        """Return the current stall, if progress has stopped."""
 
-    def opening(self) -> Sections:
-        """Everything that is known before the first batch, the facts of the host included. May take seconds; called
-        in a thread of its own."""
+    def startup_facts(self) -> Sections:
+        """Return everything known before the first batch, including host facts.
+
+        May take seconds; called in a thread of its own.
+        """
 
     def card(self) -> Sections:
-        """What changes while the run goes on."""
+        """Return what changes during the run."""
 
     def position(self) -> Sections:
-        """Where the rank stands: the card, and stack and last collectives."""
+        """Return the card with stack and newest collectives."""
 
     def dumps(self) -> Mapping[str, bytes]:
-        """What the flight recorder held at the last position, whole, for files; by recorder."""
+        """Return the flight recorder dumps taken with the last position, by recorder."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What the one who judged found. ``words``: the verdict on one line; ``ids`` of its findings; ``ranks`` blamed."""
+    """The outcome of one evaluation.
+
+    ``words``: the decision on one line; ``ids``: of the findings; ``ranks``: at fault.
+    """
 
     sick: bool = False
     words: Text = ""
@@ -55,5 +63,5 @@ class Decision(msgspec.Struct, frozen=True):
 
 EvaluateJob = Callable[[Job, Trigger], Decision]
 OnRecovery = Callable[[Decision, float], None]
-"""Told of a stall that was judged sick and is over: the ruling, and the seconds that it lasted."""
+"""Called when a confirmed stall is over, with its decision and its duration in seconds."""
 WriteLine = Callable[[str], None]

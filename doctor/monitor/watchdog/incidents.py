@@ -1,4 +1,4 @@
-"""Alarms: a rank stands still, or an exception ends it, and all of them say where they are."""
+"""Incidents: a rank stalls or fails, and all ranks report their position."""
 
 from __future__ import annotations
 
@@ -19,208 +19,220 @@ from doctor.monitor.watchdog.stall_tracker import StallTracker
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 TIMES = RoundTimeouts(grace=2.0, longest=5.0, broken=1.0)
-"""A rank that is alive hears an alarm within a beat; its last collectives take a second or more to be read the first
-time; after an exception others may raise in their turn, at once."""
+"""A live rank sees an incident within one tick; reading its newest collectives for the first time takes a second or
+more; after an exception, other ranks may fail right away as well."""
 PER_RANK = 1 / 500
-"""Seconds of grace that each rank of the world adds: one of them may be judging a round, which takes its time."""
+"""Seconds of grace added per rank of the world: a rank may be busy evaluating a round."""
 
 
 class ActiveIncident(NamedTuple):
-    """A stall that this rank judged sick. ``seconds``: how long each rank stood that has gone on since."""
+    """A stall that this rank confirmed. ``seconds``: duration of the stall on each rank that has resumed."""
 
-    ruling: Decision
+    decision: Decision
     resumed: FailoverReader
     seconds: dict[int, float]
 
     @property
     def is_over(self) -> bool:
-        """Whether those who were blamed go on, or anybody where nobody was."""
-        return bool(self.seconds) and self.seconds.keys() >= {*self.ruling.ranks}
+        """Whether all ranks at fault have resumed, or any rank if none was at fault."""
+        return bool(self.seconds) and self.seconds.keys() >= {*self.decision.ranks}
 
 
 class PendingAbort(NamedTuple):
-    """A ruling by which this rank is to end itself, and the points that it had passed by then."""
+    """A decision to abort this rank, and the number of points it had passed by then."""
 
-    said: DecisionMessage
+    message: DecisionMessage
     passed: int
 
 
 class IncidentHandler:
-    """As one rank raises and hears them. They are numbered alike on all ranks: each is over when it is judged."""
+    """Raises incidents of this rank and takes part in those of others.
 
-    def __init__(self, station: WatchdogContext, on_hang: OnHang) -> None:
-        self._station = station
+    Incidents have the same number on all ranks; each is over once it is evaluated.
+    """
+
+    def __init__(self, context: WatchdogContext, on_hang: OnHang) -> None:
+        self._context = context
         self._on_hang = on_hang
         self._number = 1
         self._stalls = StallTracker()
-        self._hearing: CollectionRound | None = None
+        self._collection: CollectionRound | None = None
         self._waiting: list[RoundRequest] = []
-        self._counts = False  # the alarm that is raised is one of all ranks, not of this one alone
-        self._judged_here: ActiveIncident | None = None
-        self._goes_on_here = False
-        self._doomed: PendingAbort | None = None
+        self._is_shared = False  # whether the incident is shared by all ranks, not private to this one
+        self._evaluated: ActiveIncident | None = None
+        self._resumed_locally = False
+        self._pending_abort: PendingAbort | None = None
         self._waited_until = -math.inf
         self.failure: DecisionMessage | None = None
 
     @property
-    def is_raised(self) -> bool:
-        """Whether one is being heard."""
-        return self._hearing is not None
+    def is_active(self) -> bool:
+        """Whether an incident is in progress."""
+        return self._collection is not None
 
     def step(self, now: float) -> None:
-        """Look for a reason to raise one, for those of others, and go on with the one that is raised."""
-        stall = self._station.patient.stall()
+        """Check for a local reason to raise an incident and for incidents of others, and advance the current one."""
+        stall = self._context.source.stall()
         self._stalls.note(stall, now)
-        self._notice_that_it_goes_on(now)
-        stall = self._without_waiting(stall, now)
-        self._end_if_supported(stall)
-        if self._hearing is not None:
-            self._hear(self._hearing, now)
+        self._check_recovery(now)
+        stall = self._without_wait_time(stall, now)
+        self._abort_if_stalled(stall)
+        if self._collection is not None:
+            self._step_collection(self._collection, now)
         elif self._stalls.is_news(stall, now):
-            self._raise()
-            self._take_part(now)
-        elif self._station.circle.lines.get(f"{self._name}/raised") is not None:
-            self._take_part(now)
+            self._raise_incident()
+            self._join_collection(now)
+        elif self._context.round_peers.store.get(f"{self._name}/raised") is not None:
+            self._join_collection(now)
 
-    def _without_waiting(self, stall: Stall | None, now: float) -> Stall | None:
-        """The stall without the time that the training thread spent in waiting for a ruling."""
+    def _without_wait_time(self, stall: Stall | None, now: float) -> Stall | None:
+        """Return the stall without the time that the training thread spent awaiting a decision."""
         idle = min(stall.idle, now - self._waited_until) if stall else 0.0
         return Stall(idle, stall.limit) if stall and idle > stall.limit else None
 
-    def waits(self, now: float) -> None:
-        """The training thread waits for a ruling, and stands still for no other reason."""
+    def note_waiting(self, now: float) -> None:
+        """Record that the training thread is blocked because it awaits a decision."""
         self._waited_until = now
 
     def fail(self, request: RoundRequest, now: float) -> None:
-        """An exception has ended this rank. Failures that follow one which was judged are its consequences."""
-        station = self._station
+        """Report that an exception has ended this rank. Failures after an evaluated one are its consequences."""
+        context = self._context
         if self.failure is not None:
-            station.take_position()
+            context.take_position()
             request.answer(self.failure.ruling)
             return
         self._waiting.append(request)
-        self._raise()
-        if self._hearing is None:
-            self._hearing = self._open(now)
-        self._hearing.announce()  # stacks take their time, and the others are not to judge without it
-        station.take_position()
-        self._hearing.come(failed=True)
+        self._raise_incident()
+        if self._collection is None:
+            self._collection = self._open_collection(now)
+        self._collection.announce()  # taking stacks takes time, and the others must not evaluate without it
+        context.take_position()
+        self._collection.report(failed=True)
 
     @property
     def _name(self) -> str:
         return f"alarm-{self._number}"
 
-    def _raise(self) -> None:
-        self._station.circle.lines.set(f"{self._name}/raised", b"1")
+    def _raise_incident(self) -> None:
+        self._context.round_peers.store.set(f"{self._name}/raised", b"1")
 
-    def _open(self, now: float) -> CollectionRound:
-        circle, left = self._station.circle, self._those_who_ended()
-        self._counts = self._station.is_placed
-        more = PER_RANK * circle.world_size
-        times = TIMES._replace(grace=TIMES.grace + more, longest=TIMES.longest + more)
+    def _open_collection(self, now: float) -> CollectionRound:
+        round_peers, ended = self._context.round_peers, self._ended_ranks()
+        self._is_shared = self._context.is_joined
+        extra = PER_RANK * round_peers.world_size
+        times = TIMES._replace(grace=TIMES.grace + extra, longest=TIMES.longest + extra)
         return CollectionRound(
-            self._name, "stall", circle, times, self._station.rule_at, now=now, looks=True, left=left
+            self._name,
+            "stall",
+            round_peers,
+            times,
+            self._context.evaluate_incident,
+            now=now,
+            observes=True,
+            ended=ended,
         )
 
-    def _those_who_ended(self) -> Collection[int]:
-        reader = self._station.circle.lines.reader("end/here")
-        return {here.rank for here in decode_all(reader.fresh(), RankPresence) if here.came}
+    def _ended_ranks(self) -> Collection[int]:
+        reader = self._context.round_peers.store.reader("end/here")
+        return {presence.rank for presence in decode_all(reader.fresh(), RankPresence) if presence.came}
 
-    def _take_part(self, now: float) -> None:
-        """Say where this rank is."""
-        self._hearing = self._open(now)
-        self._hearing.announce()
-        self._station.take_position()
-        self._hearing.come()
+    def _join_collection(self, now: float) -> None:
+        """Join the collection round of an incident and report the position of this rank."""
+        self._collection = self._open_collection(now)
+        self._collection.announce()
+        self._context.take_position()
+        self._collection.report()
 
-    def _hear(self, hearing: CollectionRound, now: float) -> None:
-        said = hearing.step(now)
-        if said is None and not hearing.is_over(now):
+    def _step_collection(self, collection: CollectionRound, now: float) -> None:
+        message = collection.step(now)
+        if message is None and not collection.is_over(now):
             return
-        self._hearing, waiting, self._waiting = None, self._waiting, []
-        self._number += self._counts
-        if said is not None:
-            self._take(hearing, said, now)
+        self._collection, waiting, self._waiting = None, self._waiting, []
+        self._number += self._is_shared
+        if message is not None:
+            self._apply(collection, message, now)
         for request in waiting:
-            if said is None or said.occasion == "failure":
-                request.answer(said.ruling if said else None)
+            if message is None or message.occasion == "failure":
+                request.answer(message.ruling if message else None)
             else:
-                self.fail(request, now)  # the exception came when the others were being judged for standing still
+                self.fail(request, now)  # the exception occurred while the others were being evaluated for a stall
 
-    def _take(self, hearing: CollectionRound, said: DecisionMessage, now: float) -> None:
-        alarm, sick = hearing.name, said.ruling.sick
-        self._stalls.judged(alarm, now, sick=sick, passed=self._station.progress.passed)
-        if sick:
-            resumed = self._station.circle.lines.reader(_resumed(alarm))
-            self._judged_here = ActiveIncident(said.ruling, resumed, {}) if said.by == self._station.rank else None
-            self._goes_on_here = False
-        if said.occasion == "failure":
-            self.failure = said if sick else self.failure
+    def _apply(self, collection: CollectionRound, message: DecisionMessage, now: float) -> None:
+        incident, confirmed = collection.name, message.ruling.sick
+        self._stalls.evaluated(incident, now, confirmed=confirmed, passed=self._context.progress.passed)
+        if confirmed:
+            resumed = self._context.round_peers.store.reader(_resumed(incident))
+            self._evaluated = ActiveIncident(message.ruling, resumed, {}) if message.by == self._context.rank else None
+            self._resumed_locally = False
+        if message.occasion == "failure":
+            self.failure = message if confirmed else self.failure
         else:
-            self._point_to_dumps()
-            if sick and self._on_hang == "abort":
-                self._doom(said, is_supported=hearing.is_supported)
+            self._report_dumps()
+            if confirmed and self._on_hang == "abort":
+                self._abort_or_wait(message, is_trusted=collection.is_trusted)
 
-    def _point_to_dumps(self) -> None:
-        """Tell, once a stall, where more is to be had than a finding shows."""
-        dump = self._station.own.dump
-        if self._judged_here is not None and dump is not None:
-            self._station.tell(f"dumps of the flight recorder, one a rank: {Path(dump).parent}")
+    def _report_dumps(self) -> None:
+        """Print, once per stall, where the flight recorder dumps are."""
+        dump = self._context.local_state.dump
+        if self._evaluated is not None and dump is not None:
+            self._context.write_line(f"dumps of the flight recorder, one a rank: {Path(dump).parent}")
 
-    def _doom(self, said: DecisionMessage, *, is_supported: bool) -> None:
-        """End this rank: at once by a ruling that is certainly of this job, else when it stands still itself."""
-        if is_supported:
-            self._end(said)
-        self._doomed = PendingAbort(said, self._station.progress.passed)
+    def _abort_or_wait(self, message: DecisionMessage, *, is_trusted: bool) -> None:
+        """Abort this rank at once if the decision is authentic, else once it stalls itself."""
+        if is_trusted:
+            self._abort(message)
+        self._pending_abort = PendingAbort(message, self._context.progress.passed)
 
-    def _end_if_supported(self, stall: Stall | None) -> None:
-        doomed = self._doomed
-        if doomed is None:
+    def _abort_if_stalled(self, stall: Stall | None) -> None:
+        pending = self._pending_abort
+        if pending is None:
             return
         if stall is not None:
-            self._end(doomed.said)
-        elif self._station.passed_now() > doomed.passed:
-            self._doomed = None
-            self._station.tell(f"rank {self._station.rank} makes progress and does not abort, as it was told to")
+            self._abort(pending.message)
+        elif self._context.current_passed() > pending.passed:
+            self._pending_abort = None
+            self._context.write_line(f"rank {self._context.rank} makes progress and does not abort, as it was told to")
 
-    def _end(self, said: DecisionMessage) -> None:
-        self._station.record()
-        self._station.tell(f"rank {self._station.rank} ends itself, as on_hang='abort' says: {said.ruling.words}")
+    def _abort(self, message: DecisionMessage) -> None:
+        self._context.write_record()
+        self._context.write_line(
+            f"rank {self._context.rank} ends itself, as on_hang='abort' says: {message.ruling.words}"
+        )
         abort_process()
 
-    def _notice_that_it_goes_on(self, now: float) -> None:
-        """Those who stood still tell the one who judged, who takes back what was said, once."""
-        here = self._resumed_here(now)
-        stall = self._judged_here
-        self._goes_on_here |= bool(here)
+    def _check_recovery(self, now: float) -> None:
+        """Notify the evaluating rank of recovery; there, withdraw the decision once."""
+        presence = self._local_resume(now)
+        stall = self._evaluated
+        self._resumed_locally |= bool(presence)
         if stall is None:
             return
-        for one in (*here, *decode_all(stall.resumed.fresh(), RankResumed)):
+        for one in (*presence, *decode_all(stall.resumed.fresh(), RankResumed)):
             stall.seconds[one.rank] = one.seconds
-        # Anybody may have written the others' words: what was said is taken back when this rank goes on, too.
-        if stall.is_over and (self._goes_on_here or self._station.lines.are_authentic):
-            self._judged_here = None
-            self._station.goes_on(stall.ruling, max(stall.seconds.values()))
+        # Unsigned messages can be forged: withdraw only if this rank resumed, too.
+        if stall.is_over and (self._resumed_locally or self._context.store.are_authentic):
+            self._evaluated = None
+            self._context.on_recovery(stall.decision, max(stall.seconds.values()))
 
-    def _resumed_here(self, now: float) -> tuple[RankResumed, ...]:
-        """That this rank goes on, if it does."""
-        station = self._station
-        if not self._stalls.may_go_on or station.looks_failed():
+    def _local_resume(self, now: float) -> tuple[RankResumed, ...]:
+        """Post and return that this rank resumed, if it did."""
+        context = self._context
+        if not self._stalls.may_have_resumed or context.check_failed():
             return ()
-        held = self._stalls.goes_on(station.progress.passed)
-        if held is None:
+        stall = self._stalls.take_resumed(context.progress.passed)
+        if stall is None:
             return ()
-        one = RankResumed(station.rank, now - held.since)
-        station.leave_card()
-        station.circle.lines.append(_resumed(held.alarm), encode(one))
+        one = RankResumed(context.rank, now - stall.since)
+        context.post_card()
+        context.round_peers.store.append(_resumed(stall.incident), encode(one))
         return (one,)
 
     def give_up(self) -> None:
-        """Nobody is to wait for a ruling any more."""
+        """Release all callers that await a decision."""
         for request in self._waiting:
             request.answer(None)
 
 
-def _resumed(alarm: str) -> str:
-    """The box of those who go on after it."""
-    return f"{alarm}/goes-on"
+def _resumed(incident: str) -> str:
+    """Return the key under which ranks report that they resumed."""
+    return f"{incident}/goes-on"

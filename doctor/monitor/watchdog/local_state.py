@@ -1,4 +1,4 @@
-"""What this rank knows of itself, and brings to the others."""
+"""The facts of the local rank, as shared with its peers."""
 
 from __future__ import annotations
 
@@ -12,55 +12,57 @@ from doctor.monitor.watchdog.decision import Sections
 
 
 class LocalState:
-    """The sections of this rank: the newest ones over those of its opening."""
+    """The sections of this rank: the newest ones on top of the startup facts."""
 
     def __init__(self, rank: int, host: Identity) -> None:
         self._rank = rank
         self._host = host
-        self._opening: Sections = {}
+        self._startup_facts: Sections = {}
         self._position: Sections = {}
         self._newest: Sections = {}
 
-    def open(self, sections: Sections) -> None:
-        """What is known before the first batch; what was known before is older."""
-        self._opening, self._position, self._newest = sections, {}, {}
+    def set_startup_facts(self, sections: Sections) -> None:
+        """Replace everything by the facts known before the first batch."""
+        self._startup_facts, self._position, self._newest = sections, {}, {}
 
-    def stand(self, sections: Sections) -> None:
-        """Where it stands now. Kept until it goes on: the record is to show it whenever the process ends."""
+    def set_position(self, sections: Sections) -> None:
+        """Keep the position of a stalled rank until it resumes, so that the record shows it if the process ends."""
         self._position = self._newest = sections
 
     def keep_dump(self, path: str) -> None:
-        """What the flight recorder held where this rank stands is in a file, whole."""
-        held = self._position.get(RecorderFacts.key)
-        if isinstance(held, RecorderFacts):
-            self.stand({**self._position, RecorderFacts.key: msgspec.structs.replace(held, dump=path)})
+        """Note the file that holds the complete flight recorder dump of the current position."""
+        recorder = self._position.get(RecorderFacts.key)
+        if isinstance(recorder, RecorderFacts):
+            self.set_position({**self._position, RecorderFacts.key: msgspec.structs.replace(recorder, dump=path)})
 
     @property
     def dump(self) -> str | None:
-        """That file."""
-        held = self._position.get(RecorderFacts.key)
-        return held.dump if isinstance(held, RecorderFacts) else None
+        """Path of the flight recorder dump of the current position, if it was written."""
+        recorder = self._position.get(RecorderFacts.key)
+        return recorder.dump if isinstance(recorder, RecorderFacts) else None
 
-    def renew(self, sections: Sections) -> None:
-        """What is known now."""
-        then, now = self._position.get(ProgressFacts.key), sections.get(ProgressFacts.key)
-        if isinstance(then, ProgressFacts) and isinstance(now, ProgressFacts) and then.passed == now.passed:
-            now = msgspec.structs.replace(now, stack=then.stack, stack_from=then.stack_from, children=then.children)
+    def update(self, sections: Sections) -> None:
+        """Update the sections; the position is kept while the rank makes no progress."""
+        earlier, now = self._position.get(ProgressFacts.key), sections.get(ProgressFacts.key)
+        if isinstance(earlier, ProgressFacts) and isinstance(now, ProgressFacts) and earlier.passed == now.passed:
+            now = msgspec.structs.replace(
+                now, stack=earlier.stack, stack_from=earlier.stack_from, children=earlier.children
+            )
             self._newest = {**self._position, **sections, **self._recorded(sections), ProgressFacts.key: now}
         else:
             self._position, self._newest = {}, sections
 
     def _recorded(self, sections: Sections) -> Sections:
-        """The recorder as it was read with stacks, where it has not gone on since: at the end it is read without."""
-        then, now = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)
-        same = isinstance(then, RecorderFacts) and isinstance(now, RecorderFacts) and then.groups == now.groups
-        return {RecorderFacts.key: then} if same and then is not None else {}
+        """Return the earlier recorder with stacks if no collective was issued since: the final one has no stacks."""
+        earlier, now = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)
+        same = isinstance(earlier, RecorderFacts) and isinstance(now, RecorderFacts) and earlier.groups == now.groups
+        return {RecorderFacts.key: earlier} if same and earlier is not None else {}
 
     @property
     def member(self) -> Member:
         """This rank as a member of the job."""
-        return Member(self._rank, {**self._opening, **self._newest}, self._host)
+        return Member(self._rank, {**self._startup_facts, **self._newest}, self._host)
 
     def packed(self) -> bytes:
-        """The same as a compressed capture."""
+        """Return this rank as a compressed capture."""
         return pack_member(self.member)

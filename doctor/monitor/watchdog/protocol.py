@@ -1,4 +1,4 @@
-"""What sentinels leave for one another: small typed records, as MessagePack. Facts travel as compressed captures."""
+"""Messages between watchdogs, as MessagePack. Facts travel as compressed captures."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from doctor.core.message_bounds import MOST_RANKS
 from doctor.monitor.watchdog.decision import Decision, Trigger
 
 RunId = Annotated[str, Meta(pattern=r"\A[0-9a-z-]{1,64}\Z")]
-"""It becomes the name of a folder."""
+"""Id of a run; it becomes the name of a folder."""
 Pid = Annotated[int, Meta(ge=1, lt=1 << 22)]
-"""Of a process: below PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h)."""
+"""Process id: below PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h)."""
 TOKEN_BYTES = 8
 MOST_FRAMES = 256
 """Several times :data:`doctor.core.frames.MOST`."""
 
 
 class AdmissionToken(msgspec.Struct, frozen=True):
-    """Rung by a rank that looks for the others."""
+    """Posted by a rank that requests admission."""
 
     token: Token
     rank: Count
 
 
 class MemberList(msgspec.Struct, frozen=True):
-    """Whom the leader of a place has heard: their tokens, joined. ``run``: the id of the run."""
+    """The tokens that the leader of a namespace has admitted, joined. ``run``: the id of the run."""
 
     run: RunId
     tokens: Annotated[bytes, Meta(max_length=TOKEN_BYTES * MOST_RANKS)]
 
     def covers(self, token: str) -> bool:
-        """Whether the bell with that ``token`` was heard."""
+        """Return whether ``token`` was admitted."""
         wanted, size = bytes.fromhex(token), len(token) // 2
         return any(self.tokens[at : at + size] == wanted for at in range(0, len(self.tokens), size))
 
 
 class LeaderClaim(msgspec.Struct, frozen=True):
-    """The place that is led here; becomes part of names on the board, which may be paths."""
+    """The namespace led here; becomes part of keys, which may be paths."""
 
     place: Nonce
 
 
 class PeerProcess(msgspec.Struct, frozen=True):
-    """A process, for the others of its host. ``thread`` and ``signal``: how it is asked for its stacks."""
+    """A process, for its local peers. ``thread`` and ``signal``: how its stacks are requested."""
 
     rank: Count
     pid: Pid
@@ -57,8 +57,10 @@ class PeerProcess(msgspec.Struct, frozen=True):
 
 
 class RankPresence(msgspec.Struct, frozen=True):
-    """A rank at a hearing. ``came``: its card is on the board; until then it is on its way. ``failed``: an exception
-    brings it."""
+    """A rank in a collection round.
+
+    ``came``: its card is posted, else it is about to be; ``failed``: the rank failed with an exception.
+    """
 
     rank: Count
     came: bool = False
@@ -66,9 +68,11 @@ class RankPresence(msgspec.Struct, frozen=True):
 
 
 class PeerObservation(msgspec.Struct, frozen=True):
-    """What rank ``by`` saw of a process of its own host that does not answer. ``state`` as in
-    :class:`doctor.core.facts.ProgressFacts`; ``letter``: the kernel's. ``asked``: for its stacks, which may be on their
-    way."""
+    """What rank ``by`` observed of an unresponsive process on its own host.
+
+    ``state``: as in :class:`doctor.core.facts.ProgressFacts`; ``letter``: state code of the kernel; ``asked``: stacks
+    were requested and may follow.
+    """
 
     rank: Count
     by: Count
@@ -79,14 +83,14 @@ class PeerObservation(msgspec.Struct, frozen=True):
 
 
 class RankResumed(msgspec.Struct, frozen=True):
-    """A rank that goes on after a stall which was judged sick. ``seconds``: how long it stood."""
+    """A rank that resumed after a confirmed stall of ``seconds``."""
 
     rank: Count
     seconds: Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 class DecisionMessage(msgspec.Struct, frozen=True):
-    """A ruling, on what occasion and by which rank."""
+    """A decision, its trigger and the rank that made it."""
 
     by: Count
     occasion: Trigger

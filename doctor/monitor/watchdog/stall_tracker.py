@@ -1,4 +1,4 @@
-"""Which stalls of this rank are news, and when it goes on after one that was judged sick."""
+"""Tracks which stalls of this rank are new, and when it resumes after a confirmed one."""
 
 from __future__ import annotations
 
@@ -9,54 +9,58 @@ from doctor.monitor.telemetry.progress import Stall
 
 
 class ConfirmedStall(NamedTuple):
-    """A stall that was judged sick. ``alarm``: by that name; ``passed``: the points that this rank had passed by then;
-    ``since``: when it began here."""
+    """A confirmed stall.
 
-    alarm: str
+    ``incident``: its name; ``passed``: the points that this rank had passed by then; ``since``: when it began here.
+    """
+
+    incident: str
     passed: int
     since: float
 
 
 class StallTracker:
-    """Of one rank. A stall that was judged sick is not news again; one that was judged healthy is after twice the
-    time."""
+    """Stall tracking of one rank.
+
+    A confirmed stall is not reported again; one that was evaluated as healthy is reported again after twice the time.
+    """
 
     def __init__(self) -> None:
-        self._judged_at = -math.inf
-        self._sick = False
+        self._evaluated_at = -math.inf
+        self._confirmed = False
         self._factor = 1.0
         self._began: float | None = None
-        self._held: ConfirmedStall | None = None
+        self._stall: ConfirmedStall | None = None
 
     def note(self, stall: Stall | None, now: float) -> None:
-        """Whether this rank stands still now, and since when."""
+        """Record whether this rank is stalled now, and since when."""
         self._began = now - stall.idle if stall is not None else None
 
     def is_news(self, stall: Stall | None, now: float) -> bool:
-        """Whether the others are to be told."""
+        """Return whether the stall is to be reported to the other ranks."""
         if stall is None:
             return False
-        if now - stall.idle > self._judged_at:  # it began after the last one was judged
+        if now - stall.idle > self._evaluated_at:  # it began after the last evaluation
             self._factor = 1.0
             return True
-        return not self._sick and stall.idle > stall.limit * self._factor
+        return not self._confirmed and stall.idle > stall.limit * self._factor
 
-    def judged(self, alarm: str, now: float, *, sick: bool, passed: int) -> None:
-        """All ranks that stand still now were judged."""
-        self._judged_at, self._sick = now, sick
+    def evaluated(self, incident: str, now: float, *, confirmed: bool, passed: int) -> None:
+        """Record that all stalled ranks were evaluated."""
+        self._evaluated_at, self._confirmed = now, confirmed
         self._factor *= 2
-        if sick:
-            self._held = ConfirmedStall(alarm, passed, now if self._began is None else self._began)
+        if confirmed:
+            self._stall = ConfirmedStall(incident, passed, now if self._began is None else self._began)
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether one was judged sick, and this rank does not stand still any more."""
-        return self._held is not None and self._began is None
+    def may_have_resumed(self) -> bool:
+        """Whether there is a confirmed stall and this rank is no longer stalled."""
+        return self._stall is not None and self._began is None
 
-    def goes_on(self, passed: int) -> ConfirmedStall | None:
-        """The stall that was judged sick, where this rank has passed a point since. Said once."""
-        held = self._held
-        if held is None or passed <= held.passed:
+    def take_resumed(self, passed: int) -> ConfirmedStall | None:
+        """Return the confirmed stall, once, if this rank has passed a point since."""
+        stall = self._stall
+        if stall is None or passed <= stall.passed:
             return None
-        self._held = None
-        return held
+        self._stall = None
+        return stall

@@ -1,8 +1,8 @@
-"""From the training's process group to a board of one's own.
+"""Finds the store of the default process group and opens connections of our own to it.
 
-Only the address of its store is taken over. The job's connection is not touched: a read that waits holds a lock on it.
-Of the other stores none serves: a HashStore ends with its process, and a FileStore is a log with one lock, which a rank
-that is stopped would hold against the job itself. There the folder carries the board.
+Only its address is used. The job's own connection is left alone: a blocked read holds a lock on it. Other kinds of
+stores are not used: a HashStore ends with its process, and a FileStore is a log with one lock, which a stopped rank
+would hold against the job itself. The folder is used instead.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from doctor.cluster.transport.store import StoreBackend, UntrustedStore
 from doctor.cluster.transport.tcp_store import C10dStore, TCPStoreBackend, join_store
 from doctor.core.files.own_folder import OwnFolder
 
-KNOCK = 5.0
-"""Seconds for a listener to accept. torch's client would go on trying where nobody listens, and complain each time."""
-JOIN = 60.0
-"""Seconds for a client to be served: it looks up the names of both ends first, ten seconds each where a name server is
+CONNECT_TIMEOUT = 5.0
+"""Seconds for a listener to accept. torch's client would retry without a listener, and log a warning each time."""
+JOIN_TIMEOUT = 60.0
+"""Seconds for a client to be served: it resolves the names of both ends first, ten seconds each if a name server is
 silent."""
 KEY = "runs"
 
 
 class StoreAddress(NamedTuple):
-    """Where a store is served."""
+    """Address of a TCPStore."""
 
     host: str
     port: int
 
 
 def find_store() -> StoreAddress | None:
-    """Where the store of the default process group is served; ``None`` without a process group, or where its store is
-    no TCPStore. Reads attributes alone; torch is not imported."""
+    """Return the address of the default process group's store.
+
+    ``None`` without a process group or if its store is not a TCPStore. Only reads attributes; does not import torch.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -61,68 +63,73 @@ def find_store() -> StoreAddress | None:
 def open_connections(
     address: StoreAddress | None,
     directory: Path | OwnFolder,
-    meeting: int,
+    run_number: int,
     derived: str,
-    refused: Callable[[UntrustedStore], None] = lambda why: None,
+    refused: Callable[[UntrustedStore], None] = lambda error: None,
     secret: Secret | None = None,
     rejected: RejectedMessages | None = None,
 ) -> list[StoreConnection]:
-    """The ways to the other ranks, the best one first. ``meeting``: how many this process has had before, which is the
-    same on all ranks; no two share their bells. ``derived``: see :func:`derived_run_id`. ``refused`` gets to know why
-    the folder is not safe to use, if it is not. ``secret``: the key of the job; ``rejected`` counts what is not
-    authentic."""
+    """Return the connections to the other ranks, the preferred one first.
 
-    def signed(carrier: StoreBackend) -> StoreBackend:
-        return SignedBackend(carrier, KEY, secret, rejected or RejectedMessages())
+    ``run_number``: number of earlier runs of this process, equal on all ranks, so that no two runs share admission
+    keys. ``derived``: see :func:`derived_run_id`. ``refused`` is called with the reason if the folder is not safe to
+    use. ``secret``: the key of the job; ``rejected`` counts unauthentic messages.
+    """
+
+    def signed(backend: StoreBackend) -> StoreBackend:
+        return SignedBackend(backend, KEY, secret, rejected or RejectedMessages())
 
     folder = StoreConnection(f"bell-{derived}", lambda: signed(FileStoreBackend(directory, KEY)), refused)
     if address is None:
         return [folder]
-    return [StoreConnection(f"bell-{meeting}", lambda: signed(_connect(address))), folder]
+    return [StoreConnection(f"bell-{run_number}", lambda: signed(_connect(address))), folder]
 
 
 def remove_if_empty(directory: Path | OwnFolder) -> None:
-    """Remove the folder of the board from ``directory``, where no other run has anything in it."""
+    """Remove the store's folder from ``directory`` if no other run uses it."""
     FileStoreBackend(directory, KEY).tidy()
 
 
 class PolledStore:
-    """A store whose end is seen before it is asked: torch's client writes a warning and a stack of C++ for each call
-    that fails. ``canary``: a connection that says nothing, and ends with the process that serves the store."""
+    """A store whose end is detected before it is used.
 
-    def __init__(self, store: C10dStore, canary: socket.socket) -> None:
+    torch's client logs a warning and a C++ stack for each call that fails. ``liveness_socket``: an idle connection that
+    closes with the process that serves the store.
+    """
+
+    def __init__(self, store: C10dStore, liveness_socket: socket.socket) -> None:
         self._store = store
-        self._canary = canary
-        weakref.finalize(self, canary.close)
+        self._liveness_socket = liveness_socket
+        weakref.finalize(self, liveness_socket.close)
 
     def __getattr__(self, name: str) -> Any:
-        """What the store has of that name.
+        """Return the attribute of the store.
 
         Raises:
-            OSError: it has ended.
+            OSError: the serving process has ended.
         """
         with contextlib.suppress(BlockingIOError):
-            if not self._canary.recv(1, socket.MSG_PEEK):
+            if not self._liveness_socket.recv(1, socket.MSG_PEEK):
                 raise ConnectionResetError("its process has ended")
         return getattr(self._store, name)
 
 
 def _connect(address: StoreAddress) -> StoreBackend:
-    canary = socket.create_connection(address, KNOCK)
+    liveness_socket = socket.create_connection(address, CONNECT_TIMEOUT)
     try:
-        canary.setblocking(False)
-        store = cast("C10dStore", PolledStore(join_store(address.host, address.port, JOIN), canary))
+        liveness_socket.setblocking(False)
+        store = cast("C10dStore", PolledStore(join_store(address.host, address.port, JOIN_TIMEOUT), liveness_socket))
     except BaseException:
-        canary.close()
+        liveness_socket.close()
         raise
     return TCPStoreBackend(store, KEY, f"the store at {address.host}:{address.port}", survives_coordinator=False)
 
 
-def derived_run_id(address: StoreAddress | None, meeting: int, environ: Mapping[str, str]) -> str:
-    """A name for the run that all of its ranks derive alike, without a word between them."""
-    # The ranks that Lightning starts itself have variables that the first one lacks, so which launcher runs them is
-    # no part of the key; its marks are, and they are the same in all processes.
+def derived_run_id(address: StoreAddress | None, run_number: int, environ: Mapping[str, str]) -> str:
+    """Return a run id that all ranks derive identically without communication."""
+    # The ranks that Lightning starts itself have variables that the first one lacks, so the launcher's name is not
+    # part of the key; its marker variables are, and they are equal in all processes.
     mark = next((name for name in RUN_MARKS if name in environ), "")
     port = address.port if address else environ.get("MASTER_PORT", "")
-    parts = [run_key(environ, mark), str(port), meeting]
+    parts = [run_key(environ, mark), str(port), run_number]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The sentinel of one rank: what the training thread calls, and the thread that watches beside it."""
+"""The watchdog of one rank: the interface for the training thread, and the thread itself."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from doctor.monitor.watchdog.watchdog_loop import WatchdogLoop
 
 __all__ = ["Decision", "RankSource", "Sections", "Trigger", "Watchdog"]
 
-FAULTS, FAULT_PAUSE = 5, 1.0
-"""Exceptions of the sentinel's own after which it does nothing more, and seconds after each."""
-LEAVING = 1.0
+MOST_FAULTS, FAULT_PAUSE = 5, 1.0
+"""Internal exceptions after which the watchdog is disabled, and the pause in seconds after each."""
+THREAD_TIMEOUT = 1.0
 """Seconds for the thread to end."""
 
-_meetings: collections.Counter[int] = collections.Counter()
-"""How many sentinels each rank of this process has had that met others. The same on all ranks: they begin and end their
-runs together."""
+_run_counts: collections.Counter[int] = collections.Counter()
+"""Number of multi-rank watchdogs that each rank of this process has had. Equal on all ranks because they start and
+end runs together."""
 
 
 def _to_stderr(line: str) -> None:
@@ -50,169 +50,179 @@ def _to_stderr(line: str) -> None:
 
 
 class Watchdog:
-    """Watches one rank of a run, and the others with it; see the contract of each method.
+    """Watches one rank of a run, and the others with it.
 
-    ``directory``: of the run, shared by all ranks if possible. ``judge``: of the rank that rules, called in the
-    sentinel's thread. ``goes_on``: of the same rank, where a stall that was judged sick is over; by
-    default a line says so. ``tell``: gets lines for the console. ``round_seconds``: between two cards. ``secret``: the
-    key by which messages are signed. Made by the training thread. Nothing here raises into it, and nothing waits longer
-    than it is told to.
+    ``directory``: of the run, shared by all ranks if possible. ``evaluate``: called in the watchdog's thread of the
+    evaluating rank. ``on_recovery``: called there when a confirmed stall is over; prints a line by default.
+    ``write_line``: gets lines for the console. ``round_seconds``: interval of periodic rounds. ``secret``: the key that
+    signs messages. Must be created by the training thread. No method raises into it, and none waits longer than
+    requested.
     """
 
     def __init__(
         self,
         rank: int,
         world_size: int,
-        patient: RankSource,
+        source: RankSource,
         directory: Path | OwnFolder,
-        judge: Callable[[Job, Trigger], Decision],
+        evaluate: Callable[[Job, Trigger], Decision],
         *,
         on_hang: OnHang = "report",
-        goes_on: OnRecovery | None = None,
-        tell: Callable[[str], None] = _to_stderr,
+        on_recovery: OnRecovery | None = None,
+        write_line: Callable[[str], None] = _to_stderr,
         round_seconds: float = 15.0,
         secret: Secret | None = None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._patient = patient
+        self._source = source
         self._folder = OwnFolder.of(directory)
-        self._judge = judge
+        self._evaluate = evaluate
         self._on_hang: OnHang = on_hang
-        self._goes_on = goes_on or self._say_that_it_goes_on
-        self._tell = tell
+        self._on_recovery = on_recovery or self._report_recovery
+        self._write_line = write_line
         self._round_seconds = round_seconds
         self._secret = secret
-        self._trainer = threading.get_ident()
+        self._training_thread = threading.get_ident()
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._station: WatchdogContext | None = None
+        self._context: WatchdogContext | None = None
         self._faults = 0
 
     @property
     def run(self) -> str:
-        """The id of the run, the same on all ranks as soon as they have found one another; empty before
-        :meth:`start`."""
-        return self._station.place.run if self._station is not None else ""
+        """The id of the run, equal on all ranks once they have joined; empty before :meth:`start`."""
+        return self._context.namespace.run if self._context is not None else ""
 
     def start(self) -> None:
-        """Begin to watch. Returns at once."""
-        if self._thread is not None or self._over.is_set():
+        """Start watching; returns at once."""
+        if self._thread is not None or self._stopped.is_set():
             return
         with self._guard():
-            self._station = self._new_station()
-            self._thread = start_thread("doctor-sentinel", self._watch, self._station)
-            atexit.register(self._leave)
+            self._context = self._make_context()
+            self._thread = start_thread("doctor-watchdog", self._watch, self._context)
+            atexit.register(self._end_thread)
 
-    def meet(self, seconds: float) -> Decision | None:
-        """Have the openings of all ranks judged; ``None`` where nobody ruled in time. For the training thread, before
-        the first batch of each stage."""
-        return self._ask("before", seconds)
+    def check_start(self, seconds: float) -> Decision | None:
+        """Have the startup facts of all ranks evaluated; ``None`` without a decision in time.
+
+        For the training thread, before the first batch of each stage.
+        """
+        return self._request("before", seconds)
 
     def fail(self, seconds: float) -> Decision | None:
-        """After an exception here: tell the others where this rank is, and have it judged before it leaves."""
-        return self._ask("failure", seconds)
+        """Report an exception and the position of this rank, and await the evaluation."""
+        return self._request("failure", seconds)
 
     def stop(self, seconds: float) -> None:
-        """The end: a last card, judged with those of the others, and the thread ends. Returns within a second more."""
+        """Take part in the final round and end the thread; takes at most one second more than ``seconds``."""
         if self._thread is None:
             return
-        self._ask("end", seconds)
-        atexit.unregister(self._leave)
-        self._leave()
+        self._request("end", seconds)
+        atexit.unregister(self._end_thread)
+        self._end_thread()
 
-    def _leave(self) -> None:
-        """End the thread. When the interpreter ends, nobody may be in torch's store: a thread that comes back from C++
-        after that ends the whole process with SIGABRT."""
-        if self._thread is not None and os.getpid() == self._pid:  # in a fork locks may be held for ever
-            self._over.set()
+    def _end_thread(self) -> None:
+        """End the thread.
+
+        No thread may be inside torch's store when the interpreter ends: returning from C++ then ends the process with
+        SIGABRT.
+        """
+        if self._thread is not None and os.getpid() == self._pid:  # in a fork, locks may be held forever
+            self._stopped.set()
             self._wake.set()
-            self._thread.join(LEAVING)
+            self._thread.join(THREAD_TIMEOUT)
 
-    def _ask(self, occasion: Trigger, seconds: float) -> Decision | None:
-        if self._thread is None or self._over.is_set():
+    def _request(self, occasion: Trigger, seconds: float) -> Decision | None:
+        if self._thread is None or self._stopped.is_set():
             return None
         request = RoundRequest(occasion, seconds)
         self._requests.put(request)
         self._wake.set()
         return request.wait()
 
-    def _new_station(self) -> WatchdogContext:
+    def _make_context(self) -> WatchdogContext:
         rank, world = self._rank, self._world_size
         address = find_store() if world > 1 else None
-        meeting = _meetings[rank]
-        _meetings[rank] += world > 1
-        derived = derived_run_id(address, meeting, os.environ)
+        run_number = _run_counts[rank]
+        _run_counts[rank] += world > 1
+        derived = derived_run_id(address, run_number, os.environ)
         host = host_identity(Machine())
-        own = LocalState(rank, host)
+        local_state = LocalState(rank, host)
         secret, rejected = self._secret, RejectedMessages()
-        ways = open_connections(address, self._folder, meeting, derived, self._say_refused, secret, rejected)
-        lines = FailoverStore(ways if world > 1 else (), are_authentic=secret is not None)
-        records = RunRecords(self._folder, rank, world, self._say)
+        connections = open_connections(
+            address, self._folder, run_number, derived, self._report_untrusted, secret, rejected
+        )
+        store = FailoverStore(connections if world > 1 else (), are_authentic=secret is not None)
+        records = RunRecords(self._folder, rank, world, self._report)
         return WatchdogContext(
             rank=rank,
             world_size=world,
-            place=own_namespace(rank, derived),
-            patient=self._patient,
-            own=own,
-            lines=lines,
-            ward=PeerTable(rank, world, own, lines, records),
+            namespace=own_namespace(rank, derived),
+            source=self._source,
+            local_state=local_state,
+            store=store,
+            peer_table=PeerTable(rank, world, local_state, store, records),
             records=records,
-            bystander=LocalPeerProbe(rank, host_key(host), self._folder),
+            local_peers=LocalPeerProbe(rank, host_key(host), self._folder),
             stacks=stack_file(self._folder, rank),
-            judge=self._judge,
-            goes_on=self._goes_on,
-            tell=self._say,
+            evaluate=self._evaluate,
+            on_recovery=self._on_recovery,
+            write_line=self._report,
             rejected=rejected,
         )
 
-    def _watch(self, station: WatchdogContext) -> None:
+    def _watch(self, context: WatchdogContext) -> None:
         if self._world_size > 1:
-            STACK_DUMPER.listen()
-            BackgroundCall(lambda: STACK_DUMPER.write_to(station.stacks, self._trainer))  # a file may block for ever
-        duty = WatchdogLoop(station, self._on_hang, self._round_seconds, time.monotonic())
-        while not self._over.is_set():
+            STACK_DUMPER.install()
+            BackgroundCall(
+                lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread)
+            )  # writing a file may block forever
+        loop = WatchdogLoop(context, self._on_hang, self._round_seconds, time.monotonic())
+        while not self._stopped.is_set():
             pause = FAULT_PAUSE
-            with self._guard(duty.give_up):
-                pause = duty.beat(self._asked(), time.monotonic())
+            with self._guard(loop.give_up):
+                pause = loop.tick(self._take_requests(), time.monotonic())
             self._wake.wait(pause)
             self._wake.clear()
-        for request in self._asked():
+        for request in self._take_requests():
             request.answer(None)
         with self._guard():
-            station.close()
+            context.close()
 
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the console is gone
-            self._tell(line)
+            self._write_line(line)
 
-    def _say_refused(self, refused: UntrustedStore) -> None:
-        """Why the folder does not carry messages, unless the same was said of the records in it."""
+    def _report_untrusted(self, refused: UntrustedStore) -> None:
+        """Report why the folder is not used for messages, unless that was reported for the records in it."""
         if self._folder.is_news(refused.reason):
-            self._say(f"rank {self._rank}: {refused}")
+            self._report(f"rank {self._rank}: {refused}")
 
-    def _say_that_it_goes_on(self, ruling: Decision, seconds: float) -> None:
-        self._say("progress goes on after all")
+    def _report_recovery(self, decision: Decision, seconds: float) -> None:
+        self._report("progress goes on after all")
 
-    def _asked(self) -> Iterator[RoundRequest]:
+    def _take_requests(self) -> Iterator[RoundRequest]:
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._requests.get_nowait()
 
     @contextlib.contextmanager
     def _guard(self, give_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """The one place that forgives every exception: this runs beside a training. ``give_up``: what is to be done for
-        those who wait."""
+        """Catch every exception, because this runs beside a training.
+
+        ``give_up``: releases the callers that wait.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above
             self._faults += 1
             give_up()
             if self._faults == 1:
-                self._say(f"the sentinel of rank {self._rank} broke: {type(error).__name__}: {error}")
-            if self._faults == FAULTS:
-                self._say(f"the sentinel of rank {self._rank} broke {FAULTS} times and watches no more")
-                self._over.set()
+                self._report(f"the sentinel of rank {self._rank} broke: {type(error).__name__}: {error}")
+            if self._faults == MOST_FAULTS:
+                self._report(f"the sentinel of rank {self._rank} broke {MOST_FAULTS} times and watches no more")
+                self._stopped.set()

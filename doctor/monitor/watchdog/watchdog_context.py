@@ -1,4 +1,4 @@
-"""What the parts of a sentinel share: this rank, what it knows, and its ways to the others."""
+"""State shared by the parts of a watchdog: the local rank, its peers and the connections to them."""
 
 from __future__ import annotations
 
@@ -21,137 +21,147 @@ from doctor.monitor.watchdog.protocol import RankPresence
 from doctor.monitor.watchdog.rounds.collection_round import CANDIDATES, CollectionRound, RoundPeers
 from doctor.monitor.watchdog.run_records import RunRecords
 
-RULING, HEARD = "end/ruling", "end/heard"
-"""Where the ruling on the end is set, and the box in which each rank acknowledges it."""
+FINAL_DECISION, ACKNOWLEDGED = "end/ruling", "end/heard"
+"""Keys of the final decision and of its acknowledgments."""
 
 
 @dataclass
 class WatchdogContext:
-    """Of one rank. ``place``: where the ranks of this run meet; before it is found, this rank is alone. ``stacks``: the
-    file that its stacks go to when it is asked for them; ``rejected``: messages that were not authentic."""
+    """The shared state of one rank.
+
+    ``namespace``: of this run in the store; before ``is_joined`` this rank is alone. ``stacks``: its stack file;
+    ``rejected``: messages that were not authentic.
+    """
 
     rank: int
     world_size: int
-    place: RunNamespace
-    patient: RankSource
-    own: LocalState
-    lines: FailoverStore
-    ward: PeerTable
+    namespace: RunNamespace
+    source: RankSource
+    local_state: LocalState
+    store: FailoverStore
+    peer_table: PeerTable
     records: RunRecords
-    bystander: LocalPeerProbe
+    local_peers: LocalPeerProbe
     stacks: OwnFile
-    judge: EvaluateJob
-    goes_on: OnRecovery
-    tell: WriteLine
+    evaluate: EvaluateJob
+    on_recovery: OnRecovery
+    write_line: WriteLine
     rejected: RejectedMessages = field(default_factory=RejectedMessages)
-    is_placed: bool = False
-    _told_rejected: bool = False
-    no_lines: FailoverStore = field(default_factory=lambda: FailoverStore(()))
+    is_joined: bool = False
+    _reported_rejected: bool = False
+    empty_store: FailoverStore = field(default_factory=lambda: FailoverStore(()))
 
     @property
-    def circle(self) -> RoundPeers:
-        """Those who are asked."""
-        lines = self.lines if self.is_placed else self.no_lines
-        return RoundPeers(self.rank, self.world_size, lines, self.bystander)
+    def round_peers(self) -> RoundPeers:
+        """The participants of a round."""
+        store = self.store if self.is_joined else self.empty_store
+        return RoundPeers(self.rank, self.world_size, store, self.local_peers)
 
-    def settle(self, place: RunNamespace) -> None:
-        """Be where the others are."""
-        self.place, self.is_placed = place, True
-        self.lines.namespace = place.name
-        self.lines.read_all()
-        self.bystander.greet(self.lines)
+    def join(self, namespace: RunNamespace) -> None:
+        """Join the ranks of this run in ``namespace``."""
+        self.namespace, self.is_joined = namespace, True
+        self.store.namespace = namespace.name
+        self.store.read_all()
+        self.local_peers.announce(self.store)
 
-    def tell_rejected(self) -> None:
-        """Say, once, that messages were not authentic: ranks are missing, and that may be why."""
-        if self.rejected.warning and not self._told_rejected:
-            self._told_rejected = True
-            self.tell(f"rank {self.rank}: {self.rejected.warning}")
+    def report_rejected(self) -> None:
+        """Report once that unauthentic messages were rejected, which may be why ranks are missing."""
+        if self.rejected.warning and not self._reported_rejected:
+            self._reported_rejected = True
+            self.write_line(f"rank {self.rank}: {self.rejected.warning}")
 
-    def record(self) -> bool:
-        """Write the record: this rank, and those that did not answer when it judged. Whether it was written."""
-        return self.records.write([self.own.member, *self.ward.silent.values()], self.place.run)
+    def write_record(self) -> bool:
+        """Write the record of this rank and of silent peers; return whether it was written."""
+        return self.records.write([self.local_state.member, *self.peer_table.silent.values()], self.namespace.run)
 
     def take_position(self) -> None:
-        """Look where this rank stands, and leave that: in its record first, since its process may end any moment; then
-        the whole dump of its flight recorder, where files can be had; and for everybody to see."""
-        self.own.stand(self.patient.position())
-        dumps = self.patient.dumps()
-        path = self.records.write_dumps(dumps) if self.record() else None
+        """Take the position of this rank; write its record first, then its dumps, then post its card.
+
+        The record comes first because the process may end at any moment.
+        """
+        self.local_state.set_position(self.source.position())
+        dumps = self.source.dumps()
+        path = self.records.write_dumps(dumps) if self.write_record() else None
         if path is not None:
-            self.own.keep_dump(path)
-            self.record()
-        self.leave_card()
+            self.local_state.keep_dump(path)
+            self.write_record()
+        self.post_card()
 
-    def leave_card(self) -> None:
-        """Let everybody see what this rank knows of itself."""
-        if self.is_placed:
-            self.lines.set(card_name(self.rank), self.own.packed())
+    def post_card(self) -> None:
+        """Post the facts of this rank on every connection."""
+        if self.is_joined:
+            self.store.set(card_name(self.rank), self.local_state.packed())
 
-    def renew_card(self) -> None:
-        """The same in the course of things."""
-        if self.is_placed:
-            self.lines.set_on_best(card_name(self.rank), self.own.packed())
+    def refresh_card(self) -> None:
+        """Post the facts of this rank on the preferred connection."""
+        if self.is_joined:
+            self.store.set_on_best(card_name(self.rank), self.local_state.packed())
 
-    def rule_at(self, hearing: CollectionRound) -> Decision:
-        """Judge those who came to an alarm, and those who are missing."""
-        self.ward.read(self.circle.lines.alive)
-        job = self.ward.job_at(hearing, self.place.run)
-        if self.ward.silent:
-            self.record()
-        unheard = hearing.missing - {rank.number for rank in job.ranks}
-        if unheard:
-            self.tell_rejected()
-            self.tell(f"{_in_words(unheard)} can't be heard: no store and no directory is shared with this rank")
-        return self.judge(job, hearing.occasion)
+    def evaluate_incident(self, collection: CollectionRound) -> Decision:
+        """Evaluate the ranks that reported in an incident, and those that are missing."""
+        self.peer_table.read(self.round_peers.store.alive)
+        job = self.peer_table.job_of_round(collection, self.namespace.run)
+        if self.peer_table.silent:
+            self.write_record()
+        unreachable = collection.missing - {rank.number for rank in job.ranks}
+        if unreachable:
+            self.report_rejected()
+            self.write_line(
+                f"{_in_words(unreachable)} can't be heard: no store and no directory is shared with this rank"
+            )
+        return self.evaluate(job, collection.trigger)
 
-    def rule_before(self, hearing: CollectionRound) -> Decision:
-        """Judge those who came before the first batch."""
-        self.ward.read(self.circle.lines.alive)
-        if hearing.missing:
-            self.tell_rejected()
-            self.tell(f"judged without {_in_words(hearing.missing)}, who did not come before the first batch")
-        return self.judge(self.ward.job(hearing.came), "before")
+    def evaluate_start(self, collection: CollectionRound) -> Decision:
+        """Evaluate the ranks that reported before the first batch."""
+        self.peer_table.read(self.round_peers.store.alive)
+        if collection.missing:
+            self.report_rejected()
+            self.write_line(f"judged without {_in_words(collection.missing)}, who did not come before the first batch")
+        return self.evaluate(self.peer_table.job(collection.reported), "before")
 
-    def rule_at_end(self, hearing: CollectionRound) -> Decision:
-        """Judge how all of them ended, as far as they are known."""
-        self.ward.read(self.circle.lines.alive)
-        return self.judge(self.ward.job(), "end")
+    def evaluate_end(self, collection: CollectionRound) -> Decision:
+        """Evaluate how all known ranks ended."""
+        self.peer_table.read(self.round_peers.store.alive)
+        return self.evaluate(self.peer_table.job(), "end")
 
-    def is_followed(self, hearing: CollectionRound) -> bool:
-        """Whether a rank that did not come to the end yet, lower than all who did, is known to run: it will judge."""
-        lower = sorted(rank for rank in hearing.missing if rank < min(hearing.came))[:CANDIDATES]
-        bystander = self.bystander
-        bystander.listen()
+    def is_left_to_lower_rank(self, collection: CollectionRound) -> bool:
+        """Return whether a missing rank lower than all that reported is known to run: it will evaluate the end."""
+        lower = sorted(rank for rank in collection.missing if rank < min(collection.reported))[:CANDIDATES]
+        local_peers = self.local_peers
+        local_peers.read_announcements()
         if lower:
-            self.ward.read(self.circle.lines.alive)
-        return any(bystander.lives(one) if one in bystander.neighbours else self.ward.is_lively(one) for one in lower)
+            self.peer_table.read(self.round_peers.store.alive)
+        return any(
+            local_peers.is_running(rank) if rank in local_peers.ranks else self.peer_table.is_recently_active(rank)
+            for rank in lower
+        )
 
     def leave(self) -> None:
-        """Acknowledge the ruling on the end, and use the board no more."""
-        if self.circle.lines.acknowledge(RULING, HEARD, encode(RankPresence(self.rank))):
-            self.records.tidy()
-        self.lines.close()
+        """Acknowledge the final decision and stop using the store."""
+        if self.round_peers.store.acknowledge(FINAL_DECISION, ACKNOWLEDGED, encode(RankPresence(self.rank))):
+            self.records.remove_empty_folder()
+        self.store.close()
 
     def clear(self) -> None:
-        """Leave nothing on the board, now that the run is over for all."""
-        self.lines.clear(card_name(rank) for rank in range(self.world_size))
-        self.lines.close()
-        self.records.tidy()
+        """Clear the store, now that the run is over for all ranks."""
+        self.store.clear(card_name(rank) for rank in range(self.world_size))
+        self.store.close()
+        self.records.remove_empty_folder()
 
     def close(self) -> None:
-        """Give back what is held."""
-        STACK_DUMPER.write_nowhere(self.stacks)
-        self.lines.close()
+        """Release all resources."""
+        STACK_DUMPER.discard(self.stacks)
+        self.store.close()
         self.records.close()
 
-    def looks_failed(self) -> bool:
-        """Whether an exception has ended this rank, by what it says now."""
-        self.own.renew(self.patient.card())
+    def check_failed(self) -> bool:
+        """Update the local state; return whether an exception has ended this rank."""
+        self.local_state.update(self.source.card())
         return self.has_failed
 
-    def passed_now(self) -> int:
-        """The points that this rank has passed by now."""
-        self.own.renew(self.patient.card())
+    def current_passed(self) -> int:
+        """Update the local state; return the number of points passed."""
+        self.local_state.update(self.source.card())
         return self.progress.passed
 
     @property
@@ -161,8 +171,8 @@ class WatchdogContext:
 
     @property
     def progress(self) -> ProgressFacts:
-        """Where this rank was when it was last asked."""
-        return progress_of(self.own.member)
+        """The progress of this rank at the last update."""
+        return progress_of(self.local_state.member)
 
 
 def _in_words(ranks: Iterable[int]) -> str:

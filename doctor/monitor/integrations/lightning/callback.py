@@ -1,7 +1,7 @@
-"""``DoctorCallback``: what a Trainer of ``lightning.pytorch`` or ``pytorch_lightning`` tells the monitor.
+"""``DoctorCallback``: feeds telemetry from a Trainer of ``lightning.pytorch`` or ``pytorch_lightning``.
 
-The class is a subclass of the Callback of every Lightning that is loaded, see :mod:`.lightning_class`. It is found
-under its name in this module, so that it can be pickled.
+The class is a subclass of the Callback of every Lightning that is loaded, see :mod:`.callback_base`. It is found under
+its name in this module, so that it can be pickled.
 
 Order of the hooks: lightning/pytorch/trainer/trainer.py (_run), loops/fit_loop.py, loops/training_epoch_loop.py,
 loops/evaluation_loop.py.
@@ -21,10 +21,13 @@ from doctor.monitor.integrations.lightning.trainer_facts import default_director
 
 
 class LightningHooks(Adapter[LightningRun]):
-    """The hooks that are watched, in the order of a run. They add nothing to a checkpoint and issue no collective."""
+    """The hooks that are watched, in the order of a run.
+
+    They add nothing to a checkpoint and issue no collective.
+    """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The process group is there, the loaders are not. Of several of us, the first one watches."""
+        """Called when the process group exists and the loaders do not. Of several callbacks, only the first watches."""
         if (
             value_or_default(lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self)
             is self
@@ -33,25 +36,25 @@ class LightningHooks(Adapter[LightningRun]):
 
     def _start(self, trainer: Any, pl_module: Any) -> LightningRun:
         facts = training_facts(trainer, pl_module)
-        attendance = self._attendance(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
-        run = LightningRun(attendance, trainer, pl_module)
+        session = self._new_session(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
+        run = LightningRun(session, trainer, pl_module)
         run.watch_failures(self._on_failure)
-        run.watch_children(attendance.lost)
+        run.watch_children(session.peer_failed)
         return run
 
     @guarded
     def _on_failure(self, run: LightningRun, error: BaseException) -> None:
         value_or_default(run.failing, None)
-        self._leave(error)
+        self._end_run(error)
 
     @guarded
     def on_fit_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """The model is wrapped and on its device."""
+        """Called when the model is wrapped and on its device."""
         run.ready()
 
     @guarded
     def on_train_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """After the sanity check, before the first batch of training."""
+        """Called after the sanity check, before the first batch of training."""
         run.watch_fetches(self._on_before_fetch)
         run.train_start()
 
@@ -62,89 +65,91 @@ class LightningHooks(Adapter[LightningRun]):
 
     @guarded
     def on_train_epoch_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Not called where a run is resumed within an epoch."""
+        """Called at the start of an epoch, unless a run is resumed within it."""
         run.train_epoch_start()
 
-    # The hooks of every step are written out: each frame between the Trainer and the tape costs a microsecond. A note
-    # is an append, which does not fail.
+    # The hooks of every step are written out, because each frame between the Trainer and the event log costs a
+    # microsecond. Logging an event is an append, which does not fail.
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The batch is on its device."""
+        """Called when the batch is on its device."""
         run = self._run
         if run is not None:
             try:
                 if run.alone is not None:
-                    loaders, saw = run.alone
+                    loaders, record_batch = run.alone
                     loaders.taken = batch_idx + 1
-                    run.monitor.train_batch_start(batch_idx, 0)
-                    saw(batch)
+                    run.telemetry.train_batch_start(batch_idx, 0)
+                    record_batch(batch)
                 else:
                     run.train_batch_start(batch, batch_idx)
             except Exception as error:
                 self._failed("on_train_batch_start", error)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """With manual optimisation any number of times a batch. Its end is told by what follows: clipping and the
-        optimiser, or the end of the batch."""
+        """Called before backward; with manual optimization any number of times per batch.
+
+        The end of backward is marked by what follows: clipping and the optimizer, or the end of the batch.
+        """
         run = self._run
         if run is not None:
             run.note((monotonic(), "backward", None))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """With manual optimisation in any order."""
+        """Called before an optimizer step; with manual optimization in any order."""
         run = self._run
         if run is not None:
             run.has_stepped = True
             run.note((monotonic(), "optimizer", None))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Also of batches that are accumulated."""
+        """Called after every batch, including accumulated ones."""
         run = self._run
         if run is not None:
             try:
                 loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
                 if run.has_stepped:
                     run.has_stepped = False
-                    run.monitor.optimizer_step()
-                run.monitor.train_batch_end(loss, run.after)
+                    run.telemetry.optimizer_step()
+                run.telemetry.train_batch_end(loss, run.after)
             except Exception as error:
                 self._failed("on_train_batch_end", error)
 
     @guarded
     def on_train_epoch_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Before the module's own hook, and before checkpoints are saved."""
+        """Called before the module's own hook, and before checkpoints are saved."""
         run.train_epoch_end()
 
     @guarded
     def on_train_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """However training came to its end, but for exceptions."""
-        run.monitor.stage_end("train")
+        """Called however training ended, except by an exception."""
+        run.telemetry.stage_end("train")
 
     @guarded
     def on_save_checkpoint(self, run: LightningRun, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """It is written next; nothing is added to it."""
-        run.monitor.mark("checkpoint")
+        """Called before a checkpoint is written; adds nothing to it."""
+        run.telemetry.mark("checkpoint")
 
     @guarded
     def on_sanity_check_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """The loaders of training are set up next."""
-        run.monitor.stage_start("train")
+        """Called before the loaders of training are set up."""
+        run.telemetry.stage_start("train")
 
     @guarded
     def on_validation_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """The sanity check, a validation within training, or one by itself."""
+        """Called for the sanity check, a validation within training, or one on its own."""
         run.maybe_last_batch()
         loop = trainer.fit_loop.epoch_loop.val_loop if run.fits else trainer.validate_loop
         run.evaluation_start("sanity" if trainer.sanity_checking else "validate", loop)
 
     @guarded
     def on_test_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Loaders are there, no batch was drawn."""
+        """Called when the loaders exist and no batch was fetched."""
         run.evaluation_start("test", trainer.test_loop)
 
     @guarded
     def on_predict_start(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Loaders are there, no batch was drawn."""
+        """Called when the loaders exist and no batch was fetched."""
         run.evaluation_start("predict", trainer.predict_loop)
 
     @guarded
@@ -157,22 +162,22 @@ class LightningHooks(Adapter[LightningRun]):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """The batch is on its device."""
+        """Called when the batch is on its device."""
         run.evaluation_batch_start(batch, batch_idx, dataloader_idx)
 
     @guarded
     def on_validation_batch_end(self, run: LightningRun, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """The batch is done."""
-        run.monitor.batch_end(run.stage)
+        """Called when the batch is done."""
+        run.telemetry.batch_end(run.stage)
 
     @guarded
     def on_validation_epoch_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Before metrics are reduced."""
+        """Called before metrics are reduced."""
         run.evaluation_epoch_end()
 
     @guarded
     def on_validation_end(self, run: LightningRun, trainer: Any, pl_module: Any) -> None:
-        """Before checkpoints are saved."""
+        """Called before checkpoints are saved."""
         run.evaluation_end()
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
@@ -182,14 +187,14 @@ class LightningHooks(Adapter[LightningRun]):
 
     @guarded
     def on_exception(self, run: LightningRun, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Any exception, those that ask to end (KeyboardInterrupt, SystemExit) too. ``teardown`` does not follow."""
+        """Called for any exception, including KeyboardInterrupt and SystemExit; ``teardown`` does not follow."""
         value_or_default(run.failing, None)
-        self._leave(exception)
+        self._end_run(exception)
 
     @guarded
     def teardown(self, run: LightningRun, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The run is over, as it should be."""
-        self._leave()
+        """Called when the run has ended normally."""
+        self._end_run()
 
 
 if TYPE_CHECKING:
@@ -203,7 +208,7 @@ if TYPE_CHECKING:
 class _Callback(LightningHooks):
     __doc__ = Adapter.__doc__
 
-    # Whoever configures it by its signature (LightningCLI) sees the options.
+    # Tools that configure it by its signature (LightningCLI) see the options.
     @functools.wraps(Adapter.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not bind_callback_base(_Callback):

@@ -1,8 +1,8 @@
-"""Which Lightning a callback belongs to: ``lightning.pytorch`` and ``pytorch_lightning`` have a ``Callback`` each.
+"""Binds a callback to the ``Callback`` of ``lightning.pytorch``, ``pytorch_lightning`` or both.
 
-A Lightning that the program does not use is never imported: ``lightning`` requires ``pytorch-lightning``, so that both
-are installed nearly everywhere, and the second one to be imported takes over the logger of their common rank-zero
-messages (lightning_utilities/core/rank_zero.py), makes the filters of the first one ineffective, and costs a second.
+A Lightning that the program does not use is never imported. ``lightning`` requires ``pytorch-lightning``, so both are
+usually installed, and the second one to be imported takes over the logger of their common rank-zero messages
+(lightning_utilities/core/rank_zero.py), makes the filters of the first one ineffective, and costs a second.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MISSING = "DoctorCallback needs Lightning: pip install 'rankdoctor[lightning]'"
 
 
 def bind_callback_base(kind: type) -> bool:
-    """Add the Callback of every Lightning that is loaded to the bases of ``kind``; whether it has one.
+    """Add the Callback of every loaded Lightning to the bases of ``kind``; return whether it has one.
 
-    Its instances, its subclasses and their instances become Callbacks with it. A subclass whose own bases would leave
-    no consistent order keeps ``kind`` as it was.
+    Its instances, its subclasses and their instances become Callbacks with it. ``kind`` is left unchanged if a subclass
+    would get inconsistent bases.
     """
     bound = False
     for name in LIGHTNINGS:
@@ -37,12 +37,12 @@ def bind_callback_base(kind: type) -> bool:
 
 
 def installed() -> list[str]:
-    """The modules of :data:`LIGHTNINGS` whose package can be found."""
+    """Return the modules of :data:`LIGHTNINGS` whose package is installed."""
     return [module for module, package in LIGHTNINGS.items() if importlib.util.find_spec(package) is not None]
 
 
 def import_one() -> None:
-    """Import the preferred Lightning, where the program has imported none.
+    """Import the preferred Lightning if the program has imported none.
 
     Raises:
         ImportError: none can be imported.

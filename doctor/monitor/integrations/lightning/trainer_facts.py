@@ -1,4 +1,4 @@
-"""What a Trainer of Lightning tells of itself. Each question may stay unanswered: inner names move between releases."""
+"""Facts read from a Lightning Trainer. Any of them may be missing: internal names differ by release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from doctor.monitor.integrations.torch_state import backend, device_id, joins_un
 from doctor.monitor.telemetry.memory.lower_bound import memory_lower_bound
 
 PACKAGES = {"lightning": "lightning", "pytorch_lightning": "pytorch_lightning", "lightning_fabric": "pytorch_lightning"}
-"""Which Lightning a class is of, by the package it is defined in: ``lightning_fabric`` comes with the second."""
+"""The Lightning of each package that may define a class: ``lightning_fabric`` comes with the second."""
 
 DEFAULTS: dict[str, tuple[object, ...]] = {
     "max_steps": (-1,),
@@ -37,13 +37,13 @@ DEFAULTS: dict[str, tuple[object, ...]] = {
     "reload_dataloaders_every_n_epochs": (0,),
     "use_distributed_sampler": (True,),
 }
-"""Arguments of the Trainer that decide which batches a rank sees, and what they are where nobody set them."""
+"""Trainer arguments that decide which batches a rank sees, with their defaults."""
 
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
 
 
 def training_facts(trainer: Any, module: Any) -> TrainingFacts:
-    """The Trainer and its strategy. ``module``: the LightningModule."""
+    """Return the facts of the Trainer and its strategy. ``module``: the LightningModule."""
     strategy, share = trainer.strategy, data_parallel(trainer)
     home = package_of(trainer) or "lightning"
     device = value_or_default(lambda: strategy.root_device, None)
@@ -70,21 +70,26 @@ def training_facts(trainer: Any, module: Any) -> TrainingFacts:
 
 
 def data_parallel(trainer: Any) -> dict[str, int]:
-    """``rank`` and ``num_replicas`` among the ranks that see different data; those of a model-parallel strategy leave
-    out the ranks that share one replica."""
+    """Return ``rank`` and ``num_replicas`` among the ranks with different data.
+
+    With a model-parallel strategy, ranks that share one replica count once.
+    """
     alone = {"rank": 0, "num_replicas": 1} if trainer.world_size == 1 else {}
     return value_or_default(lambda: dict(trainer.distributed_sampler_kwargs or alone), alone)
 
 
 def strategy_name(strategy: Any) -> str:
-    """The name that a Trainer takes for it, such as ``ddp``; of a class of the user's own, the class."""
-    told = getattr(strategy, "strategy_name", None)
-    return told if isinstance(told, str) else type(strategy).__name__.removesuffix("Strategy").lower()
+    """Return the registered name of a strategy, such as ``ddp``, or the class name of a custom one."""
+    values = getattr(strategy, "strategy_name", None)
+    return values if isinstance(values, str) else type(strategy).__name__.removesuffix("Strategy").lower()
 
 
 def replication(strategy: Any) -> tuple[bool | None, bool | None]:
-    """Whether all ranks hold the same parameters, and whether the strategy makes them equal when it wraps the model;
-    ``None`` where the strategy is not known."""
+    """Return whether all ranks hold the same parameters, and whether the strategy broadcasts them when it wraps the
+    model.
+
+    ``None`` if the strategy is unknown.
+    """
     names = {kind.__name__ for kind in type(strategy).__mro__}
     if names & set(SHARDING):
         return False, False
@@ -100,8 +105,10 @@ def replication(strategy: Any) -> tuple[bool | None, bool | None]:
 
 
 def trainer_memory_lower_bound(trainer: Any, module: Any) -> int | None:
-    """Bytes that training will hold at least on this rank's device; ``None`` where the strategy holds the numbers in
-    buffers of its own."""
+    """Return a lower bound in bytes of the memory that training holds on this rank's device.
+
+    ``None`` if the strategy keeps parameters in buffers of its own.
+    """
     strategy = trainer.strategy
     if "DeepSpeedStrategy" in {kind.__name__ for kind in type(strategy).__mro__}:
         return None
@@ -111,13 +118,13 @@ def trainer_memory_lower_bound(trainer: Any, module: Any) -> int | None:
 
 
 def arguments(trainer: Any) -> tuple[Variable, ...]:
-    """The arguments that were not left alone."""
+    """Return the arguments that differ from their defaults."""
     values = ((name, value_or_default(lambda name=name: _argument(trainer, name), None)) for name in DEFAULTS)  # type: ignore[misc]
     return tuple(Variable(name, str(value)) for name, value in values if not _is_default(name, value))
 
 
 def _is_default(name: str, value: object) -> bool:
-    """``limit_train_batches=1`` is one batch, and 1.0 are all of them."""
+    """Return whether a value is the default: ``limit_train_batches=1`` is one batch, 1.0 is all of them."""
     return value is None or any(type(value) is type(one) and value == one for one in DEFAULTS[name])
 
 
@@ -133,7 +140,7 @@ def _limit(trainer: Any, name: str) -> int | None:
 
 
 def mixed_packages(trainer: Any, module: Any) -> str | None:
-    """Objects of the other Lightning than the Trainer's, in words."""
+    """Describe objects that belong to another Lightning than the Trainer's."""
     own = package_of(trainer)
     named = {type(one).__name__: package_of(one) for one in _parts(trainer, module) if not isinstance(one, Adapter)}
     foreign = sorted(f"{name} of {home}" for name, home in named.items() if home not in (own, None))
@@ -149,21 +156,27 @@ def _parts(trainer: Any, module: Any) -> Iterable[object]:
 
 
 def package_of(thing: object) -> str | None:
-    """The Lightning that an object is of: by the first of its classes that is defined in one."""
+    """Return the Lightning that defines the first matching class of an object."""
     roots = (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)
     return next((PACKAGES[root] for root in roots if root in PACKAGES), None)
 
 
 def default_directory(trainer: Any) -> Path:
-    """The Trainer's ``default_root_dir``, which is read and not made; the working directory if it is remote."""
-    told = local_path(str(trainer.default_root_dir))
-    return Path.cwd() if told is None else Path(told)
+    """Return the Trainer's ``default_root_dir``, or the working directory if it is remote.
+
+    The folder is not created.
+    """
+    values = local_path(str(trainer.default_root_dir))
+    return Path.cwd() if values is None else Path(values)
 
 
 def checkpoints(trainer: Any) -> str | None:
-    """Directory or URL below which checkpoints are written: that of the ModelCheckpoint; before it has one, where it
-    will make its own (lightning/pytorch/callbacks/model_checkpoint.py, ``__resolve_ckpt_dir``)."""
-    told = trainer.checkpoint_callback.dirpath
-    if told is None and trainer.loggers:
-        told = trainer.loggers[0].save_dir
-    return str(trainer.default_root_dir if told is None else told)
+    """Return the directory or URL below which checkpoints are written.
+
+    That of the ModelCheckpoint; before it has one, the one it will choose
+    (lightning/pytorch/callbacks/model_checkpoint.py, ``__resolve_ckpt_dir``).
+    """
+    values = trainer.checkpoint_callback.dirpath
+    if values is None and trainer.loggers:
+        values = trainer.loggers[0].save_dir
+    return str(trainer.default_root_dir if values is None else values)

@@ -1,1 +1,1 @@
-"""The callback of Hugging Face Trainer."""
+"""The callback of the Hugging Face Trainer."""

@@ -1,8 +1,8 @@
-"""``HFDoctorCallback``: what the Trainer of Hugging Face transformers tells the monitor.
+"""``HFDoctorCallback``: feeds telemetry from the Trainer of Hugging Face transformers.
 
-Its callbacks see neither batches nor losses nor exceptions: batches are counted, and an exception is seen where it
-leaves the program. One that the program catches is not seen; the run is over then when the next one begins, or at the
-latest when the interpreter ends. The class is made when it is first asked for, and found under its name in this module.
+Its callbacks get neither batches nor losses nor exceptions: batches are counted, and an exception is detected when it
+leaves the program. One that the program catches is not detected; the run is then ended by the next one, or when the
+interpreter exits. The class is created on first access, and found under its name in this module.
 
 Order of the events: transformers/trainer.py (_inner_training_loop, _run_epoch, evaluation_loop).
 """
@@ -23,12 +23,12 @@ class TransformersHooks(Adapter[TransformersRun]):
     """The events that are watched. None of them changes the Trainer's control."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Loaders and model are there, no batch was drawn. Comes again where a smaller batch size is tried."""
+        """Called when loaders and model exist; again when a smaller batch size is tried."""
         self._begin(lambda: self._start(args, state))
         try:
             self._on_train_begin(given)
-        except Findings as found:  # no event tells of an exception
-            self._leave(found)
+        except Findings as found:  # no event reports an exception
+            self._end_run(found)
             raise
 
     @guarded
@@ -39,39 +39,39 @@ class TransformersHooks(Adapter[TransformersRun]):
 
     @guarded
     def on_epoch_begin(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Before the loader is asked for its iterator."""
+        """Called before the loader's iterator is created."""
         run.epoch_begin()
 
     @guarded
     def on_step_begin(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """All batches of the step are there."""
+        """Called when all batches of the step have been fetched."""
         run.batch_start()
 
     @guarded
     def on_substep_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """A batch whose gradients are accumulated; the next one is there already."""
+        """Called after an accumulated batch; the next one has been fetched already."""
         run.batch_end(stepped=False)
         run.batch_start()
 
     @guarded
     def on_pre_optimizer_step(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Gradients are reduced and clipped."""
-        run.monitor.mark("optimizer")
+        """Called when gradients are reduced and clipped."""
+        run.telemetry.mark("optimizer")
 
     @guarded
     def on_step_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The last batch of a step. What the Trainer does next stands in its control."""
+        """Called after the last batch of a step. The control tells what the Trainer does next."""
         run.batch_end(stepped=True)
         run.announce(control)
 
     @guarded
     def on_epoch_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Before evaluation and saving at the end of an epoch."""
+        """Called before evaluation and saving at the end of an epoch."""
         run.epoch_end(control)
         run.announce(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """A batch of evaluation or prediction is done; of its beginning nothing is told."""
+        """Called after a batch of evaluation or prediction; there is no event for its start."""
         if self._run is None:
             self._begin(lambda: self._start(args, state))
         self._on_prediction_step(given)
@@ -82,39 +82,39 @@ class TransformersHooks(Adapter[TransformersRun]):
 
     @guarded
     def on_evaluate(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An evaluation is over: within training it goes on, maybe with a checkpoint."""
+        """Called after an evaluation; within training, a checkpoint may follow."""
         run.evaluation_end()
         if not run.trains:
-            self._leave()
+            self._end_run()
         elif control.should_save:
-            run.monitor.mark("checkpoint")
+            run.telemetry.mark("checkpoint")
 
     on_predict = on_evaluate
 
     @guarded
     def on_save(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """A checkpoint is written."""
-        run.monitor.mark("batch-end")
+        """Called when a checkpoint is written."""
+        run.telemetry.mark("batch-end")
 
     @guarded
     def on_train_end(self, run: TransformersRun, /, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """However training came to its end, but for exceptions."""
-        run.monitor.stage_end("train")
-        self._leave()
+        """Called however training ended, except by an exception."""
+        run.telemetry.stage_end("train")
+        self._end_run()
 
     def _start(self, args: Any, state: Any) -> TransformersRun:
         facts = training_facts(args)
         directory = local_path(str(args.output_dir or ""))
-        attendance = self._attendance(args.process_index, args.world_size, Path(directory or ""), facts)
-        return TransformersRun(attendance, args, state)
+        session = self._new_session(args.process_index, args.world_size, Path(directory or ""), facts)
+        return TransformersRun(session, args, state)
 
     @guarded
     def _on_exception(self, run: TransformersRun, error: BaseException) -> None:
-        self._leave(error)
+        self._end_run(error)
 
     @guarded
     def _on_exit(self, run: TransformersRun) -> None:
-        self._leave()
+        self._end_run()
 
 
 if TYPE_CHECKING:

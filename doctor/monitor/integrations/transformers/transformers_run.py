@@ -1,4 +1,4 @@
-"""One run of a Trainer of transformers while it is watched: what its events come down to."""
+"""One watched run of a transformers Trainer: the effects of its events."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ DEFAULTS: dict[str, object] = {
     "ignore_data_skip": False,
     "auto_find_batch_size": False,
 }
-"""Arguments that decide which batches a rank sees, and what they are where nobody set them."""
+"""Arguments that decide which batches a rank sees, with their defaults."""
 
 LOADER_DEFAULTS: dict[str, object] = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
-"""The same of ``accelerator_config``."""
+"""The same for ``accelerator_config``."""
 
 ExceptHook = Callable[[type[BaseException], BaseException, "TracebackType | None"], None]
 
 
 class TransformersRun(AdapterRun):
-    """``trains``: within ``Trainer.train``, as against an evaluation by itself. Batches count from 0 in each epoch; an
-    evaluation counts its own, and those of training are kept meanwhile."""
+    """One watched run of a Trainer.
 
-    def __init__(self, attendance: WatchSession, args: Any, state: Any) -> None:
-        super().__init__(attendance)
+    ``trains``: within ``Trainer.train``, as opposed to a separate evaluation. Batches count from 0 in each epoch; an
+    evaluation has its own count, and the one of training is kept meanwhile.
+    """
+
+    def __init__(self, session: WatchSession, args: Any, state: Any) -> None:
+        super().__init__(session)
         self.trains = False
         self._args = args
         self._state = state
@@ -50,125 +53,129 @@ class TransformersRun(AdapterRun):
         self._hook: tuple[ExceptHook, ExceptHook] | None = None
         self._at_exit: Callable[[], None] | None = None
 
-    def let_go(self) -> None:
-        """Exceptions go where they went before, unless somebody else looks at them by now."""
+    def restore(self) -> None:
+        """Restore the exception hook, unless it was replaced since."""
         hook, self._hook = self._hook, None
         if hook is not None and sys.excepthook is hook[0]:
             sys.excepthook = hook[1]
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
 
-    def watch_exceptions(self, told: Callable[[BaseException], None]) -> None:
-        """Have ``told`` called with an exception that leaves the program; it is then shown as before."""
+    def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
+        """Have ``callback`` called with an uncaught exception, which is then handled as before."""
         before = sys.excepthook
-        ours = functools.partial(_tell_first, told, before)
-        sys.excepthook = ours
-        self._hook = (ours, before)
+        hook = functools.partial(_report_then_call, callback, before)
+        sys.excepthook = hook
+        self._hook = (hook, before)
 
-    def watch_exit(self, told: Callable[[], None]) -> None:
-        """Have ``told`` called where the interpreter ends, unless this run is over before."""
-        self._at_exit = told
-        atexit.register(told)
+    def watch_exit(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called at interpreter exit, unless this run has ended before."""
+        self._at_exit = callback
+        atexit.register(callback)
 
     # Training.
 
     def train_begin(self, model: Any, loader: Any, optimizer: Any = None) -> None:
-        """Model, loader and optimizer are there."""
+        """Record model, loader and optimizer."""
         self.trains = True
         self._use(model)
         if model is not None and optimizer is not None and strategy_of(self._args) != "deepspeed":
-            self.monitor.memory.expect(value_or_default(lambda: memory_lower_bound(model, [optimizer]), None))
-        self.monitor.stage_start("train")
-        self.monitor.progress.step = self._state.global_step
+            self.telemetry.memory.set_lower_bound(
+                value_or_default(lambda: memory_lower_bound(model, [optimizer]), None)
+            )
+        self.telemetry.stage_start("train")
+        self.telemetry.progress.step = self._state.global_step
         if loader is not None:
-            self.monitor.loaders.attach("train", 0, loader)
-            self._length = next((one.length for one in self.monitor.loaders.facts().of("train")), None)
-        self.attendance.meet()
+            self.telemetry.loaders.attach("train", 0, loader)
+            self._length = next((one.length for one in self.telemetry.loaders.facts().of("train")), None)
+        self.session.check_start()
 
     def epoch_begin(self) -> None:
-        """The state counts epochs in fractions, which sum up to just below a whole one."""
+        """Record the start of an epoch. The state's epochs are fractions whose sum is slightly below an integer."""
         self._batch = 0
-        self.monitor.epoch_start("train", int((self._state.epoch or 0.0) + 1e-6))
+        self.telemetry.epoch_start("train", int((self._state.epoch or 0.0) + 1e-6))
 
     def batch_start(self) -> None:
-        """A batch is there; the Trainer does not show it. (step path)"""
-        self.monitor.batch_start("train", self._batch, 0, None)
+        """Record a batch, whose content the Trainer does not show. (step path)"""
+        self.telemetry.batch_start("train", self._batch, 0, None)
 
     def batch_end(self, *, stepped: bool) -> None:
-        """A batch is done, with which the optimizer has stepped or not. (step path)"""
+        """Record the end of a batch; ``stepped``: the optimizer stepped. (step path)"""
         self._batch += 1
         if stepped:
-            self.monitor.optimizer_step()
-        self.monitor.batch_end("train", step=self._state.global_step)
+            self.telemetry.optimizer_step()
+        self.telemetry.batch_end("train", step=self._state.global_step)
 
     def epoch_end(self, control: Any) -> None:
-        """No more is drawn in this epoch."""
+        """Record the end of the epoch's batches."""
         stopped = control.should_epoch_stop or control.should_training_stop
         ended = not stopped if self._length is None else self._batch >= self._length
-        self.monitor.loader_end("train", 0, ended=ended)
-        self.monitor.epoch_end("train")
+        self.telemetry.loader_end("train", 0, ended=ended)
+        self.telemetry.epoch_end("train")
 
     def announce(self, control: Any) -> None:
-        """Of an evaluation and of a checkpoint the beginning is not told; the control says that they come next."""
+        """Record the start of an evaluation or checkpoint, which only the control announces."""
         if control.should_evaluate:
             self._evaluation_start()
         elif control.should_save:
-            self.monitor.mark("checkpoint")
+            self.telemetry.mark("checkpoint")
 
-    # Evaluation, of which the Trainer tells nothing before its first batch is done.
+    # Evaluation: the Trainer has no event before its first batch is done.
 
     def prediction_step(self, loader: Any) -> None:
-        """A batch of evaluation is done."""
+        """Record a batch of evaluation."""
         if not self._evaluates:
             self._evaluation_start()
         if loader is not self._evaluated and loader is not None:
             self._evaluated = loader
-            self.monitor.loaders.attach("validate", 0, loader)
-        self.monitor.batch_start("validate", self._batch, 0, None)
-        self.monitor.batch_end("validate")
+            self.telemetry.loaders.attach("validate", 0, loader)
+        self.telemetry.batch_start("validate", self._batch, 0, None)
+        self.telemetry.batch_end("validate")
         self._batch += 1
 
     def evaluation_end(self) -> None:
-        """All batches are done, metrics are known."""
+        """Record the end of an evaluation."""
         if not self._evaluates:
             return
         self._evaluates = False
-        self.monitor.loader_end("validate", 0, ended=True)
-        self.monitor.epoch_end("validate")
-        self.monitor.stage_end("validate", back_to="train" if self.trains else None)
+        self.telemetry.loader_end("validate", 0, ended=True)
+        self.telemetry.epoch_end("validate")
+        self.telemetry.stage_end("validate", back_to="train" if self.trains else None)
         self._batch = self._kept
 
     def _evaluation_start(self) -> None:
         self._evaluates = True
         self._kept, self._batch = self._batch, 0
-        self.monitor.stage_start("validate")
-        self.monitor.epoch_start("validate", int((self._state.epoch or 0.0) + 1e-6))
+        self.telemetry.stage_start("validate")
+        self.telemetry.epoch_start("validate", int((self._state.epoch or 0.0) + 1e-6))
 
     def _use(self, model: Any) -> None:
-        monitor = self.monitor
+        telemetry = self.telemetry
         device = device_of(model)
-        monitor.training = training_facts(self._args)
-        monitor.steps.use_device(device)
-        monitor.memory.use_device(device)
+        telemetry.training = training_facts(self._args)
+        telemetry.steps.use_device(device)
+        telemetry.memory.use_device(device)
         whole = strategy_of(self._args) == "ddp" or None
         if model is not None:
-            monitor.replica.attach(model, replicated=whole, broadcast=whole)
+            telemetry.replica.attach(model, replicated=whole, broadcast=whole)
 
 
-def _tell_first(
-    told: Callable[[BaseException], None],
+def _report_then_call(
+    callback: Callable[[BaseException], None],
     before: ExceptHook,
     kind: type[BaseException],
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    told(error)
+    callback(error)
     before(kind, error, trace)
 
 
 def training_facts(args: Any) -> TrainingFacts:
-    """What stands in the arguments of the Trainer. ``max_steps`` as they were set: the Trainer's state counts steps by
-    this rank's own loader."""
+    """Return facts from the arguments of the Trainer.
+
+    ``max_steps`` as configured: the Trainer's state derives steps from this rank's own loader.
+    """
     return TrainingFacts(
         framework="transformers",
         release=value_or_default(lambda: str(sys.modules["transformers"].__version__), None),
@@ -190,7 +197,7 @@ def training_facts(args: Any) -> TrainingFacts:
 
 
 def strategy_of(args: Any) -> str | None:
-    """``fsdp``, ``deepspeed`` or ``ddp``; ``None`` for one process."""
+    """Return ``fsdp``, ``deepspeed`` or ``ddp``; ``None`` for one process."""
     if getattr(args, "deepspeed", None):
         return "deepspeed"
     if getattr(args, "fsdp", None):
@@ -199,9 +206,9 @@ def strategy_of(args: Any) -> str | None:
 
 
 def arguments(args: Any) -> tuple[Variable, ...]:
-    """The arguments that were not left alone."""
+    """Return the arguments that differ from their defaults."""
     loaders = getattr(args, "accelerator_config", None)
-    told = {name: getattr(args, name, default) for name, default in DEFAULTS.items()}
-    told |= {name: getattr(loaders, name, default) for name, default in LOADER_DEFAULTS.items()}
+    values = {name: getattr(args, name, default) for name, default in DEFAULTS.items()}
+    values |= {name: getattr(loaders, name, default) for name, default in LOADER_DEFAULTS.items()}
     defaults = DEFAULTS | LOADER_DEFAULTS
-    return tuple(Variable(name, str(value)) for name, value in told.items() if value != defaults[name])
+    return tuple(Variable(name, str(value)) for name, value in values.items() if value != defaults[name])

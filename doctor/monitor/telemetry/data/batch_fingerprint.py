@@ -1,8 +1,8 @@
-"""What the first batches of an epoch hold: a few values of each, copied where they are, hashed later elsewhere.
+"""Fingerprints of the first batches of an epoch: a few values, copied in place and hashed later.
 
-A batch may live on a device that is busy for another second. So what is copied stays there (an enqueued copy of some
-kilobytes), with an event behind it; the thread that asks for facts reads it once the event has passed, on a stream of
-its own, so that nobody waits for anybody's kernels.
+A batch may be on a device that is busy for another second. So the copy stays there (an enqueued copy of some
+kilobytes), with an event behind it; the thread that requests facts reads it once the event has passed, on a stream of
+its own, so that neither waits for the other's kernels.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_PARTS = 4
-"""Tensors, arrays or texts of a batch that are looked at."""
+"""Tensors, arrays or strings of a batch that are sampled."""
 MOST_VALUES = 256
 """Values of each that are copied, spread evenly over it."""
 MOST_NODES = 64
 MOST_DEPTH = 4
 _NUMBERS = (int, float, bool)
-"""A batch that is one number counts steps and holds no data."""
+"""A batch that is a single number counts steps and holds no data."""
 _PLAIN = (str, bytes, *_NUMBERS)
 
 
 class BatchFingerprint:
-    """A few values of a batch, taken on the step path."""
+    """A few values of a batch, copied on the step path."""
 
     __slots__ = ("_digest", "_event", "_parts")
 
@@ -43,8 +43,10 @@ class BatchFingerprint:
                 break
 
     def digest(self) -> str | None:
-        """A hash of each part, joined by ``-``; ``None`` where nothing could be looked at, and as long as a device has
-        not come to it. Not for the step path."""
+        """Return a hash of each part, joined by ``-``. Not for the step path.
+
+        ``None`` if nothing could be sampled, or while a device has not reached the copy.
+        """
         if self._parts and (self._event is None or self._event.query()):
             self._digest = "-".join(_hash(head, values) for head, values in self._parts)
             self._parts = []
@@ -52,12 +54,12 @@ class BatchFingerprint:
 
 
 def _is_captured() -> bool:
-    """Whether a graph is recorded, which anything enqueued now would become a part of."""
+    """Return whether a graph is being captured, which anything enqueued now would become part of."""
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _event_behind(tensor: Any, event: Any) -> Any:
-    """An event that has passed once everything enqueued for the tensor's device until now is done."""
+    """Return an event that passes once everything enqueued for the tensor's device until now is done."""
     if not tensor.is_cuda:
         return event
     cuda = sys.modules["torch"].cuda
@@ -67,13 +69,13 @@ def _event_behind(tensor: Any, event: Any) -> Any:
 
 
 def is_tensor(thing: Any) -> bool:
-    """Whether it is a plain, dense tensor of torch; subclasses (distributed, nested, fake ones) answer otherwise."""
+    """Return whether it is a plain, dense torch tensor; subclasses (distributed, nested, fake) are not."""
     torch = sys.modules.get("torch")
     return torch is not None and type(thing) is torch.Tensor and thing.layout is torch.strided
 
 
 def _leaves(batch: object) -> Iterator[Any]:
-    """Tensors and lists of plain values in a batch, in a fixed order."""
+    """Yield tensors and lists of plain values in a batch, in a fixed order."""
     stack: list[tuple[Any, int]] = [(batch, 0)]
     for _ in range(MOST_NODES):
         if not stack:
@@ -104,7 +106,7 @@ def _children(node: object) -> list[Any]:
 
 
 def _of_array(node: Any) -> list[Any]:
-    """Values of a numpy array of numbers, spread over it as those of a tensor."""
+    """Return values of a numeric numpy array, spread over it as those of a tensor."""
     if type(node).__module__ != "numpy" or getattr(node, "dtype", None) is None or node.dtype.kind not in "biufSU":
         return []
     return list(node.flat[:: _step(node.size)][:MOST_VALUES].tolist()) if getattr(node, "size", 0) else []
@@ -115,8 +117,11 @@ def _head(tensor: Any) -> str:
 
 
 def _spread(tensor: Any) -> Any:
-    """Values spread over a tensor: a copy on its device, enqueued there. Tensors with gaps (slices, expanded ones) are
-    looked at where they begin, since copying them whole may cost as much memory again."""
+    """Return values spread over a tensor: a copy enqueued on its device.
+
+    Tensors with gaps (slices, expanded ones) are sampled at their beginning, because copying them whole may take as
+    much memory again.
+    """
     tensor = tensor.detach()
     while tensor.dim() > 1 and not _is_dense(tensor):
         tensor = tensor.select(0, 0)
@@ -128,13 +133,13 @@ def _spread(tensor: Any) -> Any:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether its values fill a stretch of memory, in whatever order (channels last)."""
+    """Return whether the values fill a contiguous range of memory, in any order (channels last)."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return bool(tensor.numel() == 0 or reach + 1 == tensor.numel())
 
 
 def _step(size: int) -> int:
-    """An odd step, so that it does not stay in one column of what is mostly a power of two wide."""
+    """Return an odd step, which does not stay in one column of a tensor whose width is a power of two."""
     return max(1, -(-size // MOST_VALUES)) | 1
 
 

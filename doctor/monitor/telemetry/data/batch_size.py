@@ -1,4 +1,4 @@
-"""How large a batch is: read from its first tensor, whose place is looked for once and then known."""
+"""Batch sizes, read from the first tensor of a batch, whose path is found once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 MOST_NODES = 64
 MOST_LOOKS = 3
-"""Times that a tensor is looked for in vain before a loader's batches are taken for things without a size."""
+"""Number of batches without a tensor after which a loader's batches count as having no size."""
 _TOKENS = "input_ids"
 
 
 Size = tuple[int, int]
-"""The samples of a batch, and its units: tokens where it is made of them, else samples."""
+"""Samples of a batch, and its units: tokens for token ids, else samples."""
 
 
 class BatchSizeReader:
@@ -26,7 +26,7 @@ class BatchSizeReader:
         self._tokens = False
 
     def measure(self, batch: Any) -> Size | None:
-        """The size, or ``None`` where the batch tells none. (step path)"""
+        """Return the size of a batch, or ``None`` if it has none. (step path)"""
         path = self._path
         if path is not None:
             try:
@@ -56,7 +56,7 @@ class BatchSizeReader:
 
 
 def _find(batch: Any) -> tuple[tuple[Any, ...], Any] | None:
-    """The first array of at least one dimension and where it is, token ids before others."""
+    """Return path and value of the first array of at least one dimension, preferring token ids."""
     stack: list[tuple[tuple[Any, ...], Any]] = [((), batch)]
     for _ in range(MOST_NODES):
         if not stack:
@@ -76,6 +76,6 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Whether its values are whole numbers of more than a byte (bytes are pixels), in torch's or numpy's words."""
+    """Return whether the values are integers of more than a byte (bytes are pixels), of torch or numpy."""
     word = str(leaf.dtype).removeprefix("torch.")
     return word in ("int16", "int32", "int64", "uint16", "uint32", "uint64")

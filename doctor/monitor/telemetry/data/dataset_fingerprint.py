@@ -1,8 +1,8 @@
-"""Whether two ranks hold the same data set: a digest of its attributes, without reading a sample.
+"""Digest of a dataset's attributes, to compare datasets of ranks without reading a sample.
 
-Attributes are looked at as they lie in memory, so that no code of the user's runs: plain values, paths, arrays (some of
-their values), containers (their ends), and objects made of these. What can't be looked into (an open file, a table of
-a C library) may hold anything, so a data set that has such a thing gets no digest at all.
+Attributes are read from memory, so that no user code runs: plain values, paths, arrays (some of their values),
+containers (their ends), and objects made of these. Opaque objects (an open file, a table of a C library) may hold
+anything, so a dataset with one gets no digest.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from doctor.monitor.telemetry.data.batch_fingerprint import is_tensor
 MOST_NODES = 2000
 MOST_DEPTH = 14
 MOST_VALUES = 64
-"""Values of an array that are read; it may be a mapped file."""
+"""Values of an array that are read; it may be memory-mapped."""
 ENDS = 16
-"""Items at the begin, and as many at the end, of a container that are looked at."""
+"""Items at each end of a container that are read."""
 
 MOST_SORTED = 10_000
 
 _STATELESS = frozenset(
     ("Generator", "RandomState", "Random", "device", "lock", "RLock", "Logger", "local", "module", "ReferenceType")
 )
-"""Classes whose objects differ between ranks, or may, and say nothing about data."""
+"""Classes whose objects may differ between ranks and say nothing about data."""
 _TRANSFORMING = frozenset(("albumentations", "sentencepiece", "tiktoken", "tokenizers", "transformers"))
 
 
 class _OpaqueError(Exception):
-    """Something that can't be looked into."""
+    """An object that cannot be read."""
 
 
 def fingerprint(*things: object) -> str | None:
-    """A digest of ``things`` that equal ones of another process share; ``None`` where they can't be looked into."""
+    """Return a digest of ``things``, equal for equal things in any process; ``None`` if one is opaque."""
     reader = _AttributeReader()
     try:
         for thing in things:
@@ -84,7 +84,7 @@ class _AttributeReader:
 
 
 def _text(thing: Any) -> str | None:
-    """The whole of something small, as text."""
+    """Return all of a small value as text."""
     kind = type(thing)
     if kind in (str, bytes):
         return f"{len(thing)}:{thing[:200]!r}{thing[-200:]!r}"
@@ -102,14 +102,14 @@ def _text(thing: Any) -> str | None:
 
 
 def _is_transform(kind: type) -> bool:
-    """Whether its objects make something of samples (tokenizers, modules) and hold none."""
+    """Return whether objects of a class transform samples (tokenizers, modules) and hold none."""
     return kind.__module__.partition(".")[0] in _TRANSFORMING or any(
         base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
     )
 
 
 def _parts(thing: Any) -> Sequence[Any]:
-    """What something is made of, in an order that is the same in every process."""
+    """Return the parts of an object, in an order that is equal in every process."""
     for base, parts in _PARTS:
         if isinstance(thing, base) and _behaves_as(type(thing), base):
             return parts(thing)
@@ -121,12 +121,12 @@ def _parts(thing: Any) -> Sequence[Any]:
 
 
 def _behaves_as(kind: type, base: type) -> bool:
-    """Whether a class leaves alone how its base is read: to read it otherwise runs code of the user's."""
+    """Return whether a class does not override how its base is read, which would run user code."""
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in _READING)
 
 
 def _of_sequence(items: Any) -> Sequence[Any]:
-    """Length and both ends."""
+    """Return the length and both ends."""
     if len(items) <= 2 * ENDS:
         return (len(items), *items)
     return (len(items), *items[:ENDS], *items[-ENDS:])
@@ -140,7 +140,7 @@ def _of_mapping(items: dict[Any, Any]) -> Sequence[Any]:
 
 
 def _of_set(items: Any) -> Sequence[Any]:
-    """Sets of text have another order in each process."""
+    """Return the sorted items: the order of a set of strings differs between processes."""
     if len(items) > MOST_SORTED or not all(type(item) in (str, int) for item in items):
         raise _OpaqueError
     return _of_sequence(sorted(items, key=str))
@@ -174,7 +174,7 @@ def _of_tensor(tensor: Any) -> Sequence[Any]:
 
 
 def _row(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of the ``place``-th value of an array of this shape."""
+    """Return the index of the ``place``-th value of an array of this shape."""
     row = []
     for size in reversed(shape):
         place, here = divmod(place, size)
@@ -183,7 +183,7 @@ def _row(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _of_array(array: Any) -> Sequence[Any]:
-    """A file that is mapped is told by its name and place, not read."""
+    """Return the parts of an array; a memory-mapped file is identified by name and offset, not read."""
     if not hasattr(array, "dtype") or not hasattr(array, "flat"):
         return (repr(array),)
     head = (str(array.dtype), *array.shape)
@@ -194,7 +194,7 @@ def _of_array(array: Any) -> Sequence[Any]:
 
 
 def _of_object(thing: Any) -> Sequence[Any]:
-    """An object of a class written in Python: its attributes. A data set of Hugging Face has a digest of its own."""
+    """Return the attributes of an object of a Python class. Hugging Face datasets have a digest of their own."""
     kind = type(thing)
     attributes: Any = getattr(thing, "__dict__", None)
     slots = any(vars(one).get("__slots__") for one in kind.__mro__)
@@ -213,7 +213,7 @@ def _step(size: int) -> int:
 _SHOWN = (bool, float, complex, range, slice, re.Pattern, datetime.datetime, datetime.date, datetime.timedelta)
 _READING = ("__getitem__", "__len__", "__iter__")
 _BARE = object.__basicsize__ + 2 * struct.calcsize("P")
-"""The size of an object that has attributes and nothing else; what has more keeps it where only its own code looks."""
+"""The size of an object with attributes only; a larger one has state that only its own code can read."""
 _PARTS: tuple[tuple[type, Callable[[Any], Sequence[Any]]], ...] = (
     (list, _of_sequence),
     (tuple, _of_sequence),

@@ -1,4 +1,4 @@
-"""The loaders of a rank: what they are, what they drew and gave in each epoch."""
+"""The loaders of a rank: their properties, and what they delivered in each epoch."""
 
 from __future__ import annotations
 
@@ -18,96 +18,102 @@ from doctor.monitor.telemetry.data.sampler_inspection import refresh_epoch
 
 KEPT_EPOCHS = 8
 KEPT_FIRST = 2
-"""Newest epochs of which the first indices themselves are told."""
+"""Newest epochs whose first indices are included."""
 LEAST_CONTENTS, MOST_CONTENTS = 4, 17
-"""Batches of an epoch whose contents are looked at: one more than workers take turns, within these bounds."""
+"""Batches of an epoch that get a fingerprint: one more than there are workers, within these bounds."""
 MOST_SIZES = 8
-"""Distinct batch sizes that are told; more say no more than that they vary."""
+"""Maximum number of distinct batch sizes; more would only say that they vary."""
 
 
 class LoaderHistories:
-    """All loaders of this rank. :meth:`facts` may be called by another thread, all else by the one that trains."""
+    """All loaders of this rank.
+
+    :meth:`facts` may be called from another thread, all else from the training thread.
+    """
 
     def __init__(self) -> None:
-        self._draws = SampleTrace()
-        self._tallies: dict[tuple[str, int], _LoaderHistory] = {}
+        self._trace = SampleTrace()
+        self._histories: dict[tuple[str, int], _LoaderHistory] = {}
         self._epochs: dict[str, int] = {}
 
     def open(self) -> None:
-        """Begin to see what loaders draw: also those that are attached later, since workers are sent ahead."""
-        self._draws.open()
+        """Start tracing samplers, also for loaders attached later, because workers prefetch."""
+        self._trace.open()
 
     def close(self) -> None:
-        """Leave torch as it was. What was seen stays."""
-        self._draws.close()
+        """Restore torch; the recorded history stays."""
+        self._trace.close()
 
     def attach(
         self, stage: str, index: int, loader: object, limit: int | None = None, combined: str | None = None
     ) -> None:
-        """The stage's loader ``index`` is ``loader``, of which ``limit`` batches are taken at most; ``combined``: how
-        several loaders of a stage end together. Nothing is drawn from it. Attached anew it keeps its record."""
-        known = self._tallies.get((stage, index))
+        """Set ``loader`` as the stage's loader ``index``, without iterating over it.
+
+        ``limit``: maximum of batches that are taken; ``combined``: how several loaders of a stage end together. A
+        loader that is attached anew keeps its history.
+        """
+        known = self._histories.get((stage, index))
         if known is not None and known.is_of(loader):
             known.limit = limit
             return
-        self._tallies[stage, index] = _LoaderHistory(
+        self._histories[stage, index] = _LoaderHistory(
             read_loader(stage, index, loader, limit, combined),
             loader,
-            self._draws.newest,
+            self._trace.newest,
             self._epochs.get(stage, 0),
             known.epochs if known is not None else None,
         )
 
     def epoch_start(self, stage: str, epoch: int) -> None:
-        """The loaders of ``stage`` are about to give the batches of ``epoch``."""
+        """Record that the loaders of ``stage`` are about to deliver the batches of ``epoch``."""
         self._epochs[stage] = epoch
-        for tally in self._of(stage):
-            tally.next_epoch(epoch)
+        for history in self._of(stage):
+            history.next_epoch(epoch)
 
-    def saw(self, stage: str, index: int, batch: object) -> None:
-        """A loader gave ``batch``. (step path)"""
-        self.seeing(stage, index)(batch)
+    def record_batch(self, stage: str, index: int, batch: object) -> None:
+        """Record that a loader delivered ``batch``. (step path)"""
+        self.batch_recorder(stage, index)(batch)
 
-    def seeing(self, stage: str, index: int) -> Callable[[object], None]:
-        """What takes the batches of a loader until it is attached anew."""
-        tally = self._tallies.get((stage, index))
-        if tally is None:
-            tally = self._tallies[stage, index] = self._unattached(stage, index)
-        return tally.saw
+    def batch_recorder(self, stage: str, index: int) -> Callable[[object], None]:
+        """Return the recorder of a loader's batches, valid until the loader is attached anew."""
+        history = self._histories.get((stage, index))
+        if history is None:
+            history = self._histories[stage, index] = self._unattached(stage, index)
+        return history.record_batch
 
     def epoch_end(self, stage: str, index: int, *, ended: bool) -> int:
-        """No more is taken from a loader in this epoch; ``ended``: it had no more. Returns the batches that it gave."""
-        tally = self._tallies.get((stage, index))
-        return tally.end(ended) if tally is not None else 0
+        """End the epoch of a loader and return its number of batches; ``ended``: it was exhausted."""
+        history = self._histories.get((stage, index))
+        return history.end(ended) if history is not None else 0
 
     def units(self) -> int | None:
-        """Tokens, else samples, of the largest batch of training since this was last asked."""
-        return max((tally.take_units() for tally in self._of("train")), default=0) or None
+        """Return tokens, else samples, of the largest training batch since the last call."""
+        return max((history.take_units() for history in self._of("train")), default=0) or None
 
     def facts(self) -> LoaderFacts:
-        """What is known by now. Not for the step path."""
-        hidden = self._draws.hidden
+        """Return the facts known by now. Not for the step path."""
+        hidden = self._trace.hidden
         return LoaderFacts(
-            loaders=tuple(tally.facts() for _, tally in sorted(self._tallies.items())),
+            loaders=tuple(history.facts() for _, history in sorted(self._histories.items())),
             hidden=(hidden,) if hidden else (),
         )
 
     def _of(self, stage: str) -> list[_LoaderHistory]:
-        return [tally for (name, _), tally in list(self._tallies.items()) if name == stage]
+        return [history for (name, _), history in list(self._histories.items()) if name == stage]
 
     def _unattached(self, stage: str, index: int) -> _LoaderHistory:
-        nothing = Loader(stage, index, kind="other")
-        return _LoaderHistory(nothing, None, self._draws.newest, self._epochs.get(stage, 0), None)
+        unknown = Loader(stage, index, kind="other")
+        return _LoaderHistory(unknown, None, self._trace.newest, self._epochs.get(stage, 0), None)
 
 
 class _LoaderEpoch:
     """One epoch of one loader."""
 
-    __slots__ = ("batches", "contents", "ended", "last", "number", "passed", "samples", "sizes")
+    __slots__ = ("batches", "contents", "ended", "last", "loader_pass", "number", "samples", "sizes")
 
-    def __init__(self, number: int, passed: LoaderPass | None) -> None:
+    def __init__(self, number: int, loader_pass: LoaderPass | None) -> None:
         self.number = number
-        self.passed = passed
+        self.loader_pass = loader_pass
         self.batches = 0
         self.samples: int | None = 0
         self.sizes: set[int] = set()
@@ -119,9 +125,9 @@ class _LoaderEpoch:
         contents = tuple(_known(self.contents))
         return LoaderEpoch(
             self.number,
-            drawn=self.passed.drawn if self.passed else None,
+            drawn=self.loader_pass.drawn if self.loader_pass else None,
             content=contents[0] if contents else None,
-            first=tuple(self.passed.first) if self.passed and with_first else (),
+            first=tuple(self.loader_pass.first) if self.loader_pass and with_first else (),
             batches=self.batches,
             samples=self.samples,
             sizes=tuple(sorted(self.sizes)),
@@ -131,7 +137,7 @@ class _LoaderEpoch:
 
 
 def _known(contents: list[BatchFingerprint]) -> Iterator[str]:
-    """The digests up to the first batch that can't be looked at (yet): a gap would shift those of one rank."""
+    """Yield the digests up to the first batch that has none (yet): a gap would shift those of one rank."""
     for one in list(contents):
         digest = one.digest()
         if digest is None:
@@ -140,17 +146,17 @@ def _known(contents: list[BatchFingerprint]) -> Iterator[str]:
 
 
 class _LoaderHistory:
-    """What one loader is, and its last epochs."""
+    """The properties of one loader, and its last epochs."""
 
     __slots__ = (
-        "_about",
         "_current",
-        "_gauge",
+        "_fingerprinted",
         "_loader",
-        "_looked_at",
+        "_loader_facts",
         "_newest",
         "_next",
         "_sampler",
+        "_size_reader",
         "epochs",
         "limit",
         "units",
@@ -158,23 +164,23 @@ class _LoaderHistory:
 
     def __init__(
         self,
-        about: Loader,
+        loader_facts: Loader,
         loader: object,
         newest: Callable[[object], LoaderPass | None],
         epoch: int,
         epochs: deque[_LoaderEpoch] | None,
     ) -> None:
-        self.limit = about.limit
+        self.limit = loader_facts.limit
         self.units = 0
         self.epochs: deque[_LoaderEpoch] = deque(maxlen=KEPT_EPOCHS) if epochs is None else epochs
-        self._about = about
+        self._loader_facts = loader_facts
         self._loader = _reference(loader)
         self._sampler = _reference(index_sampler_of(loader))
         self._newest = newest
         self._next = epoch
         self._current: _LoaderEpoch | None = None
-        self._gauge = BatchSizeReader()
-        self._looked_at = min(max(LEAST_CONTENTS, (about.workers or 0) + 1), MOST_CONTENTS)
+        self._size_reader = BatchSizeReader()
+        self._fingerprinted = min(max(LEAST_CONTENTS, (loader_facts.workers or 0) + 1), MOST_CONTENTS)
 
     def is_of(self, loader: object) -> bool:
         return loader is not None and self._loader() is loader
@@ -183,13 +189,13 @@ class _LoaderHistory:
         self._current = None
         self._next = epoch
 
-    def saw(self, batch: object) -> None:
-        """Count a batch. The size of the batch before counts now that it was not the last. (step path)"""
+    def record_batch(self, batch: object) -> None:
+        """Count a batch; the size of the one before counts now, because it was not the last. (step path)"""
         current = self._current or self._begin()
-        if current.batches < self._looked_at:
+        if current.batches < self._fingerprinted:
             current.contents.append(BatchFingerprint(batch))
         current.batches += 1
-        size = self._gauge.measure(batch)
+        size = self._size_reader.measure(batch)
         if size is None:
             current.samples = None
             return
@@ -204,16 +210,16 @@ class _LoaderHistory:
         current.last = samples
 
     def take_units(self) -> int:
-        """Those of the largest batch since this was last asked."""
+        """Return the units of the largest batch since the last call."""
         units, self.units = self.units, 0
         return units
 
     def end(self, ended: bool) -> int:
-        """The epoch is over. A last batch that a limit chose is like the others, and its size counts."""
+        """End the epoch. The size of a last batch chosen by a limit counts like any other."""
         current = self._current or self._begin()
         current.ended = ended
-        if current.passed is not None:
-            current.passed.close()
+        if current.loader_pass is not None:
+            current.loader_pass.close()
         if not ended and current.last is not None and len(current.sizes) < MOST_SIZES:
             current.sizes.add(current.last)
         self._current = None
@@ -222,33 +228,38 @@ class _LoaderHistory:
 
     def facts(self) -> Loader:
         epochs = list(self.epochs)
-        sampler, outermost = self._about.sampler, self._sampler()
+        sampler, outermost = self._loader_facts.sampler, self._sampler()
         if sampler is not None and outermost is not None:
             sampler = refresh_epoch(sampler, outermost)
         return msgspec.structs.replace(
-            self._about,
+            self._loader_facts,
             limit=self.limit,
             sampler=sampler,
             epochs=tuple(one.facts(place >= len(epochs) - KEPT_FIRST) for place, one in enumerate(epochs)),
         )
 
     def _begin(self) -> _LoaderEpoch:
-        """The epoch of which the first batch is there. It was drawn in the newest pass over the loader's sampler: a
-        pass begins before its first batch is there, and not before that of the epoch before."""
+        """Start the epoch whose first batch has arrived.
+
+        It belongs to the newest pass over the loader's sampler: a pass begins before its first batch arrives, and not
+        before that of the epoch before.
+        """
         while self.epochs and self.epochs[-1].number >= self._next:
             self.epochs.pop()
         sampler = self._sampler()
-        passed = self._newest(sampler) if sampler is not None else None
-        if any(one.passed is passed for one in self.epochs):
-            passed = None
-        self._current = _LoaderEpoch(self._next, passed)
+        loader_pass = self._newest(sampler) if sampler is not None else None
+        if any(one.loader_pass is loader_pass for one in self.epochs):
+            loader_pass = None
+        self._current = _LoaderEpoch(self._next, loader_pass)
         self.epochs.append(self._current)
         return self._current
 
 
 def _reference(thing: Any) -> Callable[[], Any]:
-    """A weak reference: loaders hold data sets, and are freed when their owner lets go. What takes none (a plain list
-    as sampler) is small, and is kept."""
+    """Return a weak reference, so that loaders, which hold datasets, can be freed.
+
+    An object without weak references (a plain list as sampler) is small and is kept.
+    """
     try:
         return weakref.ref(thing) if thing is not None else lambda: None
     except TypeError:

@@ -1,4 +1,4 @@
-"""What a loader is, read without drawing from it and without touching anybody's random state."""
+"""Properties of a loader, read without iterating over it or touching any random state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _RAISED = (
     RuntimeError,
     OSError,
 )
-"""What ``len()`` of a loader without a length may raise."""
+"""Exceptions that ``len()`` of a loader without a length may raise."""
 _ITERABLE = 1
 """torch.utils.data.dataloader._DatasetKind.Iterable"""
 _FIXED_SIZES = frozenset(("BatchSampler", "BatchSamplerShard", "SkipBatchSampler", "_IndexBatchSamplerWrapper"))
 _PARTED_BY_THEMSELVES = frozenset(("litdata", "streaming"))
-"""Libraries whose data sets part their stream between all ranks and workers."""
+"""Libraries whose datasets shard their stream among all ranks and workers."""
 
 
 def read_loader(stage: str, index: int, loader: object, limit: int | None, combined: str | None) -> Loader:
-    """A loader of torch, of what is made from it, or anything else that gives batches (``kind="other"``)."""
+    """Describe a torch loader, one derived from it, or any other iterable of batches (``kind="other"``)."""
     base = _base_of(loader)
     if base is None:
         return Loader(
@@ -47,7 +47,7 @@ def read_loader(stage: str, index: int, loader: object, limit: int | None, combi
 
 
 def index_sampler_of(loader: object) -> object:
-    """What a loader of torch draws from: its batch sampler, or its sampler where it makes no batches; else ``None``."""
+    """Return the source of a torch loader's indices: batch sampler, or sampler without batching; else ``None``."""
     base = _base_of(loader)
     if base is None:
         return None
@@ -56,8 +56,11 @@ def index_sampler_of(loader: object) -> object:
 
 
 def _base_of(loader: object) -> Any:
-    """The loader of torch in ``loader``: itself, or what accelerate's wrapper holds. The dispatcher, which hands out
-    from rank 0, is none: what it draws on a rank is not what that rank is given."""
+    """Return the torch loader in ``loader``: itself, or the one in accelerate's wrapper.
+
+    The dispatcher, which distributes batches from rank 0, has none: what it draws on a rank is not what that rank
+    receives.
+    """
     if any(base.__name__ == "DataLoaderDispatcher" for base in type(loader).__mro__):
         return None
     attributes: Any = getattr(loader, "__dict__", {})
@@ -111,13 +114,16 @@ def _batch_size(base: Any, batch_sampler: Any) -> int | None:
 
 
 def _is_dynamic(batch_sampler: object) -> bool:
-    """Whether a class of somebody's own decides which batches there are."""
+    """Return whether a custom class decides about the batches."""
     inner = getattr(batch_sampler, "__dict__", {}).get("_batch_sampler", batch_sampler)
     return type(inner).__name__ not in _FIXED_SIZES
 
 
 def _length_of_iterable(base: Any, loader: Any, dataset_length: int | None) -> int | None:
-    """Batches, as torch counts them; not asked of the loader, which would from then on warn of batches beyond it."""
+    """Return the number of batches as torch counts them.
+
+    The loader is not asked, because it would then warn of batches beyond that number.
+    """
     if getattr(type(loader), "__len__", None) is not getattr(_loader_class(), "__len__", None):
         return _length(loader)
     size: int | None = plain_attribute(base, "batch_size", int)
@@ -132,10 +138,10 @@ def _loader_class() -> Any:
 
 
 def _length(thing: object) -> int | None:
-    """``len()`` of something of the user's, or ``None``."""
+    """Return ``len()`` of a user's object, or ``None``."""
     if not isinstance(thing, Sized):
         return None
-    with random_state_kept():  # some batch samplers draw a whole epoch to know its length
+    with random_state_kept():  # some batch samplers iterate a whole epoch to find their length
         try:
             return len(thing)
         except _RAISED:
@@ -143,9 +149,11 @@ def _length(thing: object) -> int | None:
 
 
 def _is_sharded(dataset: object) -> bool | None:
-    """Whether an iterable data set says that it is parted between ranks: by the share that it knows of itself, by its
-    library's own rule (litdata, MosaicML streaming), by a node splitter (webdataset), or by a call of
-    ``split_dataset_by_node`` (Hugging Face, which says too when there was none)."""
+    """Return whether an iterable dataset says that it is sharded among ranks.
+
+    By its own shard attributes, by the rule of its library (litdata, MosaicML streaming), by a node splitter
+    (webdataset), or by a call of ``split_dataset_by_node`` (Hugging Face, which also tells if there was none).
+    """
     library = type(dataset).__module__.partition(".")[0]
     attributes: Any = getattr(dataset, "__dict__", {})
     if library == "datasets" and "_distributed" in attributes:

@@ -1,9 +1,8 @@
-"""Which samples loaders really draw: seen where torch's iterators ask their sampler for the next index, until enough of
-a pass is known.
+"""Traces the indices that torch's iterators get from their sampler, until enough of a pass is known.
 
-``_BaseDataLoaderIter._next_index`` is the one place that every loader of torch, and every one made from it (Lightning,
-accelerate, torchdata's stateful loader), comes through in the process that trains, with and without workers. It is
-private: where it is missing, nothing is seen, and a note says so.
+Every torch loader, and every one derived from it (Lightning, accelerate, torchdata's stateful loader), calls
+``_BaseDataLoaderIter._next_index`` in the training process, with and without workers. It is private: if it is missing,
+nothing is traced and a note says so.
 """
 
 from __future__ import annotations
@@ -20,15 +19,18 @@ from doctor.core.facts import HiddenField
 KEPT = 64
 """Indices of a pass that are kept themselves."""
 HASHED = 256
-"""Indices of a pass that go into its hash."""
+"""Indices of a pass that are included in its hash."""
 LEAST = 8
-"""Fewer indices than this tell too little of an order to be hashed."""
+"""Minimum number of indices for a hash; fewer say too little about the order."""
 MOST_PASSES = 64
-"""Samplers whose newest pass is kept, so that loaders that nobody attached cost no more than this."""
+"""Samplers whose newest pass is kept, which bounds the cost of loaders that were never attached."""
 
 
 class LoaderPass:
-    """The first indices that a sampler gave in one pass: from the begin of an iterator, or its reset, to the end."""
+    """The first indices of one pass over a sampler.
+
+    A pass lasts from the creation of an iterator, or its reset, to its end.
+    """
 
     __slots__ = ("_digest", "_iterator", "_sampler", "count", "drawn", "first", "is_open")
 
@@ -42,18 +44,18 @@ class LoaderPass:
         self._sampler = _weak(sampler)
 
     def is_of(self, iterator: object) -> bool:
-        """Whether ``iterator`` makes this pass."""
+        """Return whether ``iterator`` makes this pass."""
         return self._iterator() is iterator
 
     def is_from(self, sampler: object) -> bool:
-        """Whether it is a pass over ``sampler``; by its iterator where the sampler can't be told apart."""
+        """Return whether it is a pass over ``sampler``; by its iterator if the sampler has no weak reference."""
         if (known := self._sampler()) is not None:
             return known is sampler
         iterator: Any = self._iterator()
         return iterator is not None and getattr(iterator, "_index_sampler", None) is sampler
 
     def add(self, indices: Iterable[object]) -> None:
-        """More indices were drawn."""
+        """Record more indices."""
         for index in indices:
             number = _number(index)
             if number is None:
@@ -68,7 +70,7 @@ class LoaderPass:
                 return
 
     def close(self) -> None:
-        """No more is drawn, or wanted. The hash is of so many indices as its text begins with."""
+        """Stop recording. The hash covers as many indices as its text begins with."""
         if self.is_open:
             self.is_open = False
             self.drawn = f"{self.count}:{self._digest.hexdigest()}" if self.count >= LEAST else None
@@ -82,20 +84,20 @@ class SampleTrace:
         self._passes: dict[int, LoaderPass] = {}
 
     def open(self) -> None:
-        """Begin to see what is drawn; ``hidden`` says why where that can't be."""
-        self.hidden = _watch(self)
+        """Start tracing; ``hidden`` gives the reason if that is not possible."""
+        self.hidden = _start_observing(self)
 
     def close(self) -> None:
-        """See no more. The last one to close leaves torch as it was."""
-        _unwatch(self)
+        """Stop tracing. The last one to close restores torch."""
+        _stop_observing(self)
 
     def newest(self, sampler: object) -> LoaderPass | None:
-        """The newest pass over ``sampler``."""
+        """Return the newest pass over ``sampler``."""
         known = self._passes.get(id(sampler))
         return known if known is not None and known.is_from(sampler) else None
 
-    def drew(self, iterator: Any, index: object) -> bool:
-        """``iterator`` was given ``index``, of one sample or a batch. Returns whether more of its pass is wanted."""
+    def record(self, iterator: Any, index: object) -> bool:
+        """Record ``index``, of one sample or a batch, for ``iterator``; return whether to continue this pass."""
         known = self._passes.get(id(iterator._index_sampler))
         if known is None or _is_first(iterator) or not known.is_of(iterator):
             known = self._begin(iterator)
@@ -104,13 +106,13 @@ class SampleTrace:
         return known.is_open
 
     def exhausted(self, iterator: Any) -> None:
-        """``iterator`` was given nothing more."""
+        """Record that ``iterator`` is exhausted."""
         known = self._passes.get(id(iterator._index_sampler))
         if known is not None and known.is_of(iterator):
             known.close()
 
-    def give_up(self, error: Exception) -> None:
-        """Something is not as it is in the torch that this was written for: see no more."""
+    def disable(self, error: Exception) -> None:
+        """Stop tracing, because this torch differs from the versions that are supported."""
         self.hidden = HiddenField(
             "drawn", f"the draws of this loader could not be followed: {type(error).__name__}: {error}"
         )
@@ -126,21 +128,23 @@ class SampleTrace:
 
 
 def _is_first(iterator: Any) -> bool:
-    """Whether nothing was drawn since the iterator began or was reset: with workers by the tasks that it sent out,
-    since these are ahead of the batches that it gave."""
+    """Return whether nothing was drawn since the iterator began or was reset.
+
+    With workers, by the tasks sent to them, which precede the delivered batches.
+    """
     sent: object = getattr(iterator, "_send_idx", None)
     return (iterator._num_yielded if sent is None else sent) == 0
 
 
 def _indices(batch: Any) -> Iterable[object]:
-    """The indices of a batch."""
+    """Return the indices of a batch."""
     if isinstance(batch, (list, tuple)):
         return batch
     return batch.tolist() if _is_array(batch) and batch.ndim == 1 else (batch,)
 
 
 def _number(index: Any) -> int | None:
-    """An index as a number that is the same on all ranks; ``None`` for what only a device or its owner can tell."""
+    """Return an index as a number equal on all ranks; ``None`` for device tensors and custom objects."""
     kind = type(index)
     if kind is int:
         return index  # type: ignore[no-any-return]
@@ -150,7 +154,7 @@ def _number(index: Any) -> int | None:
 
 
 def _is_array(thing: Any) -> bool:
-    """A number or array of numpy, or a tensor of torch in the host's memory."""
+    """Return whether it is a numpy number or array, or a torch tensor in host memory."""
     kind = type(thing)
     return kind.__module__ == "numpy" or (
         kind.__name__ == "Tensor" and kind.__module__ == "torch" and bool(thing.is_cpu)
@@ -158,7 +162,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _weak(thing: object) -> Callable[[], object]:
-    """A weak reference; to nothing where there can be none (a plain list as sampler)."""
+    """Return a weak reference, or one to nothing if not supported (a plain list as sampler)."""
     try:
         return weakref.ref(thing)
     except TypeError:
@@ -169,11 +173,11 @@ def _nothing() -> None:
     return None
 
 
-# One watch a process, whoever looks on: monitors of two runs at once must not undo one another's.
+# One patch per process for all observers: two runs at once must not undo each other's.
 
 BEGINS = ("__init__", "_reset")
-"""Methods of torch's iterators with which a pass begins. From there on an iterator has its own way to the next index,
-until enough of the pass is known."""
+"""Methods of torch's iterators that begin a pass. They set an instance attribute ``_next_index``, which is removed
+once enough of the pass is known."""
 
 _lock = threading.Lock()
 _observers: tuple[SampleTrace, ...] = ()
@@ -181,7 +185,7 @@ _originals: dict[str, Callable[..., object]] = {}
 _wrappers: dict[str, Callable[..., object]] = {}
 
 
-def _watch(draws: SampleTrace) -> HiddenField | None:
+def _start_observing(trace: SampleTrace) -> HiddenField | None:
     global _observers
     iterator = _iterator_class()
     if iterator is None:
@@ -190,68 +194,68 @@ def _watch(draws: SampleTrace) -> HiddenField | None:
         if not _observers:
             for name in BEGINS:
                 _originals[name] = original = getattr(iterator, name)
-                _wrappers[name] = wrapper = _beginning(original)
+                _wrappers[name] = wrapper = _wrap_begin(original)
                 setattr(iterator, name, wrapper)
-        if draws not in _observers:
-            _observers = (*_observers, draws)
+        if trace not in _observers:
+            _observers = (*_observers, trace)
     return None
 
 
-def _unwatch(draws: SampleTrace) -> None:
+def _stop_observing(trace: SampleTrace) -> None:
     global _observers
     with _lock:
-        _observers = tuple(one for one in _observers if one is not draws)
+        _observers = tuple(one for one in _observers if one is not trace)
         iterator = _iterator_class()
         if _observers or iterator is None:
             return
         for name, wrapper in _wrappers.items():
-            # Where somebody has wrapped the wrapper, theirs stays, and ours does nothing from now on.
+            # If the wrapper was wrapped by others, theirs stays, and ours does nothing from now on.
             if getattr(iterator, name) is wrapper:
                 setattr(iterator, name, _originals[name])
         _wrappers.clear()
 
 
-def _beginning(original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_begin(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def begin(self: Any, *args: Any, **kwargs: Any) -> object:
         result = original(self, *args, **kwargs)
-        if _observers:  # not bound to it: a cycle would keep its workers alive
+        if _observers:  # not a bound method: a cycle would keep its workers alive
             self._next_index = functools.partial(_next_index, weakref.ref(self))
         return result
 
     return begin
 
 
-def _next_index(asking: Callable[[], Any]) -> object:
-    """What stands in place of an iterator's own method while its pass is followed."""
-    iterator = asking()
+def _next_index(iterator_ref: Callable[[], Any]) -> object:
+    """Replacement of an iterator's own method while its pass is traced."""
+    iterator = iterator_ref()
     try:
         index: object = type(iterator)._next_index(iterator)
     except StopIteration:
-        _all_tell(SampleTrace.exhausted, iterator)
+        _notify_observers(SampleTrace.exhausted, iterator)
         raise
-    if not _all_tell(SampleTrace.drew, iterator, index):
+    if not _notify_observers(SampleTrace.record, iterator, index):
         vars(iterator).pop("_next_index", None)
     return index
 
 
-def _all_tell(what: Callable[..., bool | None], *arguments: object) -> bool:
-    """Whether any of the observers wants to hear more."""
+def _notify_observers(method: Callable[..., bool | None], *arguments: object) -> bool:
+    """Call all observers; return whether any of them wants to continue."""
     wanted = False
-    for draws in _observers:
+    for trace in _observers:
         try:
-            wanted = bool(what(draws, *arguments)) or wanted
-        except _UNLIKELY as error:
-            draws.give_up(error)
+            wanted = bool(method(trace, *arguments)) or wanted
+        except _FOREIGN_ERRORS as error:
+            trace.disable(error)
     return wanted
 
 
-_UNLIKELY = (AttributeError, TypeError, ValueError, LookupError, RuntimeError, OverflowError)
-"""What looking at a stranger's iterator and indices may raise: inside a user's loader nothing of ours may."""
+_FOREIGN_ERRORS = (AttributeError, TypeError, ValueError, LookupError, RuntimeError, OverflowError)
+"""What reading foreign iterators and indices may raise; nothing may propagate into a user's loader."""
 
 
 def _iterator_class() -> Any:
-    """The base of torch's iterators, or ``None`` where it has no such method. Loads torch: who trains has it loaded."""
+    """Return the base of torch's iterators, or ``None`` without the method. Imports torch, as training does."""
     try:
         from torch.utils.data import dataloader
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a sampler is, read from its attributes as they lie there: it is never asked for an index."""
+"""Properties of a sampler, read from its attributes; it is never asked for an index."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PLACES = ("rank", "process_index", "shard_id", "shard_index", "data_parallel_ra
 _INNER = ("_batch_sampler", "batch_sampler", "sampler", "_sampler")
 _RANDOM = frozenset(("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"))
 _SYNCHRONISED = frozenset(("BatchSamplerShard",))
-"""Samplers whose framework (accelerate) gives all ranks the same state of the random generator before each epoch, and
-takes the padding out of gathered metrics."""
+"""Samplers whose framework (accelerate) synchronizes the random generator of all ranks before each epoch, and
+removes the padding from gathered metrics."""
 
 
 def read_sampler(outermost: object, dataset_length: int | None = None) -> Sampler:
-    """The sampler that a loader draws its indices or batches from, with those that it draws from itself."""
+    """Describe the sampler a loader gets indices or batches from, with the samplers inside it."""
     chain = list(_chain(outermost))
     parting = next((one for one in chain if shard_of(one) is not None), None)
     innermost = chain[-1]
@@ -47,24 +47,24 @@ def read_sampler(outermost: object, dataset_length: int | None = None) -> Sample
 
 
 def refresh_epoch(known: Sampler, outermost: object) -> Sampler:
-    """``known`` with the epoch that its sampler is told now."""
+    """Return ``known`` with the current epoch of its sampler."""
     return msgspec.structs.replace(known, epoch=_first_held(list(_chain(outermost)), ("epoch",)))
 
 
 def subset_source(outermost: object) -> object:
-    """What limits the choice of a sampler to a part of the data set: its list of indices; else ``None``."""
+    """Return the list of indices that restricts a sampler to a part of the dataset; else ``None``."""
     indices = (inspect.getattr_static(one, "indices", None) for one in _chain(outermost))
     return next((found for found in indices if type(found) in (list, tuple, range) or _is_array(found)), None)
 
 
 def plain_attribute(thing: object, name: str, kind: type) -> Any:
-    """The attribute where it is a plain value of that kind: nothing of the user's is run to have it."""
+    """Return an attribute if it is a plain value of that kind; runs no user code."""
     value = inspect.getattr_static(thing, name, None)
     return value if type(value) is kind else None
 
 
 def _chain(outermost: object) -> Iterator[Any]:
-    """The samplers, from the one that the loader has to the one that chooses indices."""
+    """Yield the samplers, from the loader's own to the one that chooses indices."""
     here: Any = outermost
     for _ in range(MOST_LINKS):
         yield here
@@ -81,7 +81,7 @@ def _chain(outermost: object) -> Iterator[Any]:
 
 
 def shard_of(thing: object) -> tuple[int, int] | None:
-    """Number of parts and own part, as data sets and samplers that part their data call them; ``None`` without."""
+    """Return number of shards and own shard, by the usual attribute names; ``None`` without them."""
     size = next((value for name in _SIZES if (value := plain_attribute(thing, name, int)) is not None), None)
     place = next((value for name in _PLACES if (value := plain_attribute(thing, name, int)) is not None), None)
     return None if size is None or place is None else (size, place)
@@ -106,8 +106,11 @@ def _shuffles(main: object, innermost: object) -> bool | None:
 
 
 def _pads(sampler: object) -> bool | None:
-    """The rule of torch: without ``drop_last``, ``total_size`` is rounded up to whole shares; Lightning's sampler for
-    predictions leaves it at the size of the data set."""
+    """Return whether the sampler pads, by torch's rule.
+
+    Without ``drop_last``, ``total_size`` is rounded up to whole shares; Lightning's sampler for predictions keeps the
+    size of the dataset.
+    """
     total, samples, replicas = (
         plain_attribute(sampler, name, int) for name in ("total_size", "num_samples", "num_replicas")
     )
@@ -124,7 +127,7 @@ def _generator_seed(chain: list[Any]) -> int | None:
 
 
 def _is_independent(sampler: object, dataset_length: int | None) -> bool:
-    """With replacement, by weights, or a random part of the data set each epoch."""
+    """Return whether ranks draw independently: with replacement, by weights, or a random part each epoch."""
     if not _is_random(sampler):
         return False
     part = plain_attribute(sampler, "_num_samples", int)
@@ -134,7 +137,7 @@ def _is_independent(sampler: object, dataset_length: int | None) -> bool:
 
 
 def _repeats(sampler: object) -> bool:
-    """Samplers that draw each sample for several ranks at once (repeated augmentation, several answers a prompt)."""
+    """Return whether samples repeat across ranks (repeated augmentation, several answers per prompt)."""
     names: Any = getattr(sampler, "__dict__", {})
     return any("repe" in str(name) and type(value) is int and value > 1 for name, value in dict(names).items())
 

@@ -1,6 +1,6 @@
-"""The least memory that a training will hold on its device, known before its first step: by sizes alone.
+"""Lower bound of the memory that a training holds on its device, from sizes before its first step.
 
-Nothing is run, allocated or waited for. States of optimizers: the ``_init_group`` of each class of torch.optim (2.13).
+Nothing is run, allocated or waited for. Optimizer states: the ``_init_group`` of each class of torch.optim (2.13).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _STATES: dict[str, Callable[[Group], int]] = {
     "RMSprop": lambda group: 1 + bool(group.get("centered")) + bool(group.get("momentum")),
     "SGD": lambda group: int(bool(group.get("momentum"))),
 }
-"""Tensors like the parameter that an optimizer keeps of each, by its class; of other classes nothing is certain."""
+"""Tensors of the parameter's shape that an optimizer keeps per parameter, by class; nothing is certain for other
+classes."""
 
 
 def memory_lower_bound(module: Any, optimizers: Iterable[Any], *, buckets: bool = False) -> int | None:
-    """Bytes on the device of ``module``'s first parameter: parameters and buffers, gradients, what the optimizers keep.
+    """Return the bytes on the device of ``module``'s first parameter.
 
-    ``module``: a torch module as it is trained, its tensors on their device. ``buckets``: DistributedDataParallel
-    copies gradients into buckets of its own. Of several optimizers, which may train by turns, only the one with the
-    largest gradients has some. ``None`` for a module without parameters.
+    Parameters, buffers, gradients and optimizer states. ``module``: as it is trained, its tensors on their device.
+    ``buckets``: DistributedDataParallel copies gradients into buckets of its own. Of several optimizers, which may step
+    alternately, only the one with the largest gradients counts. ``None`` for a module without parameters.
     """
     tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
     if not tensors or next(module.parameters(), None) is None:
@@ -48,7 +49,7 @@ def memory_lower_bound(module: Any, optimizers: Iterable[Any], *, buckets: bool 
 
 
 def _inner(optimizer: Any) -> Any:
-    """The one within a wrapper (Accelerate's), which has its groups but not its class."""
+    """Return the optimizer inside a wrapper (Accelerate's), which has its groups but not its class."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -59,11 +60,11 @@ def _states(optimizer: Any, group: Group) -> int:
 
 
 def _bytes(group: Group, device: Any) -> int:
-    """Of the parameters of a group that get a gradient on the device."""
+    """Return the bytes of a group's parameters that get a gradient on the device."""
     locals_ = (_local(one) for one in group["params"] if one.requires_grad)
     return sum(one.numel() * one.element_size() for one in locals_ if one.device == device)
 
 
 def _local(tensor: Any) -> Any:
-    """What this rank holds of a tensor that is shared out (torch.distributed.tensor.DTensor)."""
+    """Return this rank's part of a distributed tensor (torch.distributed.tensor.DTensor)."""
     return getattr(tensor, "_local_tensor", tensor)

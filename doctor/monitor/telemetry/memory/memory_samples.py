@@ -1,4 +1,4 @@
-"""Memory of a rank while it trains: of its device, of its process and workers, and what its host has left."""
+"""Memory of a rank during training: device, process and workers, and what its host has available."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from doctor.monitor.telemetry.child_processes import child_processes, resident_b
 from doctor.monitor.telemetry.memory.cuda_device import AllocatorStats, CudaDeviceMemory, PeakTracker
 
 MOST = 256
-"""Samples that are kept; of more, every two neighbours become one."""
+"""Maximum number of samples; beyond that, neighboring samples are merged in pairs."""
 UNREAD = 1024
-"""Samples that may wait for somebody to ask for the facts; later ones push the oldest out."""
+"""Maximum number of samples that wait for a reader; later ones displace the oldest."""
 
 
 class MemorySampler:
-    """Samples along the run. :meth:`sample` belongs to the training thread and touches no file; :meth:`facts` is for
-    other threads and adds to the newest sample what has to be read.
+    """Memory samples of a run.
 
-    A sample is joined to the next one where it has no number of its own (on a CPU all but those that were there when
-    the facts were asked for). ``peak`` is known only where torch's counter, which is never reset here, moved.
-    ``workers`` counts what the children share with nobody, for what they share with this process is in ``resident``.
+    :meth:`sample` is for the training thread and touches no file; :meth:`facts` is for other threads and adds to the
+    newest sample what has to be read. A sample without values of its own is merged with the next one (on a CPU, all but
+    those present when the facts were requested). ``peak`` is only known if torch's counter, which is never reset here,
+    changed. ``workers`` counts private memory of the children; what they share with this process is in ``resident``.
     """
 
-    def __init__(self, surroundings: Machine | None = None) -> None:
-        self._surroundings = surroundings or Machine()
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
         self._device: CudaDeviceMemory | None = None
         self._name: str | None = None
-        self._floor: int | None = None
+        self._lower_bound: int | None = None
         self._peaks = PeakTracker()
-        self._fresh: deque[MemorySample] = deque(maxlen=UNREAD)
+        self._pending: deque[MemorySample] = deque(maxlen=UNREAD)
         self._samples = MemorySamples()
         self._reading = threading.Lock()
 
     def use_device(self, device: Any) -> None:
-        """Look at this :class:`torch.device` too, where it is a CUDA device; ``None`` for none."""
+        """Sample this :class:`torch.device`, too, if it is a CUDA device; ``None`` for none."""
         self._name = None if device is None else str(device)
         self._device = CudaDeviceMemory(device) if device is not None and device.type == "cuda" else None
 
-    def expect(self, floor: int | None) -> None:
-        """Bytes that training will hold at least on the device (:mod:`doctor.monitor.telemetry.memory.lower_bound`)."""
-        self._floor = floor
+    def set_lower_bound(self, lower_bound: int | None) -> None:
+        """Set the lower bound in bytes on the device (:mod:`doctor.monitor.telemetry.memory.lower_bound`)."""
+        self._lower_bound = lower_bound
 
     def sample(self, step: int, units: int | None) -> None:
-        """Remember the memory after batch ``step``; ``units`` of the largest batch since the call before."""
+        """Sample the memory after batch ``step``; ``units``: of the largest batch since the last call."""
         device = self._device
         if device is None:
-            self._fresh.append(MemorySample(step, time.time(), units=units))
+            self._pending.append(MemorySample(step, time.time(), units=units))
             return
         now = device.allocator()
         peak = self._peaks.next(now.peak_allocated)
-        self._fresh.append(
+        self._pending.append(
             MemorySample(step, time.time(), allocated=now.allocated, reserved=now.reserved, peak=peak, units=units)
         )
 
     def look(self) -> None:
-        """Read what belongs to the newest sample, where there is one since the last look. For other threads, too."""
-        if self._fresh:
+        """Complete the newest sample, if there is a new one. May be called from any thread."""
+        if self._pending:
             self._read(child_processes(), None)
 
     def facts(self) -> RunMemoryFacts:
-        """All samples, and the state now. Reads /proc and asks the runtime, each with a limit."""
+        """Return all samples and the current state. Reads /proc and queries the runtime, each with a time limit."""
         children = child_processes()
         device = self._device
         size = device.free_and_total() if device else None
@@ -78,53 +78,56 @@ class MemorySampler:
             resident=rest.resident,
             children=children,
             samples=samples,
-            estimated_floor=self._floor,
+            estimated_floor=self._lower_bound,
         )
         return _with_device(facts, device, device.allocator(), size) if device else facts
 
     def _read(
         self, children: tuple[ChildProcess, ...], size: tuple[int, int] | None
     ) -> tuple[MemorySample, tuple[MemorySample, ...]]:
-        """What is read now, and all samples, the newest one completed by it."""
+        """Return the values read now, and all samples with the newest one completed by them."""
         rest = MemorySample(
             0,
             device_used=size[1] - size[0] if size else None,
-            resident=resident_bytes(self._surroundings.proc / "self"),
-            workers=sum(_alone(child) for child in children),
-            host_available=host_available(self._surroundings),
+            resident=resident_bytes(self._machine.proc / "self"),
+            workers=sum(_private_size(child) for child in children),
+            host_available=host_available(self._machine),
         )
         with self._reading:
-            self._samples.add(_taken(self._fresh))
+            self._samples.add(_taken(self._pending))
             self._samples.complete(rest)
             return rest, self._samples.kept
 
 
 class MemorySamples:
-    """Samples of a whole run, evenly spread over its steps, at most :data:`MOST`. The newest one is open: it is joined
-    to the next until it is as far from the one before it as the others are from each other."""
+    """Samples evenly spread over the steps of a run, at most :data:`MOST`.
+
+    The newest one is open: it is merged with the next until it is as far from the one before it as the others are from
+    each other.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self.kept: tuple[MemorySample, ...] = ()
         self._most = most
         self._spacing = 0.0
-        self._fresh = False
+        self._is_incomplete = False
 
     def add(self, samples: Iterable[MemorySample]) -> None:
-        """Take up samples, oldest first."""
+        """Add samples, oldest first."""
         for sample in samples:
             if self._is_open():
                 self.kept = (*self.kept[:-1], merge_samples(self.kept[-1], sample))
             else:
                 self._thin()
                 self.kept = (*self.kept, sample)
-            self._fresh = True
+            self._is_incomplete = True
 
     def complete(self, rest: MemorySample) -> None:
-        """Give the newest sample, unless it has them already, the numbers of ``rest`` that have to be read."""
-        if self._fresh:
+        """Complete the newest sample, unless it is complete, with the values of ``rest`` that have to be read."""
+        if self._is_incomplete:
             read = {name: getattr(rest, name) for name in ("device_used", "resident", "workers", "host_available")}
             self.kept = (*self.kept[:-1], msgspec.structs.replace(self.kept[-1], **read))
-            self._fresh = False
+            self._is_incomplete = False
 
     def _is_open(self) -> bool:
         if not self.kept:
@@ -141,33 +144,33 @@ class MemorySamples:
 
 
 def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
-    """Both stretches as one: it ends as ``second`` does, and its peak and its largest batch are those of both."""
+    """Merge two intervals: the result ends as ``second`` does, with the larger peak and batch of both."""
     known = {name: value for name in MemorySample.__struct_fields__ if (value := getattr(second, name)) is not None}
     known["peak"] = _largest(first.peak, second.peak)
     known["units"] = _largest(first.units, second.units)
     return msgspec.structs.replace(first, **known)
 
 
-def host_available(surroundings: Machine) -> int | None:
-    """Bytes that the host, and the control group of this process, have left."""
-    group = read_cgroup(surroundings)
+def host_available(machine: Machine) -> int | None:
+    """Return the bytes available to the host and to the cgroup of this process."""
+    group = read_cgroup(machine)
     left = None if group.memory_limit is None or group.memory_used is None else group.memory_limit - group.memory_used
-    sizes = [size for size in (left, _available(surroundings)) if size is not None]
+    sizes = [size for size in (left, _available(machine)) if size is not None]
     return max(0, min(sizes)) if sizes else None
 
 
-def _available(surroundings: Machine) -> int | None:
-    rows = (line.split() for line in (read_text(surroundings.proc / "meminfo") or "").splitlines())
+def _available(machine: Machine) -> int | None:
+    rows = (line.split() for line in (read_text(machine.proc / "meminfo") or "").splitlines())
     size = next((parse_int(row[1]) for row in rows if len(row) == 3 and row[0] == "MemAvailable:"), None)
     return None if size is None else size * 1024
 
 
-def _alone(child: ChildProcess) -> int:
+def _private_size(child: ChildProcess) -> int:
     return child.private if child.private is not None else child.memory or 0
 
 
 def _taken(fresh: deque[MemorySample]) -> list[MemorySample]:
-    """What waits in ``fresh``, which the training thread goes on to fill."""
+    """Return the pending samples, while the training thread may add more."""
     return [fresh.popleft() for _ in range(len(fresh))]
 
 
@@ -193,7 +196,7 @@ def _with_device(
 
 
 def _error(facts: RunMemoryFacts, now: AllocatorStats) -> float | None:
-    """Of the floor, once steps were measured."""
+    """Return the relative error of the lower bound, once steps were measured."""
     if facts.estimated_floor is None or not facts.samples or not now.peak_allocated:
         return None
     return round(facts.estimated_floor / now.peak_allocated - 1, 3)

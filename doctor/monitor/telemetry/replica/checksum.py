@@ -1,13 +1,13 @@
-"""Checksums of parameters that are equal where the parameters are, to the bit.
+"""Checksums of parameters that are equal if and only if the parameters are, to the bit.
 
-On a CPU it is the CRC-32 of the bytes: one call, and no operation of torch. On a CUDA device bits are added as whole
-numbers that wrap around, so the order in which it adds does not matter. A single bit that differs always shows: in the
-CRC by its definition, in a sum because it moves it by a power of two. Both depend on a tensor's shape, type and values
-alone, not on how it lies in memory.
+On a CPU it is the CRC-32 of the bytes: one call, and no torch operation. On a CUDA device, bits are added as integers
+that wrap around, so the order of the additions does not matter. A single differing bit always shows: in the CRC by its
+definition, in a sum because it changes it by a power of two. Both depend on a tensor's shape, type and values alone,
+not on its memory layout.
 
-Buffers are left out. In data-parallel training each rank changes them by its own batches (running means of batch
-normalisation), and DistributedDataParallel makes them equal only at the begin of the next forward; seen after a step,
-healthy ones differ.
+Buffers are left out. In data-parallel training each rank updates them from its own batches (running means of batch
+normalization), and DistributedDataParallel only broadcasts them at the start of the next forward; after a step, they
+differ between healthy ranks.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     import torch
 
 MOST_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
-"""That one look reads: less than a millisecond."""
+"""Bytes read by one sample: less than a millisecond."""
 MOST_PIECES = 64
-"""Sums of one look, a few microseconds each on the host."""
+"""Sums of one sample, a few microseconds each on the host."""
 
 _memory_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
     ("PyMemoryView_FromMemory", ctypes.pythonapi)
 )
-"""Memory of the process as bytes, without a type of ctypes for each size, which would be made anew for each look."""
+"""Process memory as bytes, without a ctypes type for each size, which would be created for each sample."""
 _TO_READ = 0x100
 """PyBUF_READ of the interpreter's C API."""
 
 Sum = Union[int, "torch.Tensor"]
-"""Of a CPU's bytes, or on a device, where it stays."""
+"""The sum of a CPU's bytes, or a tensor that stays on its device."""
 
 
 class ParameterSlice(NamedTuple):
-    """Rows ``first`` to ``end`` (along the first dimension) of a parameter of that ``shape``. It is not kept alive."""
+    """Rows ``first`` to ``end`` (first dimension) of a parameter of that ``shape``, which is not kept alive."""
 
     name: str
     parameter: weakref.ref[torch.Tensor]
@@ -52,25 +52,27 @@ class ParameterSlice(NamedTuple):
 
 
 class ParameterChunk(NamedTuple):
-    """What one look covers."""
+    """The part of the parameters that one sample covers."""
 
     label: str
     pieces: tuple[ParameterSlice, ...]
 
 
 class ParameterChunks:
-    """The parameters of a module, cut into parts of bounded size; the same on all ranks with the same model."""
+    """The parameters of a module in parts of bounded size, equal on all ranks with the same model."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)
         self.all: tuple[ParameterChunk, ...] = ()
         self._cut()
 
-    def sums(self, look: int) -> tuple[str, list[Sum]]:
-        """The label and the sums of the part whose turn it is at this ``look``; none where there is nothing to add.
-        Cuts anew where parameters were replaced."""
+    def sums(self, number: int) -> tuple[str, list[Sum]]:
+        """Return label and sums of the part for sample ``number``; empty if there is nothing to add.
+
+        The parts are recomputed if parameters were replaced.
+        """
         for _ in range(2):
-            part = self.all[look % len(self.all)] if self.all else ParameterChunk("", ())
+            part = self.all[number % len(self.all)] if self.all else ParameterChunk("", ())
             sums = list(chunk_sums(part))
             if sums and len(sums) == len(part.pieces):
                 return part.label, sums
@@ -83,8 +85,10 @@ class ParameterChunks:
 
 
 def split_into_chunks(parameters: Sequence[Named], most_bytes: int | None = None) -> tuple[ParameterChunk, ...]:
-    """``parameters`` in parts of at most ``most_bytes`` (by default those of their device) and :data:`MOST_PIECES`. A
-    single row is never cut."""
+    """Split ``parameters`` into parts of at most ``most_bytes`` and :data:`MOST_PIECES`.
+
+    By default, ``most_bytes`` depends on their device. A single row is never split.
+    """
     if not parameters:
         return ()
     room = most_bytes or MOST_BYTES[parameters[0][1].device.type]
@@ -102,7 +106,7 @@ def split_into_chunks(parameters: Sequence[Named], most_bytes: int | None = None
 
 
 def _pieces(parameters: Sequence[Named], room: int) -> Iterator[tuple[ParameterSlice, int]]:
-    """Each parameter in as few pieces as ``room`` bytes allow, with the size of each."""
+    """Yield each parameter in as few pieces as ``room`` bytes allow, with the size of each."""
     for name, parameter in parameters:
         rows = parameter.shape[0] if parameter.dim() else 1
         row_bytes = parameter.numel() // rows * parameter.element_size()
@@ -123,7 +127,7 @@ def _label(group: Sequence[ParameterSlice], number: int, count: int) -> str:
 
 
 def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
-    """The sum of each piece, up to the first whose parameter is no longer what it was."""
+    """Yield the sum of each piece, up to the first whose parameter was replaced."""
     for piece in part.pieces:
         parameter = piece.parameter()
         if parameter is None or parameter.shape != piece.shape:
@@ -136,20 +140,19 @@ def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
 
 
 def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
-    """The CRC-32 of the bytes of rows ``first`` to ``end`` of a dense tensor on the CPU; of one without dimensions, of
-    its one value."""
+    """Return the CRC-32 of rows ``first`` to ``end`` of a dense CPU tensor, or of a tensor without dimensions."""
     if not values.is_contiguous():  # the size of a part bounds the copy
         values, first, end = values.detach()[first:end].contiguous(), 0, end - first
     size = values.element_size()
     row = values.numel() // (len(values) or 1) * size if values.dim() else size
     begin, length = first * row, (end - first) * row
     if values.untyped_storage().nbytes() < values.storage_offset() * size + begin + length:
-        return 0  # its memory was taken away and is to come back, as torch.distributed does between steps
+        return 0  # its memory was freed and will be restored, as torch.distributed does between steps
     return zlib.crc32(_memory_at(values.data_ptr() + begin, length, _TO_READ))
 
 
 def bit_sum(values: torch.Tensor) -> torch.Tensor:
-    """The bits of ``values`` added up as signed 64-bit numbers that wrap around: a tensor without dimensions."""
+    """Return the sum of the bits of ``values`` as signed 64-bit integers that wrap around, without dimensions."""
     import torch
 
     if values.is_complex():
@@ -164,6 +167,6 @@ def _whole_numbers(values: torch.Tensor) -> torch.dtype:
 
 
 def digest(sums: Iterable[int]) -> str:
-    """Sums as one short text."""
+    """Return sums as one short text."""
     numbers = list(sums)
     return hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).hexdigest()

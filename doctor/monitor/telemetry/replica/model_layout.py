@@ -1,4 +1,4 @@
-"""What a model is made of: names, shapes and types of its parameters, and which of them a replica holds whole."""
+"""Names, shapes and types of a model's parameters, and which of them a replica holds completely."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ if TYPE_CHECKING:
 
 MOST_TENSORS = 4096
 SHARDED_KINDS = frozenset({"DTensor", "FlatParameter", "ShardedTensor"})
-"""Classes of tensors that are pieces of one: FSDP2 and tensor parallelism, FSDP1, torch.distributed._shard."""
+"""Classes of tensors that are shards: FSDP2 and tensor parallelism, FSDP1, torch.distributed._shard."""
 PARTED = "ds_id"
-"""Attribute that DeepSpeed ZeRO-3 gives a parameter that is elsewhere for the most part."""
+"""Attribute of a DeepSpeed ZeRO-3 parameter, which is mostly elsewhere."""
 
 Named = tuple[str, "torch.nn.Parameter"]
 
 
 def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: bool | None) -> ModelFacts:
-    """The model as it is. Where a parameter is visibly a piece of one, ``replicated`` is ``False`` whatever was said,
-    and shapes, which healthy ranks cut differently (FSDP1 with its original parameters), are not in the digest."""
+    """Describe the model.
+
+    If a parameter is visibly a shard, ``replicated`` is ``False`` whatever was passed, and shapes, which differ between
+    healthy ranks (FSDP1 with its original parameters), are not in the digest.
+    """
     named = list(module.named_parameters())
     shapes = [shape_of(name, parameter) for name, parameter in named]
     sizes = [_size(parameter) for _, parameter in named]
@@ -40,23 +43,27 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
 
 
 def shape_of(name: str, parameter: Any) -> TensorShape:
-    """Name, shape and type of a parameter; one without a shape yet (torch.nn.UninitializedParameter) is of the type
-    ``uninitialized``."""
+    """Return name, shape and type of a parameter.
+
+    One without a shape yet (torch.nn.UninitializedParameter) has the type ``uninitialized``.
+    """
     if _is_lazy(parameter):
         return TensorShape(name, (), "uninitialized")
     return TensorShape(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
 
 
 def is_sharded(module: torch.nn.Module, named: list[Named]) -> bool:
-    """Whether this process holds pieces of some parameters only."""
+    """Return whether this process holds only shards of some parameters."""
     if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):  # set by FSDP1
         return True
     return any(_is_piece(parameter) for _, parameter in named)
 
 
 def whole_parameters(module: torch.nn.Module) -> list[Named]:
-    """The parameters that can be compared with those of other ranks bit by bit, in order: ordinary dense tensors, all
-    on the device of the first. Left out are those that DistributedDataParallel was told to ignore."""
+    """Return the parameters that can be compared with other ranks bit by bit, in order.
+
+    Ordinary dense tensors, all on the device of the first, without those that DistributedDataParallel ignores.
+    """
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     found = [one for one in module.named_parameters() if one[0] not in ignored and _is_plain(one[1])]
     return [one for one in found if one[1].device == found[0][1].device]

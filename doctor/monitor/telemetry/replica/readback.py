@@ -1,4 +1,4 @@
-"""Numbers on their way from a CUDA device to the host: sent without waiting, read when they are there."""
+"""Copies values from a CUDA device to the host without waiting, and reads them once they arrive."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 SLOTS, WIDTH = 4, 64
-"""Messages under way at once, and numbers in each."""
+"""Transfers in progress at once, and values in each."""
 PAUSE = 0.005
-"""Seconds between two questions to a device that is waited for."""
+"""Seconds between two polls of a device that is waited for."""
 
 Reader = Callable[[list[Any]], None]
 
 
 class Readback:
-    """A few pages of pinned memory that a device writes to. For the training thread alone.
+    """Pages of pinned memory that a device writes to. For the training thread only.
 
-    The pages are allocated here, once: pinning memory can hold up the device. ``pinned=False`` for tests on a CPU.
+    They are allocated once, because pinning memory can block the device. ``pinned=False`` for tests on a CPU.
     """
 
     def __init__(self, events: EventFactory, *, pinned: bool = True) -> None:
@@ -35,26 +35,29 @@ class Readback:
         self._under_way: deque[tuple[torch.Tensor, int, torch.dtype, CudaEvent, Reader]] = deque()
 
     def is_open(self) -> bool:
-        """Whether something can be sent: not while much is under way or a CUDA graph is captured."""
+        """Return whether a transfer can start: a page is free and no CUDA graph is being captured."""
         return bool(self._free) and not self._events.capturing()
 
     def send(self, values: torch.Tensor, reader: Reader) -> None:
-        """Have ``reader`` called with ``values`` (one dimension, at most :data:`WIDTH` numbers of eight bytes) once
-        they are on the host. Only while :meth:`is_open`."""
+        """Have ``reader`` called with ``values`` once they are on the host. Only while :meth:`is_open`.
+
+        ``values``: one dimension, at most :data:`WIDTH` values of eight bytes.
+        """
         page, event = self._free.pop()
         page[: len(values)].view(values.dtype).copy_(values, non_blocking=True)
         self._events.record(event)
         self._under_way.append((page, len(values), values.dtype, event, reader))
 
     def collect(self) -> None:
-        """Hand out what has arrived, oldest first."""
+        """Deliver what has arrived, oldest first."""
         while self._under_way and not self._events.capturing() and self._under_way[0][3].query():
             page, length, kind, event, reader = self._under_way.popleft()
             self._free.append((page, event))
             reader(page[:length].view(kind).tolist())
 
     def drain(self, seconds: float) -> None:
-        """Hand out what arrives within ``seconds``. Not for the step path; a device that never answers costs these."""
+        """Deliver what arrives within ``seconds``; a device that never answers costs all of them. Not for the step
+        path."""
         until = time.monotonic() + seconds
         self.collect()
         while self._under_way and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""How the replica of a rank fares: whether it stays equal to the others', and whether its numbers stay finite."""
+"""Tracks the replica of a rank: whether it stays equal to the others', and stays finite."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     import torch
 
 INITIAL_PARTS = 128
-"""Parts that are added up before the first step: a quarter of a GiB on a CPU, 32 GiB on a CUDA device; of larger models
-the beginning."""
+"""Parts that are summed before the first step: a quarter of a GiB on a CPU, 32 GiB on a CUDA device; of larger
+models the beginning."""
 KEPT, RATIO, LEVELS = 16, 8, 4
-"""Of every look, of every 8th, 64th and 512th the newest 16 are kept: ranks that are asked at different moments have
-some in common."""
+"""Of every sample, and of every 8th, 64th and 512th, the newest 16 are kept: ranks that report at different moments
+have some in common."""
 
 
 class ReplicaTracker:
-    """Checksums of the parameters every ``every_n_steps`` optimizer steps and as many batches, and the loss of every
-    batch.
+    """Checksums of the parameters and the losses of a rank.
 
-    A model of many tensors is looked at part by part, by turns, so that a look takes less than a millisecond on a CPU
-    and some launches on a CUDA device, whose results are read when they have arrived. Steps and batches count
-    from 1. Where both are due at once, one look serves both.
+    A checksum is taken every ``every_n_steps`` optimizer steps and as many batches; both count from 1. A model of many
+    tensors is sampled part by part in turn, so that a sample takes less than a millisecond on a CPU and some kernel
+    launches on a CUDA device, whose results are read when they have arrived. If both are due at once, one sample serves
+    both.
 
-    Gradients are looked at on a CPU after a loss that is not finite, once, where they are still there (Lightning clears
-    them in the next step, others at the end of this one) and the loss is that of this very batch: some batches later
-    every gradient is spoilt. Ones that are not finite under a finite loss are no news: either a GradScaler is searching
-    for its scale, or the next loss tells.
+    Gradients are checked once, on a CPU, after a loss that is not finite, if they still exist (Lightning clears them in
+    the next step, others at the end of this one) and the loss belongs to this very batch: some batches later every
+    gradient is affected. Non-finite gradients with a finite loss are ignored: either a GradScaler is searching for its
+    scale, or the next loss shows it.
 
-    ``loss`` takes the number of a batch and its loss, as :meth:`.Losses.see`; where that says so :meth:`batch_end` is
-    to be called at once, and at the latest every ``every_n_steps``.
+    ``loss`` takes the number of a batch and its loss, as :meth:`.LossTracker.record`; if it returns ``True``,
+    :meth:`batch_end` is to be called at once, and otherwise at least every ``every_n_steps``.
     """
 
     def __init__(self, every_n_steps: int) -> None:
@@ -54,17 +54,17 @@ class ReplicaTracker:
         self._parts: ParameterChunks | None = None
         self._readback: Readback | None = None
         self._losses = LossTracker()
-        self.loss = self._losses.see
+        self.loss = self._losses.record
         self._checksums: dict[Counted, ChecksumHistory] = {"step": ChecksumHistory(), "batch": ChecksumHistory()}
-        self._began: dict[str, str] = {}
+        self._initial: dict[str, str] = {}
         self._last: ChecksumSample | None = None
         self._gradients: tuple[NonFinite, ...] | None = None
 
     def attach(self, module: object, *, replicated: bool | None, broadcast: bool | None) -> None:
-        """The model that is trained, as a bare :class:`torch.nn.Module`; it is not kept alive. ``replicated``: all
-        data-parallel ranks hold the same values (``None``: not known); ``broadcast``: the wrapper makes them equal.
+        """Set the model, a bare :class:`torch.nn.Module`, which is not kept alive.
 
-        Not on the step path: reads all parameters once, and waits for that.
+        ``replicated``: all data-parallel ranks hold the same values (``None``: unknown); ``broadcast``: the wrapper
+        broadcasts them. Not for the step path: reads all parameters once, and waits for that.
         """
         model = cast("torch.nn.Module", module)
         facts = describe_model(model, replicated, broadcast)
@@ -73,40 +73,44 @@ class ReplicaTracker:
         self._readback = _readback(next(model.parameters(), None))
         self._losses.readback = self._readback
         self._checksums = {"step": ChecksumHistory(), "batch": ChecksumHistory()}
-        began = initial_checksums(self._parts) if self._parts is not None else None
-        self._began = began.parts if began else {}
-        self._model = msgspec.structs.replace(facts, initial=began and began.whole)
+        initial = initial_checksums(self._parts) if self._parts is not None else None
+        self._initial = initial.parts if initial else {}
+        self._model = msgspec.structs.replace(facts, initial=initial and initial.whole)
 
     def optimizer_step(self, step: int) -> None:
-        """The optimizer has stepped, ``step`` times so far. To be called at least every ``every_n_steps``."""
+        """Record optimizer step number ``step``. To be called at least every ``every_n_steps``."""
         if step % self._every == 0:
-            self._look("step", step, step)
+            self._take_sample("step", step, step)
 
     def batch_end(self, batch: int, steps: int = -1) -> None:
-        """A batch is done; ``steps`` of the optimizer so far. They do not label everything: a loop that optimizes by
-        hand may not count them while the parameters change."""
+        """Record the end of a batch after ``steps`` optimizer steps.
+
+        Samples are not labeled by steps alone: a manual loop may not count them while the parameters change.
+        """
         self._losses.fetch()
-        spoilt = self._losses.first
-        if spoilt is not None and spoilt.step == batch and self._gradients is None:
-            self._gradients = self._spoilt_gradients(batch)
+        non_finite = self._losses.first
+        if non_finite is not None and non_finite.step == batch and self._gradients is None:
+            self._gradients = self._non_finite_gradients(batch)
         if self._readback is not None:
             self._readback.collect()
         if batch % self._every == 0:
-            self._look("batch", batch, steps)
+            self._take_sample("batch", batch, steps)
 
     def finish(self) -> None:
-        """No batch follows: take the last losses as far as they come. For the training thread: another one's question
-        would end the capture of a CUDA graph."""
+        """Check the last losses as far as they arrive. For the training thread, as no batch follows.
+
+        A query from another thread would end the capture of a CUDA graph.
+        """
         self._losses.finish()
 
     def model(self) -> ModelFacts:
-        """The model; :class:`NotPresent` before it is attached."""
+        """Return the facts of the model; raise :class:`NotPresent` before it is attached."""
         if self._model is None:
             raise NotPresent("no model was attached to the monitor")
         return self._model
 
     def facts(self) -> ReplicaFacts:
-        """What was seen so far. For any thread: nothing is asked of a device."""
+        """Return everything recorded so far. For any thread: no device is queried."""
         losses = (self._losses.first,) if self._losses.first else ()
         return ReplicaFacts(
             checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept()),
@@ -114,9 +118,11 @@ class ReplicaTracker:
             losses=self._losses.seen,
         )
 
-    def _look(self, counted: Counted, count: int, steps: int) -> None:
-        """Take the checksum of the part whose turn it is, unless it was taken after the same step of the optimizer;
-        nothing is computed that could not be fetched."""
+    def _take_sample(self, counted: Counted, count: int, steps: int) -> None:
+        """Take the checksum of the next part, unless it was taken after the same optimizer step.
+
+        Nothing is computed that could not be fetched.
+        """
         import torch
 
         number, readback, parts = count // self._every, self._readback, self._parts
@@ -131,37 +137,39 @@ class ReplicaTracker:
         label, sums = parts.sums(number)
         if not sums:
             return
-        self._last = look = ChecksumSample(number, steps, label)
-        self._keep(look, counted, count)
+        self._last = sample = ChecksumSample(number, steps, label)
+        self._keep(sample, counted, count)
         if readback is None:
-            self._arrived(look, map(int, sums))
+            self._arrived(sample, map(int, sums))
         else:
             numbers = torch.stack([torch.as_tensor(one) for one in sums])
-            readback.send(numbers, lambda arrived: self._arrived(look, arrived))
+            readback.send(numbers, lambda arrived: self._arrived(sample, arrived))
 
-    def _keep(self, look: ChecksumSample, counted: Counted, count: int) -> None:
-        """File a look under a count, now or when its value is there."""
-        if look.value is None:
-            look.waiting.append((counted, count))
+    def _keep(self, sample: ChecksumSample, counted: Counted, count: int) -> None:
+        """File a sample under a count, now or when its value arrives."""
+        if sample.value is None:
+            sample.waiting.append((counted, count))
             return
-        began = self._began.get(look.label)
-        moved = None if began is None else look.value != began
-        self._checksums[counted].add(look.number, Checksum(count, look.value, look.label, counted, moved))
+        initial = self._initial.get(sample.label)
+        changed = None if initial is None else sample.value != initial
+        self._checksums[counted].add(sample.number, Checksum(count, sample.value, sample.label, counted, changed))
 
-    def _arrived(self, look: ChecksumSample, numbers: Iterable[int]) -> None:
-        look.value = digest(numbers)
-        for counted, count in look.waiting:
-            self._keep(look, counted, count)
+    def _arrived(self, sample: ChecksumSample, numbers: Iterable[int]) -> None:
+        sample.value = digest(numbers)
+        for counted, count in sample.waiting:
+            self._keep(sample, counted, count)
 
-    def _spoilt_gradients(self, batch: int) -> tuple[NonFinite, ...]:
+    def _non_finite_gradients(self, batch: int) -> tuple[NonFinite, ...]:
         module = self._module() if self._module is not None else None
         return tuple(islice(non_finite_gradients(module, batch), 1)) if module is not None else ()
 
 
 @dataclass
 class ChecksumSample:
-    """The ``number``-th look, after ``steps`` of the optimizer (-1: not counted). ``value``: ``None`` until it has
-    arrived; ``waiting``: the counts that it will be filed under."""
+    """Sample ``number``, after ``steps`` optimizer steps (-1: not counted).
+
+    ``value``: ``None`` until it has arrived; ``waiting``: the counts to file it under.
+    """
 
     number: int
     steps: int
@@ -171,19 +179,19 @@ class ChecksumSample:
 
 
 class ChecksumHistory:
-    """The newest checksums, and ever fewer of older looks. One thread adds, any thread reads."""
+    """The newest checksums, and fewer of older samples. One thread adds, any thread reads."""
 
     def __init__(self) -> None:
         self._levels = [deque[Checksum](maxlen=KEPT) for _ in range(LEVELS)]
 
-    def add(self, look: int, checksum: Checksum) -> None:
-        """Keep the checksum of the ``look``-th look."""
+    def add(self, sample: int, checksum: Checksum) -> None:
+        """Keep the checksum of sample number ``sample``."""
         for level, kept in enumerate(self._levels):
-            if look % RATIO**level == 0:
+            if sample % RATIO**level == 0:
                 kept.append(checksum)
 
     def kept(self) -> tuple[Checksum, ...]:
-        """All that are kept, oldest first."""
+        """Return all kept checksums, oldest first."""
         found = {checksum for kept in self._levels for checksum in tuple(kept)}
         return tuple(sorted(found, key=lambda checksum: (checksum.step, checksum.part)))
 
@@ -196,11 +204,11 @@ class InitialChecksums(NamedTuple):
 
 
 def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
-    """What a model is before its first step; waits for its device."""
+    """Take the checksums of a model before its first step; waits for its device."""
     whole: list[int] = []
     by_label: dict[str, str] = {}
-    for look in range(min(len(parts.all), INITIAL_PARTS)):
-        label, sums = parts.sums(look)
+    for sample in range(min(len(parts.all), INITIAL_PARTS)):
+        label, sums = parts.sums(sample)
         numbers = [int(one) for one in sums]
         whole += numbers
         by_label[label] = digest(numbers)
@@ -208,7 +216,7 @@ def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
 
 
 def non_finite_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFinite]:
-    """Gradients on the CPU that are there and not finite, in the order of the parameters. Reads every one of them."""
+    """Yield gradients on the CPU that are not finite, in the order of the parameters. Reads all of them."""
     import torch
 
     for name, parameter in module.named_parameters():

@@ -1,4 +1,4 @@
-"""Where a thread is, by the interpreter; and where an exception came from."""
+"""Stacks of live threads and of exceptions, from the interpreter."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
 def thread_stack(thread: int) -> tuple[Frame, ...]:
-    """The stack of a thread of this process, by its identity: innermost first, at most 60 frames; empty where there is
-    no such thread. Off the step path: the user's sources are read for the conditions that lead there."""
+    """Return the stack of a thread of this process, innermost first, at most 60 frames.
+
+    Empty if there is no such thread. Not for the step path: user sources are read for rank conditions.
+    """
     (stack,) = with_conditions([frames_of_stack(sys._current_frames().get(thread))])
     return stack
 
 
 def is_waiting_in_collective(thread: int) -> bool:
-    """Whether a thread of this process waits in a call of torch.distributed, by its stack."""
+    """Return whether the stack of a thread shows a call of torch.distributed that waits."""
     return bool(waits_in(frames_of_stack(sys._current_frames().get(thread))))
 
 
 def frames_of_exception(error: BaseException) -> tuple[Frame, ...]:
-    """The way to where an exception was raised, innermost first, at most 60 frames; empty if it never was raised."""
+    """Return the traceback of an exception, innermost first, at most 60 frames; empty if never raised."""
     return frames_of_traceback(error.__traceback__)

@@ -1,8 +1,8 @@
-"""What in a source file lets only some ranks come to a line: ``if rank == 0:`` around it, a return before it.
+"""Conditions in source files that let only some ranks reach a line, such as ``if rank == 0:``.
 
-A stack tells where a rank is and not why the others are not there. Files are read off the step path, in a thread
-with a deadline (they may lie on a mount that does not answer), and only where they are older than this process: a file
-that was edited since does not show the code that runs.
+A stack shows where a rank is, but not why the others are not there. Files are read off the step path, in a thread with
+a deadline (they may be on a mount that does not respond), and only if they are older than this process: a file edited
+since then does not show the running code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from doctor.core.background import start_thread
 from doctor.core.facts import Frame
 
 DEADLINE = 1.0
-"""Seconds for the sources of one stack."""
+"""Time limit in seconds for the sources of one stack."""
 LARGEST = 1 << 20
 LONGEST = 100
-"""Bytes of a source file, and letters of a condition."""
+"""Maximum bytes of a source file, and characters of a condition."""
 
 _STARTED = time.time()
 _RANK_WORD = re.compile(
@@ -62,7 +62,7 @@ _READING: threading.Thread | None = None
 
 
 def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADLINE) -> list[tuple[Frame, ...]]:
-    """The stacks, with the conditions of the user's own lines as far as they are known after ``deadline`` seconds."""
+    """Add the conditions of the user's own lines, as far as they are known after ``deadline`` seconds."""
     global _READING
     lines = {(frame.file, frame.line) for stack in stacks for frame in stack if frame.user}
     if lines and (_READING is None or not _READING.is_alive()):
@@ -84,10 +84,10 @@ def _parse(file: str) -> ast.Module | None:
 
 
 def _source(file: str) -> str:
-    """The text that runs. Cells of a notebook are in the line cache, and nowhere else.
+    """Return the running source. Notebook cells are only in the line cache.
 
     Raises:
-        OSError: it can't be had, or was changed since.
+        OSError: it is not available, or was changed since.
     """
     if file in linecache.cache and not Path(file).is_file():
         return "".join(linecache.getlines(file))
@@ -99,10 +99,10 @@ def _source(file: str) -> str:
 
 
 def rank_condition(tree: ast.Module, line: int) -> str:
-    """The innermost condition on the rank under which ``line`` of a module runs; empty without one.
+    """Return the innermost rank condition under which ``line`` of a module runs; empty without one.
 
     ``if TEST, line N``, ``elif TEST, line N``, ``else of if TEST, line N``, ``after if TEST: return, line N`` (the line
-    runs where the test fails) or ``@rank_zero_only``; ``N`` is the line of the first ``if`` of a chain.
+    runs if the test fails) or ``@rank_zero_only``; ``N`` is the line of the first ``if`` of a chain.
     """
     found = ""
     for block, position in _blocks_around(tree, line):
@@ -117,7 +117,7 @@ def rank_condition(tree: ast.Module, line: int) -> str:
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Every list of statements around ``line``, outermost first, and where in it the line is."""
+    """Yield every list of statements around ``line``, outermost first, and the line's index in it."""
     blocks: list[list[ast.stmt]] = [tree.body]
     while blocks:
         block = blocks.pop()
@@ -129,7 +129,7 @@ def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt]
 
 
 def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """The blocks inside of a statement; those of a chain of ``elif`` are all its first ``if``'s."""
+    """Yield the blocks inside a statement; those of an ``elif`` chain belong to its first ``if``."""
     if isinstance(statement, ast.If) and (following := _elif_of(statement)):
         yield statement.body
         yield from _blocks_of(following)
@@ -150,7 +150,7 @@ def _decoration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _left_before(block: Sequence[ast.stmt]) -> str:
-    """A statement before the line, in its own block, with which some ranks leave."""
+    """Return a statement before the line, in its own block, by which some ranks leave."""
     for statement in reversed(block):
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVES) and not statement.orelse:
             if test := _rank_test(statement):
@@ -160,7 +160,7 @@ def _left_before(block: Sequence[ast.stmt]) -> str:
 
 
 def _branch(first: ast.If, line: int) -> str:
-    """The branch of an ``if`` that ``line`` is in, where its test speaks of ranks."""
+    """Return the branch of an ``if`` that contains ``line``, if its test mentions ranks."""
     word, statement = "if", first
     while not _within(statement.body, line) and (following := _elif_of(statement)):
         word, statement = "elif", following
@@ -171,7 +171,7 @@ def _branch(first: ast.If, line: int) -> str:
 
 
 def _elif_of(statement: ast.If) -> ast.If | None:
-    """The ``elif`` that follows; the tree shows it as an ``if`` in the ``else``, and only its column tells."""
+    """Return the following ``elif``, which the tree shows as an ``if`` in the ``else`` at the same column."""
     inner = statement.orelse[0] if len(statement.orelse) == 1 else None
     return inner if isinstance(inner, ast.If) and inner.col_offset == statement.col_offset else None
 

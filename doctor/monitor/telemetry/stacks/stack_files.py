@@ -1,4 +1,4 @@
-"""Files of stacks that faulthandler wrote: in C, so that it needs no interpreter that answers."""
+"""Reads stack files of faulthandler, which writes them in C without the interpreter."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from doctor.core.files.own_folder import OwnFile
 from doctor.core.frames import MOST, frame_of
 
 HEAD = "training thread 0x{:x}\n"
-"""The first line of a file: the identity of the thread that is asked about. Not faulthandler's."""
+"""First line of a file, written by us: the identity of the training thread."""
 LARGEST = 4 << 20
-"""Bytes of a file that are read."""
+"""Maximum bytes of a file that are read."""
 _OF_TRAINER = re.compile(r"training thread 0x([0-9a-f]+)")
 _OF_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*\(most recent call first\)")
 _OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
 
 
 def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
-    """The training thread of the newest stacks in a file, innermost first; empty where there are none.
+    """Return the training thread's newest stack in a file, innermost first; empty if there is none.
 
-    faulthandler calls the thread that got a signal ``Current thread``; the file's first line says which is the training
-    thread. Without that line the last thread of the file is taken: faulthandler goes from the newest thread to the
-    oldest, which is the interpreter's first. A file that breaks off gives what it has.
+    faulthandler calls the thread that got a signal ``Current thread``; the first line of the file identifies the
+    training thread. Without that line the last thread of the file is used: faulthandler goes from the newest thread to
+    the oldest, which is the main thread. A truncated file yields what it has.
     """
     try:
         lines = OwnFile.of(file).read(LARGEST, whole=False).decode("utf-8", "replace").splitlines()

@@ -1,4 +1,4 @@
-"""What a rank sees of the processes of its own host that do not answer."""
+"""What a rank observes of unresponsive processes on its own host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from doctor.monitor.watchdog.protocol import PeerObservation, PeerProcess
 
 
 def host_key(host: Identity) -> str:
-    """A name for those processes that can see one another: of one host and one PID namespace."""
+    """Return an id shared by processes that can see each other: same host and PID namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path, a name
     except OSError:
@@ -29,65 +29,70 @@ def host_key(host: Identity) -> str:
 
 
 class LocalPeerProbe:
-    """Of one rank. ``directory``: where the others leave their stacks."""
+    """Observes the other ranks on this host. ``directory``: where they write their stacks."""
 
     def __init__(self, rank: int, host: str, directory: Path | OwnFolder) -> None:
         self.host = host
         self._rank = rank
         self._folder = OwnFolder.of(directory)
         self._known: dict[int, PeerProcess] = {}
-        self._hellos: FailoverReader | None = None
+        self._announcements: FailoverReader | None = None
         self._sizes: dict[int, int] = {}
 
-    def greet(self, lines: FailoverStore) -> None:
-        """Let the others of this host know which process this is, and how it is asked for its stacks."""
-        self._hellos = lines.reader(f"host-{self.host}")
-        lines.append(
+    def announce(self, store: FailoverStore) -> None:
+        """Announce this process and its stack signal to the other ranks on this host."""
+        self._announcements = store.reader(f"host-{self.host}")
+        store.append(
             f"host-{self.host}",
             encode(PeerProcess(self._rank, os.getpid(), process_start_time(), *STACK_DUMPER.signal)),
         )
 
-    def listen(self) -> None:
-        """Hear which processes the others are. A rank says so once: what comes later is not from it."""
-        for hello in decode_all(self._hellos.fresh(), PeerProcess) if self._hellos else ():
-            self._known.setdefault(hello.rank, hello)
+    def read_announcements(self) -> None:
+        """Read which process each rank is. Only the first announcement of a rank counts; later ones are forged."""
+        for process in decode_all(self._announcements.fresh(), PeerProcess) if self._announcements else ():
+            self._known.setdefault(process.rank, process)
 
     @property
-    def neighbours(self) -> set[int]:
-        """The other ranks of this host that have said hello."""
+    def ranks(self) -> set[int]:
+        """The other ranks on this host that have announced themselves."""
         return self._known.keys() - {self._rank}
 
-    def lives(self, rank: int) -> bool:
-        """Whether the process of a neighbour is there and may run."""
-        hello = self._known[rank]
-        return process_state(hello.pid, hello.started)[0] == SILENT
+    def is_running(self, rank: int) -> bool:
+        """Return whether the process of a local peer exists and is not stopped."""
+        process = self._known[rank]
+        return process_state(process.pid, process.started)[0] == SILENT
 
-    def gone(self, ranks: Iterable[int]) -> set[int]:
-        """Those of these ranks whose processes on this host have ended."""
-        known = ((rank, self._known[rank]) for rank in ranks if rank in self.neighbours)
-        return {rank for rank, hello in known if process_state(hello.pid, hello.started)[0] == GONE}
+    def exited(self, ranks: Iterable[int]) -> set[int]:
+        """Return which of these ranks have no process on this host any more."""
+        known = ((rank, self._known[rank]) for rank in ranks if rank in self.ranks)
+        return {rank for rank, process in known if process_state(process.pid, process.started)[0] == GONE}
 
-    def look(self, rank: int, before: PeerObservation | None, *, patient: bool) -> PeerObservation | None:
-        """What can be seen of a neighbour. One that is just silent is nothing yet while one is ``patient``; then it is
-        asked for its stacks, once: ``before`` is what was seen of it last in this alarm."""
-        hello = self._known[rank]
-        state, letter = process_state(hello.pid, hello.started)
+    def observe(self, rank: int, before: PeerObservation | None, *, in_grace: bool) -> PeerObservation | None:
+        """Observe a local peer that has not reported.
+
+        ``None`` while a silent peer is ``in_grace``; after that its stacks are requested once. ``before``: the last
+        observation of it in this incident.
+        """
+        process = self._known[rank]
+        state, letter = process_state(process.pid, process.started)
         if state != SILENT:
             return PeerObservation(rank, self._rank, state, letter)
-        if patient:
+        if in_grace:
             return None
-        asked = before.asked if before is not None and before.state == SILENT else self._ask(hello)
-        return PeerObservation(rank, self._rank, state, letter, self._answer(rank) if asked else (), asked=asked)
+        asked = before.asked if before is not None and before.state == SILENT else self._request_stacks(process)
+        return PeerObservation(rank, self._rank, state, letter, self._read_stacks(rank) if asked else (), asked=asked)
 
-    def _ask(self, hello: PeerProcess) -> bool:
-        self._sizes[hello.rank] = self._size(hello.rank)
-        how = StackSignal(hello.thread, hello.signal)
-        return request_stacks(LocalPeer(hello.pid, hello.started, how, stack_file(self._folder, hello.rank).path))
+    def _request_stacks(self, process: PeerProcess) -> bool:
+        self._sizes[process.rank] = self._file_size(process.rank)
+        stack_signal = StackSignal(process.thread, process.signal)
+        return request_stacks(
+            LocalPeer(process.pid, process.started, stack_signal, stack_file(self._folder, process.rank).path)
+        )
 
-    def _answer(self, rank: int) -> tuple[Frame, ...]:
-        """The stack that a neighbour has written since it was asked."""
-        return read_stack_file(stack_file(self._folder, rank)) if self._size(rank) > self._sizes[rank] else ()
+    def _read_stacks(self, rank: int) -> tuple[Frame, ...]:
+        """Return the stack that a peer has written since it was requested."""
+        return read_stack_file(stack_file(self._folder, rank)) if self._file_size(rank) > self._sizes[rank] else ()
 
-    def _size(self, rank: int) -> int:
+    def _file_size(self, rank: int) -> int:
         seen = stack_file(self._folder, rank).look()
         return -1 if seen is None else seen.st_size

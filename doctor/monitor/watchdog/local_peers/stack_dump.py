@@ -1,9 +1,9 @@
-"""The stacks of this process for a neighbour that asks for them, when its own interpreter answers nobody.
+"""Stack dumps of this process on request of a local peer, without the interpreter.
 
-A signal makes faulthandler write them, in C, without the interpreter's lock. That is safe while this lock is held in C
-code, and not while Python runs: walking frames that change ended a busy process with SIGSEGV after some hundred
-signals (CPython 3.11; faulthandler documents no such use). So no timer of one's own asks for them, which would also
-fire after a pause of the whole process: a neighbour does, of a rank that does not answer while the job stands still.
+A signal makes faulthandler write them, in C, without the GIL. That is safe while the GIL is held in C code, but not
+while Python code runs: walking changing frames ended a busy process with SIGSEGV after some hundred signals (CPython
+3.11; faulthandler documents no such use). So no timer requests them, which would also fire after a pause of the whole
+process; a local peer does, of a rank that does not respond during an incident.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from doctor.monitor.telemetry.stacks.stack_files import HEAD
 
 
 class StackSignal(NamedTuple):
-    """How a process is asked: a real-time signal to one thread of it, which is never the training thread: a signal
-    would cut its system calls short. ``number`` is 0 where it can't be."""
+    """How a process is asked for stacks: a real-time signal to one of its threads.
+
+    Never the training thread, whose system calls the signal would interrupt. ``number`` is 0 if no signal is available.
+    """
 
     thread: int
     number: int
@@ -33,52 +35,58 @@ FOLDER = ".stacks"
 
 
 def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
-    """Where the stacks of a rank go. Hidden: no input for ``doctor diagnose``."""
+    """Return the stack file of a rank. It is hidden because ``doctor diagnose`` must not read it."""
     return OwnFolder.of(directory).file(f"{FOLDER}/rank-{rank}.txt")
 
 
 class StackDumper:
-    """Of this process. There is one: the handler stays as long as the process, which a late signal would end
-    otherwise."""
+    """The stack dumper of this process.
+
+    There is only one: the handler must stay installed, because a late signal would otherwise end the process.
+    """
 
     def __init__(self) -> None:
         self._file: FileIO | None = None
         self._number = 0
 
-    def listen(self) -> None:
-        """Let signals ask for stacks, from now on and as long as the process lives."""
+    def install(self) -> None:
+        """Install the signal handler for the lifetime of the process."""
         if self._file is None:
             self._file = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 - as long as the process
-            with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no such thing here
+            with contextlib.suppress(
+                AttributeError, OSError, RuntimeError, ValueError
+            ):  # not supported on this platform
                 number = _free_signal()
                 faulthandler.register(number, file=self._file, all_threads=True, chain=False)
                 self._number = number
 
     @property
     def signal(self) -> StackSignal:
-        """How the calling thread is asked."""
+        """The signal that requests stacks from the calling thread."""
         return StackSignal(threading.get_native_id(), self._number)
 
-    def write_to(self, file: Path | OwnFile, trainer: int) -> None:
-        """Where stacks go from now on. ``trainer``: identity of the training thread, for
+    def write_to(self, file: Path | OwnFile, training_thread: int) -> None:
+        """Write stacks to ``file`` from now on.
+
+        ``training_thread``: identity of the training thread, for
         :func:`doctor.monitor.telemetry.stacks.stack_files.read_stack_file`.
 
         Raises:
-            OSError: the file can't be written.
+            OSError: the file cannot be written.
         """
         with OwnFile.of(file).draft() as stream:
-            stream.write(HEAD.format(trainer).encode())
-            self._turn_to(stream)
+            stream.write(HEAD.format(training_thread).encode())
+            self._redirect(stream)
 
-    def write_nowhere(self, file: Path | OwnFile) -> None:
-        """Remove the file again, and its folder with the last one."""
+    def discard(self, file: Path | OwnFile) -> None:
+        """Remove the file, and its folder if it was the last one."""
         with contextlib.suppress(OSError):
-            with Path(os.devnull).open("wb", buffering=0) as nowhere:
-                self._turn_to(nowhere)
+            with Path(os.devnull).open("wb", buffering=0) as null:
+                self._redirect(null)
             OwnFile.of(file).remove()
 
-    def _turn_to(self, stream: FileIO) -> None:
-        """The handler knows the file by its number, which comes to mean another one."""
+    def _redirect(self, stream: FileIO) -> None:
+        """Point the descriptor that the handler uses to another file."""
         if self._file is not None:
             os.dup2(stream.fileno(), self._file.fileno())
 
@@ -87,8 +95,9 @@ STACK_DUMPER = StackDumper()
 
 
 def _free_signal() -> int:
-    """A real-time signal that nothing in this process catches or ignores, and this thread does not block; the highest,
-    as libraries that take some begin at the lowest.
+    """Return a real-time signal that this process does not catch, ignore or block.
+
+    The highest one, because libraries that take some begin at the lowest.
 
     Raises:
         ValueError: there is none.

@@ -1,1 +1,1 @@
-"""Rounds in which the ranks report to the one that judges."""
+"""Rounds in which the ranks report to the rank that evaluates."""

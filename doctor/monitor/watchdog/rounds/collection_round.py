@@ -1,8 +1,8 @@
-"""One question that all ranks answer and one of them judges.
+"""One collection round: all ranks report and one of them evaluates.
 
-Who comes says so at once, and again when its card is on the board. Those who do not come are looked at by the lowest
-rank of their host that did. Once everybody is accounted for, or the time is up, the lowest rank that came judges; where
-it gives no ruling in its time, the next one does. All take the ruling.
+A rank announces itself at once, and reports when its card is posted. Missing ranks are observed by the lowest rank of
+their host that reported. Once all ranks are accounted for, or the time is up, the lowest rank that reported evaluates;
+if it makes no decision in time, the next one does. All ranks adopt the decision.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from doctor.monitor.watchdog.decision import Decision, Trigger
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
 from doctor.monitor.watchdog.protocol import DecisionMessage, PeerObservation, RankPresence
 
-JUDGING, JUDGES = 8.0, 3
-"""Seconds that each of those who may judge has for it, and how many of them are waited for."""
+EVALUATION_TIMEOUT, MOST_EVALUATORS = 8.0, 3
+"""Seconds that each evaluator has, and how many evaluators in turn are awaited."""
 SETTLE = 0.5
-"""Seconds for what is seen of the missing ones to arrive."""
+"""Seconds for observations of missing ranks to arrive."""
 CANDIDATES = 16
-"""Ranks below this one count who is there. All others do only where none of these judges: were everybody to read what
-everybody says, a world of thousands would read millions of entries."""
+"""Only ranks below this one read all presences, until none of them evaluates: with thousands of ranks, reading
+everything everywhere would be millions of entries."""
 
 
 class RoundPeers(NamedTuple):
-    """Those who are asked, as one of them sees them."""
+    """The participants of a round and the means to reach them, as one of them sees them."""
 
     rank: int
     world_size: int
-    lines: FailoverStore
-    bystander: LocalPeerProbe
+    store: FailoverStore
+    local_peers: LocalPeerProbe
 
 
 class RoundTimeouts(NamedTuple):
-    """Seconds since a hearing began. ``grace``: for ranks to say that they come; ``longest``: for their cards;
-    ``broken``: that it takes after an exception even where all are there."""
+    """Seconds since the start of a round.
+
+    ``grace``: for announcements; ``longest``: for cards; ``broken``: minimum after an exception, even if all ranks
+    reported.
+    """
 
     grace: float
     longest: float
@@ -45,172 +48,178 @@ class RoundTimeouts(NamedTuple):
 
 
 class CollectionRound:
-    """As one rank takes part in it. ``looks``: those who do not come are looked at. ``left``: ranks that have ended and
-    are not expected. ``defers``: whether this rank leaves the judging to one that will come later; it is then
-    ``deferred``."""
+    """The participation of one rank in a round.
+
+    ``observes``: missing local peers are observed. ``ended``: ranks that have ended and are not expected. ``defers``:
+    returns whether this rank leaves the evaluation to one that reports later; it is then ``deferred``.
+    """
 
     def __init__(
         self,
         name: str,
-        occasion: Trigger,
-        circle: RoundPeers,
+        trigger: Trigger,
+        peers: RoundPeers,
         times: RoundTimeouts,
-        judge: Callable[[CollectionRound], Decision],
+        evaluate: Callable[[CollectionRound], Decision],
         *,
         now: float,
-        looks: bool = False,
-        left: Collection[int] = (),
+        observes: bool = False,
+        ended: Collection[int] = (),
         defers: Callable[[CollectionRound], bool] | None = None,
     ) -> None:
         self.name = name
-        self.came: set[int] = set()
-        self.coming: set[int] = set()
+        self.reported: set[int] = set()
+        self.announced: set[int] = set()
         self.failed: set[int] = set()
-        self.seen: dict[int, PeerObservation] = {}
-        self.left = set(left)
+        self.observations: dict[int, PeerObservation] = {}
+        self.ended = set(ended)
         self.deferred = False
         self._defers = defers
-        self._occasion = occasion
-        self._circle = circle
+        self._trigger = trigger
+        self._peers = peers
         self._times = times
-        self._judge = judge
+        self._evaluate = evaluate
         self._began = now
-        self._looks = looks
-        self._here_at_all = circle.lines.reader(f"{name}/here")
-        self._here_on_host = circle.lines.reader(f"{name}/here-{circle.bystander.host}")
-        self._sights = circle.lines.reader(f"{name}/seen")
-        self._gathered_at: float | None = None
-        self._tried = -1
-        self._own: DecisionMessage | None = None
+        self._observes = observes
+        self._all_presences = peers.store.reader(f"{name}/here")
+        self._local_presences = peers.store.reader(f"{name}/here-{peers.local_peers.host}")
+        self._observation_reader = peers.store.reader(f"{name}/seen")
+        self._complete_at: float | None = None
+        self._last_turn = -1
+        self._own_message: DecisionMessage | None = None
 
     @property
-    def occasion(self) -> Trigger:
-        """On which it is held: an exception outweighs standing still."""
-        return "failure" if self.failed else self._occasion
+    def trigger(self) -> Trigger:
+        """The trigger of the round: an exception outweighs a stall."""
+        return "failure" if self.failed else self._trigger
 
     @property
     def missing(self) -> set[int]:
-        """The ranks that are expected and did not come."""
-        return set(range(self._circle.world_size)) - self.came - self.left
+        """The expected ranks that did not report."""
+        return set(range(self._peers.world_size)) - self.reported - self.ended
 
     def announce(self) -> None:
-        """Say that this rank is about to come."""
-        self._say(RankPresence(self._circle.rank))
+        """Announce that this rank is about to report."""
+        self._post(RankPresence(self._peers.rank))
 
-    def come(self, *, failed: bool = False) -> None:
-        """Say that this rank has left its card; ``failed``: that an exception brings it."""
-        self._say(RankPresence(self._circle.rank, came=True, failed=failed))
+    def report(self, *, failed: bool = False) -> None:
+        """Report that this rank has posted its card; ``failed``: after an exception."""
+        self._post(RankPresence(self._peers.rank, came=True, failed=failed))
 
-    def _say(self, here: RankPresence) -> None:
-        self._note(here)
-        for box in ("here", f"here-{self._circle.bystander.host}") if self._looks else ("here",):
-            self._circle.lines.append(f"{self.name}/{box}", encode(here))
+    def _post(self, here: RankPresence) -> None:
+        self._add(here)
+        for box in ("here", f"here-{self._peers.local_peers.host}") if self._observes else ("here",):
+            self._peers.store.append(f"{self.name}/{box}", encode(here))
 
-    def _note(self, here: RankPresence) -> None:
-        self.coming.add(here.rank)
+    def _add(self, here: RankPresence) -> None:
+        self.announced.add(here.rank)
         if here.came:
-            self.came.add(here.rank)
+            self.reported.add(here.rank)
         if here.failed:
             self.failed.add(here.rank)
 
     def is_over(self, now: float) -> bool:
-        """Whether no ruling is to be expected any more."""
-        return now - self._began > self._times.longest + SETTLE + JUDGES * JUDGING
+        """Return whether no decision can be expected any more."""
+        return now - self._began > self._times.longest + SETTLE + MOST_EVALUATORS * EVALUATION_TIMEOUT
 
     def step(self, now: float) -> DecisionMessage | None:
-        """Do what is due; the ruling, once there is one."""
-        said = self._own or decode_or_none(self._circle.lines.get(f"{self.name}/ruling"), DecisionMessage)
-        if said is not None and self.is_supported:
-            return said
-        self._count(now)
-        if said is not None and not self._is_first(now):
-            return said
-        if self._looks:
-            self._look_around(now)
-        return self._rule() if self._judges(now) else None
+        """Do what is due; return the decision once there is one."""
+        message = self._own_message or decode_or_none(self._peers.store.get(f"{self.name}/ruling"), DecisionMessage)
+        if message is not None and self.is_trusted:
+            return message
+        self._read_messages(now)
+        if message is not None and not self._is_first_evaluator(now):
+            return message
+        if self._observes:
+            self._observe_local_peers(now)
+        return self._decide() if self._is_my_turn(now) else None
 
     @property
-    def is_supported(self) -> bool:
-        """Whether the ruling is certainly one of a rank of this job: this one's own, or lines are authentic."""
-        return self._own is not None or self._circle.lines.are_authentic
+    def is_trusted(self) -> bool:
+        """Whether the decision certainly comes from a rank of this job: made here, or messages are signed."""
+        return self._own_message is not None or self._peers.store.are_authentic
 
-    def _is_first(self, now: float) -> bool:
-        """Whether this rank is the first of those that may judge, and nobody can have judged in its place yet. It goes
-        by no other ruling then, where anybody may have written that."""
-        in_time = now - self._began <= self._times.longest + JUDGING
+    def _is_first_evaluator(self, now: float) -> bool:
+        """Return whether this rank evaluates first and no other rank can have done so in its place yet.
+
+        An unsigned decision of another rank is not adopted then, because it may be forged.
+        """
+        in_time = now - self._began <= self._times.longest + EVALUATION_TIMEOUT
         return (
             in_time
             and not self.deferred
-            and self._circle.rank < CANDIDATES
-            and self._circle.rank == min(self.came, default=-1)
+            and self._peers.rank < CANDIDATES
+            and self._peers.rank == min(self.reported, default=-1)
         )
 
-    def _counts(self, now: float) -> bool:
-        return self._circle.rank < CANDIDATES or now - self._began > self._times.longest + JUDGING
+    def _reads_all_ranks(self, now: float) -> bool:
+        return self._peers.rank < CANDIDATES or now - self._began > self._times.longest + EVALUATION_TIMEOUT
 
-    def _count(self, now: float) -> None:
-        boxes = [self._here_on_host] if self._looks else []
-        if self._counts(now):
-            boxes.append(self._here_at_all)
-            for seen in decode_all(self._sights.fresh(), PeerObservation):
-                self.seen[seen.rank] = seen
+    def _read_messages(self, now: float) -> None:
+        boxes = [self._local_presences] if self._observes else []
+        if self._reads_all_ranks(now):
+            boxes.append(self._all_presences)
+            for observation in decode_all(self._observation_reader.fresh(), PeerObservation):
+                self.observations[observation.rank] = observation
         for box in boxes:
             for here in decode_all(box.fresh(), RankPresence):
-                self._note(here)
+                self._add(here)
 
-    def _look_around(self, now: float) -> None:
-        """Look at the missing neighbours, where no lower rank of this host is there to do so."""
-        bystander = self._circle.bystander
-        bystander.listen()
-        if min(self.came & (bystander.neighbours | {self._circle.rank}), default=-1) != self._circle.rank:
+    def _observe_local_peers(self, now: float) -> None:
+        """Observe missing local peers, unless a lower rank on this host does."""
+        local_peers = self._peers.local_peers
+        local_peers.read_announcements()
+        if min(self.reported & (local_peers.ranks | {self._peers.rank}), default=-1) != self._peers.rank:
             return
-        for rank in sorted(bystander.neighbours - self.coming - self.left):
-            before = self.seen.get(rank)
-            seen = bystander.look(rank, before, patient=now - self._began < self._times.grace)
-            if seen is not None and seen != before:
-                self.seen[rank] = seen
-                self._circle.lines.append(f"{self.name}/seen", encode(seen))
+        for rank in sorted(local_peers.ranks - self.announced - self.ended):
+            before = self.observations.get(rank)
+            observation = local_peers.observe(rank, before, in_grace=now - self._began < self._times.grace)
+            if observation is not None and observation != before:
+                self.observations[rank] = observation
+                self._peers.store.append(f"{self.name}/seen", encode(observation))
 
-    def _judges(self, now: float) -> bool:
-        """Whether this rank is to judge now. Each turn is tried once."""
-        if not self._counts(now) or not self._is_gathered(now - self._began):
+    def _is_my_turn(self, now: float) -> bool:
+        """Return whether it is this rank's turn to evaluate. Each turn is tried once."""
+        if not self._reads_all_ranks(now) or not self._is_complete(now - self._began):
             return False
-        if self._gathered_at is None:
-            self._gathered_at = now
+        if self._complete_at is None:
+            self._complete_at = now
         self.deferred = self._defers is not None and self._defers(self)
         if self.deferred:
             return False
-        turn, order = int((now - self._gathered_at) / JUDGING), sorted(self.came)
-        if turn == self._tried or turn >= len(order) or order[turn] != self._circle.rank:
+        turn, order = int((now - self._complete_at) / EVALUATION_TIMEOUT), sorted(self.reported)
+        if turn == self._last_turn or turn >= len(order) or order[turn] != self._peers.rank:
             return False
-        self._tried = turn
-        lines = self._circle.lines
-        if not lines.alive and not self._looks and self._circle.rank > 0:
-            return False  # alone by its own trouble: only what stands still is worth a word then
-        claimed = lines.claim(f"{self.name}/turn-{turn}", b"%d" % self._circle.rank)
-        return claimed or (turn == 0 and not lines.are_authentic and self._is_first(now))
+        self._last_turn = turn
+        store = self._peers.store
+        if not store.alive and not self._observes and self._peers.rank > 0:
+            return False  # isolated by its own connection: only a stall is worth reporting then
+        claimed = store.claim(f"{self.name}/turn-{turn}", b"%d" % self._peers.rank)
+        return claimed or (turn == 0 and not store.are_authentic and self._is_first_evaluator(now))
 
-    def _is_gathered(self, waited: float) -> bool:
-        """Whether everybody is accounted for, or has had the time to be."""
-        if self._gathered_at is not None:
+    def _is_complete(self, waited: float) -> bool:
+        """Return whether all ranks are accounted for, or the time for that is up."""
+        if self._complete_at is not None:
             return True
-        awaited = self.missing - {rank for rank, seen in self.seen.items() if seen.state != SILENT}
+        awaited = self.missing - {
+            rank for rank, observation in self.observations.items() if observation.state != SILENT
+        }
         if not awaited:
-            may_fail_yet = bool(self.failed) and not self.failed >= self.came
+            may_fail_yet = bool(self.failed) and not self.failed >= self.reported
             return not may_fail_yet or waited >= self._times.broken
         if waited >= self._times.longest:
             return True
-        settled = waited >= self._times.grace + (SETTLE if self._looks else 0.0)
-        return settled and not self._is_worth_waiting(awaited)
+        settled = waited >= self._times.grace + (SETTLE if self._observes else 0.0)
+        return settled and not self._is_pending(awaited)
 
-    def _is_worth_waiting(self, awaited: set[int]) -> bool:
-        """Whether a card or the stacks of one of these are on their way."""
-        asked = {rank for rank, seen in self.seen.items() if seen.asked and not seen.stack}
-        return bool(awaited & (self.coming | asked))
+    def _is_pending(self, awaited: set[int]) -> bool:
+        """Return whether a card or the stacks of one of these ranks may still arrive."""
+        asked = {rank for rank, observation in self.observations.items() if observation.asked and not observation.stack}
+        return bool(awaited & (self.announced | asked))
 
-    def _rule(self) -> DecisionMessage:
-        occasion = self.occasion
-        said = DecisionMessage(self._circle.rank, occasion, self._judge(self))
-        self._own = said
-        self._circle.lines.set(f"{self.name}/ruling", encode(said))
-        return said
+    def _decide(self) -> DecisionMessage:
+        trigger = self.trigger
+        message = DecisionMessage(self._peers.rank, trigger, self._evaluate(self))
+        self._own_message = message
+        self._peers.store.set(f"{self.name}/ruling", encode(message))
+        return message

@@ -1,4 +1,4 @@
-"""The rounds of a run that goes on: the lowest rank that is alive judges the newest cards."""
+"""Periodic rounds of a healthy run: the lowest live rank evaluates the newest cards."""
 
 from __future__ import annotations
 
@@ -11,54 +11,58 @@ from doctor.cluster.transport.codec import Count, decode_or_none, encode
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 PER_RANK = 0.05
-"""Seconds by which each rank of the world lengthens a round: reading a card takes half a millisecond, and a hundredth
-of the judge's time is enough."""
+"""Seconds by which each rank lengthens the interval: reading a card takes half a millisecond, and evaluation should
+take a hundredth of the time."""
 MISSED, IN_TURN = 3, 8
-"""Rounds without a pulse after which the next rank does them; each one waits one longer, up to so many."""
+"""Missed heartbeats after which the next rank takes over; each rank waits for one more, up to this many."""
 NAME = "rounds"
 
 
 class RoundHeartbeat(msgspec.Struct, frozen=True):
-    """Of the rank that does the rounds."""
+    """Heartbeat of the rank that evaluates periodic rounds."""
 
     rank: Count
     number: Annotated[int, Meta(ge=0)] = 0
 
 
 class PeriodicRounds:
-    """As one rank takes part in them."""
+    """The participation of one rank in periodic rounds."""
 
-    def __init__(self, station: WatchdogContext, seconds: float, now: float) -> None:
-        self._station = station
-        self._every = max(seconds, PER_RANK * station.world_size)
+    def __init__(self, context: WatchdogContext, seconds: float, now: float) -> None:
+        self._context = context
+        self._every = max(seconds, PER_RANK * context.world_size)
         self._due = now + self._every
-        self._heard: RoundHeartbeat | None = None
+        self._last_heartbeat: RoundHeartbeat | None = None
         self._missed = 0
 
     def step(self, now: float) -> None:
-        """Leave a new card and judge those of all, if it is time to and any is new."""
+        """Post a new card and evaluate all cards, if a round is due and any card is new."""
         if now < self._due:
             return
         self._due = now + self._every
-        station = self._station
-        station.own.renew(station.patient.card())
-        station.renew_card()
-        station.bystander.listen()
-        lines = station.circle.lines.alive
-        is_alone = not lines and station.rank == 0
-        if self._are_mine() and (station.ward.read(lines[:1]) or is_alone):
-            station.judge(station.ward.job(), "round")
+        context = self._context
+        context.local_state.update(context.source.card())
+        context.refresh_card()
+        context.local_peers.read_announcements()
+        connections = context.round_peers.store.alive
+        is_alone = not connections and context.rank == 0
+        if self._is_evaluator() and (context.peer_table.read(connections[:1]) or is_alone):
+            context.evaluate(context.peer_table.job(), "round")
 
-    def _are_mine(self) -> bool:
-        """Whether no lower rank does them."""
-        station = self._station
-        station.circle.lines.read_all()
-        pulse = decode_or_none(station.circle.lines.get(NAME), RoundHeartbeat)
-        self._missed = 0 if pulse != self._heard else self._missed + 1
-        self._heard = pulse
-        by_another = pulse is not None and pulse.rank < station.rank
-        if station.rank > 0 and (by_another or pulse is None) and self._missed < MISSED + min(station.rank, IN_TURN):
+    def _is_evaluator(self) -> bool:
+        """Return whether no lower rank evaluates periodic rounds."""
+        context = self._context
+        context.round_peers.store.read_all()
+        heartbeat = decode_or_none(context.round_peers.store.get(NAME), RoundHeartbeat)
+        self._missed = 0 if heartbeat != self._last_heartbeat else self._missed + 1
+        self._last_heartbeat = heartbeat
+        by_another = heartbeat is not None and heartbeat.rank < context.rank
+        if (
+            context.rank > 0
+            and (by_another or heartbeat is None)
+            and self._missed < MISSED + min(context.rank, IN_TURN)
+        ):
             return False
-        self._heard = RoundHeartbeat(station.rank, pulse.number + 1 if pulse else 0)
-        station.circle.lines.set_on_best(NAME, encode(self._heard))
+        self._last_heartbeat = RoundHeartbeat(context.rank, heartbeat.number + 1 if heartbeat else 0)
+        context.round_peers.store.set_on_best(NAME, encode(self._last_heartbeat))
         return True

@@ -1,4 +1,4 @@
-"""Hearings that the training thread asks for: before the first batch of each stage, and at the end of the run."""
+"""Rounds requested by the training thread: before the first batch of a stage and at the end of the run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from doctor.monitor.watchdog.incidents import IncidentHandler
 from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
 from doctor.monitor.watchdog.rounds.round_request import RoundRequest
-from doctor.monitor.watchdog.watchdog_context import HEARD, WatchdogContext
+from doctor.monitor.watchdog.watchdog_context import ACKNOWLEDGED, WatchdogContext
 
 BROKEN = 1.0
-"""Seconds for others to come to the end after an exception: those that hang never will."""
-FAREWELL = 2.0
-"""Seconds for all to have heard the last ruling: a store ends with the rank that hosts it."""
+"""Seconds for others to reach the end after an exception: ranks that hang never will."""
+ACKNOWLEDGE_TIMEOUT = 2.0
+"""Seconds for all ranks to read the final decision: a store ends with the rank that hosts it."""
 
 
 class PendingFacts(NamedTuple):
-    """Facts of this rank that are being collected for a meeting."""
+    """Startup facts of this rank that are being collected for a round."""
 
     request: RoundRequest
     name: str
@@ -30,125 +30,131 @@ class PendingFacts(NamedTuple):
 
 
 class OpenRound(NamedTuple):
-    """A hearing that goes on, and who asked for it."""
+    """A collection round in progress and its request."""
 
-    hearing: CollectionRound
+    collection: CollectionRound
     request: RoundRequest
 
 
 class FinalRound(NamedTuple):
-    """The one who judged the end waits until all have heard."""
+    """State of the evaluator of the final round, which waits until all ranks have acknowledged."""
 
-    held: OpenRound
-    ruling: Decision
-    heard: FailoverReader
-    who: set[int]
+    open_round: OpenRound
+    decision: Decision
+    acknowledgments: FailoverReader
+    acknowledged: set[int]
     until: float
 
 
 class RequestedRounds:
-    """As one rank takes part in them."""
+    """The participation of one rank in requested rounds."""
 
-    def __init__(self, station: WatchdogContext, alarms: IncidentHandler) -> None:
-        self._station = station
-        self._alarms = alarms
+    def __init__(self, context: WatchdogContext, incidents: IncidentHandler) -> None:
+        self._context = context
+        self._incidents = incidents
         self._count = 0
-        self._openings: list[PendingFacts] = []
-        self._held: list[OpenRound] = []
-        self._parting: FinalRound | None = None
+        self._pending: list[PendingFacts] = []
+        self._open_rounds: list[OpenRound] = []
+        self._final: FinalRound | None = None
 
     @property
-    def are_on(self) -> bool:
-        """Whether somebody waits for one."""
-        return bool(self._openings or self._held or self._parting)
+    def is_active(self) -> bool:
+        """Whether a round is pending or in progress."""
+        return bool(self._pending or self._open_rounds or self._final)
 
-    def take_up(self, request: RoundRequest, now: float) -> None:
-        """Begin what the training thread asks for."""
-        if request.occasion == "end":
-            self._end(request, now)
+    def start(self, request: RoundRequest, now: float) -> None:
+        """Start the round that the training thread requests."""
+        if request.trigger == "end":
+            self._start_final(request, now)
         else:
             self._count += 1
-            facts = BackgroundCall(self._station.patient.opening)
-            self._openings.append(PendingFacts(request, f"before-{self._count}", facts))
+            facts = BackgroundCall(self._context.source.startup_facts)
+            self._pending.append(PendingFacts(request, f"before-{self._count}", facts))
 
     def step(self, now: float) -> None:
-        """Go on with all of them."""
-        for opening in [*self._openings]:
-            ready = opening.facts.is_done and self._station.is_placed
-            if ready or opening.request.is_gathered(now):
-                self._openings.remove(opening)
-                self._begin(opening, now)
-        for held in [*self._held]:
-            if held.request.occasion == "end":
-                held.hearing.left |= self._station.bystander.gone(held.hearing.missing)
-            said = held.hearing.step(now)
-            if said is not None or held.hearing.deferred or now >= held.request.until:
-                self._held.remove(held)
-                self._conclude(held, said, now)
-        if self._parting is not None:
-            self._part(self._parting, now)
+        """Advance all rounds."""
+        for pending in [*self._pending]:
+            ready = pending.facts.is_done and self._context.is_joined
+            if ready or pending.request.is_collection_over(now):
+                self._pending.remove(pending)
+                self._start(pending, now)
+        for open_round in [*self._open_rounds]:
+            if open_round.request.trigger == "end":
+                open_round.collection.ended |= self._context.local_peers.exited(open_round.collection.missing)
+            message = open_round.collection.step(now)
+            if message is not None or open_round.collection.deferred or now >= open_round.request.until:
+                self._open_rounds.remove(open_round)
+                self._conclude(open_round, message, now)
+        if self._final is not None:
+            self._finish(self._final, now)
 
-    def _begin(self, opening: PendingFacts, now: float) -> None:
-        station = self._station
-        station.own.open(opening.facts.result() if opening.facts.is_done else {})
-        station.own.renew(station.patient.card())
-        self._hold(opening.name, opening.request, station.rule_before, opening.request.gathering_left(now), now)
-        station.record()
+    def _start(self, pending: PendingFacts, now: float) -> None:
+        context = self._context
+        context.local_state.set_startup_facts(pending.facts.result() if pending.facts.is_done else {})
+        context.local_state.update(context.source.card())
+        self._open(
+            pending.name, pending.request, context.evaluate_start, pending.request.collection_time_left(now), now
+        )
+        context.write_record()
 
-    def _end(self, request: RoundRequest, now: float) -> None:
-        station = self._station
-        station.own.renew(station.patient.card())
-        station.record()
-        broken = station.has_failed or self._alarms.failure is not None
-        seconds = min(BROKEN, request.gathering) if broken else request.gathering
-        defers = None if broken else station.is_followed
-        self._hold("end", request, station.rule_at_end, seconds, now, defers)
+    def _start_final(self, request: RoundRequest, now: float) -> None:
+        context = self._context
+        context.local_state.update(context.source.card())
+        context.write_record()
+        broken = context.has_failed or self._incidents.failure is not None
+        seconds = min(BROKEN, request.collection_time) if broken else request.collection_time
+        defers = None if broken else context.is_left_to_lower_rank
+        self._open("end", request, context.evaluate_end, seconds, now, defers)
 
-    def _hold(
+    def _open(
         self,
         name: str,
         request: RoundRequest,
-        judge: Callable[[CollectionRound], Decision],
+        evaluate: Callable[[CollectionRound], Decision],
         seconds: float,
         now: float,
         defers: Callable[[CollectionRound], bool] | None = None,
     ) -> None:
-        station = self._station
-        if not station.is_placed and station.rank > 0:
-            request.answer(None)  # it knows nothing of the others, and would repeat what rank 0 says
+        context = self._context
+        if not context.is_joined and context.rank > 0:
+            request.answer(None)  # a rank without peers could only repeat what rank 0 reports
             return
-        seconds = seconds if station.is_placed else 0.0
+        seconds = seconds if context.is_joined else 0.0
         times = RoundTimeouts(seconds, seconds)
-        hearing = CollectionRound(name, request.occasion, station.circle, times, judge, now=now, defers=defers)
-        station.leave_card()
-        hearing.come()
-        self._held.append(OpenRound(hearing, request))
+        collection = CollectionRound(
+            name, request.trigger, context.round_peers, times, evaluate, now=now, defers=defers
+        )
+        context.post_card()
+        collection.report()
+        self._open_rounds.append(OpenRound(collection, request))
 
-    def _conclude(self, held: OpenRound, said: DecisionMessage | None, now: float) -> None:
-        station = self._station
-        station.bystander.listen()
-        ruling = said.ruling if said is not None else None
-        if held.request.occasion != "end":
-            held.request.answer(ruling)
-        elif said is not None and said.by == station.rank:
-            heard = station.circle.lines.reader(HEARD)
-            self._parting = FinalRound(held, said.ruling, heard, {station.rank}, now + FAREWELL)
+    def _conclude(self, open_round: OpenRound, message: DecisionMessage | None, now: float) -> None:
+        context = self._context
+        context.local_peers.read_announcements()
+        decision = message.ruling if message is not None else None
+        if open_round.request.trigger != "end":
+            open_round.request.answer(decision)
+        elif message is not None and message.by == context.rank:
+            acknowledgments = context.round_peers.store.reader(ACKNOWLEDGED)
+            self._final = FinalRound(
+                open_round, message.ruling, acknowledgments, {context.rank}, now + ACKNOWLEDGE_TIMEOUT
+            )
         else:
-            station.leave()
-            held.request.answer(ruling)
+            context.leave()
+            open_round.request.answer(decision)
 
-    def _part(self, parting: FinalRound, now: float) -> None:
-        """Let go once all have heard, and leave nothing behind where all have come."""
-        hearing, request = parting.held
-        parting.who.update(here.rank for here in decode_all(parting.heard.fresh(), RankPresence))
-        if hearing.came - parting.who and now < min(parting.until, request.until):
+    def _finish(self, final: FinalRound, now: float) -> None:
+        """Answer once all have acknowledged the final decision; clear the store if all ranks reported."""
+        collection, request = final.open_round
+        final.acknowledged.update(presence.rank for presence in decode_all(final.acknowledgments.fresh(), RankPresence))
+        if collection.reported - final.acknowledged and now < min(final.until, request.until):
             return
-        self._parting = None
-        if not hearing.missing:
-            self._station.clear()
-        request.answer(parting.ruling)
+        self._final = None
+        if not collection.missing:
+            self._context.clear()
+        request.answer(final.decision)
 
     def give_up(self) -> None:
-        """Nobody is to wait for a ruling any more."""
-        for request in (*(one.request for one in self._openings), *(one.request for one in self._held)):
+        """Release all callers that await a decision."""
+        for request in (*(one.request for one in self._pending), *(one.request for one in self._open_rounds)):
             request.answer(None)

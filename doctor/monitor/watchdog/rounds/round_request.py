@@ -1,4 +1,4 @@
-"""What the training thread asks of the sentinel's, and waits for with a limit."""
+"""A request of the training thread to the watchdog's thread, with a time limit."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import time
 from doctor.monitor.watchdog.decision import Decision, Trigger
 
 RESERVE, SHARE = 5.0, 0.3
-"""Seconds, and the share of the time at most, that are kept for judging."""
+"""Seconds, and maximum share of the time limit, that are reserved for the evaluation."""
 
 
 class RoundRequest:
-    """For a ruling on one occasion. ``seconds``: how long the one who asks waits."""
+    """A request for a decision. ``seconds``: how long the caller waits."""
 
-    def __init__(self, occasion: Trigger, seconds: float) -> None:
-        self.occasion = occasion
+    def __init__(self, trigger: Trigger, seconds: float) -> None:
+        self.trigger = trigger
         self.seconds = max(0.0, seconds)
         self.until = time.monotonic() + self.seconds
-        self._ruling: Decision | None = None
+        self._decision: Decision | None = None
         self._answered = threading.Event()
 
     @property
-    def gathering(self) -> float:
-        """Seconds that may pass until all ranks are there."""
+    def collection_time(self) -> float:
+        """Seconds that may pass until all ranks have reported."""
         return self.seconds - min(RESERVE, SHARE * self.seconds)
 
-    def gathering_left(self, now: float) -> float:
-        """How many of these are left."""
-        return max(0.0, self.until - self.seconds + self.gathering - now)
+    def collection_time_left(self, now: float) -> float:
+        """Return the remaining seconds of :attr:`collection_time`."""
+        return max(0.0, self.until - self.seconds + self.collection_time - now)
 
-    def is_gathered(self, now: float) -> bool:
-        """Whether nobody is to be waited for any more."""
-        return self.gathering_left(now) == 0.0
+    def is_collection_over(self, now: float) -> bool:
+        """Return whether missing ranks are not awaited any more."""
+        return self.collection_time_left(now) == 0.0
 
-    def answer(self, ruling: Decision | None) -> None:
-        """Let the one who asks go on. The first answer counts."""
+    def answer(self, decision: Decision | None) -> None:
+        """Release the caller. Only the first answer counts."""
         if not self._answered.is_set():
-            self._ruling = ruling
+            self._decision = decision
             self._answered.set()
 
     def wait(self) -> Decision | None:
-        """The ruling; ``None`` where there was none in time."""
+        """Wait for the decision; ``None`` if there was none in time."""
         self._answered.wait(max(0.0, self.until - time.monotonic()))
-        return self._ruling
+        return self._decision
