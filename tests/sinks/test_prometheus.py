@@ -20,7 +20,7 @@ LABELS = ("rank", "host", "id", "name", "severity")
 
 @pytest.fixture
 def sink():
-    sink = PrometheusSink(0, rank=0, host="node0", tell=pytest.fail)
+    sink = PrometheusSink(0, rank=0, host="node0", write_line=pytest.fail)
     yield sink
     sink.close()
 
@@ -69,7 +69,7 @@ def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(si
 
 
 def test_a_rank_that_does_not_judge_shows_itself():
-    sink = PrometheusSink(0, rank=4, host="node2", tell=pytest.fail)
+    sink = PrometheusSink(0, rank=4, host="node2", write_line=pytest.fail)
     member = running(3, 2).members[4]
     sink.card(member.sections)
     try:
@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_failure():
     said = []
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        sink = PrometheusSink(port, rank=0, host="node0", tell=said.append)
+        sink = PrometheusSink(port, rank=0, host="node0", write_line=said.append)
         sink.round(running().job(), report_of())
         sink.close()
     assert sink.port is None
@@ -111,19 +111,19 @@ def test_a_port_that_is_taken_is_one_line_and_no_failure():
 
 def test_a_port_that_is_none_is_one_line():
     said = []
-    PrometheusSink(70000, rank=0, host="node0", tell=said.append).close()
+    PrometheusSink(70000, rank=0, host="node0", write_line=said.append).close()
     assert len(said) == 1
     assert "port 70000" in said[0]
 
 
 def test_two_runs_of_one_host_do_not_share_a_port(sink):
     said = []
-    PrometheusSink(sink.port, rank=0, host="node0", tell=said.append).close()
+    PrometheusSink(sink.port, rank=0, host="node0", write_line=said.append).close()
     assert len(said) == 1
 
 
 def test_a_data_worker_that_outlives_the_run_does_not_hold_the_port():
-    sink = PrometheusSink(0, rank=0, host="node0", tell=pytest.fail)
+    sink = PrometheusSink(0, rank=0, host="node0", write_line=pytest.fail)
     port = sink.port
     fork = multiprocessing.get_context("fork")
     leave = fork.Event()
@@ -133,7 +133,7 @@ def test_a_data_worker_that_outlives_the_run_does_not_hold_the_port():
         sink.close()
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-        PrometheusSink(port, rank=0, host="node0", tell=pytest.fail).close()
+        PrometheusSink(port, rank=0, host="node0", write_line=pytest.fail).close()
     finally:
         leave.set()
         worker.join(10)
@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_says_nothing(sink, capfd):
 def test_without_prometheus_client_the_reason_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match="prometheus_port needs prometheus-client: pip install prometheus-client"):
-        PrometheusSink(0, rank=0, host="node0", tell=print)
+        PrometheusSink(0, rank=0, host="node0", write_line=print)
 
 
 def test_the_sentences_of_the_metrics_end():
