@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,27 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from doctor.analysis.logs.run_outcome import outcome_of
-from doctor.core.facts import LaunchFacts, Missing
-from doctor.core.finding import Severity, Status
+from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
-from doctor.core.logs.event_groups import SYMPTOMS, place_of_line
-from doctor.core.masking import mask_record
-from doctor.core.report_document import (
-    SCHEMA,
-    CheckCoverage,
-    CheckResult,
-    FailOn,
-    HostRanks,
-    Report,
-    ReportFinding,
-    ReportInput,
-    ReportJob,
-    ReportTool,
-    RunReport,
-    RunReports,
-    exit_code,
-    verdict_word,
-)
+from doctor.core.logs.event_groups import place_of_line
+from doctor.core.report_document import CheckResult, FailOn, Report, ReportFinding, ReportInput
+from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
 if TYPE_CHECKING:
@@ -201,49 +184,22 @@ def judge(
     captures are judged). ``after_the_run``: what a run left is judged, which is healthy only if its end or progress was
     seen. ``started``: ``time.time()`` when the command began.
     """
-    from doctor.core.check_runner import examine_job, primary_of
+    from doctor.core.check_runner import examine_job
 
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
-    outcome = outcome_of(job, quoted_places(results), now=began) if after_the_run else None
-    inconclusive = is_inconclusive(job, results, strict=strict, must_be_complete=must_be_complete)
-    inconclusive = inconclusive or (outcome is not None and not outcome.is_orderly)
     inputs = tuple(inputs)
-    inconclusive = inconclusive or (after_the_run and any(one.notes for one in inputs))
-    report = Report(
-        schema=SCHEMA,
-        tool=ReportTool(),
-        started=datetime.datetime.fromtimestamp(began, datetime.timezone.utc).isoformat(timespec="seconds"),
-        seconds=round(time.time() - began, 3),
-        exit_code=exit_code(results, settings.fail_on, inconclusive=inconclusive),
-        verdict=verdict_word(results, inconclusive=inconclusive),
-        job=describe_job(job),
-        coverage=_coverage(job, results),
-        primary=primary_of(results, job.evidence),
+    return summarize(
+        job,
+        results,
+        started=began,
+        fail_on=settings.fail_on,
+        strict=strict,
+        must_be_complete=must_be_complete,
+        inconclusive=after_the_run and any(one.notes for one in inputs),
         inputs=inputs,
-        results=results,
-        outcome=outcome,
+        outcome=outcome_of(job, quoted_places(results), now=began) if after_the_run else None,
     )
-    return mask_record(report)
-
-
-def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> RunReports:
-    """The document of several runs: the worst verdict of them, a finding before an open question."""
-    runs = tuple(RunReport(name, report) for name, report in reports)
-    worst = min((run.report for run in runs), key=lambda report: _GRAVEST.index(report.exit_code))
-    shown = min((run.report for run in runs), key=lambda report: _GRAVEST_WORDS.index(report.verdict))
-    return RunReports(
-        schema=SCHEMA,
-        tool=ReportTool(),
-        started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
-        seconds=round(time.time() - started, 3),
-        exit_code=worst.exit_code,
-        verdict=shown.verdict,
-        runs=runs,
-    )
-
-
-_GRAVEST, _GRAVEST_WORDS = (1, 3, 0), ("fail", "inconclusive", "pass")
 
 
 def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
@@ -257,49 +213,6 @@ def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
 def _lines_logged(finding: ReportFinding) -> tuple[object, ...]:
     said = finding.evidence.get("said")
     return tuple(said) if isinstance(said, (list, tuple)) else ()
-
-
-def is_inconclusive(job: Job, results: Iterable[CheckResult], *, strict: bool, must_be_complete: bool) -> bool:
-    """Whether ranks that run were not gathered, a check crashed or a collector broke; ``strict``: anything unknown."""
-    bad = {Status.ERROR, Status.UNKNOWN} if strict else {Status.ERROR}
-    return (
-        (must_be_complete and bool(job.ungathered or job.absent))
-        or any(result.status in bad or result.crash is not None for result in results)
-        or (job.evidence is not None and is_unexplained(results))
-        or bool(breakages(job))
-    )
-
-
-def is_unexplained(results: Iterable[CheckResult]) -> bool:
-    """Whether a failure is seen whose cause is not: only what follows from one is told, and as no error."""
-    loud = [
-        (result.id, one)
-        for result in results
-        for one in result.findings
-        if one.stands and one.severity is not Severity.INFO and not one.explained_by
-    ]
-    return any(name in SYMPTOMS for name, _ in loud)
-
-
-def breakages(job: Job) -> tuple[Missing, ...]:
-    """Collectors that raised or ran out of time, each reason once."""
-    bearers = (*job.hosts, *job.ranks)
-    missing = (value for bearer in bearers for value in bearer.sections.values() if isinstance(value, Missing))
-    return tuple(dict.fromkeys(value for value in missing if value.is_breakage))
-
-
-def describe_job(job: Job) -> ReportJob:
-    """What the report says of the job."""
-    hosts = tuple(HostRanks(local.name, local.ranks) for local in job.by_host())
-    return ReportJob(launcher=job.launcher, world_size=job.world_size, hosts=hosts, absent=job.absent)
-
-
-def _coverage(job: Job, results: Iterable[CheckResult]) -> CheckCoverage:
-    counts = {status.value: 0 for status in Status}
-    for result in results:
-        counts[result.status.value] += 1
-    seen = len({rank.number for rank in job.ranks})
-    return CheckCoverage(checks=counts, ranks_seen=seen, ranks_expected=max(job.world_size, seen))
 
 
 def with_command_line(

@@ -182,8 +182,8 @@ def capture(
     slash is made where it does not exist. Else the ranks of a job are gathered into one document.
     """
     from doctor.core.capture import encode_document, file_name, to_document
+    from doctor.core.report_summary import breakages
     from doctor.report.formatting import escaped
-    from doctor.session import breakages
 
     output = Path(where) if where is not None else None
     # Path.is_dir raises where a parent may not be entered.
@@ -233,8 +233,9 @@ def diagnose(
     told apart by job ids, folders, names, hosts and times; each run gets a verdict of its own.
     """
     from doctor.core.files.spooled_streams import spooled_paths
+    from doctor.core.report_summary import merge_reports
     from doctor.postmortem.run_reader import read_runs
-    from doctor.session import judge, merge_reports
+    from doctor.session import judge
 
     started = time.time()
     settings = settings_of(select, ignore, fail_on, plugins, None)
@@ -377,7 +378,7 @@ def _code_alone(settings: Settings, job: Job) -> int:
 
 def _capture_alone(job: Job) -> int:
     """The same where nothing is judged."""
-    from doctor.session import breakages
+    from doctor.core.report_summary import breakages
 
     return 3 if breakages(job) else 0
 
@@ -503,7 +504,7 @@ def _finish(
 
 def _print_breakages(job: Job) -> None:
     """What of the doctor itself broke: the report may hold no check that needed it."""
-    from doctor.session import breakages
+    from doctor.core.report_summary import breakages
 
     for broken in breakages(job):
         print_notice(broken.reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -200,28 +200,3 @@ class RunReports(msgspec.Struct, frozen=True):
     exit_code: int
     verdict: VerdictWord
     runs: tuple[RunReport, ...]
-
-
-_VERDICTS: dict[int, VerdictWord] = {0: "pass", 1: "fail", 3: "inconclusive"}
-
-
-def exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
-    """1 for a finding that stands at or above ``fail_on``, else 3 where the verdict is inconclusive, else 0."""
-    least = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight, "never": 99}[fail_on]
-    standing = (finding for result in results for finding in result.findings if finding.stands)
-    if any(finding.severity.weight >= least for finding in standing):
-        return 1
-    return 3 if inconclusive else 0
-
-
-def verdict_word(results: Iterable[CheckResult], *, inconclusive: bool) -> VerdictWord:
-    """The verdict of a report; settings that change the exit code do not change it."""
-    return _VERDICTS[exit_code(results, "error", inconclusive=inconclusive)]
-
-
-def verdict_of(results: Iterable[CheckResult], *, inconclusive: bool = False) -> tuple[int, VerdictWord]:
-    """The exit code and the verdict of results that were drawn from more than one look."""
-    results = tuple(results)
-    inconclusive = inconclusive or any(result.status is Status.ERROR for result in results)
-    code = exit_code(results, "error", inconclusive=inconclusive)
-    return code, _VERDICTS[code]

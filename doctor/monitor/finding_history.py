@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from doctor.core.capture import same_run
-from doctor.core.check_runner import primary_of
 from doctor.core.files.own_folder import OwnFile
 from doctor.core.finding import Severity, Status
-from doctor.core.report_document import CheckResult, Report, ReportFinding, verdict_of
+from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.report_summary import summarize_again
 from doctor.monitor.sinks.finding_sink import FindingEvent
 
 FILE_LIMIT = 64 << 20
@@ -42,7 +42,7 @@ class FindingHistory:
             results.append(merged)
             events += [FindingEvent(merged, finding, self._is_implied(finding, result.family)) for finding in fresh]
         results += known.values()
-        self.report = _with_results(report, tuple(results), self.report)
+        self.report = summarize_again(report, tuple(results), started=(self.report or report).started)
         return events
 
     def downgrade(self, found: Collection[FindingKey], seconds: float) -> list[FindingEvent]:
@@ -62,7 +62,7 @@ class FindingHistory:
             demoted += [
                 FindingEvent(changed, new) for old, new in zip(result.findings, findings, strict=True) if new is not old
             ]
-        self.report = _with_results(self.report, tuple(results), self.report)
+        self.report = summarize_again(self.report, tuple(results), started=self.report.started)
         return demoted
 
     def _is_implied(self, finding: ReportFinding, family: str) -> bool:
@@ -122,17 +122,3 @@ def _is_known(finding: ReportFinding, known: Iterable[ReportFinding]) -> bool:
     if not finding.ranks:
         return any(not one.ranks and one.hosts == finding.hosts for one in earlier)
     return set(finding.ranks) <= {rank for one in earlier for rank in one.ranks}
-
-
-def _with_results(report: Report, results: tuple[CheckResult, ...], earlier: Report | None) -> Report:
-    code, verdict = verdict_of(results)
-    counts = {status.value: sum(result.status is status for result in results) for status in Status}
-    return msgspec.structs.replace(
-        report,
-        started=earlier.started if earlier else report.started,
-        exit_code=code,
-        verdict=verdict,
-        results=results,
-        coverage=msgspec.structs.replace(report.coverage, checks=counts),
-        primary=primary_of(results),
-    )

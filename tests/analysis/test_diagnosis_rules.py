@@ -12,8 +12,9 @@ from doctor.analysis.hang.description import stall_evidence
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
 from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks
-from doctor.core.check_runner import examine_job, primary_of
+from doctor.core.check_runner import examine_job
 from doctor.core.facts import MissingReason
+from doctor.core.report_summary import primary_of
 from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, package_frame, running, stalled, user_frame, with_loader
 from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders

@@ -7,7 +7,8 @@ import pytest
 
 from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks, playbook_directory
-from doctor.core.check_runner import examine_job, primary_of
+from doctor.core.check_runner import examine_job
+from doctor.core.report_summary import primary_of
 from doctor.session import examine
 from doctor.testing import logged
 from tests.lab.cases import each_case

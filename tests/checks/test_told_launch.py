@@ -11,7 +11,8 @@ import pytest
 
 from doctor.api import Severity, Status
 from doctor.core.check_registry import builtin_checks
-from doctor.core.check_runner import examine_job, primary_of
+from doctor.core.check_runner import examine_job
+from doctor.core.report_summary import primary_of
 from doctor.core.settings import Settings
 from doctor.session import load_checks
 from doctor.testing import logged

@@ -3,7 +3,7 @@
 
 import pytest
 
-from doctor.core.check_runner import primary_of
+from doctor.core.report_summary import primary_of
 from doctor.session import examine
 from doctor.testing.from_logs import logged
 from tests.lab.cases import each_case

@@ -7,8 +7,8 @@ from doctor.api import Finding, Scope, Severity, Skip, Status, Unknown, check
 from doctor.core import check_runner as runner
 from doctor.core.check_registry import BrokenPlugin, CheckRegistry
 from doctor.core.check_runner import examine_job as examine
-from doctor.core.check_runner import primary_of
 from doctor.core.report_document import Ignored
+from doctor.core.report_summary import primary_of
 from doctor.facts import (
     EstimateFacts,
     GpuFacts,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from doctor.core.check_runner import primary_of
 from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, ReportFinding
+from doctor.core.report_summary import primary_of
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 

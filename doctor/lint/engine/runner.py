@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +10,12 @@ import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Source, Status
-from doctor.core.masking import mask_record
 from doctor.core.report_document import (
-    SCHEMA,
-    CheckCoverage,
     CheckResult,
     Ignored,
     Report,
     ReportFinding,
     ReportInput,
-    ReportTool,
-    exit_code,
-    verdict_of,
 )
 from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import LintTarget, find_files
@@ -86,7 +77,8 @@ def _unfinished_root(root: Path, why: str) -> list[LintTarget]:
 
 def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started: float) -> Report:
     """The report. ``started``: ``time.time()`` when the command began."""
-    from doctor.core.check_runner import crash_at_load, primary_of
+    from doctor.core.check_runner import crash_at_load
+    from doctor.core.report_summary import summarize
 
     groups: dict[str, list[int]] = {}
     for number, rule in enumerate(asked.book.rules):
@@ -94,24 +86,15 @@ def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started:
     findings = _findings(verdicts, asked)
     results = tuple(_result(numbers, verdicts, findings, asked) for numbers in groups.values())
     results += tuple(map(crash_at_load, asked.book.broken))
-    bad = {Status.ERROR, Status.UNKNOWN} if asked.strict else {Status.ERROR}
-    inconclusive = any(one.status in bad or one.crash is not None for one in results)
-    inconclusive = inconclusive or any(one.ran_out or (one.decisive and one.skipped is not None) for one in verdicts)
-    counts = Counter(one.status.value for one in results)
-    report = Report(
-        schema=SCHEMA,
-        tool=ReportTool(),
-        started=datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
-        seconds=round(time.time() - started, 3),
-        exit_code=exit_code(results, asked.settings.fail_on, inconclusive=inconclusive),
-        verdict=verdict_of(results, inconclusive=inconclusive)[1],
-        job=None,
-        coverage=CheckCoverage({status.value: counts[status.value] for status in Status}, 0, 0),
-        primary=primary_of(results),
-        inputs=tuple(map(_input, verdicts)),
-        results=results,
+    return summarize(
+        None,
+        results,
+        started=started,
+        fail_on=asked.settings.fail_on,
+        strict=asked.strict,
+        inconclusive=any(one.ran_out or (one.decisive and one.skipped is not None) for one in verdicts),
+        inputs=map(_input, verdicts),
     )
-    return mask_record(report)
 
 
 def _input(verdict: FileResult) -> ReportInput:
