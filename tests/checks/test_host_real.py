@@ -47,11 +47,11 @@ def beside(rank: int, facts: dict, hosts: int = 2, **shape: int) -> Job:
     return build_job(members)
 
 
-@pytest.mark.parametrize(("limit", "fail"), [(256, {1}), (4096, set())])
-def test_open_files_limit(limit: int, sick: set[int]) -> None:
+@pytest.mark.parametrize(("limit", "faulty"), [(256, {1}), (4096, set())])
+def test_open_files_limit(limit: int, faulty: set[int]) -> None:
     facts = facts_elsewhere("process", before=f"ulimit -Sn {limit}")
     result = judged(beside(1, facts), "HOST002")
-    assert blamed(result) == sick
+    assert blamed(result) == faulty
     assert all(f"ulimit -n {facts['process'].limit('open_files').hard}" in finding.fix for finding in result.findings)
 
 
@@ -69,10 +69,10 @@ def test_locked_memory_limit_binds_users_and_not_root() -> None:
 
 @needs_root
 @needs_setpriv
-@pytest.mark.parametrize(("limit", "fail"), [(24, {1}), (2000, set())])
-def test_process_limit(limit: int, sick: set[int]) -> None:
+@pytest.mark.parametrize(("limit", "faulty"), [(24, {1}), (2000, set())])
+def test_process_limit(limit: int, faulty: set[int]) -> None:
     facts = facts_elsewhere("process", wrap=f"prlimit --nproc={limit} {NOBODY}")
-    assert blamed(judged(beside(1, facts), "HOST007")) == sick
+    assert blamed(judged(beside(1, facts), "HOST007")) == faulty
 
 
 @needs_root
@@ -160,24 +160,24 @@ def device_tree(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("with_uvm", "fail"), [(True, set()), (False, {1})])
-def test_a_container_without_nvidia_uvm(fake_nvml: FakeNvml, tmp_path: Path, with_uvm: bool, sick: set[int]) -> None:
+@pytest.mark.parametrize(("with_uvm", "faulty"), [(True, set()), (False, {1})])
+def test_a_container_without_nvidia_uvm(fake_nvml: FakeNvml, tmp_path: Path, with_uvm: bool, faulty: set[int]) -> None:
     names = ["nvidiactl", "nvidia0", "nvidia1", *(["nvidia-uvm"] if with_uvm else [])]
     dev = device_tree(tmp_path / "dev", *names)
     environ = fake_nvml.environ("eight_h100", "count=2") | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     facts = collect_facts(("gpus", "drivers", "host"), Machine(environ=environ, dev=dev))
     result = judged(beside(1, facts), "HOST009")
-    assert blamed(result) == sick
+    assert blamed(result) == faulty
     assert all("/dev/nvidia-uvm" in finding.summary for finding in result.findings)
 
 
-@pytest.mark.parametrize(("threads", "fail"), [("8", {1}), ("2", set())])
-def test_a_quota_below_the_threads(threads: str, sick: set[int]) -> None:
+@pytest.mark.parametrize(("threads", "faulty"), [("8", {1}), ("2", set())])
+def test_a_quota_below_the_threads(threads: str, faulty: set[int]) -> None:
     """The reading of cgroups has tests of its own; here the rank's own threads are real."""
     facts = facts_elsewhere("process", OMP_NUM_THREADS=threads)
     tight = healthy(hosts=2, per_host=1).alter(HostFacts, cpu_quota=4.0).members
     job = build_job([tight[0], Member(1, {**tight[1].sections, **facts})])
-    assert blamed(judged(job, "HOST005")) == sick
+    assert blamed(judged(job, "HOST005")) == faulty
 
 
 @pytest.mark.parametrize(("answer", "status"), [("True", Status.FAIL), ("False", Status.PASS)])

@@ -77,15 +77,15 @@ def limited() -> Iterator[Path]:
     group.rmdir()
 
 
-@pytest.mark.parametrize(("ranks", "fail"), [(2, False), (4, True)])
-def test_a_cgroup_that_is_too_small_for_its_ranks(limited: Path, ranks: int, sick: bool) -> None:
+@pytest.mark.parametrize(("ranks", "faulty"), [(2, False), (4, True)])
+def test_a_cgroup_that_is_too_small_for_its_ranks(limited: Path, ranks: int, faulty: bool) -> None:
     enter = f'echo $$ > {limited}/cgroup.procs; exec "$0" -c "$1"'
     command = ["bash", "-c", enter, sys.executable, program("MEM008", ranks=ranks, peak=160 << 20)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["status"], found["ranks"]) == (("fail", list(range(ranks))) if sick else ("pass", []))
-    if sick:
+    assert (found["status"], found["ranks"]) == (("fail", list(range(ranks))) if faulty else ("pass", []))
+    if faulty:
         assert found["severity"] == "error"
         assert found["evidence"][0]["cgroup_limit_bytes"] == LIMIT
 

@@ -165,7 +165,7 @@ def test_the_same_bridged_address_on_every_host(needs_namespaces: None, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("network", "fail"),
+    ("network", "faulty"),
     [
         (link("eth1", "10.8.0.2/24"), set()),
         (link("eth1", "10.8.0.2/24", up=False), {1}),
@@ -174,11 +174,11 @@ def test_the_same_bridged_address_on_every_host(needs_namespaces: None, tmp_path
     ],
     ids=["up", "down", "no carrier", "no address"],
 )
-def test_a_selected_interface(needs_namespaces: None, tmp_path: Path, network: str, sick: set[int]) -> None:
+def test_a_selected_interface(needs_namespaces: None, tmp_path: Path, network: str, faulty: set[int]) -> None:
     chosen = {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1"}
     well = facts(tmp_path, 0, f"{GOOD[0]}; {link('eth1', '10.8.0.1/24')}", hosts=NAMES, **chosen)
     other = facts(tmp_path, 1, f"{GOOD[1]}; {network}", hosts=NAMES, **chosen)
-    assert blamed(judged(job(well, other), "NET008")) == sick
+    assert blamed(judged(job(well, other), "NET008")) == faulty
     assert judged(job(well, other), "NET007").findings == ()
 
 
@@ -338,14 +338,14 @@ def test_memory_of_gpus_out_of_reach(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 @pytest.mark.parametrize(
-    ("symbol", "release", "fail"),
+    ("symbol", "release", "faulty"),
     [
         ("ncclNetPlugin_v8", "2.27.3", set()),
         ("ncclNetPlugin_v4", "2.27.3", {0, 1}),
         ("ncclNetPlugin_v4", "2.18.5", set()),
     ],
 )
-def test_a_plugin_that_is_found_first(tmp_path: Path, symbol: str, release: str, sick: set[int]) -> None:
+def test_a_plugin_that_is_found_first(tmp_path: Path, symbol: str, release: str, faulty: set[int]) -> None:
     source = tmp_path / "plugin.c"
     source.write_text(f"void *{symbol}[8] = {{0}};\n")
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", tmp_path / "libnccl-net.so", source], check=True)
@@ -353,7 +353,7 @@ def test_a_plugin_that_is_found_first(tmp_path: Path, symbol: str, release: str,
     torch = TorchBuild("2.8.0", cuda="12.8", nccl=release)
     software = SoftwareFacts(torch=torch, nccl_libraries=(NcclLibrary("/x/libnccl.so.2", release, chosen=True),))
     sketch = healthy(2, 1).put(software).put(collect_nccl(Machine(environ=environ)))
-    assert blamed(judged(sketch.job(), "NET026")) == sick
+    assert blamed(judged(sketch.job(), "NET026")) == faulty
 
 
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:

@@ -81,13 +81,13 @@ def test_versions_differ(tmp_path: Path) -> None:
     assert judged(job_of(common, common), "VER001").status is Status.PASS
 
 
-@pytest.mark.parametrize(("machine", "fail"), [("old_driver", {0}), ("eight_h100", set())])
-def test_driver_too_old(fake_nvml: FakeNvml, tmp_path: Path, machine: str, sick: set[int]) -> None:
+@pytest.mark.parametrize(("machine", "faulty"), [("old_driver", {0}), ("eight_h100", set())])
+def test_driver_too_old(fake_nvml: FakeNvml, tmp_path: Path, machine: str, faulty: set[int]) -> None:
     gpus = collect_facts(("gpus",), Machine(environ=fake_nvml.environ(machine)))
     hidden = {DriverFacts.key: Missing(MissingReason.ABSENT, "no driver files in this tree")}
     facts = software(install_torch(tmp_path, "2.8.0+cu128")) | gpus | hidden
     result = judged(job_of(facts), "VER002")
-    assert blamed(result) == sick
+    assert blamed(result) == faulty
     assert all("525.60.13" in finding.summary for finding in result.findings)
 
 
@@ -114,11 +114,11 @@ def test_lightning_torch_unfit(tmp_path: Path, lightning: str, torch: str, sever
     assert {finding.severity for finding in result.findings} == ({severity} if severity else set())
 
 
-@pytest.mark.parametrize(("old", "fail"), [("1.9.5", {0}), ("2.6.1", set())])
-def test_two_lightnings(tmp_path: Path, old: str, sick: set[int]) -> None:
+@pytest.mark.parametrize(("old", "faulty"), [("1.9.5", {0}), ("2.6.1", set())])
+def test_two_lightnings(tmp_path: Path, old: str, faulty: set[int]) -> None:
     install(tmp_path, "lightning", "2.6.1")
     install(tmp_path, "pytorch-lightning", old)
-    assert blamed(judged(job_of(software(tmp_path)), "VER005")) == sick
+    assert blamed(judged(job_of(software(tmp_path)), "VER005")) == faulty
 
 
 @pytest.mark.parametrize(

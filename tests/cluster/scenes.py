@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +71,7 @@ class Scenes:
 
         @pytest.fixture(scope="module")
         def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+            _import_torch()
             chosen = [item.name for item in request.session.items if item.name in self._plays]
             with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max(1, len(chosen))) as stage:
                 hurry(patch)
@@ -77,6 +80,12 @@ class Scenes:
                 yield lambda name: futures[name].result()
 
         return played
+
+
+def _import_torch() -> None:
+    """In the one thread that there is yet: imported beside others that wait for it, torch crashes now and then."""
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("torch.distributed")
 
 
 def _bound(play: Play, carrier: str, values: dict[str, object]) -> Callable[[Path], None]:
