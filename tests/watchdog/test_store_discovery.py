@@ -74,10 +74,10 @@ def test_a_store_that_cannot_be_joined_leaves_the_folder(tmp_path, listens, monk
         while (waited := time.monotonic() - began) < patience(10):
             store.step(time.monotonic())
             folder.step(time.monotonic())
-            if waited > 1.0 and folder.is_alive and store.is_coming == listens:
+            if waited > 1.0 and folder.is_alive and store.is_opening == listens:
                 break
             time.sleep(0.02)
-        assert (store.is_alive, store.is_coming) == (False, listens)
+        assert (store.is_alive, store.is_opening) == (False, listens)
         assert folder.is_alive
 
 
