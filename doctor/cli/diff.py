@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from doctor.core.capture import FILE_LIMIT, merge_captures
+from doctor.core.decoding import prepared
 from doctor.core.diff.captures import Difference, compare
 from doctor.core.diff.reports import compare_reports
 from doctor.core.errors import UnusableError
@@ -44,7 +45,7 @@ def read_report(path: Path) -> Report:
     try:
         if path.stat().st_size > FILE_LIMIT:
             raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
-        report = mask_record(msgspec.json.decode(path.read_bytes(), type=Report))
+        report = mask_record(msgspec.json.decode(path.read_bytes(), type=prepared(Report)))
     except OSError as error:
         raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -29,6 +29,7 @@ from doctor.cli.options import (
     words,
 )
 from doctor.cli.output import write
+from doctor.core.decoding import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,7 +141,7 @@ def _redacted(report: Report) -> Report:
     from doctor.core.redact.placeholders import redact
 
     document: dict[str, Any] = msgspec.to_builtins(report)
-    return msgspec.convert(redact(document, paths=True), type(report))
+    return msgspec.convert(redact(document, paths=True), prepared(type(report)))
 
 
 def _deliver(

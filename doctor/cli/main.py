@@ -30,6 +30,7 @@ from doctor.cli.options import (
     settings_options,
 )
 from doctor.cli.output import deliver, deliver_several, keep_capture, print_notice, write
+from doctor.core.decoding import prepared
 from doctor.version import __version__
 
 if TYPE_CHECKING:
@@ -531,7 +532,7 @@ def _shown(
     document = _redact_document(
         {**to_document(job), "inputs": msgspec.to_builtins(inputs)}, paths=bool(inputs) and job.evidence is not None
     )
-    inputs = tuple(msgspec.convert(document.pop("inputs"), list[ReportInput]))
+    inputs = tuple(msgspec.convert(document.pop("inputs"), prepared(list[ReportInput])))
     shown = from_document(document)
     real = {stand_in.name: host.name for stand_in, host in zip(shown.hosts, job.hosts, strict=True)}
     return (

@@ -17,6 +17,7 @@ import msgspec
 from doctor.collectors import collector_for
 from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
 from doctor.core.background import start_thread
+from doctor.core.decoding import prepared
 from doctor.core.facts import SECTIONS, Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
 from doctor.core.process import abandon_child, start_python
@@ -133,7 +134,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 def decode_outcome(key: str, data: bytes) -> Outcome:
     """The inverse of :func:`encode_outcome` for the section ``key``."""
-    is_missing, raw = msgspec.msgpack.decode(data, type=tuple[bool, msgspec.Raw])
+    is_missing, raw = msgspec.msgpack.decode(data, type=prepared(tuple[bool, msgspec.Raw]))
     if is_missing:
-        return msgspec.msgpack.decode(raw, type=Missing)
-    return msgspec.msgpack.decode(raw, type=SECTIONS[key])
+        return msgspec.msgpack.decode(raw, type=prepared(Missing))
+    return msgspec.msgpack.decode(raw, type=prepared(SECTIONS[key]))

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, LogEvidence, Missing, ProcessFacts, Section
 from doctor.core.job import Job, LastSeen, Member, SectionHolder, Sections, build_job
@@ -211,10 +212,10 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
         UnusableError: as :func:`read_capture`.
     """
     try:
-        head = msgspec.json.decode(data, type=_CaptureHead)
+        head = msgspec.json.decode(data, type=prepared(_CaptureHead))
         _require_schema(head, name)
         data = data if masked else _without_secrets(data)
-        document = msgspec.json.decode(data, type=_CapturedContext)
+        document = msgspec.json.decode(data, type=prepared(_CapturedContext))
         capture = msgspec.structs.replace(_assemble(document, name), evidence=document.evidence)
         if document.expected is None:
             return capture
@@ -297,7 +298,7 @@ class _SectionDecoder:
         data = bytes(raw)
         if (key, data) not in self._pool:
             try:
-                self._pool[key, data] = msgspec.json.decode(data, type=SECTIONS[key])
+                self._pool[key, data] = msgspec.json.decode(data, type=prepared(SECTIONS[key]))
             except msgspec.ValidationError as error:
                 raise UnusableError(f"{self._name} is malformed in {key}: {error}") from None
         return self._pool[key, data]

@@ -14,6 +14,7 @@ import msgspec
 from doctor.core.background import start_thread
 from doctor.core.check import Check
 from doctor.core.check_registry import BrokenPlugin, CheckRegistry, sentence_of
+from doctor.core.decoding import prepared
 from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
 from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
@@ -200,7 +201,7 @@ def _copied(verdict: V, kind: type[V]) -> V:
     Structs do not validate their arguments, so a value that has no JSON form would otherwise break the whole report.
     """
     try:
-        return msgspec.json.decode(msgspec.json.encode(in_unicode(verdict)), type=kind)
+        return msgspec.json.decode(msgspec.json.encode(in_unicode(verdict)), type=prepared(kind))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TypeError(f"its {kind.__name__} can't be written down: {sentence_of(error)}") from error
 

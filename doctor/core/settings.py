@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.files.settings_file import VARIABLE, SettingsFileSearch, UserSettingsFile, is_private
 from doctor.core.report_document import FailOn, Ignored
@@ -145,7 +146,7 @@ def read_settings(start: Path, *, config: Path | None = None, isolated: bool = F
 def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
     path = file.path
     try:
-        known = msgspec.convert(file.table, _SettingsTable)
+        known = msgspec.convert(file.table, prepared(_SettingsTable))
     except msgspec.ValidationError as error:
         raise UnusableError(f"{path}: {_plain(error)}") from None
     if known.plugins and not file.may_name_code:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.estimate.tracer_protocol import LoadFactory, TracerReply, TracerRequest
 
@@ -18,7 +19,7 @@ _benches: list[StepTracer] = []
 
 def work(argument: bytes) -> TracerReply:
     """Do what the :class:`TracerRequest` in ``argument`` asks; a :class:`LoadFactory` comes first."""
-    question: TracerRequest = msgspec.json.decode(argument, type=TracerRequest)
+    question: TracerRequest = msgspec.json.decode(argument, type=prepared(TracerRequest))
     try:
         import torch  # noqa: F401 - told apart from what the factory fails to import
     except ImportError as error:

@@ -7,10 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
+
 T = TypeVar("T")
 
 
 def read(name: str, shape: type[T]) -> T:
     """The JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` where it does not fit."""
     text = resources.files("doctor.knowledge").joinpath(name).read_bytes()
-    return msgspec.json.decode(text, type=shape)
+    return msgspec.json.decode(text, type=prepared(shape))

@@ -15,6 +15,7 @@ from importlib.resources import files
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.knowledge.linear_regex import Pattern, linear
 
 
@@ -43,5 +44,7 @@ def known_patterns() -> tuple[LogPattern, ...]:
     folder = files(__package__) / "log_lines"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
     return tuple(
-        message for entry in found for message in msgspec.json.decode(entry.read_bytes(), type=tuple[LogPattern, ...])
+        message
+        for entry in found
+        for message in msgspec.json.decode(entry.read_bytes(), type=prepared(tuple[LogPattern, ...]))
     )

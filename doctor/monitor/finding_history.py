@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from doctor.core.capture import same_run
+from doctor.core.decoding import prepared
 from doctor.core.files.own_folder import OwnFile
 from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, Report, ReportFinding
@@ -78,7 +79,7 @@ class FindingHistory:
     def take_over(self, path: Path | OwnFile, run: str = "") -> None:
         """Continue from the report that another rank wrote, if it is readable and belongs to ``run``."""
         try:
-            report = msgspec.json.decode(OwnFile.of(path).read(FILE_LIMIT), type=Report)
+            report = msgspec.json.decode(OwnFile.of(path).read(FILE_LIMIT), type=prepared(Report))
             self.report = report if not (run and report.run) or same_run(run, report.run) else None
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
             return

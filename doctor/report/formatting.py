@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.finding import Severity, Status
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding, RunOutcome
@@ -40,7 +41,7 @@ def escaped(text: str) -> str:
 
 def printable(report: Report) -> Report:
     """The report with every text spelt out; JSON alone shows them as they are, by its own escapes."""
-    return msgspec.convert(_printable(msgspec.to_builtins(report)), Report)
+    return msgspec.convert(_printable(msgspec.to_builtins(report)), prepared(Report))
 
 
 def _printable(value: Any) -> Any:

@@ -29,6 +29,7 @@ from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost, first_line
 from doctor.collectors.base import Machine
 from doctor.core.capture import to_document
+from doctor.core.decoding import prepared
 from doctor.core.job import Job
 
 LOOK_EVERY = 0.25
@@ -38,7 +39,7 @@ LOOK_EVERY = 0.25
 def main(order: str) -> None:
     """Execute the ``order`` and exit, whatever threads Ray has left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    driver = RayDriver(msgspec.json.decode(order, type=DriverOrder), _take_standard_output())
+    driver = RayDriver(msgspec.json.decode(order, type=prepared(DriverOrder)), _take_standard_output())
     try:
         driver.drive()
     finally:

@@ -18,6 +18,7 @@ from doctor.cluster.gather.probe_schedule import ProbeOptions
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
 from doctor.cluster.rendezvous.endpoint import NoRendezvous
 from doctor.core.capture import parse_capture
+from doctor.core.decoding import prepared
 from doctor.core.job import Job
 from doctor.core.process import abandon_child, start_python
 
@@ -107,6 +108,6 @@ class RayGatherSession:
         late.start()
         try:
             for line in self._driver.stdout:
-                yield msgspec.json.decode(line, type=StatusLine | ClusterLost | CollectedJob)
+                yield msgspec.json.decode(line, type=prepared(StatusLine | ClusterLost | CollectedJob))
         finally:
             late.cancel()

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from doctor.core.capture import FILE_LIMIT, Capture, parse_capture, to_document
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.job import Member, build_job
 from doctor.core.message_bounds import Number
@@ -39,7 +40,7 @@ def decode(data: bytes, kind: type[M]) -> M:
         MalformedMessage: the bytes are not one.
     """
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.msgpack.decode(data, type=prepared(kind))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise MalformedMessage(str(error)) from None
 

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
+
 Level = Literal["rank", "host"]
 Origin = Literal["collected", "measured", "watched"]
 
@@ -109,7 +111,7 @@ def in_unicode(record: R) -> R:
     try:
         msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return msgspec.convert(_in_unicode(msgspec.to_builtins(record)), type(record))
+        return msgspec.convert(_in_unicode(msgspec.to_builtins(record)), prepared(type(record)))
     return record
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.masking.secret_names import SecretConfidence, secrecy
 from doctor.core.masking.text_masking import REDACTED, mask_text
 from doctor.core.masking.variable_masking import mask_value
@@ -20,7 +21,7 @@ def mask_record(record: R) -> R:
     """The record itself, or a copy in which secrets are masked."""
     plain = msgspec.to_builtins(record)
     masked = mask_document(plain)
-    return record if masked is plain else msgspec.convert(masked, type(record))
+    return record if masked is plain else msgspec.convert(masked, prepared(type(record)))
 
 
 def mask_document(value: Any) -> Any:

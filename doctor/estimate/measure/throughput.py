@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.process import abandon_child, start_python
 from doctor.estimate.data_model import MeasuredThroughput, TrainingPlan
@@ -169,7 +170,7 @@ def _told(child: subprocess.Popen[bytes], words: Path) -> RankMeasurement:
         return RankMeasurement(error=LATE)
     answer, _ = child.communicate()
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(answer, type=RankMeasurement)
+        return msgspec.json.decode(answer, type=prepared(RankMeasurement))
     lines = words.read_text(encoding="utf-8", errors="replace").split("\n")
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return RankMeasurement(error=(_PREFIX.sub("", said) or f"its process ended with code {child.returncode}")[:KEPT])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.measure.throughput import RankMeasurement, TrainingTask
@@ -66,7 +67,7 @@ class LossModule(torch.nn.Module):
 def main(text: str) -> None:
     """Run the :class:`TrainingTask`, which is JSON. Its :class:`RankMeasurement` goes to stdout; what the factory
     prints does not."""
-    task = msgspec.json.decode(text, type=TrainingTask)
+    task = msgspec.json.decode(text, type=prepared(TrainingTask))
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     told = work(task)

@@ -16,6 +16,7 @@ import msgspec
 
 from doctor.cluster.transport.store import DeadlineWorker
 from doctor.core.capture import EARLIER, REPORT, encode_document, parse_capture, same_run, to_record
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.files.open_folder import OpenFolder
 from doctor.core.files.own_folder import OwnFolder
@@ -201,7 +202,7 @@ def _name(rank: int) -> str:
 def _run_of(source: OpenFolder, name: str) -> str:
     """Return the run id in a file; empty if it has none that is a valid file name."""
     try:
-        run = msgspec.json.decode(source.read(name, LARGEST, whole=False), type=_RecordHead).run
+        run = msgspec.json.decode(source.read(name, LARGEST, whole=False), type=prepared(_RecordHead)).run
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return ""
     return run if isinstance(run, str) and re.fullmatch(r"[0-9a-z-]{1,64}", run) else ""

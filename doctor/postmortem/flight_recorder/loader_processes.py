@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import HiddenField, RecorderFacts
 from doctor.core.recorder_dump import parse_recorder
@@ -74,7 +75,7 @@ def _load_apart(paths: Sequence[Path], jobs: int, most: int) -> list[Outcome]:
     except UnusableError as error:
         return [str(error)] * len(paths)
     try:
-        return msgspec.json.decode(answer, type=list[Outcome])
+        return msgspec.json.decode(answer, type=prepared(list[Outcome]))
     except msgspec.MsgspecError:
         return [f"the process that read it ended with {code} and no answer"] * len(paths)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame
 from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
@@ -75,7 +76,7 @@ def read_snapshot(path: Path) -> MemorySnapshotFacts:
     if answer[:1] == b"-":
         raise UnusableError(answer[1:].decode("utf-8", "replace"))
     try:
-        return msgspec.json.decode(answer[1:], type=MemorySnapshotFacts)
+        return msgspec.json.decode(answer[1:], type=prepared(MemorySnapshotFacts))
     except msgspec.MsgspecError:
         raise UnusableError(f"the process that read it ended with {code} and no answer") from None
 

@@ -9,6 +9,7 @@ import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.trial_conclusions import AGAIN
+from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Trial
 from doctor.core.job import Job
 from doctor.core.message_bounds import Rate, Text, shortened
@@ -202,7 +203,7 @@ def _orders(orders: Mapping[str, PrepareTrial | JoinGroup], seconds: float, word
 def _outcome(note: bytes) -> GroupTrialOutcome:
     """Of a process that did not answer in time there is no note, or that of an earlier step."""
     try:
-        return msgspec.msgpack.decode(note, type=GroupTrialOutcome)
+        return msgspec.msgpack.decode(note, type=prepared(GroupTrialOutcome))
     except msgspec.MsgspecError:
         return GroupTrialOutcome()
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.facts import Section, Trial, TrialFacts
 from doctor.core.job import Job
 from doctor.probes.ablation.device_trials import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
@@ -78,7 +79,9 @@ class WhyStage:
 
 
 def _read(order: bytes) -> OwnOrder | PrepareTrial | RunTrial:
-    task: OwnOrder | PrepareTrial | RunTrial = msgspec.msgpack.decode(order, type=OwnOrder | PrepareTrial | RunTrial)
+    task: OwnOrder | PrepareTrial | RunTrial = msgspec.msgpack.decode(
+        order, type=prepared(OwnOrder | PrepareTrial | RunTrial)
+    )
     return task
 
 

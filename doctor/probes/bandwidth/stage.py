@@ -16,6 +16,7 @@ from doctor.analysis.fabric.transfer_matrix import (
     rounds_to_confirm,
     subnets_of,
 )
+from doctor.core.decoding import prepared
 from doctor.core.facts import Section, TransferFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
@@ -79,7 +80,7 @@ class TransfersStage:
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Meet the other hosts that ``order`` names."""
-        itinerary = msgspec.msgpack.decode(order, type=TransferSchedule)
+        itinerary = msgspec.msgpack.decode(order, type=prepared(TransferSchedule))
         require_peers(outgoing_connections(itinerary))
         if bench.responder is None:
             return StageResult({})

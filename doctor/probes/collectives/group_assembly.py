@@ -10,6 +10,7 @@ import msgspec
 from doctor.analysis.fabric.pairing import RankSlot, partners_of, places_on_hosts
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.visible_devices import backend_asked, local_rank_of, processor_asked
+from doctor.core.decoding import prepared
 from doctor.core.facts import MasterFacts
 from doctor.core.job import Job
 from doctor.probes.base import ProbeParticipant
@@ -103,7 +104,7 @@ def _ready(posts: Sequence[ProbeParticipant]) -> Iterator[tuple[str, TorchCapabi
     for post in posts:
         if post.note and post.number not in seen:
             seen.add(post.number)
-            yield post.token, msgspec.msgpack.decode(post.note, type=TorchCapabilities)
+            yield post.token, msgspec.msgpack.decode(post.note, type=prepared(TorchCapabilities))
 
 
 def _left_alone(posts: Sequence[ProbeParticipant], joining: Sequence[ProbeParticipant]) -> GroupsNotRun | None:

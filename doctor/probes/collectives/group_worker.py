@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.probes.collectives.group_steps import (
     ExchangeMessages,
     GroupStep,
@@ -38,7 +39,7 @@ def work(argument: bytes) -> GroupStepResult:
     Raises:
         Refused: there is no group to do it in, or no store can be made.
     """
-    step = msgspec.json.decode(argument, type=GroupStep)
+    step = msgspec.json.decode(argument, type=prepared(GroupStep))
     if isinstance(step, OpenStore):
         return _open(step)
     if isinstance(step, JoinGroup):

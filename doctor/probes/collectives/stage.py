@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Missing, MissingReason, Section
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
@@ -90,7 +91,7 @@ class GroupsStage:
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Do what this process was asked to."""
-        task = msgspec.msgpack.decode(order, type=LoadTorch | OpenStore | JoinGroup | GroupsNotRun)
+        task = msgspec.msgpack.decode(order, type=prepared(LoadTorch | OpenStore | JoinGroup | GroupsNotRun))
         if isinstance(task, LoadTorch):
             return _loaded(task, bench, deadline)
         if isinstance(task, GroupsNotRun):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed
 from doctor.core.message_bounds import Number
 from doctor.probes.runtime.torch_child import WorkRefused
@@ -63,7 +64,7 @@ def work(argument: bytes) -> DeviceSpeed:
     """
     import torch
 
-    task = msgspec.json.decode(argument, type=DeviceTask)
+    task = msgspec.json.decode(argument, type=prepared(DeviceTask))
     time.sleep(task.pause)
     if task.processor or not torch.cuda.is_available():
         return _on_processor(task)

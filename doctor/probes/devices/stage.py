@@ -10,6 +10,7 @@ import msgspec
 
 from doctor.analysis.device_speed import compare_devices, samples_of, slow_devices
 from doctor.analysis.visible_devices import local_rank_of, processor_asked
+from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, MissingReason, Section
 from doctor.core.job import Job
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
@@ -72,7 +73,7 @@ class DevicesStage:
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Do it in the child that has torch."""
-        asked = msgspec.msgpack.decode(order, type=DevicesOrder)
+        asked = msgspec.msgpack.decode(order, type=prepared(DevicesOrder))
         return _load(bench, deadline) if asked.act == "load" else _measure(asked.task, bench, deadline)
 
 

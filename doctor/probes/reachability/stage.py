@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.facts import ReachFacts, Section
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_master, require_own_port, require_peer
@@ -45,7 +46,7 @@ class LightStage:
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Measure what this host was asked to."""
-        task = msgspec.msgpack.decode(order, type=Assignment)
+        task = msgspec.msgpack.decode(order, type=prepared(Assignment))
         for target in task.targets:
             require_peer(target.address, target.port)
         if task.master is not None:

@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.core.process import abandon_child, start_python
 
 R = TypeVar("R")
@@ -121,10 +122,10 @@ class TorchChild:
 
     def _result(self, line: bytes, kind: type[R]) -> R:
         try:
-            answer = msgspec.json.decode(line, type=WorkReply)
+            answer = msgspec.json.decode(line, type=prepared(WorkReply))
             if answer.error:
                 raise WorkRefused(answer.error)
-            return msgspec.json.decode(answer.result, type=kind)
+            return msgspec.json.decode(answer.result, type=prepared(kind))
         except msgspec.MsgspecError as error:
             self.close()
             raise ChildLost(f"an answer that is none: {error}") from None

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from doctor.core.decoding import prepared
 from doctor.probes.runtime.torch_child import WorkRefused, WorkReply, WorkRequest
 
 WORKS = {
@@ -50,7 +51,7 @@ def _say(answer: WorkReply, answers: IO[bytes]) -> None:
 
 def _answer(line: bytes) -> WorkReply:
     """Errors of torch and of drivers are answers too: they are what is looked for."""
-    order = msgspec.json.decode(line, type=WorkRequest)
+    order = msgspec.json.decode(line, type=prepared(WorkRequest))
     try:
         result = importlib.import_module(WORKS[order.work]).work(bytes(order.argument))
     except WorkRefused as error:

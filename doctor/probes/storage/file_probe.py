@@ -17,6 +17,7 @@ from msgspec import Meta
 import doctor.probes.storage.file_child as script
 from doctor.analysis.storage_speed import NO_ANSWER, UNTRIED
 from doctor.core import message_bounds
+from doctor.core.decoding import prepared
 from doctor.core.facts import StorageReading, StorageTrial
 from doctor.core.process import abandon_child, start_child
 from doctor.probes.runtime.deadline import ProbeDeadline
@@ -126,6 +127,6 @@ def _read_answer(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline)
     if not ready:
         return None
     try:
-        return msgspec.json.decode(os.read(child.stdout.fileno(), 1 << 16), type=_Answer)
+        return msgspec.json.decode(os.read(child.stdout.fileno(), 1 << 16), type=prepared(_Answer))
     except msgspec.MsgspecError:
         return _Answer(error=f"{UNTRIED}: the process that tried ended")

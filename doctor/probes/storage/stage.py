@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from doctor.analysis.storage_speed import slow_storage, visibility_tests
+from doctor.core.decoding import prepared
 from doctor.core.facts import Directory, Section, StorageFacts, StorageSpeedFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_directory
@@ -161,7 +162,7 @@ class StorageStage:
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Write, read or clear, in children."""
-        asked = msgspec.msgpack.decode(order, type=StorageOrder)
+        asked = msgspec.msgpack.decode(order, type=prepared(StorageOrder))
         for place in asked.places:
             require_own_directory(place.path, place.role, place.name, bench.surroundings)
         if asked.act == "write":
