@@ -1,4 +1,4 @@
-"""Evaluates a watched run: runs the checks on the collected job, notifies the sinks and decides."""
+"""Evaluates a watched run: runs the checks on the job, notifies the sinks and decides."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Findings(RuntimeError):
-    """Raised on all ranks before the first batch, if ``on_error="raise"`` and an error was found.
+    """Raised on all ranks before the first batch if ``on_error="raise"`` and an error was found.
 
     ``ids``: the checks that found it.
     """

@@ -82,10 +82,10 @@ class WatchOptions:
             raise ValueError(str(error)) from None
 
     def folder(self, default: Path, write_line: Callable[[str], None]) -> OwnFolder:
-        """Return the folder for reports and records: ``dirpath``, else ``rankdoctor`` below ``default``.
+        """Return the folder for reports and records.
 
-        A symbolic link is followed if the user named and owns it. ``write_line`` gets one line if the environment names
-        a group that does not exist.
+        It is ``dirpath``, else ``rankdoctor`` below ``default``. A symbolic link is followed if the user named and owns
+        it. ``write_line`` gets one line if the environment names a group that does not exist.
         """
         owners = TrustedOwners.here(self._chosen_group(write_line))._replace(option=f"share_group or {VARIABLE}")
         if self.dirpath is not None:

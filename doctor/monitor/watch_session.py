@@ -1,4 +1,4 @@
-"""Composition root of a watched run: telemetry, watchdog, evaluator and sinks of one process."""
+"""Composition root of a watched run: telemetry, watchdog, evaluator and sinks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class WatchSession:
         self._secret: Secret | None = None
 
     def open(self) -> None:
-        """Start watching. The process group must exist, if there is one, and ``telemetry.training`` must be set."""
+        """Start watching.
+
+        The process group must exist, if there is one, and ``telemetry.training`` must be set.
+        """
         settings = run_settings(self._options, report_notes=self.rank == 0)
         self._secret = _secret()
         self.open_sessions.add(self)
@@ -167,7 +170,9 @@ class WatchSession:
             join_threads(THREAD_TIMEOUT, print_status)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last round for the run's loggers; empty on ranks that do not evaluate.
+        """Return the metrics of the last round for the run's loggers.
+
+        Empty on ranks that do not evaluate.
 
         Every round creates a new mapping.
         """

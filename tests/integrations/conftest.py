@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 
 
 @pytest.fixture
-def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Taped]]:
-    """Runs are put on tape in place of being judged."""
-    monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", Taped)
-    Taped.made.clear()
-    yield Taped.made
-    Taped.made.clear()
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RecordedSession]]:
+    """Runs are recorded instead of evaluated."""
+    monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", RecordedSession)
+    RecordedSession.made.clear()
+    yield RecordedSession.made
+    RecordedSession.made.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 import doctor
 from doctor.monitor.integrations.hook_guard import SWITCH
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 from tests.lab.speed import patience
 
 WITHOUT = """
@@ -112,7 +112,7 @@ def test_where_no_lightning_is_loaded_one_is(package: str | None) -> None:
     assert {*LIGHTNINGS} & {*done.stdout.split()} == {package or "lightning.pytorch"}
 
 
-def test_it_travels_without_its_run(taped: list[Taped]) -> None:
+def test_it_travels_without_its_run(recorded: list[RecordedSession]) -> None:
     pytest.importorskip("lightning.pytorch")
     callback = doctor.DoctorCallback("somewhere", hang_after=3.0, ignore=["NET001"])
     callback._begin(lambda: _run(callback))

@@ -19,7 +19,7 @@ import doctor
 from doctor.core.facts import Sampler
 from doctor.monitor.integrations.data_parallel import DataParallelRank, infer_data_parallel_rank
 from doctor.monitor.integrations.torch_state import TorchRank
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("data_parallel_ranks.py")
@@ -82,16 +82,16 @@ def test_a_process_alone_reads_everything() -> None:
     assert infer_data_parallel_rank(None, [_parting(2, 1)], TorchRank()) == DataParallelRank(0, 1)
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("recorded")
 def test_a_loop_learns_it_from_the_loaders_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     sampler: Any = DistributedSampler(range(8), num_replicas=2, rank=1)
     with doctor.watch() as w:
         w.model(torch.nn.Linear(1, 1))
-        training = [Taped.made[0].telemetry.training]
+        training = [RecordedSession.made[0].telemetry.training]
         for loader in (DataLoader(torch.arange(8)), DataLoader(torch.arange(8), sampler=sampler)):
             list(w.loader(loader))
-            training.append(Taped.made[0].telemetry.training)
+            training.append(RecordedSession.made[0].telemetry.training)
     places = [(one.data_parallel_rank, one.data_parallel_size, one.data_parallel_root) for one in training]
     assert places == [(None, None, None), (None, None, None), (1, 2, None)]

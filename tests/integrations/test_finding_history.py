@@ -64,7 +64,7 @@ def _loud(chart, report):
     return [one.finding.summary for one in chart.note(report) if one.is_loud]
 
 
-def test_a_consequence_of_what_was_told_before_is_no_second_alarm():
+def test_a_consequence_of_a_known_cause_is_not_loud():
     chart = FindingHistory()
     assert _loud(chart, _planted(901)) == ["the cause"]
     (news,) = chart.note(_planted(901, 902))
@@ -72,13 +72,13 @@ def test_a_consequence_of_what_was_told_before_is_no_second_alarm():
     assert chart.report.result("DATA902").findings[0].severity is Severity.ERROR
 
 
-def test_what_happens_to_the_run_is_told_whatever_it_comes_from():
+def test_progress_findings_are_loud_whatever_their_cause():
     chart = FindingHistory()
     chart.note(_planted(901, family="RUN"))
     assert _loud(chart, _planted(901, 902, family="RUN")) == ["the consequence"]
 
 
-def test_a_consequence_is_told_where_its_cause_was_not():
+def test_a_consequence_is_loud_if_its_cause_was_not_reported():
     assert _loud(FindingHistory(), _planted(902)) == ["the consequence"]
     assert _loud(FindingHistory(), _planted(901, 902)) == ["the cause", "the consequence"]
 

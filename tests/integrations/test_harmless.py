@@ -16,7 +16,7 @@ pytest.importorskip("lightning.pytorch")
 
 from doctor import DoctorCallback
 from doctor.monitor.integrations.hook_guard import SWITCH
-from tests.integrations.taped import TOLD, Taped
+from tests.integrations.recorded import RECORDED, RecordedSession
 from tests.integrations.twins import fit
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
@@ -61,13 +61,13 @@ def test_switched_off_it_does_nothing(
 
 
 @pytest.mark.parametrize(
-    "part", [*TOLD, "open", "check_start", "close", "metrics", "loaders.record_batch", "replica.attach"]
+    "part", [*RECORDED, "open", "check_start", "close", "metrics", "loaders.record_batch", "replica.attach"]
 )
 def test_whatever_breaks_in_it_the_run_goes_on(
     folder: Path,
     alone: dict[str, Any],
     part: str,
-    taped: list[Taped],
+    recorded: list[RecordedSession],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -93,11 +93,11 @@ def _break(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(f"{part} is broken")
 
     if part in ("open", "check_start", "close", "metrics"):
-        monkeypatch.setattr(Taped, part, broken)
+        monkeypatch.setattr(RecordedSession, part, broken)
         return
-    made = Taped.__init__
+    made = RecordedSession.__init__
 
-    def make(self: Taped, *args: Any, **kwargs: Any) -> None:
+    def make(self: RecordedSession, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         *path, name = ("telemetry", *part.split("."))
         owner: Any = self
@@ -105,7 +105,7 @@ def _break(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
             owner = getattr(owner, step)
         setattr(owner, name, broken)
 
-    monkeypatch.setattr(Taped, "__init__", make)
+    monkeypatch.setattr(RecordedSession, "__init__", make)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from doctor import HFDoctorCallback
 from doctor.monitor.findings_error import Findings
-from tests.integrations.taped import Taped, found
+from tests.integrations.recorded import RecordedSession, found
 
-pytestmark = pytest.mark.usefixtures("taped")
+pytestmark = pytest.mark.usefixtures("recorded")
 
 BATCH = [("batch_start", "train"), ("batch_end", "train")]
 STEP = [("batch_start", "train"), ("mark", "optimizer"), ("batch_end", "train")]
@@ -61,13 +61,13 @@ def trainer(tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-def _compact(run: Taped) -> list[tuple[Any, ...]]:
-    return [entry[:2] if entry[0] == "batch_start" else entry for entry in run.tape]
+def _compact(run: RecordedSession) -> list[tuple[Any, ...]]:
+    return [entry[:2] if entry[0] == "batch_start" else entry for entry in run.calls]
 
 
 def test_epochs_with_evaluation_and_checkpoint(trainer: Callable[..., Any], tmp_path: Path) -> None:
     trainer(gradient_accumulation_steps=2, num_train_epochs=2, eval_strategy="epoch", save_strategy="epoch").train()
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
 
     def epoch(number: int) -> list[tuple[Any, ...]]:
         batches = [("epoch_start", "train", number), *[*BATCH, *STEP] * 2, *STEP, ("loader_end", "train", 0, True)]
@@ -88,11 +88,11 @@ def test_epochs_with_evaluation_and_checkpoint(trainer: Callable[..., Any], tmp_
 
 def test_evaluation_and_saving_within_an_epoch(trainer: Callable[..., Any]) -> None:
     trainer(max_steps=3, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=3).train()
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     numbers = [entry[2] for entry in run.said("batch_start") if entry[1] == "train"]
     assert numbers == [0, 1, 2]
     assert run.said("loader_end")[-1] == ("loader_end", "train", 0, False)
-    assert run.tape.count(("mark", "checkpoint")) == 1
+    assert run.calls.count(("mark", "checkpoint")) == 1
     facts = run.telemetry.training
     assert (facts.framework, facts.max_steps, facts.world_size, facts.strategy) == ("transformers", 3, 1, None)
     assert facts.argument("max_steps") == "3"
@@ -100,10 +100,10 @@ def test_evaluation_and_saving_within_an_epoch(trainer: Callable[..., Any]) -> N
 
 def test_an_evaluation_by_itself_is_a_run(trainer: Callable[..., Any]) -> None:
     trainer().evaluate()
-    (run,) = Taped.made
-    assert run.tape[0] == ("open",)
+    (run,) = RecordedSession.made
+    assert run.calls[0] == ("open",)
     assert run.said("batch_start") == [("batch_start", "validate", 0, 0), ("batch_start", "validate", 1, 0)]
-    assert run.tape[-1] == ("close",)
+    assert run.calls[-1] == ("close",)
 
 
 def test_an_exception_is_seen_where_it_leaves_the_program(
@@ -119,10 +119,10 @@ def test_an_exception_is_seen_where_it_leaves_the_program(
 
     with pytest.raises(ValueError, match="mine") as caught:
         trainer(Raising()).train()
-    (run,) = Taped.made
-    assert run.tape[-1] == ("batch_end", "train")
+    (run,) = RecordedSession.made
+    assert run.calls[-1] == ("batch_end", "train")
     sys.excepthook(ValueError, caught.value, None)
-    assert run.tape[-1] == ("fail", "ValueError")
+    assert run.calls[-1] == ("fail", "ValueError")
     assert shown == [caught.value]
     assert sys.excepthook is before
 
@@ -143,7 +143,7 @@ def test_a_run_whose_exception_is_caught_is_over_when_the_interpreter_ends(
         trainer(Raising()).train()
     (told,) = at_exit
     told()
-    assert Taped.made[0].tape[-1] == ("close",)
+    assert RecordedSession.made[0].calls[-1] == ("close",)
     assert (at_exit, sys.excepthook) == ([], before)
     trainer(max_steps=1).train()
     assert at_exit == []
@@ -151,11 +151,11 @@ def test_a_run_whose_exception_is_caught_is_over_when_the_interpreter_ends(
 
 def test_findings_end_the_training(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.excepthook
-    monkeypatch.setattr(Taped, "check_start", found)
+    monkeypatch.setattr(RecordedSession, "check_start", found)
     with pytest.raises(Findings, match="uneven"):
         trainer().train()
-    (run,) = Taped.made
-    assert run.tape[-1] == ("close",)
+    (run,) = RecordedSession.made
+    assert run.calls[-1] == ("close",)
     assert run.said("batch_start") == []
     assert sys.excepthook is before
 
@@ -164,5 +164,5 @@ def test_a_second_training_is_a_second_run(trainer: Callable[..., Any]) -> None:
     before, one = sys.excepthook, trainer(max_steps=1)
     one.train()
     one.train()
-    assert [run.tape[-1] for run in Taped.made] == [("close",), ("close",)]
+    assert [run.calls[-1] for run in RecordedSession.made] == [("close",), ("close",)]
     assert sys.excepthook is before

@@ -11,9 +11,9 @@ from doctor.core.facts import TrainingFacts
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
 from doctor.monitor.integrations.hook_guard import SWITCH, is_disabled, value_or_default
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 
-pytestmark = pytest.mark.usefixtures("taped")
+pytestmark = pytest.mark.usefixtures("recorded")
 
 
 class Hooks(Adapter[AdapterRun]):
@@ -45,10 +45,10 @@ def test_after_three_failures_it_leaves_the_run_alone(capsys: pytest.CaptureFixt
     assert "switched itself off after 3 failures; the run goes on" in line
     assert "hook: ValueError: number 2 of mine" in line
     assert __file__ in line
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert len(run.said("mark")) == 3
     hooks.begin()
-    assert len(Taped.made) == 1
+    assert len(RecordedSession.made) == 1
 
 
 def test_fewer_failures_are_forgiven_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_fewer_failures_are_forgiven_in_silence(capsys: pytest.CaptureFixture[st
     for error in (ValueError(), OSError(), None, None):
         hooks.hook(error)
     hooks.end()
-    assert Taped.made[0].tape[-1] == ("close",)
+    assert RecordedSession.made[0].calls[-1] == ("close",)
     assert capsys.readouterr().err == ""
 
 
@@ -72,20 +72,20 @@ def test_what_is_meant_to_end_a_run_passes(error: BaseException) -> None:
 def test_a_run_that_cannot_begin_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(self: Taped) -> None:
+    def refuse(self: RecordedSession) -> None:
         raise PermissionError("not here")
 
-    monkeypatch.setattr(Taped, "open", refuse)
+    monkeypatch.setattr(RecordedSession, "open", refuse)
     hooks = Hooks()
     hooks.begin()
     hooks.hook(None)
     assert "the beginning of a run: PermissionError: not here" in capsys.readouterr().err
-    assert Taped.made[0].tape == [("close",)]
+    assert RecordedSession.made[0].calls == [("close",)]
 
 
 def test_nothing_happens_outside_a_run() -> None:
     Hooks().hook(ValueError("unseen"))
-    assert Taped.made == []
+    assert RecordedSession.made == []
 
 
 @pytest.mark.parametrize(("text", "off"), [("1", True), ("true", True), ("0", False), ("", False), (" No ", False)])
@@ -94,7 +94,7 @@ def test_one_variable_turns_everything_off(monkeypatch: pytest.MonkeyPatch, text
     assert is_disabled() is off
     hooks: Any = Hooks()
     hooks.begin()
-    assert bool(Taped.made) is not off
+    assert bool(RecordedSession.made) is not off
 
 
 def test_a_question_without_an_answer_has_a_default() -> None:

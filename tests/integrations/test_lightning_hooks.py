@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from doctor import DoctorCallback
 from doctor.monitor.findings_error import Findings
-from tests.integrations.taped import Taped, found
+from tests.integrations.recorded import RecordedSession, found
 
 TRAIN_BATCH = [("mark", "data"), ("batch_start", "train"), ("mark", "backward")]
 STEP = ("mark", "optimizer")
 DONE = [("batch_end", "train")]
 
 pytestmark = [
-    pytest.mark.usefixtures("taped"),
+    pytest.mark.usefixtures("recorded"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -83,14 +83,14 @@ def _parts(batch: Any) -> list[Any]:
     return [leaf for part in (batch.values() if isinstance(batch, dict) else batch) for leaf in _parts(part)]
 
 
-def _compact(run: Taped) -> list[tuple[Any, ...]]:
-    return [entry[:2] if entry[0] == "batch_start" else entry for entry in run.tape]
+def _compact(run: RecordedSession) -> list[tuple[Any, ...]]:
+    return [entry[:2] if entry[0] == "batch_start" else entry for entry in run.calls]
 
 
 def test_a_fit_with_validation_within_its_epoch(trainer: Callable[..., Any]) -> None:
     options = {"limit_train_batches": 4, "limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 1}
     trainer(accumulate_grad_batches=2, enable_checkpointing=True, **options).fit(BoringModel())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
 
     def evaluation(stage: str, back_to: str | None) -> list[tuple[Any, ...]]:
         """One batch of it."""
@@ -125,7 +125,7 @@ def test_a_fit_with_validation_within_its_epoch(trainer: Callable[..., Any]) -> 
 
 def test_optimisation_by_hand(trainer: Callable[..., Any]) -> None:
     trainer(limit_train_batches=2, limit_val_batches=0).fit(ManualOptimBoringModel())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert _compact(run)[3:-4] == [("epoch_start", "train", 0), *[*TRAIN_BATCH, STEP, *DONE] * 2]
     assert run.telemetry.progress.facts().step == 2
 
@@ -133,12 +133,12 @@ def test_optimisation_by_hand(trainer: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_evaluation_by_itself(trainer: Callable[..., Any], stage: str) -> None:
     getattr(trainer(), stage)(Two(), [_rows(2), _rows(3)])
-    (run,) = Taped.made
-    assert run.tape[:4] == [("open",), ("stage_start", stage), ("check_start",), ("epoch_start", stage, 0)]
+    (run,) = RecordedSession.made
+    assert run.calls[:4] == [("open",), ("stage_start", stage), ("check_start",), ("epoch_start", stage, 0)]
     batches = [*[(0, 0), (1, 0)], *[(0, 1), (1, 1), (2, 1)]]
     assert [entry[2:] for entry in run.said("batch_start")] == batches
-    assert run.tape.index(("loader_end", stage, 0, True)) < run.tape.index(("batch_start", stage, 0, 1))
-    assert run.tape[-4:] == [
+    assert run.calls.index(("loader_end", stage, 0, True)) < run.calls.index(("batch_start", stage, 0, 1))
+    assert run.calls[-4:] == [
         ("loader_end", stage, 1, True),
         ("epoch_end", stage),
         ("stage_end", stage, None),
@@ -164,7 +164,7 @@ def test_a_loader_that_ended_is_told_from_a_limit(
     trainer: Callable[..., Any], loader: Any, options: dict[str, Any], ended: bool
 ) -> None:
     trainer(limit_val_batches=0, **options).fit(BoringModel(), loader())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert run.said("loader_end") == [("loader_end", "train", 0, ended)]
     (known,) = run.telemetry.loaders.facts().of("train")
     assert [epoch.ended for epoch in known.epochs] == [ended]
@@ -188,7 +188,7 @@ def test_loaders_drawn_from_together(
     trainer: Callable[..., Any], mode: Any, seen: list[int], ended: list[bool]
 ) -> None:
     trainer(limit_val_batches=0).fit(Two(), CombinedLoader({"a": _rows(2), "b": [_rows(3)]}, mode))
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     known = run.telemetry.loaders.facts().of("train")
     assert [loader.combined for loader in known] == [mode, mode]
     assert [loader.epochs[0].batches for loader in known] == seen
@@ -201,15 +201,15 @@ def test_parts_that_a_hook_has_put_together(trainer: Callable[..., Any]) -> None
             return torch.cat(_parts(batch))
 
     trainer(limit_val_batches=0).fit(Joining(), {"a": _rows(2), "b": _rows(2)})
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert [loader.epochs[0].batches for loader in run.telemetry.loaders.facts().of("train")] == [2, 2]
 
 
-def test_a_validation_that_comes_late_is_judged_before_it(trainer: Callable[..., Any]) -> None:
+def test_a_late_validation_is_evaluated_before_it(trainer: Callable[..., Any]) -> None:
     late = trainer(max_epochs=2, check_val_every_n_epoch=2, limit_train_batches=1, limit_val_batches=1)
     late.num_sanity_val_steps = 0
     late.fit(BoringModel())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert run.said("stage_start", "check_start") == [
         ("stage_start", "train"),
         ("check_start",),
@@ -224,7 +224,7 @@ def test_loaders_that_are_made_anew(trainer: Callable[..., Any]) -> None:
             return _rows(2 + self.current_epoch)
 
     trainer(max_epochs=2, limit_val_batches=0, reload_dataloaders_every_n_epochs=1).fit(Reloading())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     (known,) = run.telemetry.loaders.facts().of("train")
     assert [(one.epoch, one.batches, one.ended) for one in known.epochs] == [(0, 2, True), (1, 3, True)]
     assert run.said("epoch_start") == [("epoch_start", "train", 0), ("epoch_start", "train", 1)]
@@ -237,7 +237,7 @@ def test_a_step_that_draws_by_itself(trainer: Callable[..., Any]) -> None:
             return super().training_step(batch, number)
 
     trainer(limit_val_batches=0).fit(Drawing(), _rows(2))
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     batch = [("batch_start", "train"), ("mark", "backward"), STEP, *DONE]
     assert [entry for entry in _compact(run) if entry[0] in ("batch_start", "mark", "batch_end")][: len(batch)] == batch
     assert run.said("loader_end") == [("loader_end", "train", 0, True)]
@@ -247,8 +247,8 @@ def test_one_of_several_watches(trainer: Callable[..., Any]) -> None:
     one = trainer(limit_train_batches=1, limit_val_batches=0)
     one.callbacks.insert(0, DoctorCallback())
     one.fit(BoringModel())
-    (run,) = Taped.made
-    assert run.tape.count(("batch_end", "train")) == 1
+    (run,) = RecordedSession.made
+    assert run.calls.count(("batch_end", "train")) == 1
 
 
 def test_a_run_resumed_within_an_epoch_knows_its_place(trainer: Callable[..., Any], tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_run_resumed_within_an_epoch_knows_its_place(trainer: Callable[..., An
     first.callbacks.append(ModelCheckpoint(tmp_path, "three", every_n_train_steps=3))
     first.fit(BoringModel(), _rows(5))
     trainer(limit_val_batches=0).fit(BoringModel(), _rows(5), ckpt_path=tmp_path / "three.ckpt")
-    run = Taped.made[-1]
+    run = RecordedSession.made[-1]
     assert run.said("epoch_start") == [("epoch_start", "train", 0)]
     assert [entry[2] for entry in run.said("batch_start")] == [3, 4]
     assert run.telemetry.progress.facts().step == 5
@@ -270,18 +270,18 @@ def test_an_exception_goes_where_it_was_going(trainer: Callable[..., Any], error
 
     with pytest.raises(SystemExit if isinstance(error, KeyboardInterrupt) else type(error)):
         trainer(limit_val_batches=0).fit(Raising())
-    (run,) = Taped.made
-    assert run.tape[-1] == ("fail", type(error).__name__)
+    (run,) = RecordedSession.made
+    assert run.calls[-1] == ("fail", type(error).__name__)
     assert run.telemetry.progress.failure is not None
     assert (run.telemetry.progress.stage, run.telemetry.progress.point) == ("train", "step")
 
 
 def test_findings_end_the_run(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Taped, "check_start", found)
+    monkeypatch.setattr(RecordedSession, "check_start", found)
     with pytest.raises(Findings, match="uneven"):
         trainer(limit_val_batches=0).fit(BoringModel())
-    (run,) = Taped.made
-    assert run.tape[-1] == ("close",)
+    (run,) = RecordedSession.made
+    assert run.calls[-1] == ("close",)
     assert run.said("batch_start", "fail") == []
 
 
@@ -291,9 +291,9 @@ def test_every_call_of_the_trainer_is_a_run_of_its_own(trainer: Callable[..., An
     one.fit_loop.max_epochs = 2
     one.fit(model)
     one.test(model, _rows(1))
-    assert [run.tape[0] for run in Taped.made] == [("open",)] * 3
-    assert [run.tape[-1] for run in Taped.made] == [("close",)] * 3
-    assert [run.said("epoch_start")[0] for run in Taped.made] == [
+    assert [run.calls[0] for run in RecordedSession.made] == [("open",)] * 3
+    assert [run.calls[-1] for run in RecordedSession.made] == [("close",)] * 3
+    assert [run.said("epoch_start")[0] for run in RecordedSession.made] == [
         ("epoch_start", "train", 0),
         ("epoch_start", "train", 1),
         ("epoch_start", "test", 2),
@@ -304,7 +304,7 @@ def test_every_call_of_the_trainer_is_a_run_of_its_own(trainer: Callable[..., An
 def test_our_numbers_stand_beside_the_runs_own(
     trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Taped, "metrics", lambda _: {"doctor/findings": 2.0})
+    monkeypatch.setattr(RecordedSession, "metrics", lambda _: {"doctor/findings": 2.0})
 
     class Logging(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -322,7 +322,7 @@ def test_our_numbers_stand_beside_the_runs_own(
 
 def test_the_trainer_tells_what_it_is(trainer: Callable[..., Any], tmp_path: Path) -> None:
     trainer(limit_train_batches=1, limit_val_batches=0.5, max_epochs=2).fit(BoringModel())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     facts = run.telemetry.training
     assert (facts.framework, facts.strategy, facts.device, facts.mixed) == ("lightning", "single_device", "cpu", None)
     assert (facts.world_size, facts.data_parallel_rank, facts.data_parallel_size) == (1, 0, 1)
@@ -337,9 +337,9 @@ def test_the_other_lightning_and_a_callback_of_this_one(trainer: Callable[..., A
     one = trainer(other.Trainer, limit_train_batches=1, limit_val_batches=0, enable_checkpointing=True)
     one.callbacks.append(Timer())
     one.fit(boring.BoringModel())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     facts = run.telemetry.training
     assert (facts.framework, facts.release) == ("pytorch_lightning", other.__version__)
     assert facts.mixed == "Timer of lightning with the Trainer of pytorch_lightning"
     assert facts.checkpoints == str(tmp_path / "checkpoints")
-    assert run.tape[-1] == ("close",)
+    assert run.calls[-1] == ("close",)

@@ -17,13 +17,13 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from doctor import DoctorCallback
 from doctor.monitor.integrations.lightning.trainer_facts import trainer_memory_lower_bound
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 
 PARAMETERS = (32 * 2 + 2) * 4
 """Bytes of the parameters of Lightning's BoringModel."""
 
 pytestmark = [
-    pytest.mark.usefixtures("taped"),
+    pytest.mark.usefixtures("recorded"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -51,14 +51,14 @@ def _trainer(tmp_path: Path) -> Any:
 
 def test_a_fit(tmp_path: Path) -> None:
     _trainer(tmp_path).fit(Adamant())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert run.telemetry.memory.facts().estimated_floor == 4 * PARAMETERS
     assert run.telemetry.memory.facts().estimate_error is None, "there is no peak of a CPU"
 
 
 def test_an_evaluation_holds_no_gradients(tmp_path: Path) -> None:
     _trainer(tmp_path).validate(Adamant())
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert run.telemetry.memory.facts().estimated_floor is None
 
 
@@ -106,5 +106,5 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     )
     rows = [{"x": torch.ones(4), "labels": torch.ones(1)}] * 8
     transformers.Trainer(Net(), arguments, None, rows, callbacks=[HFDoctorCallback()]).train()
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
     assert run.telemetry.memory.facts().estimated_floor == 4 * 5 * 4

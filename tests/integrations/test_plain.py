@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import doctor
 from doctor.monitor.integrations.torch_state import torch_rank
-from tests.integrations.taped import Taped
+from tests.integrations.recorded import RecordedSession
 
-pytestmark = pytest.mark.usefixtures("taped")
+pytestmark = pytest.mark.usefixtures("recorded")
 
 
 def _rows(batches: int) -> Any:
@@ -34,7 +34,7 @@ def test_training_with_a_validation_in_each_epoch() -> None:
                 w.step(loss=torch.tensor(1.0))
                 for _ in w.loader(validation, stage="validate"):
                     pass
-    (run,) = Taped.made
+    (run,) = RecordedSession.made
 
     def validated(passes: int) -> list[tuple[Any, ...]]:
         begin = [("stage_start", "validate"), ("epoch_start", "validate", passes)]
@@ -51,7 +51,7 @@ def test_training_with_a_validation_in_each_epoch() -> None:
         return [("epoch_start", "train", number), *batches, ("loader_end", "train", 0, True), ("epoch_end", "train")]
 
     first, begin = [("open",), ("stage_start", "train"), ("check_start",)], ("stage_start", "train")
-    assert run.tape == [*first, *epoch(0), begin, *epoch(1), ("close",)]
+    assert run.calls == [*first, *epoch(0), begin, *epoch(1), ("close",)]
     assert run.telemetry.progress.step == 4
     facts = run.telemetry.training
     assert (facts.framework, facts.device, facts.strategy) == ("plain", "cpu", "Linear")
@@ -69,8 +69,8 @@ def test_a_loop_that_is_left_has_not_ended_its_loader() -> None:
             for _ in w.loader(_rows(3), "validate"):
                 break
             break
-        assert Taped.made[0].telemetry.progress.point == "epoch-end"
-    ends = Taped.made[0].said("loader_end", "stage_end")
+        assert RecordedSession.made[0].telemetry.progress.point == "epoch-end"
+    ends = RecordedSession.made[0].said("loader_end", "stage_end")
     assert ends == [
         ("loader_end", "validate", 0, False),
         ("stage_end", "validate", "train"),
@@ -86,8 +86,8 @@ def test_an_exception_passes_through() -> None:
 
     with pytest.raises(ZeroDivisionError):
         divide()
-    (run,) = Taped.made
-    assert run.tape[-1] == ("fail", "ZeroDivisionError")
+    (run,) = RecordedSession.made
+    assert run.calls[-1] == ("fail", "ZeroDivisionError")
     assert (run.telemetry.progress.stage, run.telemetry.progress.batch) == ("train", 1)
     assert run.telemetry.progress.failure is not None
     assert run.telemetry.progress.failure.frames[0].function == "divide"
@@ -100,7 +100,7 @@ def test_a_loader_that_raises_is_the_users_own() -> None:
 
     with pytest.raises(OSError, match="disk"), doctor.watch() as w:
         list(w.loader(broken()))
-    assert Taped.made[0].tape[-1] == ("fail", "OSError")
+    assert RecordedSession.made[0].calls[-1] == ("fail", "OSError")
 
 
 def test_a_watched_loader_is_like_the_loader() -> None:
@@ -114,7 +114,7 @@ def test_a_watched_loader_is_like_the_loader() -> None:
         assert [batch.tolist() for batch in watched] == [batch.tolist() for batch in loader]
         with pytest.raises(ValueError, match="training"):
             w.loader(loader, stage="training")
-    (known,) = Taped.made[0].telemetry.loaders.facts().loaders
+    (known,) = RecordedSession.made[0].telemetry.loaders.facts().loaders
     assert known.sampler is not None
     assert (known.sampler.replicas, known.sampler.rank, known.sampler.epoch) == (2, 1, 3)
 
@@ -126,7 +126,7 @@ def test_loaders_that_accelerate_prepared() -> None:
     with doctor.watch() as w:
         w.model(model)
         assert sum(1 for _ in w.loader(train)) == 2
-    (known,) = Taped.made[0].telemetry.loaders.facts().of("train")
+    (known,) = RecordedSession.made[0].telemetry.loaders.facts().of("train")
     assert (known.kind, known.length, known.batch_size, known.epochs[0].samples) == ("map", 2, 2, 4)
 
 
@@ -135,7 +135,7 @@ def test_outside_of_with_loops_run_as_they_are() -> None:
     w.model(None)
     assert list(w.loader([1, 2])) == [1, 2]
     w.step()
-    assert Taped.made == []
+    assert RecordedSession.made == []
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_where_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         pass
     with doctor.watch(dirpath=tmp_path / "elsewhere"):
         pass
-    assert [run.directory for run in Taped.made] == [tmp_path / "rankdoctor", tmp_path / "elsewhere"]
+    assert [run.directory for run in RecordedSession.made] == [tmp_path / "rankdoctor", tmp_path / "elsewhere"]

@@ -19,13 +19,13 @@ from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("replica_loops.py")
 HEALTHY = {
-    "micro_batches_by_rank": "ok",
-    "early_break": "ok",
-    "token_budget": "ok",
-    "uncounted": "ok",
+    "micro_batches_by_rank": "pass",
+    "early_break": "pass",
+    "token_budget": "pass",
+    "uncounted": "pass",
     "uncounted_micro_batches": "unknown",
-    "counted_on_rank_0": "ok",
-    "long_micro_batches": "ok",
+    "counted_on_rank_0": "pass",
+    "long_micro_batches": "pass",
 }
 SLOW = ("slow_rank", "slow_rank_accumulating")
 APART = {"skipped": [0, 1], "skipped_once_uncounted": [0, 1], "never_steps": [1], "other_checkpoint": [0, 1]}

@@ -25,7 +25,7 @@ dist.destroy_process_group()
 """
 
 
-def test_two_hosts_try_the_ways_between_them(lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path) -> None:
+def test_two_hosts_probe_their_connectivity(lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path) -> None:
     hosts = lab_hosts(2)
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

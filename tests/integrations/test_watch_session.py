@@ -48,7 +48,7 @@ def broken(job):
 """
 
 
-class Tape:
+class RecordingSink:
     """An sink that writes down what it is told."""
 
     def __init__(self):
@@ -67,7 +67,7 @@ class Tape:
         self.told.append(("close",))
 
 
-class Torn(Tape):
+class BrokenSink(RecordingSink):
     """One that breaks when something is found."""
 
     def found(self, news, report):
@@ -83,13 +83,15 @@ def guests(tmp_path):
 
 
 @pytest.fixture
-def judging(tmp_path, guests):
+def make_evaluator(tmp_path, guests):
     """Makes judges of those checks."""
 
     def make(*select, rank=0, sinks=None):
-        tape = Tape()
+        recording = RecordingSink()
         settings = Settings(select=select, plugins=(guests,))
-        return RunEvaluator(settings, [tape] if sinks is None else sinks, tmp_path / "report.json", rank), tape
+        return RunEvaluator(
+            settings, [recording] if sinks is None else sinks, tmp_path / "report.json", rank
+        ), recording
 
     return make
 
@@ -103,82 +105,82 @@ def said(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("rankdoctor: ")]
 
 
-def test_a_report_on_every_occasion_and_news_once(judging):
-    judge, tape = judging("RUN901")
-    assert judge.metrics == {}
+def test_a_report_on_every_occasion_and_news_once(make_evaluator):
+    evaluate, recording = make_evaluator("RUN901")
+    assert evaluate.metrics == {}
     for occasion in ("before", "round", "stall", "end"):
-        judge(job(), occasion)
-    judge.close()
-    assert tape.told == [("found", "RUN901"), *[("round", 2)] * 4, ("ended", "fail"), ("close",)]
-    assert judge.metrics["doctor/findings_error"] == 1
+        evaluate(job(), occasion)
+    evaluate.close()
+    assert recording.told == [("found", "RUN901"), *[("round", 2)] * 4, ("ended", "fail"), ("close",)]
+    assert evaluate.metrics["doctor/findings_error"] == 1
 
 
-def test_a_ruling_is_of_errors_and_a_stall_is_explained_by_what_can(judging):
-    judge, _ = judging("RUN901", "NET901", "DATA901")
-    before, stall = judge(job(), "before"), judge(job(), "stall")
+def test_a_decision_covers_errors_and_a_stall_is_explained_by_related_families(make_evaluator):
+    evaluate, _ = make_evaluator("RUN901", "NET901", "DATA901")
+    before, stall = evaluate(job(), "before"), evaluate(job(), "stall")
     assert (before.sick, {*before.ids}, before.ranks) == (True, {"RUN901", "NET901"}, (0, 1))
     assert (stall.sick, stall.ids, stall.words) == (True, ("RUN901",), "RUN901 it stands still")
-    assert not judging("DATA901")[0](job(), "before").sick, "a warning"
-    assert not judging("NET901")[0](job(), "stall").sick, "a loose cable does not tell why this stall is"
+    assert not make_evaluator("DATA901")[0](job(), "before").sick, "a warning"
+    assert not make_evaluator("NET901")[0](job(), "stall").sick, "a loose cable does not tell why this stall is"
 
 
-def test_a_check_that_breaks_is_a_line_of_the_report(judging):
-    judge, tape = judging("RUN902", "DATA901")
-    assert not judge(job(), "end").sick
-    (crash,) = [result for result in judge.history.report.results if result.status.value == "error"]
+def test_a_check_that_breaks_is_a_line_of_the_report(make_evaluator):
+    evaluate, recording = make_evaluator("RUN902", "DATA901")
+    assert not evaluate(job(), "end").sick
+    (crash,) = [result for result in evaluate.history.report.results if result.status.value == "error"]
     assert (crash.id, "of my own" in crash.reason) == ("RUN902", True)
-    assert tape.told[0] == ("found", "DATA901")
+    assert recording.told[0] == ("found", "DATA901")
 
 
-def test_an_sink_that_breaks_is_left_out(judging, capsys):
-    torn, tape = Torn(), Tape()
-    judge, _ = judging("RUN901", sinks=[torn, tape])
+def test_a_sink_that_raises_is_disabled(make_evaluator, capsys):
+    broken, recording = BrokenSink(), RecordingSink()
+    evaluate, _ = make_evaluator("RUN901", sinks=[broken, recording])
     for occasion in ("before", "end"):
-        assert judge(job(), occasion).sick
-    judge.close()
-    assert torn.told == [("close",)]
-    assert [word for word, *_ in tape.told] == ["found", "round", "round", "ended", "close"]
-    assert said(capsys) == ["rankdoctor: sink Torn failed and is disabled: OSError: the medium is gone"]
+        assert evaluate(job(), occasion).sick
+    evaluate.close()
+    assert broken.told == [("close",)]
+    assert [word for word, *_ in recording.told] == ["found", "round", "round", "ended", "close"]
+    assert said(capsys) == ["rankdoctor: sink BrokenSink failed and is disabled: OSError: the medium is gone"]
 
 
-def test_errors_of_a_stall_that_is_over_are_taken_back(judging, capsys):
+def test_errors_of_a_stall_that_is_over_are_taken_back(make_evaluator, capsys):
     """Those that it brought, and what speaks of it; not what was known before."""
-    judge, tape = judging("RUN901", "NET901", "DATA901")
-    ruling = judge(job(), "stall")
-    judge.report_recovery(ruling, 11.6)
-    report = judge.history.report
+    evaluate, recording = make_evaluator("RUN901", "NET901", "DATA901")
+    decision = evaluate(job(), "stall")
+    evaluate.report_recovery(decision, 11.6)
+    report = evaluate.history.report
     severities = {result.id: result.severity.value for result in report.results}
     assert severities == {"RUN901": "info", "NET901": "error", "DATA901": "warning"}
-    assert tape.told[-1] == ("found", "RUN901"), "the report is written again"
+    assert recording.told[-1] == ("found", "RUN901"), "the report is written again"
     (line,) = said(capsys)
     assert line == "rankdoctor: training resumed after 12 s; RUN901 downgraded to info"
 
 
-def test_errors_that_were_known_before_a_stall_stay(judging):
-    judge, tape = judging("RUN901")
-    judge(job(), "round")
-    judge.report_recovery(judge(job(), "stall"), 12.0)
-    assert judge.history.report.verdict == "fail"
-    assert [one for one in tape.told if one[0] == "found"] == [("found", "RUN901")]
+def test_errors_that_were_known_before_a_stall_stay(make_evaluator):
+    evaluate, recording = make_evaluator("RUN901")
+    evaluate(job(), "round")
+    evaluate.report_recovery(evaluate(job(), "stall"), 12.0)
+    assert evaluate.history.report.verdict == "fail"
+    assert [one for one in recording.told if one[0] == "found"] == [("found", "RUN901")]
 
 
 @pytest.mark.parametrize(("age", "heard"), [(0, []), (3600, [("found", "RUN901")])])
-def test_another_rank_that_judges_goes_on_where_the_last_one_stopped(judging, tmp_path, age, heard):
+def test_another_evaluating_rank_continues_where_the_last_one_stopped(make_evaluator, tmp_path, age, heard):
     """Of this run; what an earlier run found is no matter of this one."""
-    first, _ = judging("RUN901")
+    first, _ = make_evaluator("RUN901")
     first(job(), "round")
     path = tmp_path / "report.json"
     path.write_text(render_json(first.history.report))
     os.utime(path, (time.time() - age, time.time() - age))
-    second, tape = judging("RUN901", rank=1)
+    second, recording = make_evaluator("RUN901", rank=1)
     second(job(), "round")
-    assert [one for one in tape.told if one[0] == "found"] == heard
+    assert [one for one in recording.told if one[0] == "found"] == heard
 
 
 def test_settings_that_do_not_fit_the_checks_are_gone_without(tmp_path, capsys):
     settings = Settings(limits={"MEM003.no_such": 1.0})
-    judge = RunEvaluator(settings, [], tmp_path / "report.json", 0)
-    assert not any(judge(job(), occasion).sick for occasion in ("before", "end"))
+    evaluate = RunEvaluator(settings, [], tmp_path / "report.json", 0)
+    assert not any(evaluate(job(), occasion).sick for occasion in ("before", "end"))
     (line,) = said(capsys)
     assert "MEM003.no_such" in line
     assert line.endswith("; continuing without settings")
@@ -210,13 +212,13 @@ def shown(told):
 
 
 def test_a_world_of_one_process(project, capfd):
-    tape = Tape()
-    run = begun(project / "run", sinks=[tape])
+    recording = RecordingSink()
+    run = begun(project / "run", sinks=[recording])
     run.check_start()
     run.close()
     run.close()
-    assert tape.told[0] == ("found", "RUN901")
-    assert tape.told[-2:] == [("ended", "fail"), ("close",)]
+    assert recording.told[0] == ("found", "RUN901")
+    assert recording.told[-2:] == [("ended", "fail"), ("close",)]
     report = report_in(project / "run")
     assert (report["verdict"], report["job"]["world_size"], report["primary"]) == ("fail", 1, "RUN901")
     record = json.loads((project / "run" / "rank-0.json").read_text())
@@ -340,7 +342,7 @@ def _write(path, said):
     path.write_text(json.dumps(said))
 
 
-def test_findings_end_every_rank_alike(project, pair):
+def test_findings_end_every_rank(project, pair):
     """With one exception, of one text, before any of them enters a collective that the others do not come to."""
 
     def script(rank):
@@ -360,7 +362,7 @@ def test_findings_end_every_rank_alike(project, pair):
     assert {*report["results"][0]["findings"][0]["ranks"]} == {0, 1}
 
 
-def test_an_exception_of_one_rank_is_judged_with_the_other(project, pair):
+def test_an_exception_of_one_rank_is_evaluated_with_the_other(project, pair):
     """The other one does not fail, and hears of it while it waits."""
     (project / "doctor.toml").write_text('select = ["RUN004"]\n')
 

@@ -73,7 +73,7 @@ def test_a_healthy_run_prints_one_line_at_the_end_and_nothing_before():
     assert ended(report_of(illness("RUN003", "x"))) == f"rankdoctor: no finding on 4 ranks; report: {REPORT}\n"
 
 
-def test_what_is_ignored_is_not_told():
+def test_ignored_findings_are_not_printed():
     settings = Settings(ignore=(IgnoreEntry("RUN003", "known", by="doctor.toml:3"),))
     assert told(report_of(illness("RUN003", "rank-straggling", SLOW), settings=settings)) == ""
 
@@ -114,7 +114,7 @@ def test_long_evidence_is_cut():
     assert re.fullmatch(r"… 4\d\d more lines in the report", text.splitlines()[-1])
 
 
-def test_causes_are_told_before_their_consequences_and_errors_before_warnings():
+def test_causes_precede_consequences_and_errors_precede_warnings():
     report = report_of(
         illness("DATA002", "batch-size-differs", SLOW, severity=Severity.WARNING),
         illness("RUN004", "rank-died", DIED),
@@ -134,7 +134,7 @@ def test_the_end_of_a_failed_run_names_who_failed_first_and_not_the_consequences
     )
 
 
-def test_a_failure_that_something_explains_is_told_with_its_cause():
+def test_an_explained_failure_is_printed_with_its_cause():
     short = Finding("the batches of rank 2 are too large", ranks=(2,), explains=("RUN004",))
     text = ended(report_of(illness("MEM004", "exhaustion-forecast", short), illness("RUN004", "rank-died", DIED)))
     assert text.index("failed first RUN004") < text.index("start with MEM004")

@@ -33,7 +33,7 @@ def test_without_devices_their_memory_is_left_out():
     assert set(measured(running(1, 2, gpus=0))) == names
 
 
-def test_one_rank_is_compared_with_nobody():
+def test_a_single_rank_is_not_compared():
     alone = set(measured(running(1, 1)))
     assert set(METRICS) - alone == {"doctor/slowest_rank", "doctor/slowest_rank_excess", "doctor/memory_skew"}
 

@@ -68,7 +68,7 @@ def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(si
     assert FINDINGS not in scraped(sink)
 
 
-def test_a_rank_that_does_not_judge_shows_itself():
+def test_a_rank_that_does_not_evaluate_shows_itself():
     sink = PrometheusSink(0, rank=4, host="node2", write_line=pytest.fail)
     member = running(3, 2).members[4]
     sink.card(member.sections)

@@ -38,7 +38,7 @@ def test_a_reader_always_sees_a_whole_report(tmp_path):
     assert seen == {whole}
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(tmp_path):
+def test_an_unwritable_folder_is_reported_once(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
     sink = ReportFileSink(tmp_path / "file", said.append)

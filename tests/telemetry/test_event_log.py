@@ -14,7 +14,7 @@ BATCHES = 8 * WINDOW + 1
 assert 3 * BATCHES < KEPT
 
 
-def moments(batches, start=0, seconds=0.1):
+def events(batches, start=0, seconds=0.1):
     """So many batches of training, ``seconds`` each, half of them in backward."""
     for batch in range(start, start + batches):
         at = batch * seconds
@@ -24,24 +24,24 @@ def moments(batches, start=0, seconds=0.1):
 
 
 def test_what_is_noted_is_read_once_and_in_order():
-    tape = EventLog()
+    log = EventLog()
     noted = [(float(number), "step", None) for number in range(5)]
-    for moment in noted[:3]:
-        tape.note(moment)
-    assert tape.read() == (noted[:3], True)
-    for moment in noted[3:]:
-        tape.note(moment)
-    assert tape.read() == (noted[3:], True)
-    assert tape.read() == ([], True)
+    for event in noted[:3]:
+        log.note(event)
+    assert log.read() == (noted[:3], True)
+    for event in noted[3:]:
+        log.note(event)
+    assert log.read() == (noted[3:], True)
+    assert log.read() == ([], True)
 
 
-def test_of_what_nobody_reads_the_oldest_is_lost_and_the_reader_told():
-    tape = EventLog(kept=4)
+def test_the_oldest_unread_events_are_lost_and_the_reader_knows():
+    log = EventLog(kept=4)
     for number in range(10):
-        tape.note((float(number), "step", None))
-    read, whole = tape.read()
+        log.note((float(number), "step", None))
+    read, contiguous = log.read()
     assert [at for at, _, _ in read] == [6.0, 7.0, 8.0, 9.0]
-    assert not whole
+    assert not contiguous
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_a_gap_makes_no_step_and_no_point_long():
     telemetry.note = telemetry._event_log.note
     telemetry.note((-1.0, "epoch-start", StageEntered("train", 0)))
     for begin, batches in ((0, 1), (1, 1), (2, 3), (5, 1), (6, 1)):
-        for moment in moments(batches * WINDOW, start=begin * WINDOW):
-            telemetry.note(moment)
+        for event in events(batches * WINDOW, start=begin * WINDOW):
+            telemetry.note(event)
         assert telemetry.progress.batch == (begin + batches) * WINDOW - 1
     facts = telemetry.steps.facts()
     assert [window.first_step // WINDOW for window in facts.windows] == [0, 4, 5], "those that are whole"
@@ -80,8 +80,8 @@ def test_readers_beside_the_training_lose_nothing(telemetry):
     for reader in readers:
         reader.start()
     try:
-        for moment in moments(BATCHES):
-            telemetry.note(moment)
+        for event in events(BATCHES):
+            telemetry.note(event)
     finally:
         done.set()
         for reader in readers:
@@ -91,13 +91,13 @@ def test_readers_beside_the_training_lose_nothing(telemetry):
 
 
 def test_it_does_not_grow():
-    tape = EventLog(kept=100)
+    log = EventLog(kept=100)
     tracemalloc.start()
     for number in range(1000):
-        tape.note((float(number), "step", None))
+        log.note((float(number), "step", None))
     before = tracemalloc.get_traced_memory()[0]
     for number in range(20_000):
-        tape.note((float(number), "step", None))
+        log.note((float(number), "step", None))
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 4096

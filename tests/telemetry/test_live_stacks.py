@@ -56,7 +56,7 @@ def test_a_deep_stack_is_cut_and_a_dead_thread_has_none():
     assert thread_stack(thread.ident) == ()
 
 
-def test_the_way_to_an_error():
+def test_the_traceback_of_an_error():
     def training_step():
         json.loads("no json")
 

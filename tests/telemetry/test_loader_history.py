@@ -77,7 +77,7 @@ def go(loaders, loader, epochs=1, *, stage="train", told=None, limit=None):
 @pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["none", "workers", "persistent"]
 )
-def test_what_is_drawn_by_epoch(loaders, workers, persistent):
+def test_indices_by_epoch(loaders, workers, persistent):
     sampler = DistributedSampler(ROWS, 2, 1, shuffle=True)
     loader = DataLoader(ROWS, 4, sampler=sampler, num_workers=workers, persistent_workers=persistent)
     known = go(loaders, loader, 3, told=sampler.set_epoch)
@@ -93,7 +93,7 @@ def test_what_is_drawn_by_epoch(loaders, workers, persistent):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_nobody_told_repeats(loaders, workers):
+def test_an_epoch_that_is_not_set_repeats(loaders, workers):
     loader = DataLoader(ROWS, 4, sampler=DistributedSampler(ROWS, 2, 0), num_workers=workers)
     first, second = go(loaders, loader, 2).epochs
     assert first.drawn == second.drawn is not None
@@ -412,7 +412,7 @@ def test_torch_is_as_it_was():
     assert sample_trace._observers == ()
 
 
-def test_an_iterator_goes_its_own_way_once_enough_is_known_and_dies_when_it_is_left():
+def test_an_iterator_is_restored_once_enough_is_known_and_freed_when_abandoned():
     known, long = LoaderHistories(), DataLoader(range(1000), 4)
     known.open()
     iterator = iter(long)

@@ -133,7 +133,7 @@ def test_what_may_differ_between_ranks_and_is_no_data(thing, other):
     assert fingerprint(Data(held=thing)) == fingerprint(Data(held=other)) is not None
 
 
-def test_a_mapped_file_is_told_by_its_name(tmp_path):
+def test_a_mapped_file_is_identified_by_its_name(tmp_path):
     for name in ("a", "b"):
         numpy.arange(4.0).tofile(tmp_path / name)
 

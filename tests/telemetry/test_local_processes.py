@@ -36,7 +36,7 @@ def test_one_that_lives_is_silent(neighbour):
     assert process_state(neighbour.pid, None)[0] == "silent"
 
 
-def test_a_stopped_one_and_its_way_back(neighbour):
+def test_a_stopped_process_and_its_resumption(neighbour):
     started = process_start_time(neighbour.pid)
     os.kill(neighbour.pid, signal.SIGSTOP)
     assert _soon(neighbour.pid, started, "stopped") == ("stopped", "T")
@@ -44,7 +44,7 @@ def test_a_stopped_one_and_its_way_back(neighbour):
     assert _soon(neighbour.pid, started, "silent")[0] == "silent"
 
 
-def test_a_dead_one_is_gone_before_and_after_its_parent_heard(neighbour):
+def test_a_dead_process_is_gone_before_and_after_its_parent_waited(neighbour):
     started = process_start_time(neighbour.pid)
     neighbour.kill()
     assert _soon(neighbour.pid, started, "gone") == ("gone", "Z")

@@ -82,7 +82,7 @@ def test_a_sample_touches_no_file():
     assert len(OPENED) > seen
 
 
-def test_samples_that_nobody_asked_for_become_one_on_a_cpu():
+def test_unread_samples_are_merged_on_a_cpu():
     memory = MemorySampler()
     for step in range(50, 5000, 50):
         memory.sample(step, step % 700)
@@ -91,7 +91,7 @@ def test_samples_that_nobody_asked_for_become_one_on_a_cpu():
     assert memory.facts().samples == (sample,), "nothing new, nothing changed"
 
 
-def test_a_run_that_nobody_asks_about_keeps_a_bounded_number():
+def test_unread_samples_are_bounded():
     memory = MemorySampler()
     for step in range(UNREAD * 3):
         memory.sample(step, None)
@@ -287,7 +287,7 @@ def test_how_busy_a_device_was_is_kept_look_by_look(monkeypatch):
     assert driver.utilization(("GPU-a",), 0.0) == (95,) * cuda_device.KEPT_QUERIES
 
 
-def test_what_the_driver_hides_is_not_told():
+def test_what_the_driver_hides_is_missing():
     driver = DriverMemory(lambda: Missing(MissingReason.HIDDEN, "no permission"))
     driver.processes(("GPU-a", None))
     driver._query_thread.join(10)
@@ -295,7 +295,7 @@ def test_what_the_driver_hides_is_not_told():
     assert driver.utilization(("GPU-a", None), 0.0) == ()
 
 
-def test_the_real_way_to_the_driver_gives_an_answer():
+def test_the_real_driver_answers():
     assert isinstance(cuda_device._read_gpus(), (GpuFacts, Missing))
 
 

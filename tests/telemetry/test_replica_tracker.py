@@ -442,7 +442,7 @@ def test_what_is_no_single_number_is_not_looked_at():
     assert replica.facts() == ReplicaFacts()
 
 
-def test_the_first_parameter_whose_gradient_is_spoilt_is_named_once():
+def test_the_first_parameter_with_a_non_finite_gradient_is_named_once():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     replica = ReplicaTracker(1)
     replica.attach(net, replicated=False, broadcast=None)
@@ -462,7 +462,7 @@ def test_the_first_parameter_whose_gradient_is_spoilt_is_named_once():
     )
 
 
-def test_a_spoilt_loss_without_gradients_is_told_alone():
+def test_a_non_finite_loss_without_gradients_is_reported_alone():
     replica = ReplicaTracker(1)
     replica.attach(_net(), replicated=False, broadcast=None)
     replica.loss(1, math.inf)
@@ -510,7 +510,7 @@ def losses():
 def _see(losses, values, first=1):
     for batch, value in enumerate(values, first):
         one = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-        losses.see(batch, one.as_subclass(OnDevice))
+        losses.record(batch, one.as_subclass(OnDevice))
         losses.fetch()
         losses.readback.collect()
 
@@ -595,7 +595,7 @@ def test_a_captured_graph_writes_each_loss_to_the_same_place(losses):
     place = torch.tensor(0.0)
     for batch in range(1, TOGETHER + 1):
         place.fill_(math.nan if batch == 5 else 1.0)
-        losses.see(batch, place.as_subclass(OnDevice))
+        losses.record(batch, place.as_subclass(OnDevice))
     losses.fetch()
     losses.readback._events.done = True
     losses.readback.collect()
@@ -604,7 +604,7 @@ def test_a_captured_graph_writes_each_loss_to_the_same_place(losses):
 
 def test_a_loss_that_is_a_view_keeps_no_large_tensor_alive(losses):
     large = torch.ones(100_000)
-    losses.see(1, large[7].as_subclass(OnDevice))
+    losses.record(1, large[7].as_subclass(OnDevice))
     assert losses._kept[0][1].untyped_storage().nbytes() < 100
 
 

@@ -30,13 +30,13 @@ def test_what_faulthandler_writes_of_another_thread(tmp_path):
 TWO = """\
 training thread 0x2
 Current thread 0x0000000000000001 (most recent call first):
-  File "/x/sentinel.py", line 8 in beat
+  File "/x/watchdog.py", line 8 in tick
 
 Thread 0x0000000000000002 (most recent call first):
   File "/home/me/old.py", line 1 in old
 
 Current thread 0x0000000000000001 (most recent call first):
-  File "/x/sentinel.py", line 8 in beat
+  File "/x/watchdog.py", line 8 in tick
 
 Thread 0x0000000000000003 [worker] (most recent call first):
   File "/x/worker.py", line 4 in run

@@ -102,7 +102,7 @@ def test_replicas_on_a_device(device):
     assert not set(checksums[0]) & set(checksums[2])
 
 
-def test_a_spoilt_loss_is_found_without_waiting(device, no_waiting):
+def test_a_non_finite_loss_is_found_without_waiting(device, no_waiting):
     net, replica = torch.nn.Linear(64, 1, device=device), ReplicaTracker(1000)
     replica.attach(net, replicated=False, broadcast=None)
     _train(replica, net, device, TOGETHER, spoilt=3)

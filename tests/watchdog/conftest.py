@@ -1,4 +1,4 @@
-"""What the tests of the sentinel share: shorter times, and a job of real processes."""
+"""What the tests of the watchdog share: shorter times, and a job of real processes."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Ranks of a watched run as real processes: forked after one import of torch, over Gloo, each with its own sentinel.
+"""Ranks of a watched run as real processes: forked after one import of torch, over Gloo, each with its own watchdog.
 
-The patient is as small as can be: it stands still when its script does. The judge writes down what it was given.
+The source is as small as possible: it stalls when its script does. The evaluator writes down the job it was given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.lab.ports import free_port
 from tests.lab.speed import patience, slowness
 
 HANG_AFTER = 0.8 * slowness()
-"""Seconds without progress that these patients call a stall."""
+"""Seconds without progress that these sources call a stall."""
 LIMIT = patience(20.0)
 """Seconds after which a process hangs."""
 

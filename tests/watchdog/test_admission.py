@@ -54,7 +54,7 @@ def settled(*ranks):
     return [rank.place for rank in ranks]
 
 
-def test_rank_0_leads_and_draws_the_id(tmp_path):
+def test_rank_0_leads_and_makes_the_run_id(tmp_path):
     places = settled(*(Newcomer(number, tmp_path) for number in (2, 1, 0)))
     assert [place.leads for place in places] == [False, False, True]
     assert len({(place.run, place.name) for place in places}) == 1
@@ -93,6 +93,6 @@ def test_of_many_who_would_lead_one_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_is_admitted_without_a_line(tmp_path, rank):
+def test_no_rank_is_admitted_without_a_connection(tmp_path, rank):
     looks = AdmissionRequest(rank, WORLD, own_namespace(rank, "abc"), 0.0)
     assert looks.step((), 1000.0) is None

@@ -1,4 +1,4 @@
-"""One sentinel in the process of the test: what is judged when, and what it must never do."""
+"""One watchdog in the process of the test: what is evaluated when, and what it must never do."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from tests.lab.speed import NEVER, patience, slowness
 from tests.watchdog.ranks import ScriptedSource
 
 HANG_AFTER = 0.4 * slowness()
-"""Seconds without progress that the patients call a stall."""
+"""Seconds without progress that the sources call a stall."""
 
 
 class Run:
@@ -51,7 +51,7 @@ class Run:
             time.sleep(0.02)
 
 
-def test_a_stall_that_was_judged_sick_is_not_judged_again(tmp_path):
+def test_a_confirmed_stall_is_not_evaluated_again(tmp_path):
     with Run(tmp_path) as run:
         run.until(lambda: run.times("stall"))
         time.sleep(3 * HANG_AFTER)
@@ -93,7 +93,7 @@ def test_a_stall_that_ends_in_an_exception_does_not_go_on(tmp_path):
         assert run.told == []
 
 
-def test_an_exception_of_a_lone_process_is_judged_at_once(tmp_path, monkeypatch):
+def test_an_exception_of_a_single_process_is_evaluated_at_once(tmp_path, monkeypatch):
     """Nobody else may raise in turn."""
     monkeypatch.setattr(incidents, "TIMES", incidents.TIMES._replace(broken=NEVER, longest=NEVER))
     with Run(tmp_path) as run:
@@ -102,7 +102,7 @@ def test_an_exception_of_a_lone_process_is_judged_at_once(tmp_path, monkeypatch)
     assert run.times("failure")
 
 
-def test_a_stall_that_was_judged_healthy_is_judged_again_after_twice_the_time(tmp_path):
+def test_a_healthy_stall_is_evaluated_again_after_twice_the_time(tmp_path):
     with Run(tmp_path, sick=False) as run:
         began = run.source.since
         run.until(lambda: len(run.times("stall")) == 3)
@@ -129,7 +129,7 @@ def test_the_time_doubles_and_begins_anew():
     assert [now for now in range(111, 150) if news_at(now, 100)] == [111, 121, 141]
 
 
-def test_waiting_for_a_ruling_is_no_stall(tmp_path):
+def test_waiting_for_a_decision_is_not_a_stall(tmp_path):
     class Slow(ScriptedSource):
         def startup_facts(self):
             time.sleep(2.0 * slowness())
@@ -144,7 +144,7 @@ def test_waiting_for_a_ruling_is_no_stall(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["stall", "startup_facts", "card", "position"])
-def test_a_patient_that_raises(tmp_path, broken, monkeypatch):
+def test_a_source_that_raises(tmp_path, broken, monkeypatch):
     """Said once; nobody waits for what will not come; after repeated failures it is silent."""
 
     def breaks():
@@ -165,7 +165,7 @@ def test_a_patient_that_raises(tmp_path, broken, monkeypatch):
         assert run.watchdog.check_start(NEVER) is None
 
 
-def test_a_judge_that_takes_too_long_is_not_waited_for(tmp_path):
+def test_a_slow_evaluation_is_not_awaited(tmp_path):
     go, ends = threading.Event(), []
 
     def judge(job, occasion):

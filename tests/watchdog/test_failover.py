@@ -78,7 +78,7 @@ def on(directory, name, entry="place/word"):
     return path.read_bytes() if path.exists() else None
 
 
-def test_what_is_said_goes_to_all_and_what_is_renewed_to_the_best(both, tmp_path):
+def test_messages_go_to_all_connections_and_refreshed_cards_to_the_best(both, tmp_path):
     both.set("word", b"1")
     assert [on(tmp_path, name) for name in ("faulty", "second")] == [b"1", b"1"]
     both.set_on_best("word", b"2")
@@ -182,7 +182,7 @@ def test_without_lines_all_is_one_s_own():
 
 @pytest.fixture
 def leaving(tmp_path):
-    """The lines of a rank that leaves while the ruling on the end is set."""
+    """The connections of a rank that ends while the final decision is posted."""
     lines = opened(FailoverStore([StoreConnection("a", lambda: FileStoreBackend(tmp_path, "runs"))]))
     lines.set("end/ruling", b"ruling")
     return lines
@@ -192,7 +192,7 @@ def entries(folder):
     return [path.name for path in folder.rglob("*") if path.is_file() and path.name != MARK]
 
 
-def test_an_acknowledgment_stays_while_the_ruling_does(tmp_path, leaving):
+def test_an_acknowledgment_stays_as_long_as_the_decision(tmp_path, leaving):
     assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
     assert len(entries(tmp_path)) == 2
 
@@ -213,7 +213,7 @@ def test_an_acknowledgment_is_removed_with_the_board(tmp_path, leaving, monkeypa
 
 
 def test_a_folder_is_removed_in_which_a_file_was_made_meanwhile(tmp_path, leaving, monkeypatch):
-    """A rank acknowledges after the others' acknowledgments were removed, and before the ruling is."""
+    """A rank acknowledges after the others' acknowledgments were removed, and before the decision is."""
     remove, late = OpenFolder.remove, [b"0"]
 
     def removed(folder, name):

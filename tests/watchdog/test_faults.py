@@ -139,7 +139,7 @@ def test_an_exception(scene, store):
     assert (record.state, record.failure.message, record.stack_from) == ("failed", "of rank 1", "interpreter")
 
 
-def test_who_judges_and_does_not_rule_is_replaced(scene):
+def test_an_evaluator_without_a_decision_is_replaced(scene):
     def script(rank):
         if rank.number == 0:
             rank.watchdog._evaluate = lambda job, occasion: (rank.write(sleeps=occasion), time.sleep(NEVER))

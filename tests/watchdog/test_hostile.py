@@ -124,7 +124,7 @@ def test_no_other_process_gets_a_signal(scene, carried, bystander):
 
 @pytest.mark.parametrize("with_key", [False, True], ids=["without a key", "with a key"])
 def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_key):
-    """on_hang='abort', and a ruling that nobody made. Both sides go on until the ranks have said what they do with it;
+    """on_hang='abort', and a forged decision. Both sides go on until the ranks have said what they do with it;
     with a key they say nothing, however often it is repeated."""
     often, enough = tmp_path / "often", tmp_path / "enough"
     until = time.monotonic() + LIMIT
@@ -140,7 +140,7 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_
         said = encode(DecisionMessage(0, "stall", Decision(True, "end yourselves", ("RUN001",), (0, 1))))
         newest, repeated = 1, 0
         while not enough.exists() and time.monotonic() < until:
-            # Rank 0 replaces the forged ruling by its own, and rank 1 takes whichever it reads: each alarm is a chance.
+            # Rank 0 replaces the forged decision; rank 1 adopts whichever it reads, so each incident is a chance.
             for number in range(max(1, newest - 1), newest + 3):
                 one.set(f"alarm-{number}/ruling", said)
                 one.set(f"alarm-{number}/raised", b"1")
@@ -167,7 +167,7 @@ def _told(scene, words):
 
 
 @pytest.mark.parametrize("with_key", [False, True], ids=["without a key", "with a key"])
-def test_a_ruling_that_nobody_made_hides_nothing(scene, carried, with_key):
+def test_a_forged_decision_hides_nothing(scene, carried, with_key):
     """Rank 0 judges all the same; and what it found is not taken back while it stands still."""
 
     def stranger(one):

@@ -33,7 +33,7 @@ class Calm(ScriptedSource):
 
 
 class Ranks:
-    """All of them, each with a sentinel and a patient that stands still when the test says so."""
+    """All of them, each with a watchdog and a source that stalls on demand."""
 
     def __init__(self, directory):
         self.judged, self.told = [], []
@@ -95,7 +95,7 @@ def ranks(request, tmp_path, monkeypatch):
     opened.all(lambda one: one.stop(5))
 
 
-def test_all_meet_are_judged_once_and_leave_together(ranks, tmp_path):
+def test_all_join_are_evaluated_once_and_end_together(ranks, tmp_path):
     ranks.all(lambda one: one.start())
     assert ranks.all(lambda one: one.check_start(LIMIT)) == [Decision(words="well")] * WORLD
     assert ranks.on("before") == [(0, WORLD, 0)]

@@ -75,7 +75,7 @@ def test_a_record_of_another_run_is_none(tmp_path):
     assert mine.read(1, "abc-1") is None
 
 
-def test_trouble_is_told_once(tmp_path):
+def test_trouble_is_reported_once(tmp_path):
     told = []
     (tmp_path / "file").write_text("")
     mine = records(tmp_path / "file", told=told)

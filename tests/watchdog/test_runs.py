@@ -19,7 +19,7 @@ from tests.watchdog.ranks import LIMIT, Rank, ScriptedSource, open_group
 
 
 def fits(rank, fit=1):
-    """A run from the first batch to the last one, with its own sentinel."""
+    """A run from the first batch to the last one, with its own watchdog."""
     decision = rank.watchdog.start() or rank.watchdog.check_start(LIMIT)
     rank.write(fit=fit, met=decision is not None and decision.words, run=rank.watchdog.run)
     rank.train(0.3)
@@ -60,7 +60,7 @@ def test_two_fits_of_one_process_group(scene, store):
 
 
 @pytest.mark.parametrize("store", ["rank 0", "none"])
-def test_the_end_is_judged_by_rank_0_though_the_others_left_long_before(scene, store, monkeypatch):
+def test_rank_0_evaluates_the_end_even_if_the_others_ended_long_before(scene, store, monkeypatch):
     """They are held up for no longer than they allow, and nothing is left of them."""
 
     def script(rank):
@@ -84,7 +84,7 @@ def test_the_end_is_judged_by_rank_0_though_the_others_left_long_before(scene, s
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_the_end_is_judged_by_the_next_rank_where_rank_0_never_will(scene, end):
+def test_the_next_rank_evaluates_the_end_if_rank_0_never_does(scene, end):
     def script(rank):
         rank.watchdog.start()
         rank.watchdog.check_start(LIMIT)
@@ -136,7 +136,7 @@ def test_a_rank_that_comes_late_is_waited_for(scene):
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_comes_too_late_is_not_judged(scene, late):
+def test_a_rank_that_joins_too_late_is_not_evaluated(scene, late):
     """Whichever it is, the others are; it hears what was said, and who is missing is said once."""
 
     def script(rank):
@@ -147,7 +147,7 @@ def test_a_rank_that_comes_too_late_is_not_judged(scene, late):
         rank.source.state = "ended"
         rank.watchdog.stop(LIMIT)
 
-    scene.start(script, 3, secret=Secret(b"s" * 16, "test"))  # a ruling that may be anybody's is not taken by rank 0
+    scene.start(script, 3, secret=Secret(b"s" * 16, "test"))  # rank 0 does not adopt an unsigned decision
     scene.wait()
     (decision,) = scene.judged("before")
     assert sorted(decision["members"]) == sorted({"0", "1", "2"} - {str(late)})

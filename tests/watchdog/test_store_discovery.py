@@ -46,7 +46,7 @@ def test_the_store_below_all_prefixes():
 
 
 @pytest.mark.parametrize("kind", ["HashStore", "FileStore"])
-def test_stores_that_serve_nobody_else(kind, tmp_path):
+def test_stores_that_are_not_used(kind, tmp_path):
     pytest.importorskip("torch.distributed")
     arguments = () if kind == "HashStore" else (str(tmp_path / "store"), 1)
     in_a_child(opens(lambda dist: getattr(dist, kind)(*arguments), lambda store: None))

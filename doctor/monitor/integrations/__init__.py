@@ -1,1 +1,1 @@
-"""Thin adapters that feed telemetry from Lightning, the Hugging Face Trainer and plain loops."""
+"""Adapters that feed telemetry from Lightning, the Hugging Face Trainer and plain loops."""

@@ -82,7 +82,10 @@ class Adapter(Generic[R]):
         return {**self.__dict__, "_run": None, "_guard": HookGuard()}
 
     def _begin(self, start: Callable[[], R]) -> None:
-        """Watch a run from now on, unless disabled. A run whose start cannot be watched is not watched."""
+        """Watch a run from now on, unless disabled.
+
+        A run whose start cannot be watched is not watched.
+        """
         try:
             self._end_run()
             if not self._guard.off and not is_disabled():
@@ -131,7 +134,7 @@ class Adapter(Generic[R]):
 
 
 def guarded(hook: Callable[Concatenate[A, R, P], None]) -> Callable[Concatenate[A, P], None]:
-    """Wrap a hook to run only within a watched run, with that run, and to raise only :class:`Findings`."""
+    """Wrap a hook to run only within a watched run, and to raise only :class:`Findings`."""
 
     def wrapper(self: A, /, *args: P.args, **kwargs: P.kwargs) -> None:
         run = self._run

@@ -17,7 +17,7 @@ from doctor.monitor.integrations.torch_state import TorchRank
 
 
 class DataParallelRank(NamedTuple):
-    """As in :class:`doctor.core.facts.TrainingFacts`: ``data_parallel_rank``, ``_size`` and ``_root``."""
+    """The data-parallel fields of :class:`doctor.core.facts.TrainingFacts`."""
 
     rank: int | None = None
     size: int | None = None
@@ -76,7 +76,10 @@ def _of_members(members: list[int], rank: int) -> DataParallelRank | None:
 
 
 def _of_hybrid(shards: list[int], copies: list[int], rank: int) -> DataParallelRank | None:
-    """Return the place in the grid of ranks that hold one copy and ranks that hold this shard of all copies."""
+    """Return the place in a hybrid grid.
+
+    It is spanned by the ranks that hold one copy and those that hold this shard of all copies.
+    """
     if rank not in shards or rank not in copies:
         return _of_members(shards, rank)
     place = copies.index(rank) * len(shards) + shards.index(rank)

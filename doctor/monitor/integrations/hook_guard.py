@@ -1,4 +1,4 @@
-"""Isolates a run from failures of the doctor: they are counted, and a few of them disable it.
+"""Isolates a run from failures of the doctor; a few failures disable it.
 
 One of the few places that catch every exception: the training must not be affected.
 """
@@ -29,7 +29,10 @@ def is_disabled(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def value_or_default(read: Callable[[], T], default: T) -> T:
-    """Return a value read from a framework, or ``default`` if that fails: internal names differ by release."""
+    """Return a value read from a framework, or ``default`` if that fails.
+
+    Internal names differ by release.
+    """
     try:
         return read()
     except Exception:  # noqa: BLE001 - see the module

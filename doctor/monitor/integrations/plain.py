@@ -81,7 +81,10 @@ class PlainRun(AdapterRun):
                 self._refresh_facts()
 
     def pass_start(self, loader: WatchedLoader[Any]) -> None:
-        """Record the start of a pass over ``loader``. Before the very first batch, all ranks are evaluated."""
+        """Record the start of a pass over ``loader``.
+
+        Before the very first batch, all ranks are evaluated.
+        """
         self.attach(loader)
         self._active_loaders.append(loader)
         self.telemetry.stage_start(loader.slot.stage)
@@ -92,7 +95,7 @@ class PlainRun(AdapterRun):
         self.telemetry.epoch_start(loader.slot.stage, self._passes.get(loader.slot, 0))
 
     def _refresh_facts(self) -> None:
-        """Read the facts again: groups and samplers may be new, and uneven inputs may be joined by now."""
+        """Read the facts again: groups, samplers and joined inputs may be new."""
         loaders = self.telemetry.loaders.facts().loaders
         self.telemetry.training = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
 
@@ -118,7 +121,10 @@ class PlainRun(AdapterRun):
         self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
     def batch_left(self, loader: WatchedLoader[Any]) -> None:
-        """Record that the loop was left within a batch, which is complete if the optimizer stepped in it."""
+        """Record that the loop was left within a batch.
+
+        The batch is complete if the optimizer stepped in it.
+        """
         if loader.slot.stage == "train" and self.steps > self._steps_before:
             self.batch_end(loader)
 
@@ -136,7 +142,10 @@ class PlainRun(AdapterRun):
 
 
 class WatchedLoader(Generic[T]):
-    """A watched loader. Every pass over it is an epoch; all attributes are those of the loader itself."""
+    """A watched loader.
+
+    Every pass over it is an epoch; all attributes are those of the loader itself.
+    """
 
     def __init__(self, watch: Watch, loader: Iterable[T], slot: LoaderSlot) -> None:
         self._watch = watch
@@ -144,7 +153,7 @@ class WatchedLoader(Generic[T]):
         self.slot = slot
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the loader and record the end of the pass, whether it completes or is left early."""
+        """Iterate over the loader and record the end of the pass, complete or not."""
         watch, ended = self._watch, False
         watch._pass_start(self)
         try:
@@ -205,9 +214,10 @@ class Watch(Adapter[PlainRun]):
 
     @guarded
     def model(self, run: PlainRun, module: object) -> None:
-        """Pass the model as it is wrapped (DistributedDataParallel, FSDP, ``fully_shard``) before the first batch.
+        """Pass the model as it is wrapped, before the first batch.
 
-        The wrapper tells which ranks train it together on different data; without a wrapper, the samplers do.
+        Wrapped means by DistributedDataParallel, FSDP or ``fully_shard``. The wrapper tells which ranks train it
+        together on different data; without a wrapper, the samplers do.
         """
         run.use_model(module)
 

@@ -1,4 +1,7 @@
-"""Facts read from torch about a training process, for any framework. Any of them may be missing."""
+"""Facts read from torch about a training process, for any framework.
+
+Any of them may be missing.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,17 @@ class TorchRank(NamedTuple):
 
 
 def torch_rank(environ: Mapping[str, str]) -> TorchRank:
-    """Read them from the default process group, else from RANK and WORLD_SIZE, else a world of one."""
+    """Read them from the default process group, else from RANK and WORLD_SIZE.
+
+    Without either, the process is a world of one.
+    """
     group = distributed()
     if group is not None:
         return TorchRank(group.get_rank(), group.get_world_size())
-    told = claim_from(ENVIRONMENT, environ)
-    if told is None or told.rank is None or not told.world_size or not 0 <= told.rank < told.world_size:
+    claim = claim_from(ENVIRONMENT, environ)
+    if claim is None or claim.rank is None or not claim.world_size or not 0 <= claim.rank < claim.world_size:
         return TorchRank()
-    return TorchRank(told.rank, told.world_size)
+    return TorchRank(claim.rank, claim.world_size)
 
 
 def distributed() -> Any | None:
@@ -45,7 +51,7 @@ def backend() -> str | None:
 
 
 def device_id(device: object) -> str | None:
-    """Return the UUID of a CUDA device as the driver writes it, if CUDA is in use (torch >= 2.5)."""
+    """Return the UUID of a CUDA device in the driver's form, if CUDA is in use (torch >= 2.5)."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(device, "type", None) != "cuda":
         return None
@@ -65,12 +71,15 @@ def device_of(module: Any) -> Any | None:
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module inside DistributedDataParallel, which shares its parameters; else the module itself."""
+    """Return the module inside DistributedDataParallel, which shares its parameters.
+
+    Else the module itself.
+    """
     return module.module if type(module).__name__ == "DistributedDataParallel" else module
 
 
 def joins_uneven_inputs(module: object) -> bool:
-    """Return whether uneven inputs are joined now (torch.distributed.algorithms.Join around a wrapper)."""
+    """Return whether uneven inputs are joined now by torch.distributed.algorithms.Join."""
     return bool(getattr(getattr(module, "_join_config", None), "enable", False))
 
 

@@ -1,4 +1,4 @@
-"""Prints the findings of a run: each once, in blocks that survive progress bars, at a limited rate."""
+"""Prints each finding of a run once, in blocks that survive progress bars, rate-limited."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ConsoleSink:
             self._write(stream, _summary(report, self._where(report), stream.isatty()))
 
     def _where(self, report: Report) -> str:
-        """Return the path of the report, now and after the next run has started here, or that it was not written."""
+        """Return the path of the report, now and after the next run, or that it was not written."""
         if not self._is_written():
             return "not written"
         later = f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})" if report.run else ""

@@ -192,7 +192,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     allow_reuse_port = False  # the port of another run must not be shared silently
 
     def server_bind(self) -> None:
-        """Bind without the lookup of this host's name that WSGIServer makes: a broken name server blocks it."""
+        """Bind without WSGIServer's lookup of this host's name, which may block."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
         self.setup_environ()
@@ -201,9 +201,9 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         """Ignore clients that disconnect."""
 
     def stop(self) -> None:
-        """Stop listening, also for processes that inherited the socket (data loader workers outlive a run).
+        """Stop listening, also for processes that inherited the socket.
 
-        The shutdown also wakes the serving thread, which then ends.
+        Data loader workers outlive a run. The shutdown also wakes the serving thread, which then ends.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

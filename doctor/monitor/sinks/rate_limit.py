@@ -1,4 +1,4 @@
-"""Limits how much is reported at once, so that findings do not flood the log that explains them."""
+"""Limits the rate of reports, so that findings do not flood the log."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ class EventFactory(Protocol):
 
 
 class CudaEventFactory:
-    """The events of ``device``. Imports torch; creates no context, because an unrecorded event does nothing."""
+    """The events of ``device``.
+
+    Imports torch; creates no context, because an unrecorded event does nothing.
+    """
 
     def __init__(self, device: Any) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Reads torch's flight recorder of this process: its newest collectives and their call sites.
+"""Reads torch's flight recorder of this process: newest collectives and call sites.
 
 There are two recorders: for Gloo and everything else on the CPU (``_dump_fr_trace``, torch >= 2.8), and for NCCL
 (``_dump_nccl_trace``, CUDA builds). Both dump a pickle of plain values; formats 2.1 (torch 2.4) to 2.10 are supported.

@@ -186,7 +186,10 @@ class RankTelemetry:
     # Calls of the watchdog.
 
     def stall(self) -> Stall | None:
-        """Return the stall, if progress has stopped. Called twice a second, so it also reads what is due."""
+        """Return the stall, if progress has stopped.
+
+        Called twice a second, so it also reads what is due.
+        """
         with contextlib.suppress(OSError):  # a process of /proc that has just ended
             self.memory.look()
         return self.progress.stall()

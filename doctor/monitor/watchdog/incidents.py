@@ -26,7 +26,10 @@ PER_RANK = 1 / 500
 
 
 class ActiveIncident(NamedTuple):
-    """A stall that this rank confirmed. ``seconds``: duration of the stall on each rank that has resumed."""
+    """A stall that this rank confirmed.
+
+    ``seconds``: duration of the stall on each rank that has resumed.
+    """
 
     decision: Decision
     resumed: FailoverReader
@@ -71,7 +74,7 @@ class IncidentHandler:
         return self._collection is not None
 
     def step(self, now: float) -> None:
-        """Check for a local reason to raise an incident and for incidents of others, and advance the current one."""
+        """Raise an incident if there is a reason, join those of others, and advance the current one."""
         stall = self._context.source.stall()
         self._stalls.note(stall, now)
         self._check_recovery(now)
@@ -95,7 +98,10 @@ class IncidentHandler:
         self._waited_until = now
 
     def fail(self, request: RoundRequest, now: float) -> None:
-        """Report that an exception has ended this rank. Failures after an evaluated one are its consequences."""
+        """Report that an exception has ended this rank.
+
+        Failures after an evaluated one are its consequences.
+        """
         context = self._context
         if self.failure is not None:
             context.take_position()

@@ -26,7 +26,10 @@ class LocalState:
         self._startup_facts, self._position, self._newest = sections, {}, {}
 
     def set_position(self, sections: Sections) -> None:
-        """Keep the position of a stalled rank until it resumes, so that the record shows it if the process ends."""
+        """Keep the position of a stalled rank until it resumes.
+
+        The record has to show it if the process ends.
+        """
         self._position = self._newest = sections
 
     def keep_dump(self, path: str) -> None:
@@ -53,7 +56,10 @@ class LocalState:
             self._position, self._newest = {}, sections
 
     def _recorded(self, sections: Sections) -> Sections:
-        """Return the earlier recorder with stacks if no collective was issued since: the final one has no stacks."""
+        """Return the earlier recorder with stacks if no collective was issued since.
+
+        The final one has no stacks.
+        """
         earlier, now = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)
         same = isinstance(earlier, RecorderFacts) and isinstance(now, RecorderFacts) and earlier.groups == now.groups
         return {RecorderFacts.key: earlier} if same and earlier is not None else {}

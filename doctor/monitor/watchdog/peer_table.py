@@ -85,9 +85,9 @@ class PeerTable:
         return self._build([self._local_state.member, *others])
 
     def job_of_round(self, collection: CollectionRound, run: str) -> Job:
-        """Build the job of a collection round: ranks that reported, and missing ranks as last known and observed.
+        """Build the job of a collection round from reporting and missing ranks.
 
-        The observed state is kept until a rank reports again.
+        Missing ranks are included as last known and observed. The observed state is kept until a rank reports again.
         """
         missing = {
             rank: member

@@ -29,7 +29,10 @@ class AdmissionToken(msgspec.Struct, frozen=True):
 
 
 class MemberList(msgspec.Struct, frozen=True):
-    """The tokens that the leader of a namespace has admitted, joined. ``run``: the id of the run."""
+    """The tokens that the leader of a namespace has admitted, joined.
+
+    ``run``: the id of the run.
+    """
 
     run: RunId
     tokens: Annotated[bytes, Meta(max_length=TOKEN_BYTES * MOST_RANKS)]

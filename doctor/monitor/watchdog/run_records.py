@@ -1,4 +1,7 @@
-"""The record of a rank: a file for ``doctor diagnose`` that exists before anything can end the process."""
+"""The record of a rank: a file for ``doctor diagnose``.
+
+It exists before anything can end the process.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,9 @@ class RunRecords:
                 source.move(name, target, _free_name(target, name))
 
     def write(self, members: Iterable[Member], run: str) -> bool:
-        """Write the record of this rank, with its observations of others; return whether that succeeded.
+        """Write the record of this rank, with its observations of others.
+
+        Return whether that succeeded.
 
         The first time, the record of an earlier run is moved out of the way.
         """
@@ -124,7 +129,9 @@ class RunRecords:
         return self._written(partial(self._folder.write, _name(self._rank), encode_document(document)))
 
     def write_dumps(self, dumps: Mapping[str, bytes]) -> str | None:
-        """Write the recorder dumps of this rank after its record; return the path of the last one written.
+        """Write the recorder dumps of this rank after its record.
+
+        Return the path of the last one written.
 
         Each recorder has a folder with one file ``rank_<rank>`` per rank and nothing else: ``torchfrtrace`` accepts it,
         and :mod:`torch.distributed.flight_recorder` derives ranks from what follows the common prefix of the names.
@@ -140,7 +147,10 @@ class RunRecords:
         return os.fsencode(self._folder.path.absolute() / written[-1]).decode("utf-8", "replace")
 
     def _write_dump(self, name: str, data: bytes) -> None:
-        """Write a dump by way of a draft elsewhere, which would be taken for a dump beside the others."""
+        """Write a dump by way of a draft in another folder.
+
+        Beside the dumps, it would be taken for one of them.
+        """
         draft = f".rank-{self._rank}.dump"
         self._folder.write(draft, data)
         *folders, last = name.split("/")

@@ -118,7 +118,10 @@ class Watchdog:
         return self._request("failure", seconds)
 
     def stop(self, seconds: float) -> None:
-        """Take part in the final round and end the thread; takes at most one second more than ``seconds``."""
+        """Take part in the final round and end the thread.
+
+        Takes at most one second more than ``seconds``.
+        """
         if self._thread is None:
             return
         self._request("end", seconds)
@@ -198,7 +201,7 @@ class Watchdog:
             self._write_line(line)
 
     def _report_untrusted(self, refused: UntrustedStore) -> None:
-        """Report why the folder is not used for messages, unless that was reported for the records in it."""
+        """Report why the folder is not used for messages, unless its records reported the same."""
         if self._folder.is_news(refused.reason):
             self._report(f"rank {self._rank}: {refused}")
 

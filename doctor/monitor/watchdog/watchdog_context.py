@@ -1,4 +1,4 @@
-"""State shared by the parts of a watchdog: the local rank, its peers and the connections to them."""
+"""State shared by the parts of a watchdog: the local rank, its peers and connections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class WatchdogContext:
         return self.records.write([self.local_state.member, *self.peer_table.silent.values()], self.namespace.run)
 
     def take_position(self) -> None:
-        """Take the position of this rank; write its record first, then its dumps, then post its card.
+        """Take the position of this rank.
+
+        Write its record first, then its dumps, then post its card.
 
         The record comes first because the process may end at any moment.
         """
@@ -125,7 +127,10 @@ class WatchdogContext:
         return self.evaluate(self.peer_table.job(), "end")
 
     def is_left_to_lower_rank(self, collection: CollectionRound) -> bool:
-        """Return whether a missing rank lower than all that reported is known to run: it will evaluate the end."""
+        """Return whether a missing rank lower than all that reported is known to run.
+
+        That rank will then evaluate the end.
+        """
         lower = sorted(rank for rank in collection.missing if rank < min(collection.reported))[:CANDIDATES]
         local_peers = self.local_peers
         local_peers.read_announcements()

@@ -105,7 +105,10 @@ class WatchdogLoop:
             context.post_card()
 
     def _keep_record(self, now: float) -> None:
-        """Write the record periodically; move those of earlier runs once their ranks have had time to do so."""
+        """Write the record periodically.
+
+        Move those of earlier runs once their ranks have had time to do so.
+        """
         if now < self._record_due:
             return
         context = self._context

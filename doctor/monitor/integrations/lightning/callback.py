@@ -1,4 +1,4 @@
-"""``DoctorCallback``: feeds telemetry from a Trainer of ``lightning.pytorch`` or ``pytorch_lightning``.
+"""``DoctorCallback``: feeds telemetry from a Trainer of either Lightning package.
 
 The class is a subclass of the Callback of every Lightning that is loaded, see :mod:`.callback_base`. It is found under
 its name in this module, so that it can be pickled.
@@ -27,7 +27,10 @@ class LightningHooks(Adapter[LightningRun]):
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called when the process group exists and the loaders do not. Of several callbacks, only the first watches."""
+        """Called when the process group exists and the loaders do not.
+
+        Of several callbacks, only the first watches.
+        """
         if (
             value_or_default(lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self)
             is self
@@ -187,7 +190,10 @@ class LightningHooks(Adapter[LightningRun]):
 
     @guarded
     def on_exception(self, run: LightningRun, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Called for any exception, including KeyboardInterrupt and SystemExit; ``teardown`` does not follow."""
+        """Called for any exception, including KeyboardInterrupt and SystemExit.
+
+        ``teardown`` does not follow.
+        """
         value_or_default(run.failing, None)
         self._end_run(exception)
 

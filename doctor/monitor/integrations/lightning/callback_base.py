@@ -1,4 +1,4 @@
-"""Binds a callback to the ``Callback`` of ``lightning.pytorch``, ``pytorch_lightning`` or both.
+"""Binds a callback to the ``Callback`` of every Lightning package that is loaded.
 
 A Lightning that the program does not use is never imported. ``lightning`` requires ``pytorch-lightning``, so both are
 usually installed, and the second one to be imported takes over the logger of their common rank-zero messages
@@ -19,7 +19,9 @@ MISSING = "DoctorCallback needs Lightning: pip install 'rankdoctor[lightning]'"
 
 
 def bind_callback_base(kind: type) -> bool:
-    """Add the Callback of every loaded Lightning to the bases of ``kind``; return whether it has one.
+    """Add the Callback of every loaded Lightning to the bases of ``kind``.
+
+    Return whether it has one.
 
     Its instances, its subclasses and their instances become Callbacks with it. ``kind`` is left unchanged if a subclass
     would get inconsistent bases.

@@ -75,7 +75,7 @@ class LightningRun(AdapterRun):
         telemetry.replica.attach(self.module, replicated=replicated, broadcast=broadcast)
 
     def failing(self) -> None:
-        """Record a model that failed before it was wrapped, perhaps because ranks built different ones.
+        """Record a model that failed before it was wrapped; ranks may have built different ones.
 
         Only on the CPU: another device may never answer.
         """
@@ -93,7 +93,7 @@ class LightningRun(AdapterRun):
             vars(thread).pop(ENDS_ALL, None)
 
     def watch_children(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called before the launcher kills this process because another one failed.
+        """Have ``callback`` called before the launcher kills this process for another's failure.
 
         That may happen before the collective that misses the failed process raises, or while it is being evaluated.
         ``callback`` has its own time limit.
@@ -161,7 +161,7 @@ class LightningRun(AdapterRun):
         loaders.batch_start(self.telemetry, batch, number, 0)
 
     def maybe_last_batch(self) -> None:
-        """Record the end of the loaders before validation runs between the last batch and the epoch-end hooks."""
+        """Record the end of the loaders, because validation runs before the epoch-end hooks."""
         if self._train is not None and self._epoch_loop.batch_progress.is_last_batch:
             self._end_loaders()
 
@@ -177,7 +177,7 @@ class LightningRun(AdapterRun):
     # Evaluation.
 
     def evaluation_start(self, stage: str, loop: Any) -> None:
-        """Record the start of ``sanity``, ``validate``, ``test`` or ``predict``, alone or within training."""
+        """Record the start of an evaluation stage, alone or within training."""
         self.stage = stage
         self.telemetry.stage_start(stage)
         self._load(stage, loop).epoch_start()

@@ -1,4 +1,4 @@
-"""The loaders of one Trainer stage: limits, parts of a batch per loader, and which are exhausted."""
+"""The loaders of one Trainer stage: limits, parts of a batch, and exhaustion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class StageLoaders:
         self.taken = 0
 
     def attach(self, telemetry: RankTelemetry) -> None:
-        """Describe the loaders to telemetry, which also finds their lengths: some iterate an epoch for that."""
+        """Describe the loaders to telemetry, which also finds their lengths.
+
+        Some loaders iterate an epoch for that.
+        """
         combined = self._mode if len(self.loaders) > 1 else None
         for index, loader in enumerate(self.loaders):
             telemetry.loaders.attach(self.stage, index, loader, combined=combined)
@@ -45,7 +48,7 @@ class StageLoaders:
             telemetry.loaders.attach(self.stage, index, loader, self.limit(index), combined)
 
     def limit(self, index: int) -> int | None:
-        """Return the maximum of batches the Trainer takes of a loader, if that is less than its length."""
+        """Return the Trainer's limit of batches of a loader, if it is less than its length."""
         limit = self._limits[index] if index < len(self._limits) else math.inf
         length = self._lengths.get(index)
         return None if math.isinf(limit) or (length is not None and limit >= length) else int(limit)
@@ -56,7 +59,10 @@ class StageLoaders:
         self._at = self.taken = 0
 
     def batch_start(self, telemetry: RankTelemetry, batch: Any, number: int, index: int) -> None:
-        """Record batch ``number`` of its loader, ``index`` being the loader of a sequence. (step path)"""
+        """Record batch ``number`` of its loader, ``index`` being the loader of a sequence.
+
+        (step path)
+        """
         if index != self._at:
             self._end_earlier(telemetry, index)
         self.taken = number + 1
@@ -70,9 +76,10 @@ class StageLoaders:
             telemetry.loaders.record_batch(self.stage, other, found)
 
     def _split_batch(self, batch: Any) -> dict[int, Any]:
-        """Return the parts of a batch by loader, without exhausted ones, which yield ``None`` in mode ``max_size``.
+        """Return the parts of a batch by loader, without exhausted loaders.
 
-        A user's hook may have changed the structure; the batch is then attributed to all loaders.
+        Those yield ``None`` in mode ``max_size``. A user's hook may have changed the structure; the batch is then
+        attributed to all loaders.
         """
         try:
             parts = [batch_part(batch, keys) for keys in self._parts]
@@ -96,7 +103,7 @@ class StageLoaders:
         telemetry.loader_end(self.stage, index, ended=self._has_ended(index, taken))
 
     def _has_ended(self, index: int, taken: int) -> bool:
-        """Return whether a loader was exhausted, as opposed to stopped by a limit after ``taken`` batches.
+        """Return whether a loader was exhausted, not stopped by a limit after ``taken`` batches.
 
         A loader of unknown length is exhausted if the loop got nothing more, or moved on to the next loader; in mode
         ``min_size`` any loader may have been the one.
@@ -125,8 +132,10 @@ def combined_loader(loop: Any) -> Any | None:
 
 
 def _limits(loop: Any) -> list[float]:
-    """Return the limit of each loader; those of evaluation come from the loop, because the loader keeps those of the
-    last sanity check."""
+    """Return the limit of each loader.
+
+    Those of evaluation come from the loop, because the loader keeps those of the last sanity check.
+    """
     limits = loop.max_batches
     return list(limits if isinstance(limits, list) else loop._combined_loader.limits or ())
 

@@ -1,4 +1,7 @@
-"""Facts read from a Lightning Trainer. Any of them may be missing: internal names differ by release."""
+"""Facts read from a Lightning Trainer.
+
+Any of them may be missing: internal names differ by release.
+"""
 
 from __future__ import annotations
 
@@ -79,16 +82,15 @@ def data_parallel(trainer: Any) -> dict[str, int]:
 
 
 def strategy_name(strategy: Any) -> str:
-    """Return the registered name of a strategy, such as ``ddp``, or the class name of a custom one."""
+    """Return the registered name of a strategy, such as ``ddp``, or a custom class's name."""
     values = getattr(strategy, "strategy_name", None)
     return values if isinstance(values, str) else type(strategy).__name__.removesuffix("Strategy").lower()
 
 
 def replication(strategy: Any) -> tuple[bool | None, bool | None]:
-    """Return whether all ranks hold the same parameters, and whether the strategy broadcasts them when it wraps the
-    model.
+    """Return whether all ranks hold the same parameters, and whether they are broadcast.
 
-    ``None`` if the strategy is unknown.
+    The strategy may broadcast them when it wraps the model. ``None`` if the strategy is unknown.
     """
     names = {kind.__name__ for kind in type(strategy).__mro__}
     if names & set(SHARDING):
@@ -124,7 +126,10 @@ def arguments(trainer: Any) -> tuple[Variable, ...]:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Return whether a value is the default: ``limit_train_batches=1`` is one batch, 1.0 is all of them."""
+    """Return whether a value is the default.
+
+    ``limit_train_batches=1`` is one batch, 1.0 is all of them.
+    """
     return value is None or any(type(value) is type(one) and value == one for one in DEFAULTS[name])
 
 

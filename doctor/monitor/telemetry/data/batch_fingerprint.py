@@ -1,4 +1,4 @@
-"""Fingerprints of the first batches of an epoch: a few values, copied in place and hashed later.
+"""Fingerprints of the first batches of an epoch: values copied in place and hashed later.
 
 A batch may be on a device that is busy for another second. So the copy stays there (an enqueued copy of some
 kilobytes), with an event behind it; the thread that requests facts reads it once the event has passed, on a stream of
@@ -54,12 +54,12 @@ class BatchFingerprint:
 
 
 def _is_captured() -> bool:
-    """Return whether a graph is being captured, which anything enqueued now would become part of."""
+    """Return whether a graph is being captured, which would include anything enqueued now."""
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _event_behind(tensor: Any, event: Any) -> Any:
-    """Return an event that passes once everything enqueued for the tensor's device until now is done."""
+    """Return an event that passes once all work enqueued for the tensor's device is done."""
     if not tensor.is_cuda:
         return event
     cuda = sys.modules["torch"].cuda
@@ -69,7 +69,10 @@ def _event_behind(tensor: Any, event: Any) -> Any:
 
 
 def is_tensor(thing: Any) -> bool:
-    """Return whether it is a plain, dense torch tensor; subclasses (distributed, nested, fake) are not."""
+    """Return whether it is a plain, dense torch tensor.
+
+    Subclasses (distributed, nested, fake) are not.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and type(thing) is torch.Tensor and thing.layout is torch.strided
 
@@ -139,7 +142,10 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _step(size: int) -> int:
-    """Return an odd step, which does not stay in one column of a tensor whose width is a power of two."""
+    """Return an odd step, so that samples do not stay in one column of a tensor.
+
+    The width is mostly a power of two.
+    """
     return max(1, -(-size // MOST_VALUES)) | 1
 
 

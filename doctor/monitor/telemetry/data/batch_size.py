@@ -76,6 +76,6 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Return whether the values are integers of more than a byte (bytes are pixels), of torch or numpy."""
+    """Return whether the values are integers of more than a byte; bytes are pixels."""
     word = str(leaf.dtype).removeprefix("torch.")
     return word in ("int16", "int32", "int64", "uint16", "uint32", "uint64")

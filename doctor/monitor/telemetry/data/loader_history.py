@@ -137,7 +137,7 @@ class _LoaderEpoch:
 
 
 def _known(contents: list[BatchFingerprint]) -> Iterator[str]:
-    """Yield the digests up to the first batch that has none (yet): a gap would shift those of one rank."""
+    """Yield the digests up to the first missing one; a gap would shift those of one rank."""
     for one in list(contents):
         digest = one.digest()
         if digest is None:
@@ -190,7 +190,10 @@ class _LoaderHistory:
         self._next = epoch
 
     def record_batch(self, batch: object) -> None:
-        """Count a batch; the size of the one before counts now, because it was not the last. (step path)"""
+        """Count a batch; the size of the one before counts now, because it was not the last.
+
+        (step path)
+        """
         current = self._current or self._begin()
         if current.batches < self._fingerprinted:
             current.contents.append(BatchFingerprint(batch))

@@ -30,7 +30,7 @@ _PARTED_BY_THEMSELVES = frozenset(("litdata", "streaming"))
 
 
 def read_loader(stage: str, index: int, loader: object, limit: int | None, combined: str | None) -> Loader:
-    """Describe a torch loader, one derived from it, or any other iterable of batches (``kind="other"``)."""
+    """Describe a torch loader, a derived one, or another iterable of batches (kind ``other``)."""
     base = _base_of(loader)
     if base is None:
         return Loader(
@@ -47,7 +47,10 @@ def read_loader(stage: str, index: int, loader: object, limit: int | None, combi
 
 
 def index_sampler_of(loader: object) -> object:
-    """Return the source of a torch loader's indices: batch sampler, or sampler without batching; else ``None``."""
+    """Return the source of a torch loader's indices: batch sampler, or sampler without batching.
+
+    Else ``None``.
+    """
     base = _base_of(loader)
     if base is None:
         return None

@@ -1,4 +1,4 @@
-"""Traces the indices that torch's iterators get from their sampler, until enough of a pass is known.
+"""Traces the indices that torch's iterators get from their sampler in one pass.
 
 Every torch loader, and every one derived from it (Lightning, accelerate, torchdata's stateful loader), calls
 ``_BaseDataLoaderIter._next_index`` in the training process, with and without workers. It is private: if it is missing,
@@ -48,7 +48,10 @@ class LoaderPass:
         return self._iterator() is iterator
 
     def is_from(self, sampler: object) -> bool:
-        """Return whether it is a pass over ``sampler``; by its iterator if the sampler has no weak reference."""
+        """Return whether it is a pass over ``sampler``.
+
+        By its iterator if the sampler has no weak reference.
+        """
         if (known := self._sampler()) is not None:
             return known is sampler
         iterator: Any = self._iterator()
@@ -97,7 +100,10 @@ class SampleTrace:
         return known if known is not None and known.is_from(sampler) else None
 
     def record(self, iterator: Any, index: object) -> bool:
-        """Record ``index``, of one sample or a batch, for ``iterator``; return whether to continue this pass."""
+        """Record ``index``, of one sample or a batch, for ``iterator``.
+
+        Return whether to continue this pass.
+        """
         known = self._passes.get(id(iterator._index_sampler))
         if known is None or _is_first(iterator) or not known.is_of(iterator):
             known = self._begin(iterator)
@@ -144,7 +150,10 @@ def _indices(batch: Any) -> Iterable[object]:
 
 
 def _number(index: Any) -> int | None:
-    """Return an index as a number equal on all ranks; ``None`` for device tensors and custom objects."""
+    """Return an index as a number equal on all ranks.
+
+    ``None`` for device tensors and custom objects.
+    """
     kind = type(index)
     if kind is int:
         return index  # type: ignore[no-any-return]
@@ -255,7 +264,10 @@ _FOREIGN_ERRORS = (AttributeError, TypeError, ValueError, LookupError, RuntimeEr
 
 
 def _iterator_class() -> Any:
-    """Return the base of torch's iterators, or ``None`` without the method. Imports torch, as training does."""
+    """Return the base of torch's iterators, or ``None`` without the method.
+
+    Imports torch, as training does.
+    """
     try:
         from torch.utils.data import dataloader
     except ImportError:

@@ -52,7 +52,10 @@ def refresh_epoch(known: Sampler, outermost: object) -> Sampler:
 
 
 def subset_source(outermost: object) -> object:
-    """Return the list of indices that restricts a sampler to a part of the dataset; else ``None``."""
+    """Return the list of indices that restricts a sampler to a part of the dataset.
+
+    Else ``None``.
+    """
     indices = (inspect.getattr_static(one, "indices", None) for one in _chain(outermost))
     return next((found for found in indices if type(found) in (list, tuple, range) or _is_array(found)), None)
 
@@ -81,7 +84,10 @@ def _chain(outermost: object) -> Iterator[Any]:
 
 
 def shard_of(thing: object) -> tuple[int, int] | None:
-    """Return number of shards and own shard, by the usual attribute names; ``None`` without them."""
+    """Return number of shards and own shard, by the usual attribute names.
+
+    ``None`` without them.
+    """
     size = next((value for name in _SIZES if (value := plain_attribute(thing, name, int)) is not None), None)
     place = next((value for name in _PLACES if (value := plain_attribute(thing, name, int)) is not None), None)
     return None if size is None or place is None else (size, place)
@@ -127,7 +133,10 @@ def _generator_seed(chain: list[Any]) -> int | None:
 
 
 def _is_independent(sampler: object, dataset_length: int | None) -> bool:
-    """Return whether ranks draw independently: with replacement, by weights, or a random part each epoch."""
+    """Return whether ranks draw independently.
+
+    That is with replacement, by weights, or a random part of the dataset each epoch.
+    """
     if not _is_random(sampler):
         return False
     part = plain_attribute(sampler, "_num_samples", int)
@@ -137,7 +146,10 @@ def _is_independent(sampler: object, dataset_length: int | None) -> bool:
 
 
 def _repeats(sampler: object) -> bool:
-    """Return whether samples repeat across ranks (repeated augmentation, several answers per prompt)."""
+    """Return whether samples repeat across ranks.
+
+    Examples are repeated augmentation and several answers per prompt.
+    """
     names: Any = getattr(sampler, "__dict__", {})
     return any("repe" in str(name) and type(value) is int and value > 1 for name, value in dict(names).items())
 

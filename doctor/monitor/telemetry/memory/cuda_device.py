@@ -92,7 +92,9 @@ class CudaDeviceMemory:
         self._driver = DriverMemory()
 
     def allocator(self) -> AllocatorStats:
-        """Return the allocator's statistics; takes its lock for some microseconds and queries no device.
+        """Return the allocator's statistics.
+
+        Takes its lock for some microseconds and queries no device.
 
         Empty before CUDA is used, or for an allocator that does not count (torch.cuda.memory.CUDAPluggableAllocator).
         """
@@ -121,7 +123,10 @@ class CudaDeviceMemory:
         return next((name for name in self._identity or () if name), None)
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the processes that hold memory of the device, as of the last query; ``None`` if unknown."""
+        """Return the processes that hold memory of the device, as of the last query.
+
+        ``None`` if unknown.
+        """
         self.identity()
         return self._driver.processes(self._identity) if self._identity else None
 
@@ -131,7 +136,7 @@ class CudaDeviceMemory:
 
 
 def device_ids(properties: Any) -> tuple[str | None, str | None]:
-    """Return UUID and PCI bus id of torch's device properties, as NVML and the kernel write them.
+    """Return UUID and PCI bus id of torch's device properties in the form of NVML.
 
     ``None`` for what this torch does not provide.
     """
@@ -156,7 +161,10 @@ class DriverMemory:
         self._query_thread: threading.Thread | None = None
 
     def processes(self, names: tuple[str | None, ...]) -> tuple[GpuProcess, ...] | None:
-        """Return the processes that hold memory of a GPU, as of the last query; start a new one if it is due."""
+        """Return the processes that hold memory of a GPU, as of the last query.
+
+        Start a new one if it is due.
+        """
         self._refresh()
         readings = list(self._readings)
         gpu = _named(names, readings[-1][1]) if readings else None

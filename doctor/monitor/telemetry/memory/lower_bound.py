@@ -1,4 +1,4 @@
-"""Lower bound of the memory that a training holds on its device, from sizes before its first step.
+"""Lower bound of the device memory of a training, from sizes before its first step.
 
 Nothing is run, allocated or waited for. Optimizer states: the ``_init_group`` of each class of torch.optim (2.13).
 """
@@ -49,7 +49,7 @@ def memory_lower_bound(module: Any, optimizers: Iterable[Any], *, buckets: bool 
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer inside a wrapper (Accelerate's), which has its groups but not its class."""
+    """Return the optimizer inside Accelerate's wrapper, which has its groups but another class."""
     return getattr(optimizer, "optimizer", optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Memory of a rank during training: device, process and workers, and what its host has available."""
+"""Memory of a rank during training: device, process, workers and host."""
 
 from __future__ import annotations
 
@@ -47,11 +47,17 @@ class MemorySampler:
         self._device = CudaDeviceMemory(device) if device is not None and device.type == "cuda" else None
 
     def set_lower_bound(self, lower_bound: int | None) -> None:
-        """Set the lower bound in bytes on the device (:mod:`doctor.monitor.telemetry.memory.lower_bound`)."""
+        """Set the lower bound in bytes of the device memory.
+
+        See :mod:`doctor.monitor.telemetry.memory.lower_bound`.
+        """
         self._lower_bound = lower_bound
 
     def sample(self, step: int, units: int | None) -> None:
-        """Sample the memory after batch ``step``; ``units``: of the largest batch since the last call."""
+        """Sample the memory after batch ``step``.
+
+        ``units``: of the largest batch since the last call.
+        """
         device = self._device
         if device is None:
             self._pending.append(MemorySample(step, time.time(), units=units))
@@ -68,7 +74,10 @@ class MemorySampler:
             self._read(child_processes(), None)
 
     def facts(self) -> RunMemoryFacts:
-        """Return all samples and the current state. Reads /proc and queries the runtime, each with a time limit."""
+        """Return all samples and the current state.
+
+        Reads /proc and queries the runtime, each with a time limit.
+        """
         children = child_processes()
         device = self._device
         size = device.free_and_total() if device else None
@@ -123,7 +132,7 @@ class MemorySamples:
             self._is_incomplete = True
 
     def complete(self, rest: MemorySample) -> None:
-        """Complete the newest sample, unless it is complete, with the values of ``rest`` that have to be read."""
+        """Complete the newest sample, once, with the values of ``rest`` that have to be read."""
         if self._is_incomplete:
             read = {name: getattr(rest, name) for name in ("device_used", "resident", "workers", "host_available")}
             self.kept = (*self.kept[:-1], msgspec.structs.replace(self.kept[-1], **read))
@@ -144,7 +153,7 @@ class MemorySamples:
 
 
 def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
-    """Merge two intervals: the result ends as ``second`` does, with the larger peak and batch of both."""
+    """Merge two intervals: the end of ``second``, and the larger peak and batch of both."""
     known = {name: value for name in MemorySample.__struct_fields__ if (value := getattr(second, name)) is not None}
     known["peak"] = _largest(first.peak, second.peak)
     known["units"] = _largest(first.units, second.units)

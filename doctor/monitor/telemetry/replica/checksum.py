@@ -42,7 +42,10 @@ Sum = Union[int, "torch.Tensor"]
 
 
 class ParameterSlice(NamedTuple):
-    """Rows ``first`` to ``end`` (first dimension) of a parameter of that ``shape``, which is not kept alive."""
+    """Rows ``first`` to ``end`` (first dimension) of a parameter, which is not kept alive.
+
+    ``shape``: of the whole parameter.
+    """
 
     name: str
     parameter: weakref.ref[torch.Tensor]
@@ -59,7 +62,7 @@ class ParameterChunk(NamedTuple):
 
 
 class ParameterChunks:
-    """The parameters of a module in parts of bounded size, equal on all ranks with the same model."""
+    """The parameters of a module in bounded parts, equal on all ranks with the same model."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -140,7 +143,10 @@ def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
 
 
 def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
-    """Return the CRC-32 of rows ``first`` to ``end`` of a dense CPU tensor, or of a tensor without dimensions."""
+    """Return the CRC-32 of rows ``first`` to ``end`` of a dense CPU tensor.
+
+    A tensor without dimensions counts as one row.
+    """
     if not values.is_contiguous():  # the size of a part bounds the copy
         values, first, end = values.detach()[first:end].contiguous(), 0, end - first
     size = values.element_size()
@@ -152,7 +158,10 @@ def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
 
 
 def bit_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the bits of ``values`` as signed 64-bit integers that wrap around, without dimensions."""
+    """Return the sum of the bits of ``values`` as signed 64-bit integers that wrap around.
+
+    The result has no dimensions.
+    """
     import torch
 
     if values.is_complex():

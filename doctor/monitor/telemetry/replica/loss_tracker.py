@@ -21,7 +21,7 @@ LAST = 0.2
 
 
 class LossTracker:
-    """Checks the loss of every batch, :data:`TOGETHER` at a time, the last few in :meth:`finish`.
+    """Checks the loss of every batch, :data:`TOGETHER` at a time, the rest in :meth:`finish`.
 
     A loss that keeps a graph or a larger tensor alive is checked at once. CUDA losses stay on the device and are
     fetched through ``readback``; without one, they are not checked. Only scalar losses are checked.
@@ -53,7 +53,10 @@ class LossTracker:
         return True  # something may have arrived
 
     def fetch(self) -> None:
-        """Check the pending losses, or send them, once there are enough; drop those that cannot be sent for long."""
+        """Check the pending losses, or send them, once there are enough.
+
+        Drop those that cannot be sent for long.
+        """
         if len(self._kept) < TOGETHER:
             return
         if self.readback is None:
@@ -90,7 +93,10 @@ class LossTracker:
         self._kept.clear()
 
     def _keep(self, batch: int, loss: torch.Tensor) -> None:
-        """Keep a loss; clone it if its address recurs, because a CUDA graph writes every loss to one place."""
+        """Keep a loss.
+
+        Clone it if its address recurs, because a CUDA graph writes every loss to one place.
+        """
         kept = loss.detach()
         self._reused |= bool(self._kept) and self._kept[-1][1].data_ptr() == kept.data_ptr()
         if self._reused or kept.untyped_storage().nbytes() > LARGE:

@@ -1,4 +1,4 @@
-"""Names, shapes and types of a model's parameters, and which of them a replica holds completely."""
+"""Names, shapes and types of parameters, and which of them a replica holds completely."""
 
 from __future__ import annotations
 

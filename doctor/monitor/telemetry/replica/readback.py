@@ -1,4 +1,4 @@
-"""Copies values from a CUDA device to the host without waiting, and reads them once they arrive."""
+"""Copies values from a CUDA device to the host without waiting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class Readback:
         return bool(self._free) and not self._events.capturing()
 
     def send(self, values: torch.Tensor, reader: Reader) -> None:
-        """Have ``reader`` called with ``values`` once they are on the host. Only while :meth:`is_open`.
+        """Have ``reader`` called with ``values`` once they are on the host.
+
+        Only while :meth:`is_open`.
 
         ``values``: one dimension, at most :data:`WIDTH` values of eight bytes.
         """
@@ -56,8 +58,10 @@ class Readback:
             reader(page[:length].view(kind).tolist())
 
     def drain(self, seconds: float) -> None:
-        """Deliver what arrives within ``seconds``; a device that never answers costs all of them. Not for the step
-        path."""
+        """Deliver what arrives within ``seconds``; a device that never answers costs all of them.
+
+        Not for the step path.
+        """
         until = time.monotonic() + seconds
         self.collect()
         while self._under_way and time.monotonic() < until:

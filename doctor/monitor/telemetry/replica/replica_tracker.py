@@ -197,7 +197,7 @@ class ChecksumHistory:
 
 
 class InitialChecksums(NamedTuple):
-    """Checksums of a model before its first step: of the ``whole``, and of its ``parts`` by label."""
+    """Checksums of a model before its first step: of the whole, and of its parts by label."""
 
     whole: str
     parts: dict[str, str]
@@ -216,7 +216,10 @@ def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
 
 
 def non_finite_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFinite]:
-    """Yield gradients on the CPU that are not finite, in the order of the parameters. Reads all of them."""
+    """Yield gradients on the CPU that are not finite, in the order of the parameters.
+
+    Reads all of them.
+    """
     import torch
 
     for name, parameter in module.named_parameters():

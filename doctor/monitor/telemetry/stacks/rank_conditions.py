@@ -1,4 +1,4 @@
-"""Conditions in source files that let only some ranks reach a line, such as ``if rank == 0:``.
+"""Conditions in source files that let only some ranks reach a line (``if rank == 0:``).
 
 A stack shows where a rank is, but not why the others are not there. Files are read off the step path, in a thread with
 a deadline (they may be on a mount that does not respond), and only if they are older than this process: a file edited
@@ -99,7 +99,9 @@ def _source(file: str) -> str:
 
 
 def rank_condition(tree: ast.Module, line: int) -> str:
-    """Return the innermost rank condition under which ``line`` of a module runs; empty without one.
+    """Return the innermost rank condition under which ``line`` of a module runs.
+
+    Empty without one.
 
     ``if TEST, line N``, ``elif TEST, line N``, ``else of if TEST, line N``, ``after if TEST: return, line N`` (the line
     runs if the test fails) or ``@rank_zero_only``; ``N`` is the line of the first ``if`` of a chain.
@@ -117,7 +119,7 @@ def rank_condition(tree: ast.Module, line: int) -> str:
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Yield every list of statements around ``line``, outermost first, and the line's index in it."""
+    """Yield every list of statements around ``line``, outermost first, and the line's index."""
     blocks: list[list[ast.stmt]] = [tree.body]
     while blocks:
         block = blocks.pop()
@@ -129,7 +131,10 @@ def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt]
 
 
 def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks inside a statement; those of an ``elif`` chain belong to its first ``if``."""
+    """Yield the blocks inside a statement.
+
+    Those of an ``elif`` chain belong to its first ``if``.
+    """
     if isinstance(statement, ast.If) and (following := _elif_of(statement)):
         yield statement.body
         yield from _blocks_of(following)
@@ -171,7 +176,10 @@ def _branch(first: ast.If, line: int) -> str:
 
 
 def _elif_of(statement: ast.If) -> ast.If | None:
-    """Return the following ``elif``, which the tree shows as an ``if`` in the ``else`` at the same column."""
+    """Return the following ``elif``.
+
+    The tree shows it as an ``if`` in the ``else`` at the same column.
+    """
     inner = statement.orelse[0] if len(statement.orelse) == 1 else None
     return inner if isinstance(inner, ast.If) and inner.col_offset == statement.col_offset else None
 

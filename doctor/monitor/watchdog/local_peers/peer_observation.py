@@ -48,7 +48,10 @@ class LocalPeerProbe:
         )
 
     def read_announcements(self) -> None:
-        """Read which process each rank is. Only the first announcement of a rank counts; later ones are forged."""
+        """Read which process each rank is.
+
+        Only the first announcement of a rank counts; later ones are forged.
+        """
         for process in decode_all(self._announcements.fresh(), PeerProcess) if self._announcements else ():
             self._known.setdefault(process.rank, process)
 

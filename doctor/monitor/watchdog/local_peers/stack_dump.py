@@ -35,7 +35,10 @@ FOLDER = ".stacks"
 
 
 def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
-    """Return the stack file of a rank. It is hidden because ``doctor diagnose`` must not read it."""
+    """Return the stack file of a rank.
+
+    It is hidden because ``doctor diagnose`` must not read it.
+    """
     return OwnFolder.of(directory).file(f"{FOLDER}/rank-{rank}.txt")
 
 

@@ -81,7 +81,10 @@ def _is_own_and_catches(proc: Path, number: int) -> bool:
 
 
 def _has_open(proc: Path, file: Path) -> bool:
-    """Return whether the process has the file open, which must be a regular file of this user and not a link."""
+    """Return whether the process has the file open.
+
+    It must be a regular file of this user and not a link.
+    """
     try:
         own = file.lstat()
     except OSError:

@@ -136,11 +136,14 @@ class CollectionRound:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the decision certainly comes from a rank of this job: made here, or messages are signed."""
+        """Whether the decision certainly comes from a rank of this job.
+
+        It was made here, or messages are signed.
+        """
         return self._own_message is not None or self._peers.store.are_authentic
 
     def _is_first_evaluator(self, now: float) -> bool:
-        """Return whether this rank evaluates first and no other rank can have done so in its place yet.
+        """Return whether this rank evaluates first and no other rank can have done so yet.
 
         An unsigned decision of another rank is not adopted then, because it may be forged.
         """

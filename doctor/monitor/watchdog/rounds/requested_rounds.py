@@ -1,4 +1,4 @@
-"""Rounds requested by the training thread: before the first batch of a stage and at the end of the run."""
+"""Rounds requested by the training thread: at the start of a stage and at the end of a run."""
 
 from __future__ import annotations
 
@@ -144,7 +144,10 @@ class RequestedRounds:
             open_round.request.answer(decision)
 
     def _finish(self, final: FinalRound, now: float) -> None:
-        """Answer once all have acknowledged the final decision; clear the store if all ranks reported."""
+        """Answer once all have acknowledged the final decision.
+
+        Clear the store if all ranks reported.
+        """
         collection, request = final.open_round
         final.acknowledged.update(presence.rank for presence in decode_all(final.acknowledgments.fresh(), RankPresence))
         if collection.reported - final.acknowledged and now < min(final.until, request.until):
