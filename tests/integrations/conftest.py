@@ -16,6 +16,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RecordedSession]]
     monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", RecordedSession)
     RecordedSession.made.clear()
     yield RecordedSession.made
+    for session in RecordedSession.made:  # one that a test leaves open would trace the loaders of all later tests
+        session.telemetry.close()
     RecordedSession.made.clear()
 
 
