@@ -11,7 +11,7 @@ from doctor.cluster.transport.secret_file import VARIABLE
 from tests.cluster.processes import ABOUT_THE_JOB, LIMIT, Commands, rank_environ, until, wait
 from tests.lab.ports import free_ports
 from tests.lab.speed import VARIABLE as SLOWNESS
-from tests.lab.speed import slowness
+from tests.lab.speed import patience, slowness
 
 PORTS = free_ports()
 WAITED_OUT = 20.0 * slowness()
@@ -97,7 +97,8 @@ def test_orders_of_a_stranger_do_nothing(stage, tmp_path, role, with_key):
 def test_a_forged_verdict_clears_no_rank(stage):
     """Rank 1 finds an error in itself, the stranger tells all that nothing was found and poses as both ranks."""
     stranger = stage.hostile("forger")
-    ranks = [stage.rank(0, *BY_ITSELF), stage.rank(1, *BY_ITSELF, **SICK)]
+    # The store is there from when rank 0 has imported torch: the stranger has the rest of the time to hear of the call.
+    ranks = [stage.rank(0, *BY_ITSELF, seconds=patience(20)), stage.rank(1, *BY_ITSELF, seconds=patience(20), **SICK)]
     codes = wait(*ranks)
     assert ("heard" in stranger.stdout) == (stage.carrier == "store")
     assert codes[1] == 1, "its own facts"

@@ -74,6 +74,7 @@ def test_names_that_are_none(address: str, words: str) -> None:
 
 def test_a_silent_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     silence = threading.Event()
+
     def ask(*_: object, flags: int = 0, **__: object) -> list[object]:
         if not flags & socket.AI_NUMERICHOST:
             silence.wait(60)
