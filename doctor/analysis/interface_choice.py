@@ -35,7 +35,7 @@ from doctor.core.facts import (
     TrainerFacts,
 )
 from doctor.core.job import Job, Rank
-from doctor.core.section_table import IdenticalRanks
+from doctor.core.section_table import IdenticalRanks, once_per_rank
 from doctor.knowledge.interface_syntax import (
     MAX_INTERFACES,
     MAX_RDMA_DEVICES,
@@ -234,6 +234,7 @@ def nccl_release(member: Rank | IdenticalRanks) -> str | None:
     return software.nccl if software else None
 
 
+@once_per_rank
 def nccl_matters(member: Rank | IdenticalRanks) -> bool:
     """Whether NCCL (or RCCL) may run there: its ranks use GPUs, and GPUs are there or could not be seen."""
     if not uses_nccl(member):
@@ -245,6 +246,7 @@ def nccl_matters(member: Rank | IdenticalRanks) -> bool:
     return missing is None or missing.lack is not MissingReason.ABSENT
 
 
+@once_per_rank
 def choice_of(member: Rank | IdenticalRanks) -> NetworkChoice | None:
     """What would carry the training there: NCCL's choice where NCCL may run or is told an interface, else Gloo's.
     ``None`` where interfaces or settings are not known."""

@@ -28,7 +28,7 @@ from doctor.core.facts import (
     TrainingFacts,
 )
 from doctor.core.job import Job, LocalRanks, Rank
-from doctor.core.section_table import IdenticalRanks
+from doctor.core.section_table import IdenticalRanks, once_per_rank
 
 HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 """Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task
@@ -156,6 +156,21 @@ def visible_gpus(environment: EnvironmentFacts | None, gpus: GpuFacts) -> Visibl
     return _in_order(chosen, fault or listed.fault, gpus, get("CUDA_DEVICE_ORDER"))
 
 
+def visible_to(process: Process) -> VisibleDevices | None:
+    """What CUDA shows this process of its host's GPUs; ``None`` if these are not known."""
+    gpus = process.find(GpuFacts)
+    if gpus is None:
+        return None
+    environment = process.find(EnvironmentFacts)
+    host = process.members[0].host if isinstance(process, IdenticalRanks) else process.host
+    # The ranks of a host have the same GPUs and mostly the same environment.
+    key = (visible_to, id(environment), id(gpus))
+    if key not in host.memo:
+        host.memo[key] = visible_gpus(environment, gpus)
+    seen: VisibleDevices = host.memo[key]
+    return seen
+
+
 def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | None]:
     if not listed.is_set:
         return list(gpus.gpus), None
@@ -226,6 +241,7 @@ Process = Rank | IdenticalRanks
 """A rank, or ranks that are alike in what is asked."""
 
 
+@once_per_rank
 def backend_asked(process: Process) -> str | None:
     """The backend of torch.distributed in use, else the one that settings outside the script ask for, lower case;
     ``None`` where neither is known.
@@ -242,6 +258,7 @@ def backend_asked(process: Process) -> str | None:
     return value.strip().lower()
 
 
+@once_per_rank
 def processor_asked(process: Process) -> str | None:
     """The setting by which these ranks will compute on the CPU although the host has GPUs; ``None`` without one. A run
     that has chosen its device is asked first."""
@@ -260,6 +277,7 @@ def processor_asked(process: Process) -> str | None:
     return None
 
 
+@once_per_rank
 def on_processor(process: Process) -> str | None:
     """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
     software = process.find(SoftwareFacts)
@@ -268,6 +286,7 @@ def on_processor(process: Process) -> str | None:
     return processor_asked(process)
 
 
+@once_per_rank
 def uses_nccl(process: Process) -> bool:
     """Whether these ranks will talk by NCCL: they use GPUs, and no other backend is asked for."""
     backend = backend_asked(process)
@@ -336,10 +355,10 @@ def device_of(rank: Rank) -> VisibleDevice | None:
     its local rank, or the only visible one.
 
     ``None``: it will use none, or which one can't be known."""
-    gpus = rank.find(GpuFacts)
-    if gpus is None or on_processor(rank):
+    gpus, seen = rank.find(GpuFacts), visible_to(rank)
+    if gpus is None or seen is None or on_processor(rank):
         return None
-    return _chosen(rank, gpus, visible_gpus(rank.find(EnvironmentFacts), gpus).devices)
+    return _chosen(rank, gpus, seen.devices)
 
 
 def _chosen(rank: Rank, gpus: GpuFacts, devices: tuple[VisibleDevice, ...] | None) -> VisibleDevice | None:
@@ -403,11 +422,16 @@ def shares(local: LocalRanks) -> list[GpuSharers]:
     """
     found: dict[str, Gpu] = {}
     users: dict[str, list[int]] = {}
+    known: set[tuple[int, int]] = set()
     for rank in local.members:
         facts = rank.find(GpuFacts)
-        for gpu in facts.gpus if facts else ():
-            found.setdefault(_identity(rank, gpu), gpu)
-        for gpu in _may_use(rank, facts) if facts else ():
+        if facts is None:
+            continue
+        if (seen := (rank.host.index, id(facts))) not in known:
+            known.add(seen)
+            for gpu in facts.gpus:
+                found.setdefault(_identity(rank, gpu), gpu)
+        for gpu in _may_use(rank, facts):
             users.setdefault(_identity(rank, gpu), []).append(rank.number)
     return [GpuSharers(gpu, tuple(users.get(identity, ()))) for identity, gpu in found.items()]
 
@@ -417,9 +441,9 @@ def _identity(rank: Rank, gpu: Gpu) -> str:
 
 
 def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
-    visible = visible_gpus(rank.find(EnvironmentFacts), facts)
+    visible = visible_to(rank)
     launch = rank.find(LaunchFacts)
-    if visible.size == 0:
+    if visible is None or visible.size == 0:
         return ()
     if (launch and launch.running_together) or rank.find(TrainingFacts):
         device = _chosen(rank, facts, visible.devices)
@@ -515,9 +539,9 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
             gpus = alike.find(GpuFacts)
             seen = any(alike.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
             used = gpus is not None and seen and on_processor(alike) is None
-            devices = visible_gpus(alike.find(EnvironmentFacts), gpus).devices if gpus and used else None
-            if gpus and used:
-                found.update((rank, _chosen(rank, gpus, devices)) for rank in alike.members)
+            visible = visible_to(alike) if used else None
+            if gpus and visible:
+                found.update((rank, _chosen(rank, gpus, visible.devices)) for rank in alike.members)
         _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
 

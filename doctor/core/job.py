@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from doctor.core.facts import HostFacts, LaunchFacts, LogEvidence, Missing, MissingReason, Origin, Section
 from doctor.core.facts.section import harmless
@@ -76,7 +76,7 @@ class SectionHolder:
 class Host(SectionHolder):
     """A host: known by its machine's boot id, its machine id and its host name."""
 
-    __slots__ = ("boot_id", "index", "machine_id", "name")
+    __slots__ = ("boot_id", "index", "machine_id", "memo", "name")
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class Host(SectionHolder):
         self.boot_id = boot_id
         self.machine_id = machine_id
         self.index = index
+        self.memo: dict[Hashable, Any] = {}
 
     @property
     def identity(self) -> tuple[str | None, str | None, str]:
@@ -107,12 +108,13 @@ class Rank(SectionHolder):
     """One process of the job. ``number`` is its global rank; two processes may claim the same one. Where its host shows
     processes different parts of itself, it has the section of its own part (:meth:`doctor.core.facts.Section.part`)."""
 
-    __slots__ = ("host", "number")
+    __slots__ = ("host", "memo", "number")
 
     def __init__(self, number: int, host: Host, sections: Sections | None = None) -> None:
         super().__init__(sections or {})
         self.number = number
         self.host = host
+        self.memo: dict[Hashable, Any] = {}
 
     def find(self, section: type[S]) -> S | None:
         """The section of that type, of the rank itself or of its host."""
@@ -134,25 +136,29 @@ class Rank(SectionHolder):
         return launch.local_rank if launch else None
 
 
-class LocalRanks(NamedTuple):
+class LocalRanks:
     """The ranks of one host, or of one machine with several hosts (containers)."""
 
-    hosts: tuple[Host, ...]
-    members: tuple[Rank, ...]
+    def __init__(self, hosts: tuple[Host, ...], members: tuple[Rank, ...]) -> None:
+        self.hosts = hosts
+        self.members = members
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The host's name, or the names of the machine's hosts."""
         return ", ".join(dict.fromkeys(host.name for host in self.hosts))
 
-    @property
+    @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """The numbers of the ranks."""
         return tuple(rank.number for rank in self.members)
 
     def find(self, section: type[S]) -> S | None:
         """A section of the host; of a machine's first host that has it."""
-        return next((found for host in self.hosts if (found := host.find(section)) is not None), None)
+        for host in self.hosts:
+            if (found := host.find(section)) is not None:
+                return found
+        return None
 
 
 class Facts(Generic[S]):
@@ -277,6 +283,10 @@ class Job:
         if key not in self._rows:
             self._rows[key] = self._table.rows(sections, also)
         return iter(self._rows[key])
+
+    def identical(self, *sections: type[Section]) -> list[IdenticalRanks]:
+        """All ranks, grouped by ``sections``, which may be missing."""
+        return self._table.divide(sections).groups
 
     def lacking(
         self, needs: tuple[type[Section], ...], instead: tuple[type[Section], ...] = ()

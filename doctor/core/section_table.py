@@ -6,10 +6,10 @@ process, by host, by image). Each division is computed once, so that a check pay
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
 from doctor.core.facts import Missing, Section
 
@@ -17,10 +17,29 @@ if TYPE_CHECKING:
     from doctor.core.job import Rank
 
 S = TypeVar("S", bound=Section)
+T = TypeVar("T")
 V = TypeVar("V", Section, Missing)
+Ranks = Union["Rank", "IdenticalRanks"]
 
 Labels = tuple[int, ...]
 """The number of its group for every rank or host. Groups are numbered in the order of their first member."""
+
+
+def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
+    """Make ``function`` of a rank, or of identical ranks, keep its result with the (first) rank.
+
+    Dozens of checks ask the same of every rank. Sections do not change once a job is built, so neither does the result.
+    """
+
+    @wraps(function)
+    def remembered(ranks: Ranks) -> T:
+        memo = ranks.members[0].memo if isinstance(ranks, IdenticalRanks) else ranks.memo
+        if function not in memo:
+            memo[function] = function(ranks)
+        result: T = memo[function]
+        return result
+
+    return remembered
 
 
 class IdenticalRanks:
@@ -110,10 +129,14 @@ class SectionTable:
     def rows(self, sections: Sequence[type[Section]], also: Sequence[type[Section]]) -> list[Row]:
         """Every distinct combination of ``sections``, and the ranks that have it and the same ``also``."""
         columns = [self.column(section) for section in sections]
-        shared = self._combine([*columns, *(self.column(section) for section in also)])
+        shared = self.divide((*sections, *also))
         values = (self._one_each(column, shared) for column in columns)
         rows: Iterable[Row] = zip(*values, shared.groups, strict=True)
         return [row for row in rows if None not in row] if any(one.has_gaps for one in columns) else list(rows)
+
+    def divide(self, sections: Sequence[type[Section]]) -> Division:
+        """The ranks, grouped by ``sections``."""
+        return self._combine([self.column(section) for section in sections])
 
     def column(self, section: type[Section]) -> Column[Section]:
         """One section of every rank."""

@@ -12,7 +12,7 @@ from doctor.analysis.visible_devices import (
     on_processor,
     parse_visible_devices,
     uses_nccl,
-    visible_gpus,
+    visible_to,
 )
 from doctor.api import (
     Finding,
@@ -203,8 +203,7 @@ def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
     """Ranks whose list of devices can't be put in order, by the reason."""
     reasons: dict[str, list[int]] = {}
     for rank in ranks:
-        gpus = rank.find(GpuFacts)
-        seen = visible_gpus(rank.find(EnvironmentFacts), gpus) if gpus else None
+        seen = visible_to(rank)
         if seen and seen.devices is None:
             reasons.setdefault(seen.why, []).append(rank.number)
     for why, numbers in reasons.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import VisibleDevice, devices_of, on_processor, uses_nccl, visible_gpus
+from doctor.analysis.visible_devices import VisibleDevice, devices_of, on_processor, uses_nccl, visible_to
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
-from doctor.facts import EnvironmentFacts, GpuFacts, MigDevice
+from doctor.facts import GpuFacts, MigDevice
 from doctor.testing import Fails, Passes, healthy
 
 SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb", 1, 20 << 30, "MIG 2g.20gb"))
@@ -72,5 +72,5 @@ def _is_sliced(rank: Rank, device: VisibleDevice | None) -> bool:
     gpus = rank.find(GpuFacts)
     if device or gpus is None or on_processor(rank):
         return device is not None and device.slice is not None
-    seen = visible_gpus(rank.find(EnvironmentFacts), gpus)
-    return seen.devices is None and bool(gpus.gpus) and all(gpu.mig for gpu in gpus.gpus)
+    seen = visible_to(rank)
+    return seen is not None and seen.devices is None and bool(gpus.gpus) and all(gpu.mig for gpu in gpus.gpus)

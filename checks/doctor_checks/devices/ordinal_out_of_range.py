@@ -10,7 +10,7 @@ from doctor.analysis.visible_devices import (
     on_processor,
     ordinal_of,
     uses_nccl,
-    visible_gpus,
+    visible_to,
 )
 from doctor.api import (
     EventGroup,
@@ -183,9 +183,9 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     also = (SoftwareFacts, TrainerFacts, NcclFacts, TrainingFacts)
     for environment, gpus, alike in job.each(EnvironmentFacts, GpuFacts, also=also):
         launched = [rank for rank in alike.members if _is_launched(rank)]
-        if not launched or not gpus.gpus or on_processor(alike):
+        seen = visible_to(alike)
+        if not launched or seen is None or not gpus.gpus or on_processor(alike):
             continue
-        seen = visible_gpus(environment, gpus)
         if seen.size is None:
             ranks = tuple(rank.number for rank in launched)
             yield Unknown(seen.why, ranks, "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")

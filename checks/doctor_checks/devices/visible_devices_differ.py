@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import has_own_gpus, visible_gpus
+from doctor.analysis.visible_devices import has_own_gpus, visible_to
 from doctor.api import (
     Finding,
     Job,
@@ -163,9 +163,8 @@ def _blamed(views: dict[View, list[Rank]]) -> list[Rank]:
 
 
 def _view(rank: Rank, environment: EnvironmentFacts) -> View:
-    gpus = rank.find(GpuFacts)
-    seen = visible_gpus(environment, gpus).devices if gpus else None
-    if seen is not None:
-        return tuple(device.label for device in seen)
+    seen = visible_to(rank)
+    if seen is not None and seen.devices is not None:
+        return tuple(device.label for device in seen.devices)
     text = environment.get("CUDA_VISIBLE_DEVICES")
     return ("all",) if text is None else tuple(word.strip() for word in text.split(",") if word.strip())

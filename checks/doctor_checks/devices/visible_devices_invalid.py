@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import parse_visible_devices, visible_gpus
+from doctor.analysis.visible_devices import parse_visible_devices, visible_to
 from doctor.api import Finding, Job, Severity, Unknown, Verdict, check
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason
 from doctor.testing import Fails, Passes, healthy
@@ -49,8 +49,8 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
     """
     for environment, alike in job.each(EnvironmentFacts, also=(GpuFacts,)):
         text = environment.get("CUDA_VISIBLE_DEVICES")
-        listed, gpus = parse_visible_devices(text), alike.find(GpuFacts)
-        fault = listed.fault or (visible_gpus(environment, gpus).error if gpus and gpus.gpus else None)
+        listed, gpus, seen = parse_visible_devices(text), alike.find(GpuFacts), visible_to(alike)
+        fault = listed.fault or (seen.error if seen and gpus and gpus.gpus else None)
         if fault:
             yield Finding(
                 f"CUDA_VISIBLE_DEVICES={text} {fault}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.analysis.launch_origin import devices_asked, has_value, inner_launcher, launch_number, slurm_step
-from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_gpus
+from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_to
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -243,9 +243,9 @@ def _seat(launch: LaunchFacts, visible: int | None) -> LocalRankGpus:
 
 def _visible(alike: IdenticalRanks) -> int | None:
     """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
-    environment, gpus = alike.find(EnvironmentFacts), alike.find(GpuFacts)
-    if gpus is not None:
-        return visible_gpus(environment, gpus).size
+    if (seen := visible_to(alike)) is not None:
+        return seen.size
+    environment = alike.find(EnvironmentFacts)
     listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
     return len(listed.entries) if listed.is_set and not listed.fault else None
 
@@ -272,7 +272,7 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         f"{what}, but SLURM shows the task {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, alike in seats for number in alike.ranks),
         severity=fault.severity,
-        evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
+        evidence={"local_ranks": numbers, "visible_to": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
         fix=f"`#SBATCH --gpus-per-node={max(fault.tasks, 1)}` in place of --gpus-per-task, and `srun --gpu-bind=none "
         "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",

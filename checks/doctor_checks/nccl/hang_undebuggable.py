@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import FileFails, FilePasses, Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
+from doctor.api import (
+    FileFails,
+    FilePasses,
+    Finding,
+    Job,
+    LaunchFile,
+    Rank,
+    Severity,
+    Verdict,
+    Violation,
+    check,
+    merge,
+    rule,
+)
 from doctor.facts import Directory, EnvironmentFacts, LaunchFacts, SoftwareFacts, StorageFacts, TorchBuild
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
@@ -118,16 +131,26 @@ class _Gap(NamedTuple):
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    sections = (SoftwareFacts, StorageFacts, LaunchFacts)
-    for environment, alike in job.each(EnvironmentFacts, also=sections):
-        software, storage, launch = alike.find(SoftwareFacts), alike.find(StorageFacts), alike.find(LaunchFacts)
+    for environment, alike in job.each(EnvironmentFacts, also=(SoftwareFacts, StorageFacts)):
+        software, storage = alike.find(SoftwareFacts), alike.find(StorageFacts)
         torch = software.torch if software else None
         version = torch.version if torch else None
+        for (launcher, talks), ranks in _by_launch(alike.members).items():
+            for gap in (*_gaps(environment, version, launcher), *_folders(storage)):
+                if talks or not gap.is_default:
+                    yield _finding(gap, tuple(ranks), version)
+
+
+def _by_launch(members: Iterable[Rank]) -> dict[tuple[str | None, bool], list[int]]:
+    """Ranks by their launcher and whether they are one of several that use NCCL."""
+    groups: dict[tuple[str | None, bool], list[int]] = {}
+    for rank in members:
+        launch, software = rank.find(LaunchFacts), rank.find(SoftwareFacts)
         together = bool(launch and launch.running_together and (launch.world_size or 1) > 1)
-        talks = together and torch is not None and bool(torch.cuda) and uses_nccl(alike)
-        for gap in (*_gaps(environment, version, launch), *_folders(storage)):
-            if talks or not gap.is_default:
-                yield _finding(gap, alike.ranks, version)
+        torch = software.torch if software else None
+        talks = together and torch is not None and bool(torch.cuda) and uses_nccl(rank)
+        groups.setdefault((launch.launcher if launch else None, talks), []).append(rank.number)
+    return groups
 
 
 def _value(environment: EnvironmentFacts, *names: str) -> tuple[str, str] | None:
@@ -139,14 +162,14 @@ def _value(environment: EnvironmentFacts, *names: str) -> tuple[str, str] | None
     return None
 
 
-def _gaps(environment: EnvironmentFacts, torch: str | None, launch: LaunchFacts | None) -> Iterator[_Gap]:
+def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None) -> Iterator[_Gap]:
     yield from _recorder(environment, torch)
     yield from _dump(environment, torch)
     blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     if blocking and blocking[1] == "1":
         why = f"{blocking[0]}=1: wait() raises at the timeout, and no rank writes a dump"
         yield _Gap(why, f"unset {blocking[0]}", is_silent=False)
-    yield from _error_handling(environment, torch, launch)
+    yield from _error_handling(environment, torch, launcher)
 
 
 def _recorder(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
@@ -175,7 +198,7 @@ def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
         yield _Gap(f"torch {torch} writes no dump at the time-out by default", fix, is_default=True)
 
 
-def _error_handling(environment: EnvironmentFacts, torch: str | None, launch: LaunchFacts | None) -> Iterator[_Gap]:
+def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: str | None) -> Iterator[_Gap]:
     """The library's own mode is 3. The launchers torchrun and Ray export 1 to their workers, which aborts first; from
     torch 2.7 on the dump is meant to come before that."""
     mode = _value(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
@@ -185,7 +208,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launch: La
     if value == "0":
         yield _Gap(f"{name}=0: {_UNNOTICED}", f"export {name}=3")
     elif value in ("1", "2"):
-        by_launcher = value == "1" and launch is not None and launch.launcher in ("torchrun", "ray", "accelerate")
+        by_launcher = value == "1" and launcher in ("torchrun", "ray", "accelerate")
         why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)

@@ -9,8 +9,8 @@ from doctor.api import (
     FileFails,
     FilePasses,
     Finding,
-    IdenticalRanks,
     Job,
+    Rank,
     Severity,
     Verdict,
     Violation,
@@ -133,9 +133,7 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    for nccl, alike in job.each(NcclFacts, also=(GpuFacts, HostFacts, LaunchFacts)):
-        if _is_alone(alike):
-            continue
+    for nccl, alike in job.each(NcclFacts, also=(GpuFacts, HostFacts)):
         gpus, host = alike.find(GpuFacts), alike.find(HostFacts)
         if gpus is None or not gpus.gpus:
             losses = _lost_elsewhere(nccl)
@@ -144,12 +142,13 @@ def _findings(job: Job) -> Iterator[Finding]:
         else:
             continue
         for setting, lost, severity in losses:
-            yield _finding(setting, lost, severity, alike.ranks)
+            if ranks := tuple(rank.number for rank in alike.members if not _is_alone(rank)):
+                yield _finding(setting, lost, severity, ranks)
 
 
-def _is_alone(alike: IdenticalRanks) -> bool:
+def _is_alone(rank: Rank) -> bool:
     """Whether the job has one process a host: nothing is exchanged inside it."""
-    launch = alike.find(LaunchFacts)
+    launch = rank.find(LaunchFacts)
     return bool(launch and launch.running_together and launch.local_world_size == 1)
 
 

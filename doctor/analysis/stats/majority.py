@@ -14,7 +14,16 @@ from weakref import WeakKeyDictionary
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.stats.baseline import BaselineDifference, BaselineValue
-from doctor.core.facts import DriverFacts, GpuFacts, HostFacts, MissingReason, Section, SlurmFacts, SoftwareFacts
+from doctor.core.facts import (
+    DriverFacts,
+    GpuFacts,
+    HostFacts,
+    LaunchFacts,
+    MissingReason,
+    Section,
+    SlurmFacts,
+    SoftwareFacts,
+)
 from doctor.core.job import Group, Host, Job, Rank
 
 S = TypeVar("S", bound=Section)
@@ -77,8 +86,9 @@ def split(
     groups: dict[Hashable, list[int]] = {}
     for facts, alike in job.facts(section):
         groups.setdefault(key(facts), []).extend(alike.ranks)
-    if without := [rank.number for rank in job.ranks if _is_absent(rank, section)]:
-        groups.setdefault(None, []).extend(without)
+    for alike, reasons in job.lacking((section,)):
+        if reasons[0].lack is MissingReason.ABSENT:
+            groups.setdefault(None, []).extend(alike.ranks)
     return split_groups(groups, expected=expected)
 
 
@@ -97,11 +107,6 @@ def split_groups(groups: Mapping[Hashable, Iterable[int]], *, expected: Baseline
 
 def _by_size(group: Group[Any]) -> tuple[int, int]:
     return (-len(group.ranks), group.ranks[0])
-
-
-def _is_absent(rank: Rank, section: type[Section]) -> bool:
-    missing = rank.missing(section)
-    return missing is not None and missing.lack is MissingReason.ABSENT
 
 
 def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
@@ -155,7 +160,7 @@ def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
     if sum(table.on_host[host.index] for host in hosts) == len(members):
         yield f"all on {hosts[0].name}" if len(hosts) == 1 else f"hosts {_host_names(hosts)}"
     for trait, counts in table.counts.items():
-        values = {_TRAITS[trait](rank) for rank in members}
+        values = {_TRAITS[trait].read(rank) for rank in members}
         value = values.pop()
         if not values and value is not None and counts[value] == len(members):
             yield f"local rank {value} of every host" if trait == "local rank" else f"{trait} {value}"
@@ -171,9 +176,10 @@ class _TraitTable:
         for rank in job.ranks:
             self.by_number.setdefault(rank.number, []).append(rank)
             self.on_host[rank.host.index] = self.on_host.get(rank.host.index, 0) + 1
-            for trait, counts in self.counts.items():
-                value = _TRAITS[trait](rank)
-                counts[value] = counts.get(value, 0) + 1
+        for trait, counts in self.counts.items():
+            for alike in job.identical(*_TRAITS[trait].sections):
+                value = _TRAITS[trait].read(alike.members[0])
+                counts[value] = counts.get(value, 0) + len(alike.members)
         if len(self.on_host) == 1:
             del self.counts["local rank"]
 
@@ -219,16 +225,23 @@ def _prefix(rank: Rank) -> str | None:
     return software.prefix if software else None
 
 
-_TRAITS: dict[str, Callable[[Rank], Hashable]] = {
-    "image": _of_host("image"),
-    "partition": _partition,
-    "driver": _driver,
-    "GPU": _gpu_model,
-    "Python environment": _prefix,
-    "container": _of_host("container"),
-    "distribution": _of_host("distribution"),
-    "kernel": _of_host("kernel"),
-    "local rank": lambda rank: rank.local_rank,
+class _Trait(NamedTuple):
+    """A property of a rank, and the sections that it depends on."""
+
+    read: Callable[[Rank], Hashable]
+    sections: tuple[type[Section], ...]
+
+
+_TRAITS = {
+    "image": _Trait(_of_host("image"), (HostFacts,)),
+    "partition": _Trait(_partition, (SlurmFacts,)),
+    "driver": _Trait(_driver, (GpuFacts, DriverFacts)),
+    "GPU": _Trait(_gpu_model, (GpuFacts,)),
+    "Python environment": _Trait(_prefix, (SoftwareFacts,)),
+    "container": _Trait(_of_host("container"), (HostFacts,)),
+    "distribution": _Trait(_of_host("distribution"), (HostFacts,)),
+    "kernel": _Trait(_of_host("kernel"), (HostFacts,)),
+    "local rank": _Trait(lambda rank: rank.local_rank, (LaunchFacts,)),
 }
 """What may tell ranks apart, by its word in a report."""
 
