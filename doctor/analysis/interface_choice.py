@@ -228,6 +228,13 @@ def _addresses_of_name(host: HostFacts | None) -> tuple[str, ...]:
     return own.addresses if own else ()
 
 
+@once_per_rank
+def nccl_endpoints_of(member: Rank | IdenticalRanks) -> tuple[InterfaceEndpoint, ...]:
+    """The interfaces that NCCL would pick there (see :func:`nccl_endpoints`); empty if they are not known."""
+    nccl, interfaces = member.find(NcclFacts), member.find(InterfaceFacts)
+    return () if nccl is None or interfaces is None else nccl_endpoints(nccl, interfaces, nccl_release(member))
+
+
 def nccl_release(member: Rank | IdenticalRanks) -> str | None:
     """The release of the NCCL that torch would load there."""
     software = member.find(SoftwareFacts)
@@ -257,7 +264,7 @@ def choice_of(member: Rank | IdenticalRanks) -> NetworkChoice | None:
     if nccl is not None and (nccl_matters(member) or nccl_interface_list(nccl.get("NCCL_SOCKET_IFNAME"))):
         setting = nccl.setting("NCCL_SOCKET_IFNAME")
         value = setting.value if setting and len(setting.value) > 1 else None
-        found = nccl_endpoints(nccl, interfaces, nccl_release(member))
+        found = nccl_endpoints_of(member)
         return NetworkChoice("NCCL", "NCCL_SOCKET_IFNAME", value, found, setting)
     if environment is None:
         return None
@@ -356,6 +363,13 @@ def nccl_rdma_ports(nccl: NcclFacts, rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
     return tuple(chosen)[:MAX_RDMA_DEVICES]
 
 
+@once_per_rank
+def rdma_ports_of(member: Rank | IdenticalRanks) -> tuple[RdmaChoice, ...]:
+    """The ports that NCCL's own network IB would take there (see :func:`nccl_rdma_ports`)."""
+    nccl, rdma = member.find(NcclFacts), member.find(RdmaFacts)
+    return () if nccl is None or rdma is None else nccl_rdma_ports(nccl, rdma)
+
+
 def loaded_net_plugin(nccl: NcclFacts) -> NcclPlugin | None:
     """The network plug-in that would be tried before NCCL's own networks: it is found and has an interface."""
     return next((one for one in nccl.plugins if one.kind == "net" and one.path and not one.error), None)
@@ -380,6 +394,13 @@ def data_goes_by_sockets(nccl: NcclFacts, rdma: RdmaFacts | None) -> bool:
     if loaded_net_plugin(nccl) is not None:
         return False
     return rdma is None or rdma.verbs_library is False or not nccl_rdma_ports(nccl, rdma)
+
+
+@once_per_rank
+def sends_data_by_sockets(member: Rank | IdenticalRanks) -> bool:
+    """Whether NCCL would carry data between hosts over plain sockets there; false if its settings are not known."""
+    nccl = member.find(NcclFacts)
+    return nccl is not None and data_goes_by_sockets(nccl, member.find(RdmaFacts))
 
 
 def gid_index(nccl: NcclFacts, port: RdmaPort, release: str | None = None) -> int:

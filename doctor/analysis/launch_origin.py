@@ -249,6 +249,8 @@ def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
     sibling that came. A block of which nobody came belongs to a host of the node list that nobody else is on: for
     certain where one such host is left, or where srun gave out its ranks in the order of the list.
     """
+    if not job.absent:
+        return {}
     size = _block_size(job)
     told = [(seen.rank, seen.host) for seen in job.last_seen if seen.host]
     homes = [*told, *((rank.number, rank.host.name) for rank in job.ranks)]

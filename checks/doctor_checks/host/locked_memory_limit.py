@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.analysis.interface_choice import data_goes_by_sockets
+from doctor.analysis.interface_choice import sends_data_by_sockets
 from doctor.analysis.visible_devices import uses_nccl
 from doctor.api import (
     Finding,
@@ -117,8 +117,8 @@ def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[V
         return
     low: dict[tuple[int, int], list[Rank]] = {}
     unread: list[int] = []
-    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts):
-        for rank in () if data_goes_by_sockets(nccl, rdma) else alike.members:
+    for *_, alike in job.each(NcclFacts, RdmaFacts):
+        for rank in () if sends_data_by_sockets(alike) else alike.members:
             limit = _binding_limit(rank)
             if limit is None:
                 unread.append(rank.number)

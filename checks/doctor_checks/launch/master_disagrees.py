@@ -200,9 +200,10 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     owners = _owners(job)
     places: dict[MasterEndpoint, list[ReportedMaster]] = {}
     for master, alike in job.each(MasterFacts):
+        told, known = f"{master.address}:{master.port}", dict[int, MasterEndpoint]()
         for rank in alike.members if master.resolved else ():
-            look = ReportedMaster(f"{master.address}:{master.port}", master.resolved[0], rank.number, rank.host)
-            places.setdefault(_place(master, rank.host, owners), []).append(look)
+            place = known.get(rank.host.index) or known.setdefault(rank.host.index, _place(master, rank.host, owners))
+            places.setdefault(place, []).append(ReportedMaster(told, master.resolved[0], rank.number, rank.host))
     right = _right(job, places)
     if right is not None:
         _unite(places, right)

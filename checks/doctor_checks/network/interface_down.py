@@ -8,9 +8,8 @@ from typing import NamedTuple
 from doctor.analysis.interface_choice import (
     CHOICE_SECTIONS,
     export_line,
-    nccl_endpoints,
+    nccl_endpoints_of,
     nccl_matters,
-    nccl_release,
     needs_zone,
     release_of,
     setting_text,
@@ -212,7 +211,7 @@ def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -
     family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
     wanted = nccl_interface_list(setting.value) if setting else None
     if setting is None or wanted is None:
-        found = nccl_endpoints(nccl, interfaces, nccl_release(alike))
+        found = nccl_endpoints_of(alike)
         usable = [one for one in found if not (multi_host and needs_zone(one.address))]
         if nccl_matters(alike) and interfaces.interfaces and not usable:
             yield _nothing(interfaces, family, alike)

@@ -8,9 +8,9 @@ from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     choice_of,
-    data_goes_by_sockets,
     export_line,
     good_interfaces,
+    sends_data_by_sockets,
 )
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
@@ -56,11 +56,11 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
         yield Skip("one host")
         return
     found = []
-    for interfaces, nccl, alike in job.each(InterfaceFacts, NcclFacts, also=(*CHOICE_SECTIONS, RdmaFacts)):
+    for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=(*CHOICE_SECTIONS, RdmaFacts)):
         choice = choice_of(alike)
         if choice is None or choice.first is None or choice.first.interface.kind in CARRIES_NOTHING:
             continue
-        if choice.library == "NCCL" and not data_goes_by_sockets(nccl, alike.find(RdmaFacts)):
+        if choice.library == "NCCL" and not sends_data_by_sockets(alike):
             continue
         interface = choice.first.interface
         if interface.speed is None:

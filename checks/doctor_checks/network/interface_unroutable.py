@@ -11,12 +11,12 @@ from doctor.analysis.interface_choice import (
     InterfaceEndpoint,
     NetworkChoice,
     choice_of,
-    data_goes_by_sockets,
     export_line,
     gloo_endpoints,
     leads_nowhere,
     needs_zone,
     parse_address,
+    sends_data_by_sockets,
 )
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
@@ -253,10 +253,10 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
 def _used(job: Job) -> Iterator[_ChosenInterface]:
     for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
         choice = choice_of(alike)
-        nccl, environment = alike.find(NcclFacts), alike.find(EnvironmentFacts)
+        environment = alike.find(EnvironmentFacts)
         if choice is not None and (choice.library == "NCCL" or choice.value is not None or _leaves(choice)):
-            sockets = nccl is not None and data_goes_by_sockets(nccl, alike.find(RdmaFacts))
-            yield _ChosenInterface(choice, interfaces, alike, choice.library == "NCCL" and sockets)
+            sockets = choice.library == "NCCL" and sends_data_by_sockets(alike)
+            yield _ChosenInterface(choice, interfaces, alike, sockets)
         named = environment.get("GLOO_SOCKET_IFNAME") if environment else None
         if environment is not None and gloo_names(named) and (choice is None or choice.library == "NCCL"):
             endpoints = gloo_endpoints(environment, interfaces, None)

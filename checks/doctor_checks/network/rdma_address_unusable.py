@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from doctor.analysis.interface_choice import (
     RdmaChoice,
-    data_goes_by_sockets,
     gid_address,
     gid_index,
     is_routable_gid,
     loaded_net_plugin,
-    nccl_rdma_ports,
     nccl_release,
     network_of,
+    rdma_ports_of,
+    sends_data_by_sockets,
 )
 from doctor.analysis.logs.event_timeline import has_worked
 from doctor.analysis.stats.baseline import BaselineDifference
@@ -236,13 +236,13 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
 
 
 def _used_by_all(job: Job) -> Iterator[_ChosenGid]:
-    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
-        if not data_goes_by_sockets(nccl, rdma) and loaded_net_plugin(nccl) is None:
-            yield from _used(nccl, rdma, alike)
+    for nccl, _, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
+        if not sends_data_by_sockets(alike) and loaded_net_plugin(nccl) is None:
+            yield from _used(nccl, alike)
 
 
-def _used(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Iterator[_ChosenGid]:
-    for choice in nccl_rdma_ports(nccl, rdma):
+def _used(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[_ChosenGid]:
+    for choice in rdma_ports_of(alike):
         if choice.port.link_layer == "Ethernet":
             index = gid_index(nccl, choice.port, nccl_release(alike))
             gid = next((gid for gid in choice.port.gids if gid.index == index), None)

@@ -272,17 +272,17 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
 
 def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
     for local in job.by_host():
-        rdma = local.find(RdmaFacts)
+        rdma, named = local.find(RdmaFacts), _named(local)
         for device in rdma.devices if rdma else ():
             for port in device.ports:
-                yield _ObservedRdmaPort(local.hosts[0], local.ranks, device, port, _is_named(local, device))
+                yield _ObservedRdmaPort(local.hosts[0], local.ranks, device, port, device.name in named)
 
 
-def _is_named(local: LocalRanks, device: RdmaDevice) -> bool:
-    """Whether NCCL_IB_HCA asks for this device by its whole name on the first rank of the host."""
+def _named(local: LocalRanks) -> frozenset[str]:
+    """The devices that NCCL_IB_HCA names in full on the first rank of the host."""
     nccl = local.members[0].find(NcclFacts)
     wanted = nccl_device_list(nccl.get("NCCL_IB_HCA") if nccl else None)
-    return not wanted.exclude and any(entry == device.name for entry, _ in wanted.entries)
+    return frozenset() if wanted.exclude else frozenset(entry for entry, _ in wanted.entries)
 
 
 def _states(worked: Job) -> Iterator[tuple[Hashable, bool]]:

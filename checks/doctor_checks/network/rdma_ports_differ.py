@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.interface_choice import RdmaChoice, nccl_matters, nccl_rdma_ports, what_forces_sockets
+from doctor.analysis.interface_choice import RdmaChoice, nccl_matters, rdma_ports_of, what_forces_sockets
 from doctor.api import (
     BaselineDeviation,
     BaselineValue,
@@ -182,8 +182,7 @@ def _users(job: Job) -> Iterator[tuple[NcclFacts, IdenticalRanks]]:
 
 
 def _member(nccl: NcclFacts, alike: IdenticalRanks) -> _RankRdmaPorts:
-    rdma = alike.find(RdmaFacts)
-    ports = nccl_rdma_ports(nccl, rdma) if rdma else ()
+    ports = rdma_ports_of(alike)
     kinds = sorted((one.port.link_layer or "", one.port.rate or 0.0) for one in ports)
     return _RankRdmaPorts(tuple(kinds), alike, ports)
 

@@ -61,7 +61,10 @@ class LaunchFacts(Section, frozen=True, kw_only=True):
 
     def claim(self, source: str) -> Claim | None:
         """What ``source`` says, or ``None`` where it says nothing."""
-        return next((claim for claim in self.claims if claim.source == source), None)
+        for claim in self.claims:
+            if claim.source == source:
+                return claim
+        return None
 
 
 class EnvironmentFacts(Section, frozen=True, kw_only=True):
@@ -152,11 +155,17 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
 
     def limit(self, name: str) -> Limit | None:
         """The limit ``name``, or ``None`` where it could not be read."""
-        return next((limit for limit in self.limits if limit.name == name), None)
+        for limit in self.limits:
+            if limit.name == name:
+                return limit
+        return None
 
     def namespace(self, kind: str) -> str | None:
         """The identity of the namespace ``kind``, or ``None`` where it could not be read."""
-        return next((space.identity for space in self.namespaces if space.kind == kind), None)
+        for space in self.namespaces:
+            if space.kind == kind:
+                return space.identity
+        return None
 
 
 class TrainerFacts(Section, frozen=True, kw_only=True):

@@ -63,7 +63,10 @@ class SoftwareFacts(Section, frozen=True, kw_only=True):
 
     def version(self, name: str) -> str | None:
         """The installed version of the distribution ``name`` (normalised: lower case, ``-``)."""
-        return next((package.version for package in self.packages if package.name == name), None)
+        for package in self.packages:
+            if package.name == name:
+                return package.version
+        return None
 
     @property
     def nccl(self) -> str | None:
@@ -133,7 +136,10 @@ class NcclFacts(Section, frozen=True, kw_only=True):
 
     def setting(self, name: str) -> Setting | None:
         """The effective setting ``name``."""
-        return next((setting for setting in self.settings if setting.name == name), None)
+        for setting in self.settings:
+            if setting.name == name:
+                return setting
+        return None
 
     def get(self, name: str) -> str | None:
         """The effective value of ``name``, or ``None`` where it is not set."""
