@@ -66,6 +66,11 @@ def has_value(launch: LaunchFacts, name: str) -> bool:
     return bool((launch.get(name) or "").strip())
 
 
+def values_of(launch: LaunchFacts) -> dict[str, str]:
+    """The launch variables that have a value, for callers that ask for many of them."""
+    return {variable.name: variable.value for variable in launch.variables if variable.value.strip()}
+
+
 class SlurmStep(NamedTuple):
     """A job step of srun that a process is in. ``size``: its tasks; ``most_per_node``: the most tasks on one node."""
 

@@ -315,10 +315,9 @@ def states_binding(launch: LaunchFacts) -> bool:
     """Whether the variables of a task alone say that SLURM gives each task GPUs of its own."""
     if (done := _binding_done(launch)) is not None:
         return done
-    stated = {name: (launch.get(name) or "none").lower() for name in _BINDING}
+    stated = ((one.name, one.value.lower()) for one in launch.variables if one.name in _BINDING and one.value)
     return any(
-        not value.endswith("none") and (name not in _OF_ANY_RESOURCE or "gpu" in value)
-        for name, value in stated.items()
+        not value.endswith("none") and (name not in _OF_ANY_RESOURCE or "gpu" in value) for name, value in stated
     )
 
 
@@ -329,15 +328,16 @@ def _binding_done(launch: LaunchFacts) -> bool | None:
 
 
 _OF_ANY_RESOURCE = ("SLURM_TRES_BIND", "SLURM_TRES_PER_TASK")
-_BINDING = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", *_OF_ANY_RESOURCE)
+_BINDING = frozenset(("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", *_OF_ANY_RESOURCE))
 """What srun exports of its options of the same names (srun(1), "Output environment variables")."""
 
 
-def has_own_gpus(rank: Rank) -> bool:
+@once_per_rank
+def has_own_gpus(process: Process) -> bool:
     """Whether SLURM gives this rank GPUs of its own: it is a task that is bound to them. Ranks that torchrun starts
     inside a task share the task's."""
-    launch = rank.find(LaunchFacts)
-    return bound_per_task(rank) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
+    launch = process.find(LaunchFacts)
+    return bound_per_task(process) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
 
 
 def local_rank_of(rank: Rank) -> int | None:

@@ -153,22 +153,23 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig]
+        active = [_active(share.gpu) for share in used]
         most: dict[str, int] = {}
-        for share in used:
-            most[share.gpu.name] = max(most.get(share.gpu.name, 0), _active(share.gpu))
-        for share in used:
-            yield from _judge(local, share, most[share.gpu.name], len(used))
+        for share, links in zip(used, active, strict=True):
+            most[share.gpu.name] = max(most.get(share.gpu.name, 0), links)
+        for share, links in zip(used, active, strict=True):
+            yield from _judge(local, share, links, most[share.gpu.name], len(used))
         for reported in xids_of(local, {"nvlink"}):
             yield _from_log(local, reported)
         yield from _from_switches(local)
 
 
 def _active(gpu: Gpu) -> int:
-    return sum(link.active for link in gpu.nvlinks or ())
+    return [link.active for link in gpu.nvlinks or ()].count(True)
 
 
-def _judge(local: LocalRanks, share: GpuSharers, most: int, peers: int) -> Iterator[Verdict]:
-    gpu, active = share.gpu, _active(share.gpu)
+def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: int) -> Iterator[Verdict]:
+    gpu = share.gpu
     facts = local.find(GpuFacts)
     note = facts.why_hidden("gpus.nvlinks") if facts else None
     if gpu.nvlinks is None and note:

@@ -75,13 +75,16 @@ def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
 
 
 def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:
+    if len({spaces for _, spaces in known}) < 2:
+        return
     differing = tuple(kind for index, kind in enumerate(KINDS) if _differ(known, index))
     if differing:
         yield _report(known, differing)
 
 
 def _spaces(process: ProcessFacts) -> Spaces:
-    return (process.shm_device, *(process.namespace(kind) for kind in ("ipc", "pid", "net")))
+    seen = {space.kind: space.identity for space in process.namespaces}
+    return (process.shm_device, seen.get("ipc"), seen.get("pid"), seen.get("net"))
 
 
 def _differ(known: list[tuple[Rank, Spaces]], index: int) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, has_value, inner_launcher, launch_number
+from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, values_of, whole_number
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -84,14 +84,13 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
 
 def _judge(job: Job) -> Iterator[Finding]:
     for launch, alike in job.each(LaunchFacts):
-        yield from _judge_numbers(launch, alike)
-        yield from _judge_missing(launch, alike)
+        values = values_of(launch)
+        yield from _judge_numbers(values, alike)
+        yield from _judge_missing(launch, values, alike)
 
 
-def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    wrong = {
-        name: launch.get(name) for name in NUMBERS if has_value(launch, name) and launch_number(launch, name) is None
-    }
+def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
+    wrong = {name: values[name] for name in NUMBERS if name in values and whole_number(values[name]) is None}
     if wrong:
         shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         yield Finding(
@@ -104,11 +103,11 @@ def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Findi
         )
 
 
-def _judge_missing(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    missing = [name for name in NEEDED if not has_value(launch, name)]
+def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
+    missing = [name for name in NEEDED if name not in values]
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
         return
-    if missing == ["RANK"] and has_value(launch, "LOCAL_RANK") and has_value(launch, "NODE_RANK"):
+    if missing == ["RANK"] and "LOCAL_RANK" in values and "NODE_RANK" in values:
         return  # Lightning's own processes: lightning/fabric/strategies/launchers/subprocess_script.py sets no RANK.
     there = {name: launch.get(name) for name in NEEDED if name not in missing}
     instead = [_stand_in(launch, name) for name in missing]
@@ -172,7 +171,8 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
 
 def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
     several = seen_here > 1 or (launch_number(launch, "LOCAL_WORLD_SIZE") or 1) > 1
-    return several and has_value(launch, "RANK") and not any(has_value(launch, name) for name in LOCAL_RANK_NAMES)
+    values = values_of(launch) if several else {}
+    return "RANK" in values and values.keys().isdisjoint(LOCAL_RANK_NAMES)
 
 
 def _lone() -> JobBuilder:

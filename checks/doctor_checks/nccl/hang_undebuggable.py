@@ -20,7 +20,16 @@ from doctor.api import (
     merge,
     rule,
 )
-from doctor.facts import Directory, EnvironmentFacts, LaunchFacts, SoftwareFacts, StorageFacts, TorchBuild
+from doctor.facts import (
+    Directory,
+    EnvironmentFacts,
+    LaunchFacts,
+    SoftwareFacts,
+    StorageFacts,
+    TorchBuild,
+    TrainerFacts,
+    TrainingFacts,
+)
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.testing import Fails, Passes, healthy, lines
@@ -131,25 +140,26 @@ class _Gap(NamedTuple):
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    for environment, alike in job.each(EnvironmentFacts, also=(SoftwareFacts, StorageFacts)):
+    also = (SoftwareFacts, StorageFacts, TrainerFacts, TrainingFacts)
+    for environment, alike in job.each(EnvironmentFacts, also=also):
         software, storage = alike.find(SoftwareFacts), alike.find(StorageFacts)
         torch = software.torch if software else None
         version = torch.version if torch else None
-        for (launcher, talks), ranks in _by_launch(alike.members).items():
+        over_nccl = torch is not None and bool(torch.cuda) and uses_nccl(alike)
+        for (launcher, together), ranks in _by_launch(alike.members).items():
+            talks = together and over_nccl
             for gap in (*_gaps(environment, version, launcher), *_folders(storage)):
                 if talks or not gap.is_default:
                     yield _finding(gap, tuple(ranks), version)
 
 
 def _by_launch(members: Iterable[Rank]) -> dict[tuple[str | None, bool], list[int]]:
-    """Ranks by their launcher and whether they are one of several that use NCCL."""
+    """Ranks by their launcher and whether it started several of them."""
     groups: dict[tuple[str | None, bool], list[int]] = {}
     for rank in members:
-        launch, software = rank.find(LaunchFacts), rank.find(SoftwareFacts)
+        launch = rank.find(LaunchFacts)
         together = bool(launch and launch.running_together and (launch.world_size or 1) > 1)
-        torch = software.torch if software else None
-        talks = together and torch is not None and bool(torch.cuda) and uses_nccl(rank)
-        groups.setdefault((launch.launcher if launch else None, talks), []).append(rank.number)
+        groups.setdefault((launch.launcher if launch else None, together), []).append(rank.number)
     return groups
 
 
