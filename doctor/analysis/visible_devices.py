@@ -340,7 +340,7 @@ def has_own_gpus(process: Process) -> bool:
     return bound_per_task(process) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
 
 
-def local_rank_of(rank: Rank) -> int | None:
+def local_rank_of(rank: Process) -> int | None:
     """The local rank; 0 for a lone process, ``None`` where the launcher does not tell."""
     launch = rank.find(LaunchFacts)
     if launch is None:
@@ -355,18 +355,18 @@ def device_of(rank: Rank) -> VisibleDevice | None:
     its local rank, or the only visible one.
 
     ``None``: it will use none, or which one can't be known."""
-    gpus, seen = rank.find(GpuFacts), visible_to(rank)
-    if gpus is None or seen is None or on_processor(rank):
+    return None if on_processor(rank) else _gpu_device_of(rank)
+
+
+@once_per_rank
+def _gpu_device_of(rank: Process) -> VisibleDevice | None:
+    """The device that the run says it uses, else the visible one that the local rank addresses."""
+    gpus, seen, training = rank.find(GpuFacts), visible_to(rank), rank.find(TrainingFacts)
+    if gpus is None or seen is None:
         return None
-    return _chosen(rank, gpus, seen.devices)
-
-
-def _chosen(rank: Rank, gpus: GpuFacts, devices: tuple[VisibleDevice, ...] | None) -> VisibleDevice | None:
-    """The device that the run says it uses, else the one of the visible ``devices`` that the local rank addresses."""
-    training = rank.find(TrainingFacts)
     if training is None or training.device is None:
-        return _addressed(devices, local_rank_of(rank))
-    return _identified(training.device_id or "", gpus) or _addressed(devices, ordinal_of(training.device))
+        return _addressed(seen.devices, local_rank_of(rank))
+    return _identified(training.device_id or "", gpus) or _addressed(seen.devices, ordinal_of(training.device))
 
 
 def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
@@ -446,7 +446,7 @@ def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
     if visible is None or visible.size == 0:
         return ()
     if (launch and launch.running_together) or rank.find(TrainingFacts):
-        device = _chosen(rank, facts, visible.devices)
+        device = _gpu_device_of(rank)
         if device:
             return (device.gpu,)
     return facts.gpus if visible.gpus is None else visible.gpus
@@ -536,12 +536,9 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
     if job not in _DEVICES:
         found: dict[Rank, VisibleDevice | None] = {}
         for _, alike in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
-            gpus = alike.find(GpuFacts)
             seen = any(alike.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
-            used = gpus is not None and seen and on_processor(alike) is None
-            visible = visible_to(alike) if used else None
-            if gpus and visible:
-                found.update((rank, _chosen(rank, gpus, visible.devices)) for rank in alike.members)
+            if seen and on_processor(alike) is None:
+                found.update((rank, _gpu_device_of(rank)) for rank in alike.members)
         _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
 

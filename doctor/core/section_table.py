@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 
 from doctor.core.facts import Missing, Section
 
@@ -122,7 +122,7 @@ class SectionTable:
         self._columns: dict[str, Column[Section]] = {}
         self._reasons: dict[str, Column[Missing]] = {}
         self._divisions: dict[Labels, Division] = {}
-        self._of_hosts: dict[Labels, Division] = {}
+        self._host_divisions: dict[Labels, Division] = {}
         self._combined: dict[frozenset[Division], Division] = {}
         self._undivided = self._divide((0,) * len(ranks))
 
@@ -164,12 +164,11 @@ class SectionTable:
         return [self._reasons.get(section.key) or self._read_reasons(section) for section in sections]
 
     def _read_reasons(self, section: type[Section]) -> Column[Missing]:
-        """Why the section is missing, for every rank; equal reasons are made one object, to be compared quickly."""
-        if section.key in self._known_to_ranks or section.level == "host":
-            equal: dict[Missing, Missing] = {}
-            missing = (rank.missing(section) for rank in self._ranks)
-            values = [one and equal.setdefault(one, one) for one in missing]
-            column = Column(values, self._divide(_labels(values)[0]), any(values))
+        """Why the section is missing, for every rank."""
+        if section.key in self._known_to_ranks:
+            column = self._of_ranks(_interned(rank.missing(section) for rank in self._ranks))
+        elif section.level == "host":
+            column = self._of_hosts(_interned(host.missing(section) for host in self._hosts))
         else:
             column = self._same_for_all(self._ranks[0].missing(section) if self._ranks else None)
         self._reasons[section.key] = column
@@ -180,20 +179,27 @@ class SectionTable:
 
     def _read(self, section: type[Section]) -> Column[Section]:
         if section.key in self._known_to_ranks:
-            values = [rank.find(section) for rank in self._ranks]
-            labels, has_gaps = _labels(values)
-            return Column(values, self._divide(labels), has_gaps)
+            return self._of_ranks(self._read_ranks(section))
         if section.level == "host":
-            return self._read_hosts(section)
+            return self._of_hosts([host.find(section) for host in self._hosts])
         return self._same_for_all(None)
 
-    def _read_hosts(self, section: type[Section]) -> Column[Section]:
-        """A section that is the same for all ranks of a host, so that it is enough to compare the hosts."""
-        found = [host.find(section) for host in self._hosts]
-        labels, has_gaps = _labels(found)
-        if labels not in self._of_hosts:
-            self._of_hosts[labels] = self._divide(tuple([labels[host] for host in self._host_of]))
-        return Column([found[host] for host in self._host_of], self._of_hosts[labels], has_gaps)
+    def _read_ranks(self, section: type[Section]) -> list[Section | None]:
+        own = [rank.sections.get(section.key) for rank in self._ranks]
+        if section.level == "rank" and set(map(type, own)) <= {section, type(None)}:
+            return cast("list[Section | None]", own)
+        return [rank.find(section) for rank in self._ranks]
+
+    def _of_ranks(self, values: list[V | None]) -> Column[V]:
+        labels, has_gaps = _labels(values)
+        return Column(values, self._divide(labels), has_gaps)
+
+    def _of_hosts(self, values: list[V | None]) -> Column[V]:
+        """Values that are the same for all ranks of a host, so that it is enough to compare the hosts."""
+        labels, has_gaps = _labels(values)
+        if labels not in self._host_divisions:
+            self._host_divisions[labels] = self._divide(tuple([labels[host] for host in self._host_of]))
+        return Column([values[host] for host in self._host_of], self._host_divisions[labels], has_gaps)
 
     def _divide(self, labels: Labels) -> Division:
         return self._divisions.setdefault(labels, Division(self._ranks, labels))
@@ -216,6 +222,12 @@ class SectionTable:
         """The section of each group of ``shared``."""
         everyone = len(shared.first) == len(self._ranks)
         return column.values if everyone else [column.values[position] for position in shared.first]
+
+
+def _interned(reasons: Iterable[Missing | None]) -> list[Missing | None]:
+    """The same reasons, equal ones as one object, so that they can be compared by identity."""
+    equal: dict[Missing, Missing] = {}
+    return [reason and equal.setdefault(reason, reason) for reason in reasons]
 
 
 def _labels(values: Sequence[object]) -> tuple[Labels, bool]:

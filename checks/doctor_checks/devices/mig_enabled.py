@@ -51,7 +51,7 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
         return
     devices = devices_of(job)
     for local in job.by_host():
-        ranks = tuple(rank.number for rank in local.members if uses_nccl(rank) and _is_sliced(rank, devices[rank]))
+        ranks = tuple(rank.number for rank in local.members if _is_sliced(rank, devices[rank]) and uses_nccl(rank))
         gpus = local.find(GpuFacts)
         if ranks and gpus:
             yield Finding(

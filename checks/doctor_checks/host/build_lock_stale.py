@@ -173,7 +173,8 @@ def build_lock_stale(
     Fix: remove the lock file when no build is running (the path is in the evidence), then start again.
     """
     # Building an extension takes minutes (large attention kernels up to half an hour); nothing builds for a day.
-    stuck = {local: members for local in job.by_host() if (members := _stuck(local))}
+    has_stalled = any(progress.state == "stalled" for progress, _ in job.each(ProgressFacts))
+    stuck = {local: members for local in job.by_host() if (members := _stuck(local))} if has_stalled else {}
     for local, members in stuck.items():
         yield _stuck_finding(local, members)
     held = {lock.path for local in job.by_host() for lock in _batons(local.find(StorageFacts)) if lock.held}

@@ -223,9 +223,15 @@ def storage_unfit(
 
 def _failed_to_write(job: Job) -> Iterator[Finding]:
     """Ranks of a run that an error of the file system ended while they wrote a checkpoint."""
-    for rank in job.ranks:
+    failed = [
+        rank
+        for progress, alike in job.each(ProgressFacts)
+        if progress.failure and progress.point == "checkpoint"
+        for rank in alike.members
+    ]
+    for rank in sorted(failed, key=lambda rank: rank.number):
         progress, training = rank.find(ProgressFacts), rank.find(TrainingFacts)
-        failure = progress.failure if progress and progress.point == "checkpoint" else None
+        failure = progress.failure if progress else None
         named = training.checkpoints if training else None
         if failure and (said := _said_of(named, failure)):
             path = named or "."

@@ -251,7 +251,7 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
 
 def _need(local: LocalRanks) -> int:
     """Bytes that NCCL takes at least: a ring of the host's ranks over shared memory; 0 where it uses other ways."""
-    ranks = [rank for rank in local.members if uses_nccl(rank) and not _elsewhere(rank)]
+    ranks = [rank for rank in local.members if not _elsewhere(rank) and uses_nccl(rank)]
     count = len(ranks)
     if count < 2 or not _without_peer_access(local, ranks[0]):
         return 0

@@ -267,6 +267,8 @@ def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -
     """Gloo binds to every name of its list, so one that has no address is enough."""
     environment = alike.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
+    if not value:
+        return
     chosen = [one for name in gloo_names(value) if (one := interfaces.named(name)) is not None]
     terms = _Terms(None, multi_host, multi_host)
     bad = [one for one in chosen if _why_unusable(one, terms) is not None]

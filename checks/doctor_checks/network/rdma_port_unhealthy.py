@@ -298,6 +298,8 @@ def _rates(worked: Job) -> Iterator[tuple[Hashable, float]]:
 def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
     """Ports that are not active and should be: a capture or most other hosts have the same one active, or a setting
     names it."""
+    if all(one.port.state == "ACTIVE" for one in seen):
+        return
     active = Tally(one.key for one in seen if one.port.state == "ACTIVE")
     total = Tally(one.key for one in seen)
     unlike: dict[BaselineDifference, list[_ObservedRdmaPort]] = {}
@@ -345,6 +347,8 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
 def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     reported = set()
     for key, group in by_peer.items():
+        if len({one.port.rate for one in group}) == 1:
+            continue
         usual = _usual(group, beside_peers=len(key) == 2)
         for one in group:
             if usual and (one.port.rate or 0) < usual and one.name not in reported:
