@@ -272,7 +272,7 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         f"{what}, but SLURM shows the task {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, alike in seats for number in alike.ranks),
         severity=fault.severity,
-        evidence={"local_ranks": numbers, "visible_to": fault.visible, **dict(fault.options)},
+        evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
         fix=f"`#SBATCH --gpus-per-node={max(fault.tasks, 1)}` in place of --gpus-per-task, and `srun --gpu-bind=none "
         "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",
