@@ -1,9 +1,9 @@
-"""How examining grows with the job: all checks over 1,024 to 16,384 ranks, eight on a host.
+"""Measures how the time of all checks grows from 1,024 to 16,384 ranks, eight per host.
 
     python benchmarks/scale.py
 
-Each size runs in a process of its own, which reads the job from a capture document as ``doctor diagnose`` would, so
-that its peak memory is its own. Prints seconds, memory, and the exponent of growth (1 is linear).
+Each size runs in a separate process, which reads the job from a capture as ``doctor diagnose`` does, so that its peak
+memory is its own. Prints seconds, memory, and the exponent of growth (1 is linear).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PER_HOST = 8
 
 
 def write_job(ranks: int, path: Path) -> None:
-    """A job with the differences of real life: own addresses and pids everywhere, and faults on a few ranks."""
+    """Write the capture of a job with addresses and pids of its own and faults on a few ranks."""
     from doctor.core.capture import to_document
     from doctor.core.facts import SoftwareFacts
     from doctor.testing.cases import healthy
@@ -36,7 +36,7 @@ def write_job(ranks: int, path: Path) -> None:
 
 
 def examine_job(path: Path) -> None:
-    """Read and examine, and print seconds of reading, of examining, and peak memory in MB."""
+    """Print the seconds of reading and of the checks, and the peak memory in MB."""
     from doctor.core.capture import read_capture
     from doctor.core.check_registry import load_registry
     from doctor.core.check_runner import examine_job as examine
@@ -55,7 +55,7 @@ def examine_job(path: Path) -> None:
 
 
 def measure(ranks: int) -> tuple[float, float, float]:
-    """Seconds of reading and of examining, and megabytes, for one size."""
+    """Seconds of reading and of the checks, and megabytes, for one size."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         write_job(ranks, path)

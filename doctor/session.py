@@ -1,4 +1,4 @@
-"""Collect -> job -> examine -> report: the one way through the house, for the command line and for integrations."""
+"""Collects facts, runs checks and builds the report, for the command line and integrations."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Probe = Literal["none", "light", "full"]
 
 
 def collect(settings: Settings | None = None, *, announce: Announce | None = None) -> Job:
-    """The facts of this process and its host, as a job of one rank. Reads only; every collector has a deadline.
+    """Collect the facts of this process and its host as a job of one rank.
 
-    ``announce`` is told once what is still being read after a second.
+    Reads only; every collector has a deadline. ``announce`` is called once with what is still being read after a
+    second.
     """
     from doctor.collectors import MODULES
     from doctor.collectors.base import Machine
@@ -48,8 +49,10 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
 
 
 def measure_alone(job: Job, settings: Settings, *, why: bool = False, tell: Announce) -> Job:
-    """The job of this process alone, with what full probes measure on one process; ``why``: and what mends what is
-    slow or fails."""
+    """The job of this process alone with the results of full probes on one process.
+
+    ``why``: also measure which settings fix what is slow or fails.
+    """
     from doctor.cluster.gather.single_process import probe_single_process
     from doctor.collectors.base import Machine
 
@@ -69,15 +72,15 @@ def open_gathering(
     discreet: bool = False,
     own_code: Callable[[Job], int] | None = None,
 ) -> GatherSession | RayGatherSession | None:
-    """The gathering of this process's job; ``None`` where it is judged alone. Collecting begins at once.
+    """Open the gathering of this process's job; ``None`` if it is checked alone.
 
-    ``probe``: ``None`` for light probes where there are several hosts. ``mesh``: the axes of the job, for full probes;
-    ``why``: try what mends what is slow or fails. ``own_code``: the exit code of this process alone, which counts
-    where messages are not signed.
+    Collecting begins at once. ``probe``: ``None`` for light probes if there are several hosts. ``mesh``: the axes
+    of the job, for full probes; ``why``: measure which settings fix what is slow or fails. ``own_code``: the exit
+    code of this process alone, which counts if messages are not signed.
 
     Raises:
         NoWay: nothing says where the processes can meet.
-        UnusableError: the wish contradicts itself, or the key of the job can't be used.
+        UnusableError: the options contradict each other, or the key of the job can't be used.
     """
     from doctor.cluster.gather.gather_plan import gather_plan
     from doctor.collectors.base import Machine
@@ -119,7 +122,7 @@ def open_gathering(
 def _probe_options(
     probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool
 ) -> ProbeOptions | None:
-    """What is to be measured; nothing where nobody asked and there is one host."""
+    """What to measure; nothing if there is one host and no full probe was requested."""
     if probe == "none" or (probe != "full" and not several_hosts):
         return None
     from doctor.cluster.gather.probe_schedule import ProbeOptions
@@ -143,20 +146,20 @@ def _open_ray(
 
 
 def examine(job: Job, settings: Settings | None = None) -> Report:
-    """Judge ``job`` by all checks, built-in and installed, and draw up the report.
+    """Run all checks, built-in and installed, over ``job`` and build the report.
 
     Raises:
-        UnusableError: a plug-in, pattern or limit in ``settings`` can't be used.
+        UnusableError: a plugin, pattern or limit in ``settings`` can't be used.
     """
     settings = settings or Settings()
     return judge(job, load_checks(settings), settings)
 
 
 def load_checks(settings: Settings) -> CheckRegistry:
-    """The checks that the settings select, guests and plug-in files included.
+    """The checks that the settings select, including plugins and plugin files.
 
     Raises:
-        UnusableError: a plug-in, a pattern or a limit can't be used.
+        UnusableError: a plugin, a pattern or a limit can't be used.
     """
     from doctor.core.check_registry import load_registry
 
@@ -178,11 +181,11 @@ def judge(
     started: float | None = None,
     ignore: Ignore | None = None,
 ) -> Report:
-    """Examine ``job`` and draw up the report.
+    """Run the checks of ``catalog`` over ``job`` and build the report.
 
-    ``must_be_complete``: ranks of a running job that are not here make the verdict inconclusive (not so when
-    captures are judged). ``after_the_run``: what a run left is judged, which is healthy only if its end or progress was
-    seen. ``started``: ``time.time()`` when the command began.
+    ``must_be_complete``: missing ranks of a running job make the verdict inconclusive (not so for captures).
+    ``after_the_run``: the job is what a run left behind, which is healthy only if its end or its progress was seen.
+    ``started``: ``time.time()`` when the command began.
     """
     from doctor.core.check_runner import examine_job
 
@@ -203,7 +206,7 @@ def judge(
 
 
 def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
-    """The files and lines that findings quote, or were found at."""
+    """The files and lines that findings quote or are located at."""
     findings = [finding for result in results for finding in result.findings]
     sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
     said = (line for one in findings for line in _lines_logged(one))
@@ -225,7 +228,7 @@ def with_command_line(
     timeout: float | None = None,
     commands: bool = False,
 ) -> Settings:
-    """The settings with what was typed put over what was written."""
+    """The settings with the command-line options applied over the configured ones."""
     select, ignore = tuple(select), tuple(ignore)
     typed = tuple(IgnoreEntry(pattern, "typed on the command line", by="command line") for pattern in ignore)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What a check is: a judgement over a job, with its metadata in one typed call."""
+"""A check: a function over a job, with its metadata."""
 
 from __future__ import annotations
 
@@ -24,34 +24,39 @@ FAMILIES = {
     "VER": "software",
     "CODE": "code",
 }
-"""Prefix of an id -> word of its family, in the order of reports."""
+"""Prefix of an id -> name of its family, in the order of reports."""
 
 _ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
 _NAME = re.compile(r"[\w-]+")
 
 
 class Case(Protocol):
-    """A job that proves a check, as :mod:`doctor.testing.cases` builds it: tests alone build and judge it."""
+    """A job that a check must pass or fail, as :mod:`doctor.testing.cases` builds it.
+
+    Only tests build and evaluate cases.
+    """
 
     @property
     def name(self) -> str:
-        """What is special about the job."""
+        """What distinguishes the job."""
 
     @property
     def sketch(self) -> Any:
-        """What the job is built from."""
+        """The builder of the job."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One illness and how to recognise it. Made by :func:`check`.
+    """One kind of fault and how to recognize it; made by :func:`check`.
 
-    ``from_logs``: the same judgement of what logs say of a job (:class:`doctor.core.facts.LogEvidence`), made where
-    logs were read. ``or_needs``: sections that serve in place of ``needs`` on a rank that has them all.
-    ``compares_ranks``: the judgement compares ranks, so with ranks missing a clean result is unknown, and with one
-    rank there is nothing to compare. ``uses_baseline``: it takes ``job.expected`` for the reference, and says itself
-    where one rank has nothing to be compared with. ``limits``: its thresholds by name. ``origin``: ``built-in``, a
-    distribution or a file. ``ValueError`` for metadata out of form: the runner and the reports rely on it.
+    ``from_logs``: the same check over log events (:class:`doctor.core.facts.LogEvidence`). ``or_needs``: sections
+    that replace ``needs`` on a rank that has all of them. ``compares_ranks``: with ranks missing, a result without
+    findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
+    reference, and the check itself reports that a single rank has nothing to be compared with. ``limits``:
+    thresholds by name. ``origin``: ``built-in``, a distribution or a file.
+
+    Raises:
+        ValueError: the metadata is malformed; the runner and the reports rely on its form.
     """
 
     id: str
@@ -73,7 +78,7 @@ class Check:
     from_logs: Callable[[Job], Iterable[Verdict]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse metadata out of form."""
+        """Reject malformed metadata."""
         if not _ID.fullmatch(str(self.id)):
             raise ValueError(f"{self.id!r} is no id: capital letters and three digits, such as NET007")
         if not _NAME.fullmatch(self.name):
@@ -88,17 +93,17 @@ class Check:
 
     @property
     def reads_logs(self) -> bool:
-        """Whether nothing but logs can feed it."""
+        """Whether the check evaluates log events only."""
         return self.when == "M" and not self.needs
 
     @property
     def family(self) -> str:
-        """The word of its family, from the letters of its id."""
+        """The name of the check's family, from the letters of its id."""
         return family_of(self.id)
 
 
 def family_of(check_id: str) -> str:
-    """The word of the family that an id belongs to, from its letters."""
+    """The name of the family that an id belongs to, from its letters."""
     prefix = check_id.rstrip("0123456789")
     return FAMILIES.get(prefix, prefix.lower())
 
@@ -116,15 +121,17 @@ def check(
     from_logs: Callable[[Job], Iterable[Verdict]] | None = None,
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
-    """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check, named after the function.
+    """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check named after it.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a finding's effect and fix.
-    ``needs``: sections without which a rank can't be judged; ``or_needs``: others that do as well, such as what a run
-    shows in place of an estimate. ``when``: the doors that can feed it, of P, R and M. ``compares_ranks`` is true by
-    default where the scope is the job. ``uses_baseline``: an expectation replaces the majority. ``from_logs``: judges
-    what logs say, in addition. A check that only logs can feed (``when="M"``, no ``needs``) judges them itself and has
-    none. ``cases`` is called by tests alone.
-    ``ValueError`` for an id or name out of form.
+    ``needs``: sections without which a rank can't be checked; ``or_needs``: sections that serve as well, such as
+    measurements of a run instead of an estimate. ``when``: the stages that can supply the facts, of P (preflight),
+    R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
+    baseline replaces the majority. ``from_logs``: checks log events in addition; a check that reads logs only
+    (``when="M"``, no ``needs``) has none. ``cases`` is called by tests only.
+
+    Raises:
+        ValueError: the id or the name is malformed.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:

@@ -286,7 +286,10 @@ class _ExplainingFinding(NamedTuple):
 
 
 def _with_causes(result: CheckResult, explained: Mapping[str, list[_ExplainingFinding]]) -> CheckResult:
-    """The result with each finding linked to its cause, which names the check and shares a rank with the finding."""
+    """The result with each finding linked to its cause.
+
+    A cause names the check in ``explains`` and shares a rank with the finding.
+    """
     causes = sorted(explained.get(result.id, ()), key=lambda cause: cause.weight, reverse=True)
     if not causes:
         return result
@@ -356,7 +359,10 @@ class _SectionCoverages:
         return _SectionCoverage(seen, seen + lacking + unreported, lacking, tuple(missing), absent)
 
     def _hosts(self, groups: list[tuple[IdenticalRanks, tuple[Missing, ...]]]) -> list[tuple[Missing, int]]:
-        """The reason of every host with such a rank; of several reasons, the gravest of the lowest rank."""
+        """The reason of every host that has such a rank.
+
+        Of several reasons on one host, the gravest of the lowest rank counts.
+        """
         if len(groups) == 1:
             ((group, reasons),) = groups
             return [(_gravest(reasons), len({rank.host.index for rank in group.members}))]

@@ -1,4 +1,4 @@
-"""What a check says: findings, and why it can't say anything."""
+"""What a check yields: findings, skips and unknowns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import msgspec
 from doctor.core.facts import Setting
 
 ALONE = "one process: nothing to compare it with"
-"""Why a check that compares ranks skips a job of one process."""
+"""Why a check that compares ranks is skipped for a job of one process."""
 
 
 class Severity(str, Enum):
-    """How bad: ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good
-    to know."""
+    """The severity of a finding.
+
+    ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good to know.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -28,7 +30,7 @@ class Severity(str, Enum):
 
 
 class Scope(str, Enum):
-    """What one judgement speaks of."""
+    """What one evaluation of a check covers."""
 
     RANK = "rank"
     HOST = "host"
@@ -36,7 +38,7 @@ class Scope(str, Enum):
 
 
 class Status(str, Enum):
-    """How a check ended. Only ``pass`` is green."""
+    """How a check ended; only ``pass`` is green."""
 
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
@@ -46,17 +48,17 @@ class Status(str, Enum):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where in a file the fault stands; ``line`` counts from 1."""
+    """The location of a fault in a file; ``line`` counts from 1."""
 
     file: str
     line: int | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One illness found. Checks fill it; the runner stamps id, severity and words that are left empty.
+    """One fault. Checks fill it in; the runner adds the id, the severity and empty texts.
 
-    ``summary``: one line, the claim first. ``ranks``: who is to blame (empty: the whole job). ``hosts``: names, only
-    where they can't follow from the ranks. ``effect`` and ``fix`` default to the check's docstring. ``severity``
+    ``summary``: one line, the claim first. ``ranks``: the ranks at fault (empty: the whole job). ``hosts``: names,
+    only if they do not follow from the ranks. ``effect`` and ``fix`` default to the check's docstring. ``severity``
     overrides the declared one. ``explains``: ids of findings that are consequences of this one.
     """
 
@@ -73,13 +75,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """The check does not apply here."""
+    """The check does not apply."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """The check can't judge ``ranks`` (empty: all of them), why, and how to make it visible."""
+    """The check can't evaluate ``ranks`` (empty: all of them), why, and how to make it visible."""
 
     reason: str
     ranks: tuple[int, ...] = ()
@@ -91,8 +93,10 @@ Verdict = Finding | Skip | Unknown
 
 
 def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """One finding for those that say the same of different ranks or hosts: summary, fix, severity and source alike.
-    Evidence and the rest are the first one's."""
+    """Merge findings that say the same about different ranks or hosts.
+
+    The same means equal summary, fix, effect, severity and source. The other fields are those of the first finding.
+    """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.summary, finding.fix, finding.effect, finding.severity, finding.source)
@@ -104,7 +108,7 @@ def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def source_of(setting: Setting | None) -> Source | None:
-    """The file and line that a setting comes from; ``None`` where it comes from the environment."""
+    """The file and line that a setting comes from; ``None`` for the environment."""
     if setting is None or setting.layer == "environment":
         return None
     return Source(setting.source, setting.line)

@@ -1,6 +1,6 @@
-"""All ranks of a job and what is known about each: the one thing that checks judge.
+"""All ranks of a job and what is known about each: the input of every check.
 
-Equal sections are one object (:func:`build_job` sees to it), so a check that judges each *distinct* section costs
+Equal sections are one object (:func:`build_job` sees to it), so a check that evaluates each *distinct* section costs
 the same for 16,384 ranks of one image as for two.
 """
 
@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 Sections = Mapping[str, "Section | Missing"]
 
 UNKNOWN_HOST = "host not told"
-"""The name of the host of ranks of which nothing says where they ran."""
+"""The host name of ranks whose host is unknown."""
 
 NOT_ASKED = Missing(MissingReason.UNMEASURED, "not measured")
 NOT_WATCHED = Missing(MissingReason.UNMEASURED, "only a run that is watched shows it")
@@ -33,27 +33,30 @@ _NOT_THERE: dict[Origin, Missing] = {"measured": NOT_ASKED, "watched": NOT_WATCH
 
 
 class Group(tuple[K, tuple[int, ...]]):
-    """Ranks that share a value; unpacks as ``value, ranks``. (Python 3.10 has no generic named tuples.)"""
+    """Ranks that share a value; unpacks as ``value, ranks``.
+
+    A subclass of ``tuple``, because Python 3.10 has no generic named tuples.
+    """
 
     __slots__ = ()
 
     def __new__(cls, value: K, ranks: tuple[int, ...]) -> Group[K]:
-        """Pair them."""
+        """Make a pair of both."""
         return super().__new__(cls, (value, ranks))
 
     @property
     def value(self) -> K:
-        """What they share."""
+        """The value that the ranks share."""
         return self[0]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who shares it."""
+        """The ranks that share it."""
         return self[1]
 
 
 class SectionHolder:
-    """Somebody who has sections of facts."""
+    """A host or a rank, which has sections of facts."""
 
     __slots__ = ("sections",)
 
@@ -61,12 +64,12 @@ class SectionHolder:
         self.sections = sections
 
     def find(self, section: type[S]) -> S | None:
-        """The section of that type, or ``None`` where it is missing."""
+        """The section of that type, or ``None`` if it is missing."""
         value = self.sections.get(section.key)
         return value if isinstance(value, section) else None
 
     def missing(self, section: type[Section]) -> Missing | None:
-        """Why the section is missing, or ``None`` where it is there."""
+        """Why the section is missing, or ``None`` if it is present."""
         value = self.sections.get(section.key)
         if value is None:
             return _NOT_THERE[section.origin]
@@ -74,7 +77,7 @@ class SectionHolder:
 
 
 class Host(SectionHolder):
-    """A host: known by its machine's boot id, its machine id and its host name."""
+    """A host, identified by its boot id, its machine id and its host name."""
 
     __slots__ = ("boot_id", "index", "machine_id", "memo", "name")
 
@@ -95,18 +98,22 @@ class Host(SectionHolder):
 
     @property
     def identity(self) -> tuple[str | None, str | None, str]:
-        """What tells this host from others."""
+        """What distinguishes this host from others."""
         return (self.boot_id, self.machine_id, self.name)
 
     @property
     def machine(self) -> Hashable:
-        """What tells its machine from others; containers of one machine share it."""
+        """What distinguishes its machine from others; containers of one machine share it."""
         return self.boot_id or self.identity
 
 
 class Rank(SectionHolder):
-    """One process of the job. ``number`` is its global rank; two processes may claim the same one. Where its host shows
-    processes different parts of itself, it has the section of its own part (:meth:`doctor.core.facts.Section.part`)."""
+    """One process of the job.
+
+    ``number`` is its global rank; two processes may claim the same one. If a host shows different parts of itself
+    to its processes, a rank has the section of its own part (:meth:`doctor.core.facts.Section.part`). ``memo``:
+    results of :func:`doctor.core.section_table.once_per_rank`.
+    """
 
     __slots__ = ("host", "memo", "number")
 
@@ -118,14 +125,14 @@ class Rank(SectionHolder):
 
     def find(self, section: type[S]) -> S | None:
         """The section of that type, of the rank itself or of its host."""
-        # Spelled out rather than handed on: checks of a large job come here a million times.
+        # Repeats SectionHolder.find instead of calling it: checks of a large job call this a million times.
         value = self.sections.get(section.key)
         if value is None and section.level == "host":
             value = self.host.sections.get(section.key)
         return value if isinstance(value, section) else None
 
     def missing(self, section: type[Section]) -> Missing | None:
-        """Why the section is missing, or ``None`` where it is there."""
+        """Why the section is missing, or ``None`` if it is present."""
         of_host = section.level == "host" and section.key not in self.sections
         return self.host.missing(section) if of_host else super().missing(section)
 
@@ -154,7 +161,7 @@ class LocalRanks:
         return tuple(rank.number for rank in self.members)
 
     def find(self, section: type[S]) -> S | None:
-        """A section of the host; of a machine's first host that has it."""
+        """A section of the host; for a machine, of its first host that has it."""
         for host in self.hosts:
             if (found := host.find(section)) is not None:
                 return found
@@ -169,11 +176,14 @@ class Facts(Generic[S]):
         self._section = section
 
     def __iter__(self) -> Iterator[tuple[S, IdenticalRanks]]:
-        """Every distinct section with the ranks that have it."""
+        """Iterate over every distinct section with the ranks that have it."""
         return iter(self._job.each(self._section))
 
     def group(self, key: Callable[[S], K]) -> list[Group[K]]:
-        """Ranks by ``key`` of their section, the largest group first; equally large ones by their lowest rank."""
+        """Ranks by ``key`` of their section, the largest group first.
+
+        Groups of equal size are in the order of their lowest rank.
+        """
         groups: dict[K, list[int]] = {}
         for section, alike in self._job.each(self._section):
             groups.setdefault(key(section), []).extend(alike.ranks)
@@ -182,13 +192,12 @@ class Facts(Generic[S]):
 
 
 class Job:
-    """A job as far as it is known. Build it with :func:`build_job`.
+    """A job as far as it is known; built by :func:`build_job`.
 
-    ``world_size`` is what the ranks say of the job that runs now; 1 for a lone process. ``absent``: ranks that were
-    waited for and never came. ``last_seen``: where ranks fell silent on the way. ``ungathered``: ranks of the world
-    that nobody asked. ``expected``: a job that worked, whose values are the right ones
-    (:mod:`doctor.analysis.stats.baseline`). ``captured``: when the facts were written down, as ISO 8601; else empty.
-    ``evidence``: what logs say of it; none where no log was read.
+    ``world_size`` is what the ranks state about the job that runs now; 1 for a lone process. ``absent``: ranks that
+    did not report in time. ``last_seen``: the last sign of ranks that stopped responding. ``expected``: the
+    baseline job (:mod:`doctor.analysis.stats.baseline`). ``captured``: when the facts were collected, as ISO 8601;
+    otherwise empty. ``evidence``: log events; ``None`` if no log was read.
     """
 
     def __init__(
@@ -221,12 +230,12 @@ class Job:
 
     @functools.cached_property
     def ungathered(self) -> int:
-        """How many ranks of the world are neither here nor known to be absent."""
+        """The number of ranks of the world that are neither present nor known to be absent."""
         return max(0, self.world_size - len({rank.number for rank in self.ranks}) - len(self.absent))
 
     @property
     def is_multi_host(self) -> bool:
-        """Whether the job spans several machines, as far as facts, launcher and world size tell."""
+        """Whether the job spans several machines, according to facts, launcher and world size."""
         if self._multi_host is None:
             self._multi_host = len({host.machine for host in self.hosts}) > 1 or self._stated_hosts() > 1
         return self._multi_host
@@ -235,7 +244,7 @@ class Job:
         stated = 1
         for launch, _ in self.each(LaunchFacts):
             if launch.running_together:
-                # Only the launcher's own word: variables of an outer one (SLURM around torchrun) speak of its nodes.
+                # Only the launcher's own claim: variables of an outer one (SLURM around torchrun) count its nodes.
                 own = launch.claim(launch.launcher)
                 stated = max(stated, (own.node_count or 1) if own else 1)
                 if launch.local_world_size and launch.world_size:
@@ -243,7 +252,10 @@ class Job:
         return stated
 
     def apart(self) -> Job:
-        """The same job with tables of its own (the sections are shared): for readers that are not trusted."""
+        """The same job with tables of its own, for code that is not trusted.
+
+        The sections, which are immutable, are shared.
+        """
         hosts = {id(h): Host(h.name, h.boot_id, h.machine_id, dict(h.sections), h.index) for h in self.hosts}
         return Job(
             tuple(Rank(rank.number, hosts[id(rank.host)], dict(rank.sections)) for rank in self.ranks),
@@ -274,10 +286,10 @@ class Job:
         self, first: type[A], second: type[B], third: type[C], /, *, also: tuple[type[Section], ...] = ()
     ) -> Iterator[tuple[A, B, C, IdenticalRanks]]: ...
     def each(self, *sections: type[Section], also: tuple[type[Section], ...] = ()) -> Iterator[tuple[object, ...]]:
-        """Every distinct combination of ``sections``, and the ranks that have it.
+        """Every distinct combination of ``sections``, with the ranks that have it.
 
-        Ranks that lack one of them are passed over (the runner counts them). ``also`` are sections that may be
-        missing: ranks are told apart by them too, and :meth:`IdenticalRanks.find` gives them.
+        Ranks that lack one of them are left out (the runner counts them). ``also`` are sections that may be
+        missing: ranks are divided by them too, and :meth:`IdenticalRanks.find` returns them.
         """
         key = (*(section.key for section in sections), "also", *(section.key for section in also))
         if key not in self._rows:
@@ -291,7 +303,10 @@ class Job:
     def lacking(
         self, needs: tuple[type[Section], ...], instead: tuple[type[Section], ...] = ()
     ) -> list[tuple[IdenticalRanks, tuple[Missing, ...]]]:
-        """Ranks that lack one of ``needs`` and do not have all of ``instead``, grouped by the reasons."""
+        """Groups of ranks that lack one of ``needs``, each with the reasons.
+
+        Ranks that have all of ``instead`` do not count as lacking.
+        """
         return self._table.lacking(needs, instead)
 
     @functools.cached_property
@@ -331,9 +346,11 @@ class Job:
 
 
 class LastSeen(NamedTuple):
-    """A rank that fell silent, and where it was heard of last: ``listed`` (a cluster has it on that host, and it never
-    said anything), ``joined`` (it said hello, and never brought its facts) or ``answered`` (its facts are here, and
-    then it did not measure when all did)."""
+    """A rank that stopped responding, its host, and the last ``step`` that it took.
+
+    The steps: ``listed`` (a cluster has it on that host, but it never connected), ``joined`` (it connected, but
+    never sent its facts) and ``answered`` (its facts are present, but it did not take part in a measurement).
+    """
 
     rank: int
     host: str
@@ -341,8 +358,10 @@ class LastSeen(NamedTuple):
 
 
 class Member(NamedTuple):
-    """What one process brings to a job: its sections, those of rank and host level together. ``host``: boot id, machine
-    id and name of its host, where the sections do not say."""
+    """The sections of one process, of rank and host level together.
+
+    ``host``: boot id, machine id and name of its host, if the sections do not contain them.
+    """
 
     rank: int
     sections: Sections
@@ -360,9 +379,11 @@ def build_job(
     captured: str = "",
     evidence: LogEvidence | None = None,
 ) -> Job:
-    """A job from its processes. Equal sections become one object; host sections are kept once a host (the first
-    process of a host brings them, later ones fill its gaps). ``world_size`` and ``launcher`` default to what the ranks
-    say most often."""
+    """Build a job from its processes.
+
+    Equal sections become one object. Host sections are kept once per host: the first process of a host supplies
+    them, later ones fill its gaps. ``world_size`` and ``launcher`` default to what most ranks state.
+    """
     from doctor.core.facts import SECTIONS
 
     pool, parts = _SectionPool(), _PartialHosts()
@@ -390,7 +411,7 @@ def build_job(
 
 
 class _SectionPool:
-    """Gives equal sections as one object. Hashing a section is dear, so the same object is hashed once."""
+    """Replaces equal sections by one object; hashes each object once, because that is slow."""
 
     def __init__(self) -> None:
         self._by_value: dict[object, Section] = {}
@@ -400,7 +421,7 @@ class _SectionPool:
         if isinstance(value, Missing):
             return value
         if id(value) not in self._by_identity:
-            # The object is kept beside its twin: an id is unique only as long as its object lives.
+            # The original is kept next to its replacement, because an id is unique only while its object exists.
             self._by_identity[id(value)] = (value, self._by_value.setdefault((type(value), value), value))
         return self._by_identity[id(value)][1]
 
@@ -423,14 +444,14 @@ def _host_of(
 
 
 def _fill_gaps(host: Host, sections: Sections) -> None:
-    """Take over what an earlier process of the host could not have, or was not to ask for."""
+    """Add the sections that earlier processes of the host could not read or were not asked for."""
     gaps = {key: value for key, value in sections.items() if not isinstance(host.sections.get(key), Section)}
     if any(isinstance(value, Section) for value in gaps.values()):
         host.sections = {**host.sections, **gaps}
 
 
 class _PartialHosts:
-    """Sections of hosts that show their processes different parts of themselves."""
+    """Sections of hosts that show different parts of themselves to their processes."""
 
     def __init__(self) -> None:
         from doctor.core.facts import SECTIONS
@@ -439,14 +460,14 @@ class _PartialHosts:
         self._brought: dict[tuple[int, str], list[tuple[Rank, Section]]] = {}
 
     def note(self, rank: Rank, sections: Sections) -> None:
-        """``rank`` brought these sections."""
+        """Record the sections of ``rank``."""
         for key in self._keys:
             value = sections.get(key)
             if isinstance(value, Section):
                 self._brought.setdefault((rank.host.index, key), []).append((rank, value))
 
     def keep(self) -> None:
-        """Where the parts differ, let every rank have its own, and its host all of them."""
+        """Where the parts differ, give every rank its own part and the host all of them."""
         for (_, key), brought in self._brought.items():
             if len({section.part() for _, section in brought}) > 1:
                 host = brought[0][0].host
@@ -457,7 +478,10 @@ class _PartialHosts:
 
 
 def _stated_world(launches: list[LaunchFacts], seen: int) -> int:
-    """The world of the ranks that run together now; left-over variables of a lone process do not count."""
+    """The world size of the ranks that run together now.
+
+    Left-over variables of a lone process do not count.
+    """
     together = [launch.world_size for launch in launches if launch.running_together and launch.world_size]
     return max(_most_common(together) or 1, 1) if together else max(seen, 1)
 

@@ -1,4 +1,4 @@
-"""What a command that judges gives back: the report document, schema 1."""
+"""The report document (schema 1), as the commands write it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ or a scheduler. ``unknown``: nothing shows how it ended."""
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """Why a finding does not count, and where that is written (``doctor.toml:12`` or ``command line``)."""
+    """Why a finding is ignored, and where that is configured.
+
+    ``by``: ``doctor.toml:12`` or ``command line``.
+    """
 
     reason: str
     by: str
 
 
 class ReportFinding(msgspec.Struct, frozen=True):
-    """A finding with everything that the runner stamps on it."""
+    """A finding with the fields that the runner adds."""
 
     summary: str
     severity: Severity
@@ -44,15 +47,16 @@ class ReportFinding(msgspec.Struct, frozen=True):
 
     @property
     def stands(self) -> bool:
-        """Whether it counts."""
+        """Whether the finding counts, because it is not ignored."""
         return self.ignored is None
 
 
 class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one check ended. ``seen`` and ``expected`` count ranks, or hosts where the scope is the host.
+    """The result of one check.
 
-    ``crash``: how it broke after it had found something, so that ``status`` is sick; else not in the document.
-    ``origin``: the distribution or file of a check that is not built in; else not in the document.
+    ``seen`` and ``expected`` count ranks, or hosts if the scope is the host. ``crash``: the exception that the
+    check raised after its findings, so that ``status`` is ``fail``; otherwise omitted. ``origin``: the distribution
+    or file of a check that is not built in; otherwise omitted.
     """
 
     id: str
@@ -70,7 +74,7 @@ class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReportTool(msgspec.Struct, frozen=True):
-    """Who wrote the document."""
+    """The program that wrote the document."""
 
     name: str = "rankdoctor"
     version: str = __version__
@@ -84,7 +88,7 @@ class HostRanks(msgspec.Struct, frozen=True):
 
 
 class ReportJob(msgspec.Struct, frozen=True):
-    """The job that was judged."""
+    """The job that was checked."""
 
     launcher: str
     world_size: int
@@ -93,7 +97,7 @@ class ReportJob(msgspec.Struct, frozen=True):
 
 
 class CheckCoverage(msgspec.Struct, frozen=True):
-    """How much could be judged: checks by status, and ranks."""
+    """How much could be checked: checks by status, and ranks."""
 
     checks: Mapping[str, int]
     ranks_seen: int
@@ -101,9 +105,11 @@ class CheckCoverage(msgspec.Struct, frozen=True):
 
 
 class ReportInput(msgspec.Struct, frozen=True):
-    """A file that was given, what it turned out to be, and why it was passed over (``None``: it was read). ``notes``:
-    parts of it that were not read; left out where there are none. ``decisive``: that it was passed over leaves the
-    report inconclusive; left out where it does not."""
+    """An input file, its kind, and why it was skipped.
+
+    ``skipped`` is ``None`` if the file was read. ``notes``: parts of it that were not read; omitted if there are
+    none. ``decisive``: skipping it makes the report inconclusive; omitted otherwise.
+    """
 
     path: str
     kind: str
@@ -113,7 +119,10 @@ class ReportInput(msgspec.Struct, frozen=True):
 
 
 class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a log: where it stands (``line`` from 1), who wrote it as far as that is known, and its text."""
+    """A line of a log.
+
+    ``line`` counts from 1; ``rank`` and ``host`` name the writer if it is known.
+    """
 
     file: str
     line: int
@@ -123,8 +132,10 @@ class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LastStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last step that a process reported: ``step`` in words (``epoch 0, batch 37/370``), ``at`` in seconds since the
-    epoch."""
+    """The last step that a process reported.
+
+    ``step``: a text such as ``epoch 0, batch 37/370``. ``at``: seconds since the epoch.
+    """
 
     step: str
     file: str
@@ -134,10 +145,13 @@ class LastStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How a run ended. ``reason``: a clause for people. ``evidence``: the lines on which ``kind`` rests. ``lines`` were
-    read, of which ``recognized`` are of a known kind. ``unexplained``: lines that look like errors and that no finding
-    quotes, of each rank the first ones first; ``unexplained_lines``: how many there are. ``collect``: what would show
-    more, a sentence each."""
+    """How a run ended.
+
+    ``reason``: a clause for people. ``evidence``: the lines that show ``kind``. ``lines`` were read, of which
+    ``recognized`` are of a known kind. ``unexplained``: lines that look like errors and that no finding quotes, the
+    first ones of each rank first; ``unexplained_lines`` counts all of them. ``collect``: sentences that say what
+    would show more.
+    """
 
     kind: Kind
     reason: str
@@ -151,16 +165,18 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
     @property
     def is_orderly(self) -> bool:
-        """Whether it is evidence of health."""
+        """Whether the outcome is evidence of a healthy run."""
         return self.kind in ("ended", "running")
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The report document. Times: ``started`` ISO 8601 in UTC, ``seconds`` of wall clock. ``run``: the id of the run
-    that was watched, as in the records of its ranks; not in the document of a command. ``estimate``: what
-    ``doctor estimate`` answers besides, :class:`doctor.estimate.data_model.Estimate` as a mapping; only in its
-    document. ``outcome``: how the run ended, in the document of ``doctor diagnose`` where logs, records or dumps were
-    read."""
+    """The report document.
+
+    ``started``: ISO 8601 in UTC. ``seconds``: wall-clock time. ``run``: the id of a monitored run, as in the
+    records of its ranks. ``estimate``: the answer of ``doctor estimate``,
+    :class:`doctor.estimate.data_model.Estimate` as a mapping. ``outcome``: how the run ended, if ``doctor
+    diagnose`` read logs, records or dumps. Fields that do not apply are omitted.
+    """
 
     schema: int
     tool: ReportTool
@@ -178,20 +194,22 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: RunOutcome | None = None
 
     def result(self, check_id: str) -> CheckResult | None:
-        """The result of the check with that id."""
+        """The result of the check with this id, or ``None``."""
         return next((result for result in self.results if result.id == check_id), None)
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """The report on one of several runs, and a word for the run."""
+    """The report on one of several runs, and the name of the run."""
 
     name: str
     report: Report
 
 
 class RunReports(msgspec.Struct, frozen=True):
-    """The document of ``doctor diagnose`` where what was read comes from several runs. ``exit_code`` and ``verdict``:
-    of the worst of them; findings of one run never explain those of another."""
+    """The document of ``doctor diagnose`` for inputs from several runs.
+
+    ``exit_code`` and ``verdict`` are those of the worst run. Findings of one run never explain those of another.
+    """
 
     schema: int
     tool: ReportTool

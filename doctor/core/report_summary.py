@@ -1,4 +1,4 @@
-"""Summarizes the results of checks as a report: verdict, exit code, primary cause and coverage."""
+"""Summarizes check results as a report: verdict, exit code, primary cause, coverage."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def summarize_again(report: Report, results: Sequence[CheckResult], *, started: 
 
 
 def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> RunReports:
-    """The document of several runs: their worst verdict, where failed is worse than inconclusive."""
+    """The document of several runs, with their worst verdict.
+
+    Failed is worse than inconclusive, which is worse than passed.
+    """
     runs = tuple(RunReport(name, report) for name, report in reports)
     words = [_VERDICTS[code] for code in _WORST_FIRST]
     return RunReports(
@@ -113,7 +116,7 @@ def _timestamp(seconds: float) -> str:
 
 
 def _exit_code(results: Iterable[CheckResult], fail_on: FailOn, *, inconclusive: bool) -> int:
-    """1 for a finding at or above ``fail_on`` that is not ignored, else 3 if inconclusive, else 0."""
+    """The exit code: 1 for a finding at or above ``fail_on``, else 3 if inconclusive, else 0."""
     least = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight, "never": 99}[fail_on]
     standing = (finding for result in results for finding in result.findings if finding.stands)
     if any(finding.severity.weight >= least for finding in standing):
@@ -179,10 +182,11 @@ def _count_statuses(results: Iterable[CheckResult]) -> dict[str, int]:
 
 
 def primary_of(results: Iterable[CheckResult], evidence: LogEvidence | None = None) -> str | None:
-    """The id of the primary cause: a finding with enough confidence that no other finding explains.
+    """The id of the primary cause, or ``None``.
 
-    An info finding qualifies only if it explains an error or a warning. Of several candidates, the one that explains
-    most findings wins; then severity, confidence, the order of lines in logs and the order of the checks decide.
+    That is a finding with enough confidence that no other finding explains; an info finding qualifies only if it
+    explains an error or a warning. Of several candidates, the one that explains most findings wins; then severity,
+    confidence, the order of lines in logs and the order of the checks decide.
     """
     results = list(results)
     standing = [(result.id, finding) for result in results for finding in result.findings if finding.stands]
@@ -218,7 +222,10 @@ def primary_of(results: Iterable[CheckResult], evidence: LogEvidence | None = No
 
 
 def _explains_itself(name: str, standing: Iterable[tuple[str, ReportFinding]]) -> bool:
-    """Whether findings explain one another in a cycle through ``name``, so that each of them is as good a root."""
+    """Whether findings explain one another in a cycle through ``name``.
+
+    Each finding of such a cycle is as good a root cause as the others.
+    """
     causes = {consequence: one.explained_by for consequence, one in standing if one.explained_by}
     at, steps = causes.get(name), 0
     while at is not None and at != name and steps < len(causes):
@@ -227,6 +234,9 @@ def _explains_itself(name: str, standing: Iterable[tuple[str, ReportFinding]]) -
 
 
 def _position(finding: ReportFinding, evidence: LogEvidence | None) -> float:
-    """The position of the finding's first line among all log events; infinity without such a line."""
+    """The position of the finding's first line among all log events.
+
+    Infinity if the finding quotes no line.
+    """
     place = evidence.position(finding.source.file, finding.source.line) if evidence and finding.source else None
     return math.inf if place is None else place

@@ -1,7 +1,8 @@
-"""The sections of all ranks as columns, and the groups of ranks that share them, computed once per job.
+"""The sections of all ranks as columns, and groups of ranks that share sections.
 
 Checks request dozens of combinations of sections, but nearly all of these divide the ranks in the same few ways (by
-process, by host, by image). Each division is computed once, so that a check pays for its groups and not for the ranks.
+process, by host, by image). Each division is computed once per job, so that a check pays for its groups and not for the
+ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Labels = tuple[int, ...]
 
 
 def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
-    """Make ``function`` of a rank, or of identical ranks, keep its result with the (first) rank.
+    """Make a function of a rank, or of identical ranks, keep its result with the (first) rank.
 
-    Dozens of checks ask the same of every rank. Sections do not change once a job is built, so neither does the result.
+    Dozens of checks request the same value of every rank. Sections do not change once a job is built, so neither
+    does the result.
     """
 
     @wraps(function)
@@ -127,7 +129,10 @@ class SectionTable:
         self._undivided = self._divide((0,) * len(ranks))
 
     def rows(self, sections: Sequence[type[Section]], also: Sequence[type[Section]]) -> list[Row]:
-        """Every distinct combination of ``sections``, and the ranks that have it and the same ``also``."""
+        """Every distinct combination of ``sections``, with the ranks that have it.
+
+        Ranks that differ in one of ``also`` are in different rows.
+        """
         columns = [self.column(section) for section in sections]
         shared = self.divide((*sections, *also))
         values = (self._one_each(column, shared) for column in columns)
@@ -147,7 +152,10 @@ class SectionTable:
     def lacking(
         self, needs: Sequence[type[Section]], instead: Sequence[type[Section]] = ()
     ) -> list[tuple[IdenticalRanks, tuple[Missing, ...]]]:
-        """Ranks that lack one of ``needs`` and do not have all of ``instead``, grouped by the reasons."""
+        """Groups of ranks that lack one of ``needs``, each with the reasons.
+
+        Ranks that have all of ``instead`` do not count as lacking.
+        """
         if not any(self.column(section).has_gaps for section in needs):
             return []
         needed, other = map(self._reason_columns, (needs, instead))
@@ -195,7 +203,7 @@ class SectionTable:
         return Column(values, self._divide(labels), has_gaps)
 
     def _of_hosts(self, values: list[V | None]) -> Column[V]:
-        """Values that are the same for all ranks of a host, so that it is enough to compare the hosts."""
+        """The column of values that all ranks of a host share: only the hosts are compared."""
         labels, has_gaps = _labels(values)
         if labels not in self._host_divisions:
             self._host_divisions[labels] = self._divide(tuple([labels[host] for host in self._host_of]))
@@ -231,7 +239,10 @@ def _interned(reasons: Iterable[Missing | None]) -> list[Missing | None]:
 
 
 def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
-    """The group of each value by identity, and whether ``None`` is among them. Hashing sections would be slow."""
+    """The group of each value by identity, and whether ``None`` is among them.
+
+    Identity is compared because hashing sections is slow.
+    """
     identities = list(map(id, values))
     return _numbered(identities), id(None) in identities
 

@@ -1,8 +1,8 @@
-"""What a job that worked had: the reference in place of the majority.
+"""Values of a baseline job, which replace the majority as the reference.
 
-A capture of it is given with ``--expect`` and hangs on the job as ``job.expected``. A check asks for the values that
-carry over from one job to another (releases, drivers, models, MTUs, settings); what belongs to one job alone (its
-size, addresses, ports, devices granted by a scheduler) must not be asked for.
+A capture of a job that worked is given with ``--expect`` and becomes ``job.expected``. A check may compare values that
+carry over from one job to another (releases, drivers, models, MTUs, settings), but not values that belong to one job
+(its size, addresses, ports, devices granted by a scheduler).
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ S = TypeVar("S", bound=Section)
 K = TypeVar("K", bound=Hashable)
 
 SHOWN_VALUES = 4
-"""Values that one line can carry."""
+"""Values that one line shows."""
 
 
 class BaselineValue(NamedTuple):
-    """A value that a job which worked had on all ranks; ``None``: it did not have the thing, or had not set it.
-    ``source``: such as ``capture of node0, 2026-11-20``."""
+    """A value that the baseline job had on all ranks.
+
+    ``None``: the thing was absent or not set. ``source``: such as ``capture of node0, 2026-11-20``.
+    """
 
     value: Any
     source: str
 
 
 def baseline_value(job: Job, values: Callable[[Job], Iterable[Hashable]]) -> BaselineValue | None:
-    """The one value that ``values`` reads in the job that worked; ``None`` where there is no such job, where it tells
-    nothing, or where its own ranks disagree."""
+    """The one value that ``values`` reads in the baseline job, or ``None``.
+
+    ``None`` if there is no such job, if it has no value, or if its own ranks disagree.
+    """
     return baseline_values(job, lambda worked: ((None, value) for value in values(worked))).get(None)
 
 
@@ -45,7 +49,10 @@ def baseline_values(job: Job, pairs: Callable[[Job], Iterable[tuple[K, Hashable]
 
 
 def expected_value(job: Job, section: type[S], key: Callable[[S], Hashable]) -> BaselineValue | None:
-    """The ``key`` of ``section`` in the job that worked. Ranks of it without the section tell nothing."""
+    """The ``key`` of ``section`` in the baseline job.
+
+    Its ranks without the section do not count.
+    """
     return baseline_value(job, lambda worked: (key(facts) for facts, _ in worked.each(section)))
 
 
@@ -57,12 +64,15 @@ def _source(worked: Job) -> str:
 
 
 def stands_alone(job: Job, expected: Iterable[object]) -> bool:
-    """Whether one process is all there is and nothing is ``expected`` of it, so that there is nothing to compare."""
+    """Whether there is one process, no baseline value, and so nothing to compare."""
     return len(job.ranks) == 1 and not job.ungathered and not job.absent and not any(expected)
 
 
 class BaselineDifference(NamedTuple):
-    """Something that is not as expected, in words: ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``."""
+    """A difference from the baseline as text.
+
+    For example ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``.
+    """
 
     what: str
     expected: str
@@ -71,8 +81,10 @@ class BaselineDifference(NamedTuple):
 
 
 class BaselineDeviation(NamedTuple):
-    """What some ranks have unlike the job that worked, as a finding tells it. ``drifted``: all ranks of the job have
-    it so, and do not harm one another."""
+    """How some ranks differ from the baseline job, as a finding reports it.
+
+    ``drifted``: all ranks of the job have the same difference, so that they do not conflict with one another.
+    """
 
     rows: tuple[BaselineDifference, ...]
     drifted: bool
@@ -94,12 +106,12 @@ class BaselineDeviation(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """Why it matters where all ranks are alike; else empty: what the check says of ranks that differ."""
+        """The impact if all ranks have the same difference; else empty, for the check's own."""
         return _DRIFT_EFFECT if self.drifted else ""
 
     @property
     def fix(self) -> str:
-        """The way out where all ranks are alike; else empty, as ``effect``."""
+        """The fix if all ranks have the same difference; else empty, as ``effect``."""
         return _DRIFT_FIX if self.drifted else ""
 
 

@@ -1,7 +1,7 @@
-"""Who differs from the others, or from what is expected, and what goes along with it.
+"""Which ranks differ from the majority or the baseline, and what these ranks have in common.
 
-No naive vote: a thing that is not there is a value too, an even split is said to be one, and :func:`correlates` names
-what the odd ranks have in common. All of it is linear in the ranks of a job, however many groups there are.
+A thing that is absent is a value too, an even split is reported as one, and :func:`correlates` names what the minority
+has in common. Everything is linear in the ranks of a job, however many groups there are.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SHOWN_GROUPS = 4
 """Groups that :func:`describe` spells out."""
 
 NAMED_RANKS = 8
-"""Ranks of a split that :func:`describe` names; of more it says how many have each value."""
+"""Ranks of a split that :func:`describe` names; of more ranks it only gives the number per value."""
 
 SHOWN_NAMES = 4
-"""Host names, or ranges of them, that one line can carry."""
+"""Host names, or ranges of them, that one line shows."""
 
 
 class MajoritySplit(NamedTuple):
     """Ranks by a value.
 
-    ``common``: the largest group, ``None`` where the largest ones are equally large. ``minorities``: every other
+    ``common``: the largest group, ``None`` if the largest ones are of equal size. ``minorities``: every other
     group, largest first; in an even split all groups. ``even``: two or more groups, none of them the largest.
-    ``expected``: what decides in place of their sizes; ``common`` is then the group that has it, ``None`` where no
-    rank does, and no split is even.
+    ``expected``: the baseline value, which decides instead of the sizes; ``common`` is then the group that has it,
+    ``None`` if no rank has, and no split is even.
     """
 
     common: Group[Any] | None
@@ -64,11 +64,14 @@ class MajoritySplit(NamedTuple):
 
     @property
     def drifted(self) -> bool:
-        """Whether all ranks agree with one another, and not with what is expected."""
+        """Whether all ranks agree with one another, but not with the baseline."""
         return self.expected is not None and self.common is None and len(self.minorities) == 1
 
     def unlike(self, what: str, word: Callable[[Any], str], *groups: Group[Any]) -> BaselineDifference:
-        """The value of ``groups`` (by default all minorities) against the expected one; ``word`` spells a value."""
+        """The value of ``groups`` (by default all minorities) against the baseline.
+
+        ``word`` returns a value as text.
+        """
         value, source = self.expected or (None, "")
         found = ", ".join(word(group.value) for group in (groups or self.minorities)[:SHOWN_GROUPS])
         return BaselineDifference(what, word(value), found, source)
@@ -79,9 +82,10 @@ def split(
 ) -> MajoritySplit:
     """Ranks by ``key`` of their section.
 
-    A section that the machine does not have counts as the value ``None``. Ranks whose section could not be had
-    (hidden, failed, timed out, not measured) are in no group: nothing is known of them. ``expected``: the right value
-    (:func:`doctor.analysis.stats.baseline.expected_value`) where one is known; else the majority's is taken for it.
+    A section that the machine does not have counts as the value ``None``. Ranks whose section could not be read
+    (hidden, failed, timed out, not measured) are in no group. ``expected``: the baseline value
+    (:func:`doctor.analysis.stats.baseline.expected_value`) if one is known; otherwise the majority's value is the
+    reference.
     """
     groups: dict[Hashable, list[int]] = {}
     for facts, alike in job.facts(section):
@@ -93,7 +97,7 @@ def split(
 
 
 def split_groups(groups: Mapping[Hashable, Iterable[int]], *, expected: BaselineValue | None = None) -> MajoritySplit:
-    """:func:`split` for ranks that are already grouped by a value of theirs."""
+    """:func:`split` for ranks that are already grouped by a value."""
     ordered = sorted((Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()), key=_by_size)
     if expected is not None:
         common = next((group for group in ordered if group.value == expected.value), None)
@@ -110,10 +114,12 @@ def _by_size(group: Group[Any]) -> tuple[int, int]:
 
 
 def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
-    """The groups in words: ``63 ranks: 2.27.3; 1 rank: 2.21.5``, or ``split evenly: …``, and by name where there are
-    few: ``rank 0: 20; rank 1: 21``; empty without ranks. Where a value is expected, that first: ``expected 2.21.5
-    (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that are meant, where the split is of
-    something else."""
+    """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``.
+
+    An even split begins with ``split evenly: …``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. Empty
+    without ranks. With a baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``:
+    maps the ranks of a group to those that are meant.
+    """
     groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
     are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
     parts = [
@@ -143,10 +149,10 @@ def _word(value: object) -> str:
 
 
 def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
-    """What goes along with exactly these ranks and no others, the most telling first.
+    """What exactly these ranks and no others have in common, the most telling first.
 
     Such as ``all on node3``, ``hosts node4-node7``, ``local rank 0 of every host``, ``driver 550.54``, ``image X``,
-    ``partition Y``. Empty where nothing does, or where ``ranks`` are all there are.
+    ``partition Y``. Empty if there is nothing, or if ``ranks`` are all there are.
     """
     table = _table_of(job)
     members = [rank for number in dict.fromkeys(ranks) for rank in table.by_number.get(number, ())]
@@ -167,7 +173,7 @@ def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
 
 
 class _TraitTable:
-    """Of one job: its ranks by number, and how many ranks share each host and each trait."""
+    """The ranks of one job by number, and how many ranks share each host and each trait."""
 
     def __init__(self, job: Job) -> None:
         self.by_number: dict[int, list[Rank]] = {}
@@ -188,7 +194,7 @@ _TABLES: WeakKeyDictionary[Job, _TraitTable] = WeakKeyDictionary()
 
 
 def _table_of(job: Job) -> _TraitTable:
-    """The table, built once a job, so that asking about every group of it stays linear."""
+    """The table, built once per job, so that asking about every group of it stays linear."""
     if job not in _TABLES:
         _TABLES[job] = _TraitTable(job)
     return _TABLES[job]
@@ -243,11 +249,11 @@ _TRAITS = {
     "kernel": _Trait(_of_host("kernel"), (HostFacts,)),
     "local rank": _Trait(lambda rank: rank.local_rank, (LaunchFacts,)),
 }
-"""What may tell ranks apart, by its word in a report."""
+"""Traits by which ranks may differ, by their names in reports."""
 
 
 def _host_names(hosts: Sequence[Host]) -> str:
-    """Names with neighbouring numbers folded: ``node4-node7, gpu12``."""
+    """Host names with consecutive numbers folded: ``node4-node7, gpu12``."""
     ordered = sorted({host.name: _numbered(host.name) for host in hosts}.items(), key=lambda item: item[1])
     runs = [
         [name for _, (name, _) in run]
@@ -259,6 +265,9 @@ def _host_names(hosts: Sequence[Host]) -> str:
 
 
 def _numbered(name: str) -> tuple[str, int]:
-    """What neighbours have in common, and their number: the last digits of the first label. -1 without digits."""
+    """The host name without its number, and that number.
+
+    The number is the last digits of the first label, -1 without digits.
+    """
     match = re.fullmatch(r"([^.]*?)(\d+)([^.\d]*(?:\..*)?)", name)
     return (f"{match[1]}#{match[3]}", int(match[2])) if match else (name, -1)

@@ -1,4 +1,4 @@
-"""Which of several peers stand out in a number: by the median of the others, and by how far these lie apart."""
+"""Which of several peers stand out in a number, by the median of the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
 
 MANY = 16
-"""Peers among which one value more or less does not move the median of the deviations."""
+"""Number of peers from which on a single value does not change the median of the deviations."""
 
 
 class Outlier(NamedTuple):
-    """A rank whose ``value`` is far from ``typical``, what its peers have at the median."""
+    """A rank whose ``value`` is far from ``typical``, the median of its peers."""
 
     rank: int
     value: float
@@ -23,7 +23,7 @@ class Outlier(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """How much more than its peers, less than 0 for less."""
+        """How much more the rank has than its peers; negative for less."""
         return self.value - self.typical
 
 
@@ -34,7 +34,7 @@ class PeerValues:
         self._sorted = sorted(values)
 
     def median(self, value: float) -> float:
-        """The median of all values but one ``value`` among them; the value itself where it has no peers."""
+        """The median of all values except one ``value``; the value itself without peers."""
         count = len(self._sorted) - 1
         if count < 1:
             return value
@@ -43,7 +43,7 @@ class PeerValues:
         return (self._sorted[low + (low >= place)] + self._sorted[high + (high >= place)]) / 2
 
     def spread(self, value: float) -> float:
-        """The median absolute deviation of all values but one ``value`` among them; 0 where it has no peers."""
+        """The median absolute deviation of all values except one ``value``; 0 without peers."""
         if len(self._sorted) > MANY:
             return self._spread_of_all
         place = bisect_left(self._sorted, value)
@@ -60,10 +60,11 @@ class PeerValues:
 def outliers(
     values: Mapping[int, float], *, share: float, least: float = 0.0, deviations: float = 4.0
 ) -> tuple[Outlier, ...]:
-    """The ranks whose value is off the median of the others: by more than ``share`` of it, more than ``least``, and
-    more than ``deviations`` robust standard deviations of the others, all three; the farthest first.
+    """The ranks whose value differs from the median of the others, the farthest first.
 
-    Of two ranks only the larger one: which of them is odd can't be told, and it is the one that meets a limit first.
+    It has to differ by more than ``share`` of the median, by more than ``least``, and by more than ``deviations``
+    robust standard deviations of the others, all three. Of two ranks only the larger one is returned: which of them
+    is odd is unknown, and the larger one reaches a limit first.
     """
     peers = PeerValues(values.values())
     found = []

@@ -1,4 +1,4 @@
-"""Ranks of a run that do the same work, and what their user calls things."""
+"""Ranks that do the same work."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from doctor.core.job import Job, Rank
 
 
 def same_role(job: Job) -> tuple[tuple[Rank, ...], ...]:
-    """Ranks that hold the same part of a model, on the same kind of device, two or more each: what one of them needs,
-    the others need. Stages of a pipeline hold different tensors, and are parted by that."""
+    """Groups of two or more ranks that hold the same part of a model on the same kind of device.
+
+    The ranks of a group need the same resources. Stages of a pipeline hold different tensors and are in different
+    groups.
+    """
     roles: dict[tuple[str, str], list[Rank]] = {}
     for rank in job.ranks:
         model, training = rank.find(ModelFacts), rank.find(TrainingFacts)
@@ -18,9 +21,11 @@ def same_role(job: Job) -> tuple[tuple[Rank, ...], ...]:
 
 
 def replicas_in(job: Job) -> tuple[tuple[Rank, ...], ...]:
-    """Ranks that train one model, each on its own data and with a whole copy or a shard of all of it; two or more each.
-    In a loop of the user's own these are the ranks that one wrapper joins, under a Trainer all ranks, where it does not
-    part the model between some of them."""
+    """Groups of two or more ranks that train one model, each on its own data.
+
+    Each rank holds a whole copy or a shard of the whole model. In a plain training loop these are the ranks that
+    one wrapper joins; under a Trainer all ranks, unless it divides the model between some of them.
+    """
     groups: dict[int, list[Rank]] = {}
     for rank in job.ranks:
         training = rank.find(TrainingFacts)
@@ -37,5 +42,5 @@ def _group(training: TrainingFacts) -> int | None:
 
 
 def uses_lightning(job: Job) -> bool:
-    """Whether a Lightning Trainer runs the loop, so that words of its hooks and arguments help."""
+    """Whether a Lightning Trainer runs the loop, so that advice can name its hooks."""
     return any("lightning" in training.framework for training, _ in job.facts(TrainingFacts))

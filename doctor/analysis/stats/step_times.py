@@ -1,4 +1,4 @@
-"""What steps take, over a time that is long enough to mean something."""
+"""Step times, over a period that is long enough to be significant."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ PHASES = {
     "optimizer": "the optimizer",
     "other": "the loop on the host (hooks, logging)",
 }
-"""Parts of a step, in words."""
+"""Parts of a step, as text."""
 
 
 def recent_windows(steps: StepFacts, least: int, seconds: float) -> tuple[Window, ...]:
-    """The newest windows that last ``seconds`` together and are ``least`` or more; empty where there are not as many,
-    or all that there are last less."""
+    """The newest windows that cover ``seconds`` and are ``least`` or more; else empty."""
     lasted = 0.0
     for taken, window in enumerate(reversed(steps.windows), 1):
         lasted += window.total * window.steps
@@ -30,8 +29,10 @@ def recent_windows(steps: StepFacts, least: int, seconds: float) -> tuple[Window
 
 
 def parts_of(window: Window) -> dict[str, float]:
-    """Seconds a batch by part of the step. Collectives are in the part that they are called in: data-parallel training
-    has them in the backward pass."""
+    """Seconds per batch by part of the step.
+
+    Collectives count for the part that calls them: data-parallel training calls them in the backward pass.
+    """
     return {
         "data": window.data,
         "forward": window.forward or 0.0,
@@ -48,15 +49,18 @@ def typical_parts(windows: Collection[Window]) -> dict[str, float]:
 
 
 def typical_total(windows: Collection[Window]) -> float:
-    """The median of whole steps, seconds a batch."""
+    """The median time of whole steps, in seconds per batch."""
     return median(window.total for window in windows)
 
 
 def common_windows(
     ranks: Iterable[Rank], least: int, seconds: float
 ) -> tuple[tuple[int, ...], Mapping[int, Mapping[int, Window]]]:
-    """The windows that all of ``ranks`` have: first steps, oldest first, and the windows of each rank by first step.
-    Newest ones, as many as last ``seconds`` together on the first rank; no first steps where they do not."""
+    """The newest windows that all of ``ranks`` have.
+
+    Returns their first steps, oldest first, and the windows of each rank by first step. There are as many as cover
+    ``seconds`` on the first rank; none if they do not.
+    """
     own = {rank.number: {window.first_step: window for window in _windows(rank)} for rank in ranks}
     own = {number: windows for number, windows in own.items() if windows}
     shared = sorted(set.intersection(*(set(windows) for windows in own.values()))) if own else []
@@ -71,20 +75,23 @@ def _windows(rank: Rank) -> tuple[Window, ...]:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time within a step, as people say it: ``0.4 ms``, ``120 ms``, ``2.5 s``."""
+    """A time within a step as text: ``0.4 ms``, ``120 ms``, ``2.5 s``."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
 
 
 def time_range(low: float, high: float) -> str:
-    """Both ends of an interval, in brackets: `` (40 min to 55 min)``; empty where they read alike."""
+    """Both ends of an interval in brackets, `` (40 min to 55 min)``; empty if they are equal."""
     ends = long_time(low), long_time(high)
     return f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else ""
 
 
 def long_time(seconds: float) -> str:
-    """A time to come, no more exact than it can be known: ``40 s``, ``25 min``, ``3 h 20 min``, ``4 days``."""
+    """A predicted time as text, rounded to its accuracy.
+
+    For example ``40 s``, ``25 min``, ``3 h 20 min`` or ``4 days``.
+    """
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,9 +1,9 @@
-"""Whether a series rises for good, and when it reaches a limit.
+"""Whether a series keeps rising, and when it reaches a limit.
 
-Theil's and Sen's slope, the median of the slopes between all pairs of points, is not moved by a few odd values; its
+The Theil-Sen slope, the median of the slopes between all pairs of points, is robust against a few outliers; its
 interval follows from the order of these slopes alone (P. K. Sen, Journal of the American Statistical Association 63,
-1968). Memory of a process is no random walk around a line, though: it warms up, jumps, and falls when a cache is
-emptied. :func:`steady_rise` takes none of these for growth.
+1968). The memory of a process does not vary around a line, though: it warms up, jumps, and falls when a cache is
+emptied. :func:`steady_rise` does not count these as growth.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from typing import NamedTuple
 Point = tuple[float, float]
 
 MOST = 60
-"""Points that are looked at, evenly chosen from more: there are 1,770 pairs of 60."""
+"""Maximum number of points, evenly chosen from more: 60 points have 1,770 pairs."""
 
 LEAST = 6
-"""Fewer points say nothing of a trend: an interval from them holds nearly any slope."""
+"""Minimum number of points: an interval from fewer contains nearly any slope."""
 
 
 class TrendLine(NamedTuple):
-    """A line through points: its slope, the ends of the slope's interval, a point on it, and how far the points lie
-    from it at the median."""
+    """A line through points.
+
+    ``low`` and ``high`` are the ends of the slope's interval, ``x`` and ``y`` a point on the line, ``spread`` the
+    median distance of the points from it.
+    """
 
     slope: float
     low: float
@@ -36,13 +39,15 @@ class TrendLine(NamedTuple):
     spread: float
 
     def at(self, x: float) -> float:
-        """Its height at ``x``."""
+        """The height of the line at ``x``."""
         return self.y + self.slope * (x - self.x)
 
 
 class LevelChange(NamedTuple):
-    """A change of level: from ``x`` on, at the median ``after`` in place of ``before``; ``spread``: how far the points
-    lie from these two levels at the mean."""
+    """A change of level at ``x``, from the median ``before`` to the median ``after``.
+
+    ``spread``: the mean distance of the points from these two levels.
+    """
 
     x: float
     before: float
@@ -51,7 +56,7 @@ class LevelChange(NamedTuple):
 
 
 class LimitForecast(NamedTuple):
-    """How far it is to a limit: by the slope, and by the ends of its interval."""
+    """How far a limit is, by the slope and by the ends of its interval."""
 
     expected: float
     soonest: float
@@ -59,9 +64,10 @@ class LimitForecast(NamedTuple):
 
 
 def theil_sen(points: Iterable[Point], *, deviations: float = 1.96) -> TrendLine | None:
-    """The line through ``points``; its interval spans ``deviations`` standard deviations to either side (1.96: 95 %).
+    """The Theil-Sen line through ``points``; ``None`` for fewer than three different x.
 
-    ``None`` for fewer than three different x. Quadratic in :data:`MOST` points.
+    Its interval spans ``deviations`` standard deviations to either side (1.96: 95 %). Quadratic in :data:`MOST`
+    points.
     """
     chosen = thinned(sorted(points))
     if len({x for x, _ in chosen}) < 3:
@@ -82,14 +88,14 @@ def theil_sen(points: Iterable[Point], *, deviations: float = 1.96) -> TrendLine
 
 
 def _variance(values: Sequence[float]) -> float:
-    """Of Kendall's statistic where nothing depends on anything, with ties taken out (Sen, eq. 2.6)."""
+    """The variance of Kendall's statistic under independence, corrected for ties (Sen, eq. 2.6)."""
     count = len(values)
     ties = (tied * (tied - 1) * (2 * tied + 5) for tied in Counter(values).values() if tied > 1)
     return max(0.0, (count * (count - 1) * (2 * count + 5) - sum(ties)) / 18)
 
 
 def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """At most ``most`` of ``points``, evenly chosen, the last one among them."""
+    """At most ``most`` of ``points``, evenly chosen, including the last one."""
     if len(points) <= most:
         return list(points)
     step = (len(points) - 1) / (most - 1)
@@ -97,7 +103,7 @@ def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
 
 
 def change_of_level(points: Iterable[Point]) -> LevelChange | None:
-    """The one change of level that explains ``points`` best; ``None`` for fewer than four."""
+    """The change of level that explains ``points`` best; ``None`` for fewer than four."""
     chosen = thinned(sorted(points))
     if len(chosen) < 4:
         return None
@@ -113,13 +119,13 @@ def _change(points: Sequence[Point], values: Sequence[float], position: int) -> 
 
 
 def steady_rise(points: Iterable[Point], *, warm_up: float = 0.25, fading: float = 0.7) -> TrendLine | None:
-    """The line of a series that rises and goes on rising; ``None`` where it does not, or where nobody could tell yet.
+    """The line of a series that rises and keeps rising, else ``None``.
 
-    The first ``warm_up`` of the points are left out. What is left has to rise beyond doubt (the whole interval of its
+    The first ``warm_up`` of the points are left out. The rest has to rise significantly (the whole interval of its
     slope is above 0), like a line rather than like one step, without a fall of half of the rise (a cache that is
-    emptied now and then), and in its later half at ``fading`` of the earlier half's pace or more (a start that takes
-    its time: the pace of a logarithm halves from one to the next). What a process keeps of each step adds up, so that
-    deviations last, which Sen's interval does not know: it is widened to that of a random walk with this drift.
+    emptied now and then), and in its later half at ``fading`` of the earlier half's pace or more (the pace of a
+    logarithm halves from one to the next). Deviations of a process last, because what it keeps of each step adds
+    up; Sen's interval assumes that they do not, so it is widened to that of a random walk with this drift.
     """
     rest = thinned(_warm(sorted(points), warm_up))
     line = theil_sen(rest) if len(rest) >= LEAST else None
@@ -133,7 +139,7 @@ def steady_rise(points: Iterable[Point], *, warm_up: float = 0.25, fading: float
 
 
 def _drift(points: Sequence[Point], deviations: float = 1.96) -> tuple[float, float]:
-    """The interval of the slope where each step adds to the one before."""
+    """The interval of the slope if each step adds to the one before."""
     steps = ((before, after) for before, after in pairwise(points) if after[0] > before[0])
     slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in steps]
     half = deviations * stdev(slopes) / sqrt(len(slopes))
@@ -147,7 +153,7 @@ def _is_fading(points: Sequence[Point], fading: float) -> bool:
 
 
 def can_tell(points: Sequence[Point], *, warm_up: float = 0.25) -> bool:
-    """Whether there are as many points as :func:`steady_rise` needs to find anything."""
+    """Whether there are as many points as :func:`steady_rise` needs."""
     return len(_warm(points, warm_up)) >= LEAST
 
 
@@ -164,15 +170,17 @@ def _deepest_fall(values: Iterable[float]) -> float:
 
 
 def _is_step(points: Sequence[Point], line: TrendLine) -> bool:
-    """Whether one change of level explains the points nearly as well as the line: of points on a line, it leaves an
-    eighth of their rise unexplained."""
+    """Whether one change of level explains the points nearly as well as the line.
+
+    For points on a line, it leaves an eighth of their rise unexplained.
+    """
     change = change_of_level(points)
     apart = [abs(y - line.at(x)) for x, y in points]
     return change is not None and sum(apart) / len(apart) > change.spread / 2
 
 
 def reach(room: float, line: TrendLine) -> LimitForecast | None:
-    """How far ``line`` has to go on to rise by ``room``; ``None`` where it does not rise beyond doubt."""
+    """How far ``line`` has to go on to rise by ``room``; ``None`` without a significant rise."""
     if line.low <= 0 or line.slope <= 0:
         return None
     room = max(0.0, room)

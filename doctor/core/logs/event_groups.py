@@ -1,4 +1,4 @@
-"""What logs say, put together for checks: who said it, where it stands, and findings with these lines as evidence."""
+"""Groups of log events as checks read them, and findings with their lines as evidence."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
 
 SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "NCCL013")
-"""What a job shows of nearly every fault: ranks that end with some error, wait for others, or lose them. A message that
-names the fault itself explains them."""
+"""What nearly every fault causes: ranks that fail, wait for others, or lose them. A message that names the fault itself
+explains these."""
 SHOWN = 6
 """Lines of evidence that a finding shows."""
 
 
 class EventGroup(NamedTuple):
-    """A message and all who said it: ``events`` in the order in which they happened."""
+    """Events with the same message, in the order in which they happened."""
 
     kind: str
     events: tuple[Event, ...]
 
     @property
     def first(self) -> Event:
-        """Who said it first."""
+        """The first event."""
         return self.events[0]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that said it, as far as that is known."""
+        """The ranks that logged the message, as far as they are known."""
         return tuple(sorted({one.rank for one in self.events if one.rank is not None}))
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts on which it was said, as far as they are known."""
+        """The hosts on which the message was logged, as far as they are known."""
         return tuple(dict.fromkeys(one.host for one in self.events if one.host))
 
     def value(self, name: str) -> str | None:
-        """What the message names as ``name``, where it was said first with it."""
+        """The value of ``name`` in the first event that has one."""
         return next((value for one in self.events if (value := one.value(name)) is not None), None)
 
     def values(self, name: str) -> tuple[str, ...]:
-        """All that the messages name as ``name``, each once."""
+        """All distinct values of ``name`` in the events."""
         named = (one.value(name) for one in self.events)
         return tuple(dict.fromkeys(value for value in named if value is not None))
 
 
 def event_groups(job: Job, *kinds: str, by: tuple[str, ...] = ()) -> Iterator[EventGroup]:
-    """What logs say of these kinds (one that ends in a dot: all that begin with it), messages of one kind together, and
-    apart where they name other things as ``by``; in the order in which they were said first."""
+    """Log events of these kinds, grouped by kind and by the values of ``by``.
+
+    A kind that ends in a dot stands for all that begin with it. Groups are in the order of their first event.
+    """
     groups: dict[tuple[str, ...], list[Event]] = {}
     for event in job.evidence.of(*kinds) if job.evidence else ():
         named = event.named
@@ -60,7 +62,7 @@ def event_groups(job: Job, *kinds: str, by: tuple[str, ...] = ()) -> Iterator[Ev
 
 
 def is_logged(job: Job, *kinds: str) -> bool:
-    """Whether anybody said it."""
+    """Whether any log contains such an event."""
     return bool(job.evidence and job.evidence.of(*kinds))
 
 
@@ -77,9 +79,12 @@ def finding_from_logs(
     explains: tuple[str, ...] = (),
     symptoms: bool = True,
 ) -> Finding:
-    """A finding with the lines as its evidence. ``ranks``: to blame; by default those that said it. ``symptoms``: it
-    explains what nearly every fault looks like (:data:`SYMPTOMS`), beside ``explains``. A remark (info) explains
-    nothing: it says itself that the job can live with it."""
+    """A finding with the lines of the events as its evidence.
+
+    ``ranks``: the ranks at fault; by default those that logged the message. ``symptoms``: the finding explains
+    :data:`SYMPTOMS` in addition to ``explains``. A finding of severity info explains nothing, because the job can
+    live with it.
+    """
     first = told.first
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = told.ranks if ranks is None else ranks
@@ -98,7 +103,7 @@ def finding_from_logs(
 
 
 def line_of(event: Event) -> str:
-    """The line as evidence: where it stands, who said it, its text."""
+    """The line as evidence: its location, who logged it, and its text."""
     who = f" rank {event.rank}:" if event.rank is not None else f" {event.host}:" if event.host else ""
     return f"{event.file}:{event.line}:{who} {event.text}"
 
@@ -107,7 +112,7 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]{1,12}):(?: |$)")
 
 
 def place_of_line(text: str) -> tuple[str, int] | None:
-    """The file and the line that :func:`line_of` put first."""
+    """The file and the line number at the start of a :func:`line_of` text."""
     found = _PLACE.match(text)
     return (found["file"], int(found["line"])) if found else None
 

@@ -1,4 +1,4 @@
-"""Findings that the doctor itself reported while the run went on, as logs hold them."""
+"""Findings that rankdoctor itself reported during the run, as logs contain them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, finding_from_log
 
 KIND = "doctor.finding"
 MOST_RANKS = 4096
-"""Ranks that one of them names."""
+"""Maximum number of ranks that one finding names."""
 _CONFIDENCE = 0.9
-"""It was judged by facts of the run itself, which a log no longer holds."""
+"""The original finding used facts of the run that a log does not contain."""
 
 
 def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
-    """What a log says that the check of that id found, each claim once. It adds findings and never takes one away."""
+    """What a log contains of the findings of that check, each claim once.
+
+    It only adds findings and never removes one.
+    """
     claims: dict[tuple[int, ...], list[Event]] = {}
     told = [event for event in (job.evidence.of(KIND) if job.evidence else ()) if event.value("id") == check_id]
     # An exception and a summary repeat what was reported before, and may not name the ranks.
@@ -45,7 +48,7 @@ def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Find
 
 
 def _place(event: Event) -> tuple[str, str]:
-    """The claim, and the ranks of the place that may stand behind it: "… (rank 1 (node2))"."""
+    """The claim, and the ranks of the location that may follow it: "… (rank 1 (node2))"."""
     summary = (event.value("summary") or "").partition(" (the way out:")[0]
     claim, found, place = summary.rpartition(" (rank")
     if not found or not summary.endswith(")"):
