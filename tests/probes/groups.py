@@ -91,7 +91,7 @@ class Party:
         stage, surroundings = GroupsStage(axes), Machine(environ=self._environs[place])
         tell = told.append if place == 0 else lambda _: None
         survey = ProbeSchedule(place, (stage,), surroundings, leads_host=False, write_line=tell)
-        survey._bench._child = self.child(place)
+        survey._context._child = self.child(place)
         return survey
 
 

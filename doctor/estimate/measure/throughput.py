@@ -27,7 +27,7 @@ ROUNDS = 3
 LATE = "it was not done in time"
 KEPT = 300
 """Characters of what a process said last."""
-_PREFIX = re.compile(r"^(\[rank\d+\]: )?(doctor\.errors\.UnusableError: )?")
+_PREFIX = re.compile(r"^(\[rank\d+\]: )?(doctor\.core\.errors\.UnusableError: )?")
 """What torch and the interpreter put before an error."""
 
 
