@@ -79,7 +79,9 @@ def test_a_collector_that_raises(key: str) -> None:
 
 
 def test_a_collector_whose_module_can_not_be_loaded() -> None:
-    outcome = outcome_of(shell=BREAK.format(deed="raise ImportError('half of an installation')"), BROKEN_MODULE=MODULES["host"])
+    outcome = outcome_of(
+        shell=BREAK.format(deed="raise ImportError('half of an installation')"), BROKEN_MODULE=MODULES["host"]
+    )
     assert outcome.code == (1 if own_alarms() else INCONCLUSIVE)
     assert outcome.result("MEM010")["status"] == "unknown"
     assert "half of an installation" in outcome.result("MEM010")["reason"]
