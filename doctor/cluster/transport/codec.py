@@ -67,7 +67,7 @@ def unpack_capture(data: bytes, name: str) -> Capture:
     """The inverse of :func:`pack_member`.
 
     Raises:
-        Unreadable: it is damaged, or larger than any capture.
+        MalformedMessage: it is damaged, or larger than any capture.
     """
     inflate = zlib.decompressobj()
     try:
