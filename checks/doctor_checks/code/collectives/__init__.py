@@ -1,0 +1,1 @@
+"""Rules about collectives that some ranks do not join, or join late."""

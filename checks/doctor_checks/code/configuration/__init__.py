@@ -1,0 +1,1 @@
+"""Rules about settings, variables and API versions."""

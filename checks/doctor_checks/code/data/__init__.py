@@ -1,0 +1,1 @@
+"""Rules about samplers, data loaders and evaluation data."""

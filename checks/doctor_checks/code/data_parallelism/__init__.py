@@ -1,0 +1,1 @@
+"""Rules about DataParallel, DDP and FSDP wrappers."""

@@ -1,0 +1,1 @@
+"""Rules about the GPU that each rank uses."""

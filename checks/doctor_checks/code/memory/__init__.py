@@ -1,0 +1,1 @@
+"""Rules about code that wastes GPU memory."""

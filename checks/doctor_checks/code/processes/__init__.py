@@ -1,0 +1,1 @@
+"""Rules about forked and spawned processes, and files that several processes write."""

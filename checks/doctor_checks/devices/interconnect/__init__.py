@@ -1,0 +1,1 @@
+"""Checks of NVLink, NVSwitch and peer-to-peer access."""

@@ -1,0 +1,1 @@
+"""Checks of slow, throttled, idle and unequal devices."""

@@ -1,0 +1,1 @@
+"""Checks of collectives over the network, and of NCCL's network plugins."""

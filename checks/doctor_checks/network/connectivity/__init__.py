@@ -1,0 +1,1 @@
+"""Checks of the connections and paths between hosts."""

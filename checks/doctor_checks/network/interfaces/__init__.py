@@ -1,0 +1,1 @@
+"""Checks of network interfaces: selection, state, addresses, subnets and MTU."""

@@ -1,0 +1,1 @@
+"""Checks of host names, their resolution and the master address."""
