@@ -150,7 +150,7 @@ def check(
             report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
         _print_breakages(job)
         if exclude_list is not None:
-            write(as_hostlist(hosts_to_exclude(report)) + "\n", exclude_list)
+            write(as_hostlist(hosts_to_exclude(report), job.launcher) + "\n", exclude_list)
         _finish(
             gathering,
             report.exit_code,

@@ -1,10 +1,11 @@
-"""The hosts to exclude from a job, in SLURM's format."""
+"""The hosts to exclude from a job, in the format of its launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from doctor.core.report_document import Report
+from doctor.knowledge.launcher_index import BY_NAME
 
 EXCLUDE = "exclude"
 """Key of a finding's evidence that lists hosts to exclude."""
@@ -28,8 +29,14 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def as_hostlist(names: Iterable[str]) -> str:
-    """Format names for ``srun --exclude``: ``node[003,007-009],login``. Empty for none."""
+def as_hostlist(names: Iterable[str], launcher: str = "") -> str:
+    """Format names as the launcher's exclude option takes them, by default ``srun --exclude``.
+
+    Such as ``node[003,007-009],login``; empty for none.
+    """
+    row = BY_NAME.get(launcher)
+    if row is not None and not row.folds_hosts:
+        return ",".join(sorted(set(names)))
     bundles: dict[tuple[str, int], list[int]] = {}
     plain = []
     for name in names:

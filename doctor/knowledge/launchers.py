@@ -1,7 +1,7 @@
 """Launchers and schedulers: the variables they set, the processes they run as, and how their logs look.
 
-One row per launcher. Rooms that identify a process, derive a rendezvous or read a log go by this table. A launcher
-whose variables take more than a lookup has a reader of its own in ``doctor/collectors/launch``.
+One row per launcher; code that identifies a process, derives a rendezvous or reads a log uses this table alone. Where
+a lookup of variables is not enough, the row names a function as ``module:function``.
 
 Sources: torch/distributed/elastic/agent/server/local_elastic_agent.py, slurm src/common/env.c,
 https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html, accelerate/utils/environment.py,
@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 Names = tuple[str, ...]
 UNRANKED = 1_000
 """Precedence of rows that never count as the launcher of a process."""
+_VARIABLES = "doctor.collectors.launch.rank_variables:"
+_ABORTS_FIRST = ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1")
 
 
 def _names(text: str) -> Names:
@@ -42,15 +44,23 @@ class Launcher(NamedTuple):
     ``name``: the value of ``LaunchFacts.launcher``. ``source``: the name of its claim, if it is another one.
     ``precedence``: the launcher that a process reports is the detected one with the lowest number, so an inner launcher
     has a lower one than those around it. ``detected_by``: variables that only its processes have, one of which is set.
-    ``marks``: one of these is set where it claims something about the process. ``counts_hosts``: its rank and size
-    count hosts, not processes.
+    A launcher without any is detected by ``detector``, a function of the row and the environment, or by a claimed rank
+    that does not repeat that of a SLURM task.
+
+    ``marks``: one of these is set if it claims something about the process. ``claim_reader``: the function of row and
+    environment that derives the claim. ``tasks_per_node``: variables with SLURM's ``4(x2),3``. ``counts_hosts``: its
+    rank and size count hosts, not processes. ``ignores_step``: its workers inherit a SLURM step that does not describe
+    them. ``script_variables``: the rank and the size that user scripts read. ``exports``: NAME=VALUE that it sets.
 
     ``recognized_by``: how a rank inside a SLURM task shows that this launcher started it: by the mark of ``counts``, by
     being the reported launcher, or by a claim. ``program``: the word for it in findings, if it is not the name.
-    ``chooses_port``: it chooses MASTER_PORT itself, so any free port may be in use.
+    ``is_script``: a process of the training script starts the others. ``chooses_port``: it chooses MASTER_PORT itself,
+    so any free port may be in use.
 
     ``job_variables`` identify the job in the scheduler, ``run_variables`` the run: both are equal in all processes.
-    ``node_list``: variables with the hosts in rank order; ``node_list_source`` says so in messages.
+    ``node_list``: variables with the hosts in rank order; ``node_list_source`` is their name in messages. ``endpoint``:
+    the function of environment and identity that derives the store's endpoint instead. ``folds_hosts``: its host lists
+    fold numbers (``node[1-3]``). ``status_command`` lists the hosts; ``daemon_log`` is the log of its daemon on a host.
 
     ``processes``: beginnings of the names of processes that start ranks. ``parents``: exact names of parents that show
     that ``parent_program`` started a process that has none of the variables. ``log_prefixes``: regular expressions of
@@ -61,6 +71,7 @@ class Launcher(NamedTuple):
     precedence: int = UNRANKED
     source: str = ""
     detected_by: Names = ()
+    detector: str = ""
     marks: Names = ()
     rank: Names = ()
     world_size: Names = ()
@@ -68,10 +79,16 @@ class Launcher(NamedTuple):
     local_world_size: Names = ()
     node_rank: Names = ()
     node_count: Names = ()
+    claim_reader: str = ""
+    tasks_per_node: Names = ()
     counts_hosts: bool = False
+    ignores_step: bool = False
+    script_variables: Names = ()
+    exports: Names = ()
     counts: ProcessCount | None = None
     recognized_by: Literal["", "counts", "launcher", "claim"] = ""
     program: str = ""
+    is_script: bool = False
     chooses_port: bool = False
     prefixes: Names = ()
     variables: Names = ()
@@ -80,6 +97,10 @@ class Launcher(NamedTuple):
     run_variables: Names = ()
     node_list: Names = ()
     node_list_source: str = ""
+    endpoint: str = ""
+    folds_hosts: bool = True
+    status_command: str = ""
+    daemon_log: str = ""
     processes: Names = ()
     parents: Names = ()
     parent_program: str = ""
@@ -105,7 +126,7 @@ ENVIRONMENT = Launcher(
     local_world_size=("LOCAL_WORLD_SIZE",),
     node_rank=("NODE_RANK",),
     variables=_names("MASTER_ADDR MASTER_PORT STANDALONE_PORT JPY_PARENT_PID"),
-    processes=("python",),
+    processes=("python", "pt_main_thread"),
 )
 """The plain variables that torch reads (``env://``), whoever sets them. A Python program may start ranks itself."""
 
@@ -121,6 +142,7 @@ LAUNCHERS = (
         local_world_size=("LOCAL_WORLD_SIZE",),
         node_rank=("GROUP_RANK",),
         node_count=("GROUP_WORLD_SIZE",),
+        exports=_ABORTS_FIRST,
         counts=ProcessCount("TORCHELASTIC_RUN_ID", "RANK", ("WORLD_SIZE",), by_agent=True),
         recognized_by="counts",
         chooses_port=True,
@@ -146,6 +168,8 @@ LAUNCHERS = (
         local_rank=("SLURM_LOCALID",),
         node_rank=("SLURM_NODEID",),
         node_count=_names("SLURM_STEP_NUM_NODES SLURM_NNODES SLURM_JOB_NUM_NODES"),
+        tasks_per_node=_names("SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE"),
+        script_variables=_names("SLURM_PROCID SLURM_NTASKS"),
         counts=ProcessCount("SLURM_STEP_ID", "SLURM_PROCID", _names("SLURM_STEP_NUM_TASKS SLURM_NTASKS"), in_step=True),
         program="srun",
         prefixes=_names("SLURM_ SLURMD_ SRUN_ SALLOC_ SBATCH_"),
@@ -153,7 +177,7 @@ LAUNCHERS = (
         job_names=_names("SLURM_JOB_NAME SBATCH_JOB_NAME"),
         node_list=_names("SLURM_STEP_NODELIST SLURM_JOB_NODELIST"),
         node_list_source="SLURM's node list",
-        processes=("slurmstepd",),
+        processes=("slurmstepd", "srun"),
     ),
     Launcher(
         "openmpi",
@@ -164,12 +188,14 @@ LAUNCHERS = (
         world_size=("OMPI_COMM_WORLD_SIZE",),
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
         local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        script_variables=_names("OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE"),
         counts=ProcessCount("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",)),
         recognized_by="counts",
         program="mpirun",
         prefixes=("OMPI_COMM_",),
         variables=_names("OMPI_UNIVERSE_SIZE PMIX_RANK"),
         run_variables=_names("OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"),
+        endpoint="doctor.cluster.rendezvous.endpoint:open_mpi_endpoint",
         processes=_names("mpirun mpiexec orterun orted prte"),
         # mpirun --tag-output (Open MPI 4 and 5, PRRTE), horovodrun, SageMaker.
         log_prefixes=(
@@ -188,11 +214,12 @@ LAUNCHERS = (
         local_rank=_names("MPI_LOCALRANKID MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID"),
         local_world_size=_names("MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE PALS_LOCAL_SIZE"),
         node_rank=("PALS_NODEID",),
+        script_variables=_names("PMI_RANK PMI_SIZE"),
         counts=ProcessCount("PMI_SIZE", "PMI_RANK", ("PMI_SIZE",)),
         recognized_by="counts",
         program="mpirun",
         prefixes=_names("MPI_LOCAL MV2_COMM_ PMI_ PALS_"),
-        processes=("hydra_pmi_proxy",),
+        processes=_names("hydra_pmi_proxy hydra_bstrap pmi_proxy"),
     ),
     Launcher(
         "lsf",
@@ -203,17 +230,20 @@ LAUNCHERS = (
         world_size=("JSM_NAMESPACE_SIZE",),
         local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
         local_world_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+        script_variables=_names("JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE"),
         program="jsrun",
         prefixes=_names("LSB_ JSM_"),
         job_variables=("LSB_JOBID",),
         job_names=("LSB_JOBNAME",),
-        processes=("jsm",),
+        processes=("jsm", "jsrun"),
     ),
     Launcher(
         "kubeflow",
         precedence=70,
+        detector=_VARIABLES + "is_started_by_kubeflow",
         # Defaults of torchrun's arguments (torch/distributed/argparse_util.py), set in every pod.
         marks=_names("PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK"),
+        claim_reader=_VARIABLES + "kubeflow_claim",
         counts_hosts=True,
         chooses_port=True,
         variables=("KUBERNETES_SERVICE_HOST",),
@@ -229,10 +259,14 @@ LAUNCHERS = (
         local_rank=("LOCAL_RANK",),
         local_world_size=("LOCAL_WORLD_SIZE",),
         node_rank=("NODE_RANK",),
+        ignores_step=True,
+        exports=_ABORTS_FIRST,
         recognized_by="launcher",
         chooses_port=True,
         prefixes=("RAY_",),
-        processes=("raylet",),
+        status_command="ray status",
+        daemon_log="/tmp/ray/session_latest/logs/raylet.out",  # noqa: S108
+        processes=("raylet", "ray::"),
         parents=("raylet",),
         parent_program="Ray",
         # "(RayTrainWorker pid=123, ip=10.0.0.2)"; vLLM: "(VllmWorkerProcess pid=123)".
@@ -244,7 +278,9 @@ LAUNCHERS = (
     Launcher(
         "sagemaker",
         precedence=80,
+        detector=_VARIABLES + "has_all_marks",
         marks=_names("SM_HOSTS SM_CURRENT_HOST"),
+        claim_reader=_VARIABLES + "sagemaker_claim",
         counts_hosts=True,
         recognized_by="launcher",
         chooses_port=True,
@@ -256,7 +292,10 @@ LAUNCHERS = (
     Launcher(
         "lightning",
         precedence=100,
+        detector=_VARIABLES + "is_started_by_lightning",
+        claim_reader=_VARIABLES + "lightning_claim",
         recognized_by="claim",
+        is_script=True,
         chooses_port=True,
         prefixes=_names("LT_ PL_"),
         processes=_names("fabric lightning"),
@@ -273,6 +312,7 @@ LAUNCHERS = (
         local_world_size=_names(
             "LOCAL_WORLD_SIZE MPI_LOCALNRANKS OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_LOCAL_SIZE"
         ),
+        exports=_ABORTS_FIRST,
         recognized_by="claim",
         chooses_port=True,
         prefixes=("ACCELERATE_",),
@@ -280,7 +320,11 @@ LAUNCHERS = (
         parents=("accelerate",),
         parent_program="accelerate launch",
     ),
-    Launcher("llamafactory", variables=_names("FORCE_TORCHRUN NNODES NPROC_PER_NODE")),
+    Launcher(
+        "llamafactory",
+        claim_reader=_VARIABLES + "llamafactory_claim",
+        variables=_names("FORCE_TORCHRUN NNODES NPROC_PER_NODE"),
+    ),
     Launcher("deepspeed", processes=("deepspeed",), parents=("deepspeed",)),
     Launcher("pbs", job_variables=("PBS_JOBID",), job_names=("PBS_JOBNAME",)),
     Launcher("flux", job_variables=("FLUX_JOB_ID",)),

@@ -18,6 +18,7 @@ from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import start_thread
 from doctor.core.facts import SECTIONS, GpuFacts, HostUseFacts, LaunchFacts, Missing, Section, StorageFacts
+from doctor.knowledge.launcher_index import BY_NAME
 from doctor.monitor.telemetry.host_counters import HostCounters
 
 Sections = dict[str, "Section | Missing"]
@@ -48,7 +49,8 @@ def settled_launch(launch: LaunchFacts, rank: int, world_size: int) -> LaunchFac
     Without a launcher, the Trainer starts the processes and sets RANK and the like in each of them; those are not the
     user's configuration and are dropped.
     """
-    if launch.launcher not in ("none", "lightning"):
+    row = BY_NAME.get(launch.launcher)
+    if row is not None and not row.is_script:
         return launch
     return msgspec.structs.replace(
         launch,

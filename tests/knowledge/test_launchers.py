@@ -1,11 +1,11 @@
-"""A launcher is one row of the table: identification, rendezvous, redaction and logs follow from it."""
+"""A launcher is one row of the table: identification, rendezvous, exclude lists, redaction and logs follow from it."""
 
 import json
 import subprocess
 import sys
 from collections import Counter
 
-from doctor.knowledge.launcher_index import BY_PRECEDENCE
+from doctor.knowledge.launcher_index import BY_PRECEDENCE, function_of
 from doctor.knowledge.launchers import LAUNCHERS
 
 # The table is extended before anything else reads it, as an edit of the file would.
@@ -24,12 +24,16 @@ launchers.LAUNCHERS += (
         local_world_size=("QUOKKA_LOCAL_TASKS",),
         counts=launchers.ProcessCount("QUOKKA_TASKS", "QUOKKA_TASK", ("QUOKKA_TASKS",)),
         recognized_by="counts",
+        script_variables=("QUOKKA_TASK", "QUOKKA_TASKS"),
+        exports=("TORCH_NCCL_ASYNC_ERROR_HANDLING=1",),
         program="quokka run",
         prefixes=("QUOKKA_",),
         job_variables=("QUOKKA_JOB",),
         job_names=("QUOKKA_TITLE",),
         node_list=("QUOKKA_HOSTS",),
         node_list_source="the host list of quokka",
+        folds_hosts=False,
+        status_command="quokka status",
         processes=("quokkad",),
         log_prefixes=(r"\\[quokka task (?P<rank>\\d{1,7})@(?P<host>[\\w.-]+)\\] ?",),
     ),
@@ -40,10 +44,11 @@ FOLLOW = """
 import json
 import sys
 from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, direct_launch, inner_launcher
+from doctor.cluster.hostlist import as_hostlist
 from doctor.cluster.rendezvous.endpoint import store_endpoint
 from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.collectors.launch.launcher import launch_facts
-from doctor.knowledge.launcher_index import JOB_NAMES, PROCESSES
+from doctor.knowledge.launcher_index import JOB_NAMES, PROCESSES, SCRIPT_VARIABLES
 from doctor.postmortem.logs.prefixes import parse_line
 from doctor.postmortem.logs.timestamps import Calendar
 
@@ -66,6 +71,8 @@ print(json.dumps({
     "local_rank_name": "QUOKKA_LOCAL_TASK" in LOCAL_RANK_NAMES,
     "job_name": "QUOKKA_TITLE" in JOB_NAMES,
     "process": "quokkad" in PROCESSES,
+    "script_variables": ["QUOKKA_TASK" in SCRIPT_VARIABLES[0], "QUOKKA_TASKS" in SCRIPT_VARIABLES[1]],
+    "excluded": as_hostlist(["node2", "node1"], launch.launcher),
     "line": [line.speaker.rank, line.speaker.host, line.text],
 }))
 """
@@ -101,6 +108,8 @@ def test_a_new_launcher_is_one_row() -> None:
         "local_rank_name": True,
         "job_name": True,
         "process": True,
+        "script_variables": [True, True],
+        "excluded": "node1,node2",
         "line": [5, "node2", "loss 3.1"],
     }
 
@@ -115,6 +124,12 @@ environ = json.loads(sys.argv[1])
 print(json.dumps([launch_facts(environ).launcher, process_identity(environ)]))
 """
     assert followed(identified) == ["none", None]
+
+
+def test_functions_that_rows_name_exist() -> None:
+    references = [name for row in LAUNCHERS for name in (row.detector, row.claim_reader, row.endpoint) if name]
+    assert references
+    assert all(callable(function_of(reference)) for reference in references)
 
 
 def test_names_and_precedences_are_unique() -> None:

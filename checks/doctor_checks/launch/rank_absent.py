@@ -19,6 +19,7 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.facts import Event, SlurmFacts
+from doctor.knowledge.launcher_index import BY_NAME
 from doctor.testing import Fails, Passes, healthy, logged
 
 MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
@@ -295,10 +296,11 @@ def _where(host: str) -> str:
 
 def _fix(host: str, has_answered: bool, launcher: str) -> str:
     first = host.split(", ")[0]
-    if host and launcher == "ray":
+    row = BY_NAME.get(launcher)
+    if host and row and row.status_command:
         return (
-            f"`ray status` shows whether the cluster still has {first}; /tmp/ray/session_latest/logs/raylet.out there "
-            "says why it is silent."
+            f"`{row.status_command}` shows whether the cluster still has {first}; {row.daemon_log} there says why it "
+            "is silent."
         )
     if not host:
         return (

@@ -20,6 +20,7 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import LaunchFacts
+from doctor.knowledge.launcher_index import SCRIPT_VARIABLES
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, is_static, rank_of_host, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
@@ -29,11 +30,8 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 
-STAND_INS = {
-    "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JSM_NAMESPACE_RANK"),
-    "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE"),
-}
-"""Where scripts under srun, mpirun and jsrun take a rank and a size from."""
+SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
+"""Variables from which scripts under srun, mpirun and jsrun take a rank and a size."""
 
 BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=<host of rank 0>"}
 BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
@@ -110,7 +108,7 @@ def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], alike: Identi
     if missing == ["RANK"] and "LOCAL_RANK" in values and "NODE_RANK" in values:
         return  # Lightning's own processes: lightning/fabric/strategies/launchers/subprocess_script.py sets no RANK.
     there = {name: launch.get(name) for name in NEEDED if name not in missing}
-    instead = [_stand_in(launch, name) for name in missing]
+    instead = [_substitute(launch, name) for name in missing]
     if all(instead):
         yield _mapped(missing, [name for name in instead if name], there, alike)
         return
@@ -125,15 +123,15 @@ def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], alike: Identi
     )
 
 
-def _stand_in(launch: LaunchFacts, name: str) -> str | None:
+def _substitute(launch: LaunchFacts, name: str) -> str | None:
     """The launcher's own variable that a script can take in place of ``name``."""
     if inner_launcher(launch) == "torchrun":
         return None
-    return next((other for other in STAND_INS.get(name, ()) if launch_number(launch, other) is not None), None)
+    return next((other for other in SUBSTITUTES.get(name, ()) if launch_number(launch, other) is not None), None)
 
 
 def _by_hand(launch: LaunchFacts, name: str) -> str:
-    instead = _stand_in(launch, name)
+    instead = _substitute(launch, name)
     return f"{name}=${instead}" if instead else BY_HAND[name]
 
 

@@ -30,6 +30,7 @@ from doctor.facts import (
     TrainerFacts,
     TrainingFacts,
 )
+from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.testing import Fails, Passes, healthy, lines
@@ -218,7 +219,8 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
     if value == "0":
         yield _Gap(f"{name}=0: {_UNNOTICED}", f"export {name}=3")
     elif value in ("1", "2"):
-        by_launcher = value == "1" and launcher in ("torchrun", "ray", "accelerate")
+        row = BY_NAME.get(launcher or "")
+        by_launcher = row is not None and f"{name}={value}" in row.exports
         why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)

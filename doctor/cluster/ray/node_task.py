@@ -16,8 +16,9 @@ from doctor.cluster.transport.secret_file import VARIABLE, secret_from_environ
 from doctor.cluster.transport.signing import RejectedMessages, SignedBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.collectors.base import Machine
-from doctor.collectors.launch.rank_variables import is_ray_worker
+from doctor.collectors.launch.rank_variables import any_set
 from doctor.core.errors import UnusableError
+from doctor.knowledge.launcher_index import BY_NAME
 
 
 def join_from_node(
@@ -70,7 +71,7 @@ def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     given = {name: value for name, _, value in pairs}
     # A process that sets its title may overwrite its environment (setproctitle without SPT_NOENV).
-    return given if is_ray_worker(given) else dict(os.environ)
+    return given if any_set(given, BY_NAME["ray"].marks) else dict(os.environ)
 
 
 def _discard_line(line: str) -> None:

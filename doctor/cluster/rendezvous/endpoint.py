@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 from doctor.analysis.launch_origin import expand_hosts
@@ -13,7 +12,7 @@ from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.collectors.launch.launcher import PORTS
 from doctor.collectors.launch.rank_variables import Environ, whole_number
 from doctor.core.errors import UnusableError
-from doctor.knowledge.launcher_index import BY_NAME
+from doctor.knowledge.launcher_index import BY_NAME, function_of
 from doctor.knowledge.launchers import Launcher
 
 FIRST_PORT, PORT_COUNT = 20_000, 8_000
@@ -93,8 +92,10 @@ def _launcher_endpoint(environ: Environ, launcher: str, identity: ProcessIdentit
     row = BY_NAME.get(launcher)
     if row is None:
         return None
-    derive = _DERIVED.get(launcher)
-    return derive(environ, identity) if derive else _first_node(environ, row, identity)
+    if row.endpoint:
+        derived: StoreEndpoint | None = function_of(row.endpoint)(environ, identity)
+        return derived
+    return _first_node(environ, row, identity)
 
 
 def _first_node(environ: Environ, row: Launcher, identity: ProcessIdentity) -> StoreEndpoint | None:
@@ -109,7 +110,7 @@ def _first_node(environ: Environ, row: Launcher, identity: ProcessIdentity) -> S
     return StoreEndpoint(nodes[:1], port, "here" if identity.number == 0 else "there", row.node_list_source)
 
 
-def _of_open_mpi(environ: Environ, identity: ProcessIdentity) -> StoreEndpoint | None:
+def open_mpi_endpoint(environ: Environ, identity: ProcessIdentity) -> StoreEndpoint | None:
     """Use the node of mpirun, where its first local process hosts, which may not be rank 0.
 
     If that node has no rank, rank 0 hosts on the first node that has one: the others try both.
@@ -122,7 +123,3 @@ def _of_open_mpi(environ: Environ, identity: ProcessIdentity) -> StoreEndpoint |
     names = (*place.names, place.first_node) if place.first_node else place.names
     job = environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMIX_NAMESPACE")
     return StoreEndpoint(names, _port_for(job), "here" if hosting else "there", "mpirun's node")
-
-
-_DERIVED: dict[str, Callable[[Environ, ProcessIdentity], StoreEndpoint | None]] = {"openmpi": _of_open_mpi}
-"""Launchers whose endpoint takes more than the first node of a list."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from doctor.collectors.base import Collector, Machine, NotVisible, parse_int, read_text
 from doctor.core.facts import KernelEvent, KernelLogFacts
+from doctor.knowledge.launcher_index import PROCESSES
 
 EVENTS = 200
 """Events of one kind that are kept, the latest: a failing link can write thousands of lines."""
@@ -34,10 +35,8 @@ _PCIE = re.compile(
 )
 _PATTERNS = (("sxid", _SXID), ("xid", _XID), ("oom", _OOM), ("pcie", _PCIE))
 
-_LAUNCHERS = re.compile(
-    r"python|pt_main_thread|pt_elastic|torchrun|accelerate|deepspeed|lightning|fabric|doctor|rankdoctor|srun|slurmstepd|"
-    r"mpirun|mpiexec|orterun|orted|prterun|prted|hydra_pmi_proxy|hydra_bstrap|pmi_proxy|jsrun|raylet|ray::"
-)
+_STARTERS = (*PROCESSES, "doctor", "rankdoctor")
+"""Beginnings of the names of processes that belong to a job."""
 
 
 def collect_kernel_log(surroundings: Machine) -> KernelLogFacts:
@@ -130,7 +129,7 @@ def job_started(surroundings: Machine) -> float | None:
         name, parent, start = _stat(surroundings.proc / str(pending))
         if start is None:
             break
-        if started is None or _LAUNCHERS.match(name):
+        if started is None or name.startswith(_STARTERS):
             started = start / ticks
         elif name not in ("sh", "bash", "dash"):
             break

@@ -5,8 +5,6 @@ The decisions are pure functions of a mapping of environment variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from doctor.collectors.base import Collector, Machine
 from doctor.collectors.host.ancestors import ancestors_of
 from doctor.collectors.launch.rank_variables import (
@@ -14,16 +12,21 @@ from doctor.collectors.launch.rank_variables import (
     any_set,
     claim_from,
     claims_of,
-    is_pod_of_kubeflow,
-    is_ray_worker,
     is_slurm_step,
-    is_started_by_lightning,
-    slurm_claim,
     whole_number,
 )
 from doctor.core.facts import Claim, LaunchFacts
 from doctor.core.masking import mask_variables, readable
-from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, PREFIXES, VARIABLES
+from doctor.knowledge.launcher_index import (
+    BY_NAME,
+    BY_PRECEDENCE,
+    COUNTED,
+    PREFIXES,
+    STEP,
+    STEPLESS_MARKS,
+    VARIABLES,
+    function_of,
+)
 from doctor.knowledge.launchers import Launcher
 
 PORTS = range(1, 65536)
@@ -45,8 +48,18 @@ def launcher_of(environ: Environ) -> str:
 
 
 def _is_detected(row: Launcher, environ: Environ) -> bool:
-    detect = _DETECTORS.get(row.name)
-    return detect(environ) if detect else any_set(environ, row.detected_by)
+    if row.detector:
+        return bool(function_of(row.detector)(row, environ))
+    if row.detected_by:
+        return any_set(environ, row.detected_by)
+    if row is STEP:
+        return is_slurm_step(environ)
+    # srun sets the variables of PMI and Open MPI too (--mpi=pmi2), then equal to its own.
+    claim = claim_from(row, environ)
+    if claim is None or claim.rank is None:
+        return False
+    tasks = claim_from(STEP, environ) if is_slurm_step(environ) else None
+    return tasks is None or (claim.rank, claim.world_size) != (tasks.rank, tasks.world_size)
 
 
 def running_together(environ: Environ) -> str:
@@ -59,7 +72,7 @@ def running_together(environ: Environ) -> str:
     for _, count in COUNTED:
         if count.by_agent and count.mark not in environ:
             continue
-        if count.in_step and (not is_slurm_step(environ) or is_ray_worker(environ)):
+        if count.in_step and (not is_slurm_step(environ) or any_set(environ, STEPLESS_MARKS)):
             continue
         if _is_one_of(environ, count.rank, whole_number(environ, *count.sizes)):
             return count.mark
@@ -114,31 +127,6 @@ def _has_plain_rank(environ: Environ) -> bool:
     port = whole_number(environ, "MASTER_PORT")
     reachable = bool(environ.get("MASTER_ADDR", "").strip()) and port in PORTS
     return reachable and "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))
-
-
-def _is_started_by_mpi(environ: Environ, row: Launcher) -> bool:
-    """Whether mpirun or mpiexec set these variables: srun sets PMI's too (``--mpi=pmi2``), then equal to its own."""
-    claim = claim_from(row, environ)
-    if claim is None or claim.rank is None:
-        return False
-    tasks = slurm_claim(environ) if is_slurm_step(environ) else None
-    return tasks is None or (claim.rank, claim.world_size) != (tasks.rank, tasks.world_size)
-
-
-def _is_started_by_kubeflow(environ: Environ) -> bool:
-    configured = any_set(environ, BY_NAME["kubeflow"].marks)
-    return is_pod_of_kubeflow(environ) or (configured and "KUBERNETES_SERVICE_HOST" in environ)
-
-
-_DETECTORS: dict[str, Callable[[Environ], bool]] = {
-    "openmpi": lambda environ: _is_started_by_mpi(environ, BY_NAME["openmpi"]),
-    "mpich": lambda environ: _is_started_by_mpi(environ, BY_NAME["mpich"]),
-    "slurm": is_slurm_step,
-    "kubeflow": _is_started_by_kubeflow,
-    "sagemaker": lambda environ: all(name in environ for name in BY_NAME["sagemaker"].marks),
-    "lightning": lambda environ: is_started_by_lightning(environ) or "LT_CLI_USED" in environ,
-}
-"""Launchers that no single variable identifies."""
 
 
 def _first(number: int | None, other: int | None) -> int | None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from doctor.collectors.base import parse_int
 from doctor.collectors.launch.trainer_variables import device_count
 from doctor.core.facts import Claim
-from doctor.knowledge.launcher_index import BY_NAME, COUNTED
+from doctor.knowledge.launcher_index import COUNTED, PLAIN_MARKS, STEP, function_of
 from doctor.knowledge.launchers import ENVIRONMENT, LAUNCHERS, Launcher
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP
 
 Environ = Mapping[str, str]
-
-SLURM = BY_NAME["slurm"]
 
 RANK_VARIABLES = tuple(dict.fromkeys(("RANK", "LOCAL_RANK", *(counts.rank for _, counts in COUNTED))))
 """Variables by which launchers number the processes that run now."""
@@ -33,15 +31,10 @@ def claim_from(row: Launcher, environ: Environ) -> Claim | None:
     if not any_set(environ, row.marks):
         return None
     fields = (row.rank, row.world_size, row.local_rank, row.local_world_size, row.node_rank, row.node_count)
-    return Claim(row.claim, *(whole_number(environ, *names) for names in fields))
-
-
-def slurm_claim(environ: Environ) -> Claim | None:
-    """SLURM's claim: about the task in a step; elsewhere about the batch script (task 0), or the allocation alone."""
-    claim = claim_from(SLURM, environ)
-    if claim is None or claim.node_rank is None:
+    claim = Claim(row.claim, *(whole_number(environ, *names) for names in fields))
+    if not row.tasks_per_node or claim.node_rank is None:
         return claim
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    tasks = next((environ[name] for name in row.tasks_per_node if environ.get(name)), "")
     return msgspec.structs.replace(claim, local_world_size=tasks_on_node(tasks, claim.node_rank))
 
 
@@ -69,55 +62,54 @@ def tasks_on_node(text: str, node: int) -> int | None:
     return None
 
 
-def kubeflow_claim(environ: Environ) -> Claim | None:
+def kubeflow_claim(row: Launcher, environ: Environ) -> Claim | None:
     """What Kubeflow says of this pod. Its RANK and WORLD_SIZE count pods, not processes
     (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go); PET_* are defaults of torchrun's arguments.
     """
-    configured = any_set(environ, BY_NAME["kubeflow"].marks)
-    if not configured and not is_pod_of_kubeflow(environ):
+    configured, is_pod = any_set(environ, row.marks), is_pod_of_kubeflow(environ)
+    if not configured and not is_pod:
         return None
-    pod_rank, pods = ("RANK", "WORLD_SIZE") if is_pod_of_kubeflow(environ) else ("", "")
-    nodes = whole_number(environ, "PET_NNODES") if configured else whole_number(environ, pods)
     return _claim_of_nodes(
-        "kubeflow",
-        node_rank=whole_number(environ, "PET_NODE_RANK", pod_rank),
-        node_count=nodes,
+        row,
+        node_rank=whole_number(environ, "PET_NODE_RANK", *(("RANK",) if is_pod else ())),
+        node_count=whole_number(environ, "PET_NNODES" if configured else "WORLD_SIZE"),
         processes=whole_number(environ, "PET_NPROC_PER_NODE"),
     )
 
 
-def sagemaker_claim(environ: Environ) -> Claim | None:
+def sagemaker_claim(row: Launcher, environ: Environ) -> Claim | None:
     """What SageMaker says of this host: its place among SM_HOSTS (sagemaker-training-toolkit)."""
-    if not any_set(environ, BY_NAME["sagemaker"].marks):
+    if not any_set(environ, row.marks):
         return None
     hosts = _texts(environ.get("SM_HOSTS", ""))
     current = environ.get("SM_CURRENT_HOST")
     return _claim_of_nodes(
-        "sagemaker",
+        row,
         node_rank=hosts.index(current) if current in hosts else None,
         node_count=len(hosts) or None,
         processes=whole_number(environ, "SM_NUM_GPUS") or None,
     )
 
 
-def llamafactory_claim(environ: Environ) -> Claim | None:
-    """What LLaMA-Factory hands to the torchrun that it starts (its src/llamafactory/launcher.py)."""
+def llamafactory_claim(row: Launcher, environ: Environ) -> Claim | None:
+    """What LLaMA-Factory passes to the torchrun that it starts (its src/llamafactory/launcher.py)."""
     if "FORCE_TORCHRUN" not in environ and not {"NNODES", "NPROC_PER_NODE"} <= environ.keys():
         return None
     return _claim_of_nodes(
-        "llamafactory",
+        row,
         node_rank=whole_number(environ, "NODE_RANK"),
         node_count=whole_number(environ, "NNODES"),
         processes=whole_number(environ, "NPROC_PER_NODE"),
     )
 
 
-def lightning_claim(environ: Environ) -> Claim | None:
-    """What Lightning tells the processes that it starts (lightning/fabric/strategies/launchers/subprocess_script.py).
+def lightning_claim(row: Launcher, environ: Environ) -> Claim | None:
+    """What Lightning passes to the processes that it starts.
 
-    It sets no RANK: a rank is the node's rank times the devices of a node, plus the local rank.
+    It sets no RANK: a rank is the node's rank times the devices of a node, plus the local rank
+    (lightning/fabric/strategies/launchers/subprocess_script.py).
     """
-    if not is_started_by_lightning(environ) and "LT_CLI_USED" not in environ:
+    if not is_started_by_lightning(row, environ):
         return None
     node_rank, local_rank = whole_number(environ, "NODE_RANK", "GROUP_RANK"), whole_number(environ, "LOCAL_RANK")
     devices = device_count(environ.get("LT_DEVICES"))
@@ -125,25 +117,15 @@ def lightning_claim(environ: Environ) -> Claim | None:
     if node_rank and local_rank is not None and devices:
         rank = node_rank * devices + local_rank
     nodes = whole_number(environ, "LT_NUM_NODES")
-    return Claim("lightning", rank, whole_number(environ, "WORLD_SIZE"), local_rank, devices, node_rank, nodes)
-
-
-_CLAIM_READERS: dict[str, Callable[[Environ], Claim | None]] = {
-    "slurm": slurm_claim,
-    "kubeflow": kubeflow_claim,
-    "sagemaker": sagemaker_claim,
-    "lightning": lightning_claim,
-    "llamafactory": llamafactory_claim,
-}
-"""Launchers whose claim has to be derived from several variables."""
+    return Claim(row.claim, rank, whole_number(environ, "WORLD_SIZE"), local_rank, devices, node_rank, nodes)
 
 
 def claims_of(environ: Environ) -> tuple[Claim, ...]:
     """The claims of all sources in the order of the table, without the sources that state nothing."""
     found = [claim_from(ENVIRONMENT, environ)]
     for row in LAUNCHERS:
-        read = _CLAIM_READERS.get(row.name)
-        found.append(read(environ) if read else claim_from(row, environ))
+        read = function_of(row.claim_reader) if row.claim_reader else claim_from
+        found.append(read(row, environ))
     return tuple(claim for claim in found if claim is not None)
 
 
@@ -153,31 +135,37 @@ def is_slurm_step(environ: Environ) -> bool:
     return step.isascii() and step.isdecimal() and len(step) <= 10 and int(step) < FIRST_SPECIAL_STEP
 
 
-def is_ray_worker(environ: Environ) -> bool:
-    """Whether a raylet started this process."""
-    return any_set(environ, BY_NAME["ray"].marks)
-
-
 def is_pod_of_kubeflow(environ: Environ) -> bool:
     """Whether the plain variables are those that the training operator gives a pod, with no launcher inside it."""
     wanted = {"KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    return wanted <= environ.keys() and not any_set(
-        environ, ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", *BY_NAME["ray"].marks)
-    )
+    return wanted <= environ.keys() and not any_set(environ, ("LOCAL_RANK", *PLAIN_MARKS))
 
 
-def is_started_by_lightning(environ: Environ) -> bool:
-    """Whether the variables are those that Lightning's own launcher sets: all but RANK. Several tasks of srun have no
-    need of it: a batch script exported these."""
+def is_started_by_kubeflow(row: Launcher, environ: Environ) -> bool:
+    """Whether the training operator started this pod, and no launcher inside it."""
+    return is_pod_of_kubeflow(environ) or (any_set(environ, row.marks) and "KUBERNETES_SERVICE_HOST" in environ)
+
+
+def is_started_by_lightning(row: Launcher, environ: Environ) -> bool:
+    """Whether the variables are those that Lightning's own launcher sets: all but RANK.
+
+    Several tasks of srun do not need that launcher: a batch script exported these.
+    """
     wanted = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    tasks = whole_number(environ, *SLURM.world_size) if is_slurm_step(environ) else None
-    return wanted <= environ.keys() and "RANK" not in environ and (tasks is None or tasks < 2)
+    tasks = whole_number(environ, *STEP.world_size) if is_slurm_step(environ) else None
+    launched = wanted <= environ.keys() and "RANK" not in environ and (tasks is None or tasks < 2)
+    return launched or "LT_CLI_USED" in environ
 
 
-def _claim_of_nodes(source: str, *, node_rank: int | None, node_count: int | None, processes: int | None) -> Claim:
+def has_all_marks(row: Launcher, environ: Environ) -> bool:
+    """Whether all marks of the launcher are set."""
+    return all(name in environ for name in row.marks)
+
+
+def _claim_of_nodes(row: Launcher, *, node_rank: int | None, node_count: int | None, processes: int | None) -> Claim:
     world = node_count * processes if node_count is not None and processes is not None else None
     world = world if world is not None and abs(world) < 1 << 63 else None
-    return Claim(source, None, world, None, processes, node_rank, node_count)
+    return Claim(row.claim, None, world, None, processes, node_rank, node_count)
 
 
 def _texts(text: str) -> list[str]:
