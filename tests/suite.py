@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.lab.speed import VARIABLE, patience, slowness
 
+TESTS = Path(__file__).parent
+REAL_TIME = {"cluster", "examples", "faults", "hostile", "integrations", "postmortem", "probes", "report", "watchdog"}
+"""Folders whose tests start processes that wait for each other with timeouts of the product. A scheduler that stops one
+of them for seconds changes what the others may report, so a failure counts if it repeats; every repetition is listed at
+the end of the run (``RERUN``)."""
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -46,6 +52,15 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give every test its limit, and those that depend on the scheduling of processes a second attempt."""
+    if config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if not REAL_TIME.isdisjoint(item.path.relative_to(TESTS).parts):
+                item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+    _scale_limits(config, items)
+
+
+def _scale_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Scale the limit of every test, unless the command line sets one."""
     if config.getoption("timeout") is not None:
         return
