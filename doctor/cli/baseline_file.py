@@ -1,4 +1,4 @@
-"""The job that worked, by its capture: what ``--expect`` names."""
+"""Loads the baseline job that ``--expect`` names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from doctor.postmortem.inputs import read_inputs
 
 
 def load_baseline(path: Path) -> Job:
-    """The job in a capture, or in a folder of captures of its ranks, to be set as ``job.expected``.
+    """Return the job in a capture, or in a folder of captures of its ranks, to be set as ``job.expected``.
 
-    Other files of the folder are passed over. A capture that can't be read is not: with it, what the ranks of that
-    job disagree about could look agreed.
+    Other files of the folder are skipped, but not an unreadable capture: the ranks of the baseline that disagree about
+    a value could then look unanimous.
 
     Raises:
-        UnusableError: there is no capture, or one of them can't be used; in one sentence.
+        UnusableError: there is no capture, or one of them is not valid.
     """
     inputs = read_inputs([path])
     for file in inputs.files:

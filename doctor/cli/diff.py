@@ -1,4 +1,4 @@
-"""Two things that ``doctor diff`` was given, compared as what they are: captures and records, or reports."""
+"""Compares the two arguments of ``doctor diff``: captures and records, or reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from doctor.postmortem.inputs import kind_of, read_inputs
 
 
 def difference(before: Path, after: Path) -> list[Difference]:
-    """What changed, the likeliest causes of trouble first.
+    """Return what changed, the most likely causes of trouble first.
 
     Raises:
-        UnusableError: one of them can't be read, or they are of different kinds.
+        UnusableError: one of them is not readable, or they are of different kinds.
     """
-    kinds = [_is_report(path) for path in (before, after)]
+    # Path.is_file raises if a parent folder is not accessible.
+    kinds = [os.path.isfile(path) and kind_of(path) == "report" for path in (before, after)]  # noqa: PTH113
     if all(kinds):
         return compare_reports(read_report(before), read_report(after))
     if any(kinds):
@@ -32,15 +33,11 @@ def difference(before: Path, after: Path) -> list[Difference]:
     return compare(*(merge_captures(read_inputs([path]).captures) for path in (before, after)))
 
 
-def _is_report(path: Path) -> bool:
-    return os.path.isfile(path) and kind_of(path) == "report"  # noqa: PTH113 - Path.is_file raises where a parent is shut
-
-
 def read_report(path: Path) -> Report:
-    """The report in a file.
+    """Read the report in a file.
 
     Raises:
-        UnusableError: it can't be read, is of another schema, or is malformed.
+        UnusableError: the file is not readable, malformed, or of another schema.
     """
     try:
         if path.stat().st_size > FILE_LIMIT:

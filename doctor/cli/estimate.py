@@ -1,12 +1,12 @@
-"""``doctor estimate``: options into a plan, traces into an answer, the answer onto paper."""
+"""``doctor estimate``: traces training steps of a factory's model and reports their memory."""
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +14,24 @@ import click
 
 from doctor.cli.options import (
     PATH,
+    CommonOptions,
+    detail_options,
     fail_on_option,
     format_option,
     here,
     ignore_option,
     output_option,
     print_notes,
-    quiet_option,
     redact_option,
     select_option,
-    settings_of,
     settings_options,
-    verbose_option,
+    with_common_options,
 )
-from doctor.cli.output import print_notice, write
+from doctor.cli.output import print_notice, rendered, write, write_drawn
 from doctor.core.errors import UnusableError
 
 if TYPE_CHECKING:
-    from doctor.core.job import Job
-    from doctor.core.report_document import FailOn, Report
+    from doctor.core.report_document import Report
     from doctor.estimate.data_model import Estimate, MeasuredThroughput, TrainingPlan
     from doctor.estimate.device_budget import DeviceBudget
 
@@ -40,12 +39,10 @@ STRATEGIES = ("none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "dee
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 COUNT = click.IntRange(1, 1 << 20)
 SECONDS = 90.0
-"""Time for all traces, and again for ``--measure``, unless another is asked for."""
+"""Default time for all traces, and again for ``--measure``."""
 
 BEGINNING = 0.8
-"""Share of that time in which a further trace is begun; the rest is for the last one to end."""
-
-FACTORY = re.compile(r"[^:]+:\w+")
+"""Share of that time in which a further trace may begin; the last one ends in the rest."""
 
 
 @click.command("estimate")
@@ -70,6 +67,7 @@ FACTORY = re.compile(r"[^:]+:\w+")
 @click.option("--measure", is_flag=True, help="Train a few steps here: are several ranks on one device worth it?")
 @click.option(
     "--timeout",
+    "seconds",
     type=click.FloatRange(1, 3600),
     default=SECONDS,
     help=f"Seconds for all traces, and again for --measure (default: {SECONDS:g}).",
@@ -81,25 +79,18 @@ FACTORY = re.compile(r"[^:]+:\w+")
 @fail_on_option
 @settings_options
 @redact_option
-@quiet_option
-@verbose_option
+@detail_options
+@with_common_options
 def command(
+    options: CommonOptions,
     factory: str,
     device_memory: str | None,
     device: str | None,
     like: Path | None,
     host_memory: str | None,
     measure: bool,
-    timeout: float,
-    form: str,
-    output: Path | None,
-    select: str,
-    ignore: str,
-    fail_on: FailOn | None,
-    redact: bool,
-    quiet: bool,
-    verbose: bool,
-    **typed: Any,
+    seconds: float,
+    **plan_options: Any,
 ) -> None:
     """Tell the peak memory of a rank before the run, whether it fits, the largest batch that does, and what would help.
 
@@ -112,25 +103,21 @@ def command(
     from doctor.session import load_checks
 
     started = time.time()
-    _require_factory(factory)
-    settings = settings_of(select, ignore, fail_on, (), None)
+    if not re.fullmatch(r"[^:]+:\w+", factory):
+        raise click.BadParameter("it is written as train:make or train.py:make", param_hint="MODULE:FACTORY")
+    settings = options.settings()
     print_notes(settings)
-    offer = _offer(device_memory, device, host_memory, like, typed["devices"], redact=redact)
-    catalog = load_checks(settings)
-    estimate = _estimate(factory, typed, offer, timeout)
+    budget = _device_budget(device_memory, device, host_memory, like, plan_options["devices"], redact=options.redact)
+    registry = load_checks(settings)
+    estimate = _estimate(factory, plan_options, budget, seconds)
     if measure:
-        estimate = msgspec.structs.replace(estimate, measured=_measured(factory, estimate.plan, timeout))
-    report = report_of(estimate, offer, catalog, settings, started=started)
-    write(_text(report, estimate, form, output, quiet=quiet, verbose=verbose), output)
+        estimate = msgspec.structs.replace(estimate, measured=_measured(factory, estimate.plan, seconds))
+    report = report_of(estimate, budget, registry, settings, started=started)
+    _write_report(report, estimate, options)
     raise SystemExit(report.exit_code)
 
 
-def _require_factory(factory: str) -> None:
-    if not FACTORY.fullmatch(factory):
-        raise click.BadParameter("it is written as train:make or train.py:make", param_hint="MODULE:FACTORY")
-
-
-def _offer(
+def _device_budget(
     memory: str | None,
     device: str | None,
     host_memory: str | None,
@@ -139,23 +126,18 @@ def _offer(
     *,
     redact: bool,
 ) -> DeviceBudget:
-    from doctor.estimate.device_budget import device_budget_of, with_host_memory
-
-    job = _captured(like, redact=redact) if like is not None else None
-    offer = device_budget_of(memory, device, job, devices=devices or 1)
-    return with_host_memory(offer, host_memory) if host_memory else offer
-
-
-def _captured(path: Path, *, redact: bool) -> Job:
-    """The job of a capture, with stand-ins for its names where they are asked for."""
     from doctor.core.capture import from_document, read_capture, to_document
     from doctor.core.redact.placeholders import redact as redacted
+    from doctor.estimate.device_budget import device_budget_of, with_host_memory
 
-    job = read_capture(path).job()
-    return from_document(redacted(to_document(job))) if redact else job
+    job = read_capture(like).job() if like is not None else None
+    if job is not None and redact:
+        job = from_document(redacted(to_document(job)))
+    budget = device_budget_of(memory, device, job, devices=devices or 1)
+    return with_host_memory(budget, host_memory) if host_memory else budget
 
 
-def _estimate(factory: str, typed: dict[str, Any], offer: DeviceBudget, seconds: float) -> Estimate:
+def _estimate(factory: str, plan_options: dict[str, Any], budget: DeviceBudget, seconds: float) -> Estimate:
     from doctor.estimate.estimator import estimate_of
     from doctor.estimate.memory.non_torch import workspace
     from doctor.estimate.plan_options import plan_of
@@ -165,11 +147,11 @@ def _estimate(factory: str, typed: dict[str, Any], offer: DeviceBudget, seconds:
     tell(f"loading {factory}")
     last = time.monotonic() + seconds * BEGINNING
     try:
-        size = workspace(offer.capability)
+        size = workspace(budget.capability)
         with TracerClient(factory, directory=here(), seconds=seconds, workspace=size) as tracer:
-            plan = plan_of(typed, tracer.loading.asked)
+            plan = plan_of(plan_options, tracer.loading.asked)
             left = last - time.monotonic()
-            return estimate_of(tracer.run, tracer.loading, plan, offer, seconds=left, tell=tell)
+            return estimate_of(tracer.run, tracer.loading, plan, budget, seconds=left, tell=tell)
     finally:
         done()
 
@@ -177,9 +159,9 @@ def _estimate(factory: str, typed: dict[str, Any], offer: DeviceBudget, seconds:
 def _measured(factory: str, plan: TrainingPlan, seconds: float) -> tuple[MeasuredThroughput, ...]:
     from doctor.estimate.measure.throughput import measure
 
-    say, done = _progress()
+    tell, done = _progress()
     try:
-        say("measuring")
+        tell("measuring")
         return measure(factory, plan, directory=here(), seconds=seconds)
     except UnusableError as error:
         print_notice(str(error))
@@ -189,7 +171,7 @@ def _measured(factory: str, plan: TrainingPlan, seconds: float) -> tuple[Measure
 
 
 def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Two functions for somebody who waits at a terminal: what is being done, and that it is over."""
+    """Return two functions that show and clear a progress line, if stderr is a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None, lambda: None
 
@@ -200,27 +182,17 @@ def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
     return lambda words: line(f"doctor: {words} …"[:78]), lambda: line("")
 
 
-def _text(
-    report: Report,
-    estimate: Estimate,
-    form: str,
-    output: Path | None,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> str:
-    if form == "text":
+def _write_report(report: Report, estimate: Estimate, options: CommonOptions) -> None:
+    if options.form == "text":
         from doctor.report.estimate.terminal import draw_estimate
-        from doctor.report.terminal import make_console
 
-        console = make_console(sys.stdout if output is None else io.StringIO())
-        return draw_estimate(report, estimate, console, quiet=quiet, verbose=verbose)
-    if form == "markdown":
+        write_drawn(partial(draw_estimate, report), estimate, options)
+    elif options.form == "markdown":
         from doctor.report.estimate.markdown import render_estimate_markdown
 
-        return render_estimate_markdown(report, estimate)
-    from doctor.report import MACHINE_FORMATS
-    from doctor.report.estimate.wording import github_notice
+        write(render_estimate_markdown(report, estimate), options.output)
+    else:
+        from doctor.report.estimate.wording import github_notice
 
-    text = (github_notice(estimate) if form == "github" else "") + MACHINE_FORMATS[form](report)
-    return text if text.endswith("\n") else text + "\n"
+        notice = github_notice(estimate) if options.form == "github" else ""
+        write(notice + rendered(report, options.form), options.output)

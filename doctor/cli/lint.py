@@ -1,8 +1,7 @@
-"""``doctor lint``: options into what is asked, findings onto paper."""
+"""``doctor lint``: checks training scripts and launch files, and fixes them on request."""
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from contextlib import redirect_stdout
@@ -13,28 +12,28 @@ import click
 
 from doctor.cli.options import (
     PATH,
+    CommonOptions,
+    detail_options,
     fail_on_option,
     format_option,
     ignore_option,
     output_option,
     plugin_option,
     print_notes,
-    quiet_option,
     redact_option,
     select_option,
-    settings_of,
     settings_options,
     strict_option,
-    verbose_option,
+    with_common_options,
     words,
 )
-from doctor.cli.output import write
+from doctor.cli.output import rendered, write, write_drawn
 from doctor.core.decoding import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from doctor.core.report_document import FailOn, Report
+    from doctor.core.report_document import Report
     from doctor.lint.engine.file_check import FileResult
     from doctor.lint.engine.runner import LintRequest
     from doctor.lint.fix.fixer import FixOutcome
@@ -56,24 +55,10 @@ if TYPE_CHECKING:
 @click.option("--diff", is_flag=True, help="Print what --fix would change, and change nothing.")
 @click.option("--lightning", metavar="RELEASE", help="The Lightning that scripts will meet (default: installed).")
 @click.option("--cores", type=click.IntRange(1, 100_000), help="Cores of the machine on which scripts will run.")
-@quiet_option
-@verbose_option
+@detail_options
+@with_common_options
 def command(
-    paths: tuple[Path, ...],
-    form: str,
-    output: Path | None,
-    select: str,
-    ignore: str,
-    fail_on: FailOn | None,
-    strict: bool,
-    plugins: tuple[Path, ...],
-    redact: bool,
-    fix: bool,
-    diff: bool,
-    lightning: str | None,
-    cores: int | None,
-    quiet: bool,
-    verbose: bool,
+    options: CommonOptions, paths: tuple[Path, ...], fix: bool, diff: bool, lightning: str | None, cores: int | None
 ) -> None:
     """Tell what in training scripts and launch files hangs, diverges or wastes memory on several ranks.
 
@@ -87,55 +72,58 @@ def command(
     from doctor.lint.engine.runner import build_report, lint_paths
     from doctor.lint.fix.fixer import replacements_for
 
-    if (fix and diff) or (diff and redact):
+    if (fix and diff) or (diff and options.redact):
         raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
     started = time.time()
-    settings = settings_of(select, ignore, fail_on, plugins, None)
+    settings = options.settings()
     print_notes(settings)
-    with redirect_stdout(sys.stderr), spooled_paths(paths, ending_of) as files:  # guests may print
-        asked = lint_request(settings, typed=words(select), lightning=lightning, processors=cores, strict=strict)
-        verdicts = lint_paths(files, asked)
-        patch = _patch(verdicts, asked) if diff else None
+    with redirect_stdout(sys.stderr), spooled_paths(paths, ending_of) as files:  # plugins may print
+        request = lint_request(
+            settings, typed=words(options.select), lightning=lightning, processors=cores, strict=options.strict
+        )
+        results = lint_paths(files, request)
+        patch = _patch(results, request) if diff else None
         if fix:
-            verdicts = _mended(verdicts, asked)
-        report = build_report(verdicts, asked, started=started)
-        fixes = replacements_for(verdicts, asked) if form == "sarif" and not redact and not diff else {}
+            results = _fixed(results, request)
+        report = build_report(results, request, started=started)
+        with_fixes = options.form == "sarif" and not options.redact and not diff
+        fixes = replacements_for(results, request) if with_fixes else {}
     if patch is not None:
-        write(patch, output)
+        write(patch, options.output)
     else:
-        _deliver(_redacted(report) if redact else report, form, output, asked, fixes, quiet=quiet, verbose=verbose)
+        _write_report(_redacted(report) if options.redact else report, options, request, fixes)
     raise SystemExit(report.exit_code)
 
 
-def _patch(verdicts: Sequence[FileResult], asked: LintRequest) -> str:
+def _patch(results: Sequence[FileResult], request: LintRequest) -> str:
     from doctor.lint.fix.fixer import patches_for
 
-    found = patches_for(verdicts, asked)
-    _print_notes(found, "would be")
-    return "".join(found.patches)
+    outcome = patches_for(results, request)
+    _print_outcome(outcome, "would be")
+    return "".join(outcome.patches)
 
 
-def _mended(verdicts: Sequence[FileResult], asked: LintRequest) -> list[FileResult]:
+def _fixed(results: Sequence[FileResult], request: LintRequest) -> list[FileResult]:
     from doctor.lint.fix.fixer import apply_fixes
 
-    current, found = apply_fixes(verdicts, asked)
-    _print_notes(found, "were" if found.count != 1 else "was")
+    current, outcome = apply_fixes(results, request)
+    _print_outcome(outcome, "were" if outcome.count != 1 else "was")
     return current
 
 
-def _print_notes(found: FixOutcome, verb: str) -> None:
-    """What was mended, and what was left, on stderr."""
+def _print_outcome(outcome: FixOutcome, verb: str) -> None:
+    """Print on stderr what was fixed and what was not."""
     from doctor.report.formatting import some, spelt_out
 
-    for left in found.left:
+    for left in outcome.left:
         click.echo(f"doctor: not mended: {spelt_out(left)}", err=True)
-    things = "finding" if found.count == 1 else "findings"
-    where = f" in {spelt_out(some(found.files))}" if found.files else ""
-    click.echo(f"doctor: {found.count} {things} {verb} mended{where}", err=True)
+    things = "finding" if outcome.count == 1 else "findings"
+    where = f" in {spelt_out(some(outcome.files))}" if outcome.files else ""
+    click.echo(f"doctor: {outcome.count} {things} {verb} mended{where}", err=True)
 
 
 def _redacted(report: Report) -> Report:
-    """With stand-ins for users, hosts, addresses and folders, in the lines of code, too."""
+    """Replace users, hosts, addresses and folders with placeholders, in quoted lines of code, too."""
     import msgspec
 
     from doctor.core.redact.placeholders import redact
@@ -144,32 +132,14 @@ def _redacted(report: Report) -> Report:
     return msgspec.convert(redact(document, paths=True), prepared(type(report)))
 
 
-def _deliver(
-    report: Report,
-    form: str,
-    output: Path | None,
-    asked: LintRequest,
-    fixes: Fixes,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> None:
-    if form == "text":
+def _write_report(report: Report, options: CommonOptions, request: LintRequest, fixes: Fixes) -> None:
+    if options.form == "text":
         from doctor.report.lint.terminal import draw_lint
-        from doctor.report.terminal import make_console
 
-        console = make_console(sys.stdout if output is None else io.StringIO())
-        write(draw_lint(report, console, verbose=verbose, quiet=quiet), output)
-    elif form == "sarif":
+        write_drawn(draw_lint, report, options)
+    elif options.form == "sarif":
         from doctor.report.lint.sarif import render_sarif
 
-        write(render_sarif(report, asked.book.rules, fixes), output)
-    elif form == "html":
-        from doctor.report.html.document import render_html
-
-        write(render_html(report), output)
+        write(render_sarif(report, request.book.rules, fixes), options.output)
     else:
-        from doctor.report import MACHINE_FORMATS
-
-        text = MACHINE_FORMATS[form](report)
-        write(text if text.endswith("\n") else text + "\n", output)
+        write(rendered(report, options.form), options.output)

@@ -1,4 +1,4 @@
-"""The command line: options into settings, settings into a session, its report onto paper."""
+"""The commands of ``doctor``: each runs a session with the settings that its options override, and writes a report."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ import click
 
 from doctor.cli.options import (
     PATH,
+    CommonOptions,
     format_option,
     gathering_options,
-    judging_options,
     output_option,
     plugin_option,
     print_notes,
-    read_timeout_option,
     redact_option,
+    report_options,
     select_option,
-    settings_of,
     settings_options,
+    with_common_options,
 )
-from doctor.cli.output import deliver, deliver_several, keep_capture, print_notice, write
+from doctor.cli.output import keep_capture, print_notice, write, write_report, write_reports
 from doctor.core.decoding import prepared
 from doctor.version import __version__
 
 if TYPE_CHECKING:
-    from doctor.cluster.gather.gather_plan import GatherMode, GatherOptions
+    from doctor.cluster.gather.gather_plan import GatherOptions
     from doctor.cluster.gather.gather_session import GatherSession
     from doctor.cluster.ray.ray_session import RayGatherSession
     from doctor.core.check import Check
     from doctor.core.check_registry import CheckRegistry
     from doctor.core.check_runner import Ignore
     from doctor.core.job import Job
-    from doctor.core.report_document import FailOn, Report, ReportInput
+    from doctor.core.report_document import Report, ReportInput
     from doctor.core.settings import Settings
     from doctor.lint.engine.rule import Rule
     from doctor.probes.collectives.mesh import Axis
@@ -57,11 +57,11 @@ input, 3 inconclusive (ranks were not gathered, something broke).
 
 
 _ELSEWHERE: dict[str, str] = {"estimate": "doctor.cli.estimate", "lint": "doctor.cli.lint"}
-"""Commands in modules of their own, each with a command ``command``: loaded when they are asked for."""
+"""Commands that are loaded on use, by the module whose ``command`` they are."""
 
 
 class _LazyCommands(click.Group):
-    """The commands here, and those elsewhere."""
+    """The commands of this module and of :data:`_ELSEWHERE`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
@@ -82,7 +82,7 @@ def app() -> None:
 
 
 @app.command()
-@judging_options
+@report_options
 @gathering_options
 @click.option(
     "--probe",
@@ -104,28 +104,9 @@ def app() -> None:
     "(implies --probe full).",
 )
 @click.option("--exclude-list", type=PATH, help="Write the hosts at fault here, as srun --exclude takes them.")
+@with_common_options
 def check(
-    form: str,
-    output: Path | None,
-    select: str,
-    ignore: str,
-    fail_on: FailOn | None,
-    strict: bool,
-    expect: Path | None,
-    plugins: tuple[Path, ...],
-    redact: bool,
-    quiet: bool,
-    verbose: bool,
-    timeout: float | None,
-    gather: GatherMode,
-    share: Path | None,
-    group: str | None,
-    ray: str | None,
-    master: str | None,
-    probe: Probe | None,
-    mesh: str,
-    why: bool,
-    exclude_list: Path | None,
+    options: CommonOptions, probe: Probe | None, mesh: str, why: bool, exclude_list: Path | None, **gathering: Any
 ) -> None:
     """Tell what is wrong with this host, this environment and these GPUs, before the run; started by torchrun, srun,
     mpirun or on Ray, what is wrong with the job.
@@ -133,30 +114,26 @@ def check(
     from doctor.cluster.hostlist import as_hostlist, hosts_to_exclude
     from doctor.session import judge
 
-    if exclude_list is not None and redact:
+    if exclude_list is not None and options.redact:
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
     started = time.time()
-    settings = settings_of(select, ignore, fail_on, plugins, timeout, commands=verbose)
-    wish, asked = _wish(gather, share, ray, master, group), _probe_request(probe, mesh, why=why)
-    with _gathered(settings, wish, asked, discreet=redact, own_code=partial(_code_alone, settings)) as gathering:
-        if gathering.judges:
+    settings = options.settings(commands=options.verbose)
+    wanted, request = _gather_options(**gathering), _probe_request(probe, mesh, why=why)
+    own_code = partial(_exit_code_alone, settings)
+    with _gathered(settings, wanted, request, discreet=options.redact, own_code=own_code) as session:
+        if session.judges:
             print_notes(settings)
-        with redirect_stdout(sys.stderr):  # guests may print
-            # Whoever judges looks at once whether all that it needs can be used; the others may never need it.
-            ready = (_checks(settings, redact=redact), _expectation(expect)) if gathering.judges else None
-            found = gathering.gather()
-            catalog, found.expected = ready or (_checks(settings, redact=redact), _expectation(expect))
-            job, ignored, _ = _shown(found, settings, redact=redact)
-            report = judge(job, catalog, settings, strict=strict, started=started, ignore=ignored)
+        with redirect_stdout(sys.stderr):  # plugins may print
+            # The process that writes the report fails before it gathers if a plugin or the baseline is not valid.
+            ready = (_checks(settings, options), _baseline(options)) if session.judges else None
+            found = session.gather()
+            registry, found.expected = ready or (_checks(settings, options), _baseline(options))
+            job, ignored, _ = _redacted_job(found, settings, options)
+            report = judge(job, registry, settings, strict=options.strict, started=started, ignore=ignored)
         _print_breakages(job)
         if exclude_list is not None:
             write(as_hostlist(hosts_to_exclude(report), job.launcher) + "\n", exclude_list)
-        _finish(
-            gathering,
-            report.exit_code,
-            output,
-            lambda: deliver(report, form, output, quiet=quiet, verbose=verbose, job=job),
-        )
+        _finish(session, report.exit_code, options.output, partial(write_report, report, job, options))
     raise SystemExit(report.exit_code)
 
 
@@ -167,16 +144,8 @@ def check(
 @redact_option
 @settings_options
 @gathering_options
-def capture(
-    where: str | None,
-    redact: bool,
-    timeout: float | None,
-    gather: GatherMode,
-    share: Path | None,
-    group: str | None,
-    ray: str | None,
-    master: str | None,
-) -> None:
+@with_common_options
+def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None:
     """Write the facts alone as JSON, without secrets, to be judged later or elsewhere.
 
     A folder given with -o gets one file a rank (rank-3.json), or a host where there are no ranks; one that ends with a
@@ -187,45 +156,38 @@ def capture(
     from doctor.report.formatting import escaped
 
     output = Path(where) if where is not None else None
-    # Path.is_dir raises where a parent may not be entered.
+    # Path.is_dir raises if a parent folder is not accessible.
     into_folder = where is not None and (where.endswith(os.sep) or os.path.isdir(where))  # noqa: PTH112
-    alone = into_folder and gather == "auto" and ray is None
-    wish = _wish("none" if alone else gather, share, ray, master, group)
-    settings = settings_of("", "", None, (), timeout)
-    with _gathered(settings, wish, _ProbeRequest("none"), discreet=redact, own_code=_capture_alone) as gathering:
-        if gathering.judges:
+    if into_folder and gathering["gather"] == "auto" and gathering["ray"] is None:
+        gathering["gather"] = "none"
+    wanted, settings = _gather_options(**gathering), options.settings()
+    request = _ProbeRequest("none")
+    with _gathered(settings, wanted, request, discreet=options.redact, own_code=_capture_code_alone) as session:
+        if session.judges:
             print_notes(settings)
-        job = gathering.gather()
+        job = session.gather()
         document = to_document(job)
-        if redact:
-            document = _redact_document(document)
-        name = file_name(job, redacted=redact) if into_folder else None
+        if options.redact:
+            document = _redacted_document(document)
+        name = file_name(job, redacted=options.redact) if into_folder else None
         code = 3 if breakages(job) or job.absent else 0
         data = escaped(encode_document(document).decode()).encode()
-        _finish(gathering, code, output, lambda: keep_capture(data, output, name, wish.group))
+        _finish(session, code, output, partial(keep_capture, data, output, name, wanted.group))
         _print_breakages(job)
     raise SystemExit(code)
 
 
 @app.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH)
-@judging_options
-@read_timeout_option
-def diagnose(
-    paths: tuple[Path, ...],
-    read_timeout: float | None,
-    form: str,
-    output: Path | None,
-    select: str,
-    ignore: str,
-    fail_on: FailOn | None,
-    strict: bool,
-    expect: Path | None,
-    plugins: tuple[Path, ...],
-    redact: bool,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+@report_options
+@click.option(
+    "--read-timeout",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Stop reading after S seconds and exit 3 (default: by size, at least 60 for each file).",
+)
+@with_common_options
+def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: float | None) -> None:
     """Tell what happened first, on which rank and host, and why: from whatever a job left behind.
 
     PATHS are files and folders, in any mix, told apart by content: logs (of all ranks together or one a rank, also
@@ -239,22 +201,22 @@ def diagnose(
     from doctor.session import judge
 
     started = time.time()
-    settings = settings_of(select, ignore, fail_on, plugins, None)
+    settings = options.settings()
     print_notes(settings)
-    with redirect_stdout(sys.stderr):  # guests may print
-        catalog = _checks(settings, redact=redact)
+    with redirect_stdout(sys.stderr):  # plugins may print
+        registry = _checks(settings, options)
         judged: list[tuple[str, Report, Job]] = []
         with spooled_paths(paths) as files:
             runs = read_runs(files, read_timeout)
-        worked = _expectation(expect)
+        baseline = _baseline(options)
         for run in runs:
-            run.job.expected = worked
-            job, ignored, inputs = _shown(run.job, settings, redact=redact, inputs=run.inputs)
+            run.job.expected = baseline
+            job, ignored, inputs = _redacted_job(run.job, settings, options, inputs=run.inputs)
             report = judge(
                 job,
-                catalog,
+                registry,
                 settings,
-                strict=strict,
+                strict=options.strict,
                 must_be_complete=False,
                 after_the_run=True,
                 inputs=inputs,
@@ -266,14 +228,13 @@ def diagnose(
         _print_breakages(job)
     if len(judged) == 1:
         _, report, job = judged[0]
-        deliver(report, form, output, quiet=quiet, verbose=verbose, job=job)
+        write_report(report, job, options)
         raise SystemExit(report.exit_code)
     from doctor.report.multi_run import JudgedRuns
 
-    names = [f"run {number}" if redact else name for number, (name, _, _) in enumerate(judged, 1)]
+    names = [f"run {number}" if options.redact else name for number, (name, _, _) in enumerate(judged, 1)]
     several = merge_reports(zip(names, (report for _, report, _ in judged), strict=True), started=started)
-    document = JudgedRuns(several, [job for _, _, job in judged])
-    deliver_several(document, form, output, quiet=quiet, verbose=verbose)
+    write_reports(JudgedRuns(several, [job for _, _, job in judged]), options)
     raise SystemExit(several.exit_code)
 
 
@@ -303,15 +264,16 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
 @output_option
 @settings_options
 @plugin_option
-def explain(word: str, form: str, output: Path | None, plugins: tuple[Path, ...]) -> None:
+@with_common_options
+def explain(options: CommonOptions, word: str) -> None:
     """Print the playbook of a check, by id (NET007) or name: what you see, how to fix it, why it happens."""
     from doctor.report.formatting import as_json
 
-    page = _page(word, plugins)
-    if form == "json":
-        write(as_json(page) + "\n", output)
-    elif output is not None or not sys.stdout.isatty():
-        write(page.markdown, output)
+    page = _page(word, options)
+    if options.form == "json":
+        write(as_json(page) + "\n", options.output)
+    elif options.output is not None or not sys.stdout.isatty():
+        write(page.markdown, options.output)
     else:
         from doctor.report.rich_names import Markdown
         from doctor.report.terminal import make_console
@@ -322,8 +284,8 @@ def explain(word: str, form: str, output: Path | None, plugins: tuple[Path, ...]
         write(paper.get(), None)
 
 
-def _page(word: str, plugins: tuple[Path, ...]) -> PlaybookPage:
-    """The page of the playbook, else that of a check or rule of somebody else; these are loaded only then."""
+def _page(word: str, options: CommonOptions) -> PlaybookPage:
+    """Return the page of the playbook, or else that of a plugin's check or rule; plugins are loaded only then."""
     from doctor.core.errors import UnusableError
     from doctor.report.playbook import find_page, page_of
 
@@ -332,9 +294,9 @@ def _page(word: str, plugins: tuple[Path, ...]) -> PlaybookPage:
     from doctor.core.check_registry import load_registry
     from doctor.lint.engine.registry import load_rules
 
-    settings = settings_of("", "", None, plugins, None)
+    settings = options.settings()
     print_notes(settings)
-    with redirect_stdout(sys.stderr):  # guests may print
+    with redirect_stdout(sys.stderr):  # plugins may print
         found: list[Check | Rule] = [*load_registry(settings.plugins).checks, *load_rules(settings.plugins).rules]
     return find_page(word, [page_of(one) for one in found if one.origin != "built-in"])
 
@@ -345,82 +307,81 @@ def _page(word: str, plugins: tuple[Path, ...]) -> PlaybookPage:
 @select_option
 @settings_options
 @plugin_option
-def list_(form: str, output: Path | None, select: str, plugins: tuple[Path, ...]) -> None:
+@with_common_options
+def list_(options: CommonOptions) -> None:
     """List every check and every rule of lint with its family, severity, needs and origin."""
     from doctor.lint.engine.request import selected_checks_and_rules
     from doctor.report.listing import render_listing
 
-    settings = settings_of(select, "", None, plugins, None)
+    settings = options.settings()
     print_notes(settings)
-    with redirect_stdout(sys.stderr):  # guests may print
-        catalog, book = selected_checks_and_rules(settings)
-    write(render_listing(catalog, book, form, sys.stdout), output)
+    with redirect_stdout(sys.stderr):  # plugins may print
+        registry, book = selected_checks_and_rules(settings)
+    write(render_listing(registry, book, options.form, sys.stdout), options.output)
 
 
-def _checks(settings: Settings, *, redact: bool) -> CheckRegistry:
-    """The checks to judge by; ``redact``: without the folders of plugins."""
+def _checks(settings: Settings, options: CommonOptions) -> CheckRegistry:
+    """Return the selected checks; with ``--redact``, without the folders of plugins."""
     from dataclasses import replace
 
     from doctor.session import load_checks
 
-    catalog = load_checks(settings)
-    if not redact:
-        return catalog
-    checks = (replace(check, origin=os.path.basename(check.origin)) for check in catalog.checks)  # noqa: PTH119
-    return replace(catalog, checks=tuple(checks))
+    registry = load_checks(settings)
+    if not options.redact:
+        return registry
+    checks = (replace(check, origin=os.path.basename(check.origin)) for check in registry.checks)  # noqa: PTH119
+    return replace(registry, checks=tuple(checks))
 
 
-def _code_alone(settings: Settings, job: Job) -> int:
-    """The exit code of one process by what can be seen in it alone; what needs the other ranks is left out."""
-    from doctor.session import judge
+def _exit_code_alone(settings: Settings, job: Job) -> int:
+    """Return the exit code of a job of this process alone, without what needs the other ranks."""
+    from doctor.session import judge, load_checks
 
-    return judge(job, _checks(settings, redact=False), settings, must_be_complete=False).exit_code
+    return judge(job, load_checks(settings), settings, must_be_complete=False).exit_code
 
 
-def _capture_alone(job: Job) -> int:
-    """The same where nothing is judged."""
+def _capture_code_alone(job: Job) -> int:
     from doctor.core.report_summary import breakages
 
     return 3 if breakages(job) else 0
 
 
-def _expectation(path: Path | None) -> Job | None:
-    """The job that worked, if one was named."""
-    if path is None:
+def _baseline(options: CommonOptions) -> Job | None:
+    if options.expect is None:
         return None
     from doctor.cli.baseline_file import load_baseline
 
-    return load_baseline(path)
+    return load_baseline(options.expect)
 
 
 class _SingleProcess:
-    """A process that is judged by itself, in the place of a gathering."""
+    """Replaces the session of gathered ranks for a job of this process alone."""
 
     judges = True
 
-    def __init__(self, settings: Settings, asked: _ProbeRequest) -> None:
+    def __init__(self, settings: Settings, request: _ProbeRequest) -> None:
         self._settings = settings
-        self._asked = asked
+        self._request = request
 
     def gather(self) -> Job:
-        """The job of this process alone."""
+        """Return the job of this process alone."""
         from doctor.session import collect, measure_alone
 
         job = collect(self._settings, announce=print_notice)
-        if self._asked.probe != "full":
+        if self._request.probe != "full":
             return job
-        if self._asked.mesh:
+        if self._request.mesh:
             print_notice(
                 "--mesh speaks of several ranks, and this process is judged alone: nothing is measured along it"
             )
-        return measure_alone(job, self._settings, why=self._asked.why, tell=print_notice)
+        return measure_alone(job, self._settings, why=self._request.why, tell=print_notice)
 
     def announce(self, code: int) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no other rank waits for the exit code."""
 
 
 class _ProbeRequest(NamedTuple):
-    """What the user wants measured."""
+    """Options ``--probe``, ``--mesh`` and ``--why``."""
 
     probe: Probe | None = None
     mesh: tuple[Axis, ...] = ()
@@ -428,17 +389,15 @@ class _ProbeRequest(NamedTuple):
 
 
 def _probe_request(probe: Probe | None, mesh: str, *, why: bool) -> _ProbeRequest:
-    """What is to be measured; a usage error where the options contradict one another."""
     if why and probe in ("none", "light"):
         raise click.UsageError(f"--why measures again, and --probe {probe} does not measure: leave --probe out.")
-    asked = _ProbeRequest("full" if why else probe, _mesh(mesh), why)
-    if asked.mesh and asked.probe != "full":
+    request = _ProbeRequest("full" if why else probe, _parsed_mesh(mesh), why)
+    if request.mesh and request.probe != "full":
         raise click.UsageError("--mesh is for --probe full.")
-    return asked
+    return request
 
 
-def _mesh(text: str) -> tuple[Axis, ...]:
-    """The axes that were typed; a usage error where they can't be read."""
+def _parsed_mesh(text: str) -> tuple[Axis, ...]:
     if not text:
         return ()
     from doctor.probes.collectives.mesh import parse_mesh
@@ -449,31 +408,29 @@ def _mesh(text: str) -> tuple[Axis, ...]:
         raise click.BadParameter(str(error), param_hint="--mesh") from None
 
 
-def _wish(
-    gather: GatherMode, share: Path | None, ray: str | None, master: str | None, group: str | None
-) -> GatherOptions:
+def _gather_options(group: str | None, **gathering: Any) -> GatherOptions:
     from doctor.cluster.gather.gather_plan import GatherOptions
     from doctor.core.files.trusted_owners import chosen_group
 
-    return GatherOptions(gather, share, ray, master, chosen_group(group))
+    return GatherOptions(**gathering, group=chosen_group(group))
 
 
 @contextlib.contextmanager
 def _gathered(
-    settings: Settings, wish: GatherOptions, asked: _ProbeRequest, *, discreet: bool, own_code: Callable[[Job], int]
+    settings: Settings, wanted: GatherOptions, request: _ProbeRequest, *, discreet: bool, own_code: Callable[[Job], int]
 ) -> Iterator[GatherSession | RayGatherSession | _SingleProcess]:
-    """The gathering of this process's job. Those that do not judge leave from within."""
+    """Open the session that gathers this process's job. Ranks that do not write the report exit inside of it."""
     from doctor.cluster.gather.dismissal import Dismissed
     from doctor.cluster.rendezvous.endpoint import NoRendezvous
     from doctor.session import open_gathering
 
     try:
-        gathering = open_gathering(
+        session = open_gathering(
             settings,
-            wish,
-            probe=asked.probe,
-            mesh=asked.mesh,
-            why=asked.why,
+            wanted,
+            probe=request.probe,
+            mesh=request.mesh,
+            why=request.why,
             announce=print_notice,
             discreet=discreet,
             own_code=own_code,
@@ -482,61 +439,63 @@ def _gathered(
         print_notice(str(none))
         raise SystemExit(3) from None
     try:
-        with gathering or contextlib.nullcontext(_SingleProcess(settings, asked)) as opened:
+        with session or contextlib.nullcontext(_SingleProcess(settings, request)) as opened:
             yield opened
     except Dismissed as dismissed:
         raise SystemExit(dismissed.code) from None
 
 
 def _finish(
-    gathering: GatherSession | RayGatherSession | _SingleProcess,
+    session: GatherSession | RayGatherSession | _SingleProcess,
     code: int,
     output: Path | None,
     write: Callable[[], None],
 ) -> None:
-    """Let all ranks leave, and write. A file comes first: where it can't be written all leave with 2. A terminal, which
-    may hold up whoever writes to it, comes last."""
+    """Announce the exit code to all ranks, and write. A file is written first: if that fails, all ranks exit with 2.
+    Stdout is written last, because a terminal or pipe may block."""
     if output is not None:
         write()
-    gathering.announce(code)
+    session.announce(code)
     if output is None:
         write()
 
 
 def _print_breakages(job: Job) -> None:
-    """What of the doctor itself broke: the report may hold no check that needed it."""
+    """Print the failures of rankdoctor itself, which no check of the report may have needed."""
     from doctor.core.report_summary import breakages
 
     for broken in breakages(job):
         print_notice(broken.reason)
 
 
-def _redact_document(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
+def _redacted_document(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
     from doctor.core.redact.placeholders import redact
 
     return redact(document, paths=paths)
 
 
-def _shown(
-    job: Job, settings: Settings, *, redact: bool, inputs: tuple[ReportInput, ...] = ()
+def _redacted_job(
+    job: Job, settings: Settings, options: CommonOptions, *, inputs: tuple[ReportInput, ...] = ()
 ) -> tuple[Job, Ignore, tuple[ReportInput, ...]]:
-    """The job to be judged, what is ignored in it, and the inputs. Stand-ins are put in before it is judged, so that no
-    word of a finding can hold what they stand for; patterns of hosts are meant for the real names."""
-    if not redact:
+    """Return the job to check, which of its findings are ignored, and the inputs; with ``--redact``, all redacted.
+
+    Redacting before the checks run keeps real names out of every finding. Host patterns of the settings still match
+    the real names."""
+    if not options.redact:
         return job, settings.ignored, inputs
     import msgspec
 
     from doctor.core.capture import from_document, to_document
     from doctor.core.report_document import ReportInput
 
-    document = _redact_document(
+    document = _redacted_document(
         {**to_document(job), "inputs": msgspec.to_builtins(inputs)}, paths=bool(inputs) and job.evidence is not None
     )
     inputs = tuple(msgspec.convert(document.pop("inputs"), prepared(list[ReportInput])))
-    shown = from_document(document)
-    real = {stand_in.name: host.name for stand_in, host in zip(shown.hosts, job.hosts, strict=True)}
+    redacted = from_document(document)
+    real = {placeholder.name: host.name for placeholder, host in zip(redacted.hosts, job.hosts, strict=True)}
     return (
-        shown,
+        redacted,
         lambda check, finding, hosts: settings.ignored(check, finding, tuple(real.get(host, host) for host in hosts)),
         inputs,
     )

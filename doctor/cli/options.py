@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,13 +16,65 @@ if TYPE_CHECKING:
     from doctor.core.report_document import FailOn
     from doctor.core.settings import Settings
 
-Command = TypeVar("Command", bound=Callable[..., object])
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
-FORMATS = ("text", "json", "markdown", "html", "junit", "github")
+
+class CommonOptions(NamedTuple):
+    """Values of the options that several commands share; defaults for those that a command lacks."""
+
+    form: str = "text"
+    output: Path | None = None
+    select: str = ""
+    ignore: str = ""
+    fail_on: FailOn | None = None
+    strict: bool = False
+    expect: Path | None = None
+    config: Path | None = None
+    isolated: bool = False
+    plugins: tuple[Path, ...] = ()
+    redact: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    timeout: float | None = None
+
+    def settings(self, *, commands: bool = False) -> Settings:
+        """Return the settings of the file that applies, overridden by these options.
+
+        ``commands``: the output of commands that collectors run is kept.
+
+        Raises:
+            UnusableError: a settings file is not valid.
+        """
+        from doctor.core.settings import read_settings
+        from doctor.session import with_command_line
+
+        if self.config is not None and self.isolated:
+            raise click.UsageError("--config and --isolated exclude each other.")
+        return with_command_line(
+            read_settings(here(), config=self.config, isolated=self.isolated),
+            select=words(self.select),
+            ignore=words(self.ignore),
+            fail_on=self.fail_on,
+            plugins=self.plugins,
+            timeout=self.timeout,
+            commands=commands,
+        )
 
 
-def options(*several: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of the help text."""
+def with_common_options(command: Command) -> Command:
+    """Pass ``command`` its common options as one argument ``options``, of type :class:`CommonOptions`."""
+
+    @wraps(command)
+    def grouped(**values: Any) -> Any:
+        common = {name: values.pop(name) for name in CommonOptions._fields if name in values}
+        return command(options=CommonOptions(**common), **values)
+
+    return grouped
+
+
+def in_order(*several: Decorator) -> Decorator:
+    """Return several options as one decorator, in the order of the help text."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(several):
@@ -31,61 +84,40 @@ def options(*several: Callable[[Command], Command]) -> Callable[[Command], Comma
     return decorate
 
 
-def format_option(*names: str) -> Callable[[Command], Command]:
-    """``--format`` with these choices, the first of which is ``text``."""
+def format_option(*names: str) -> Decorator:
+    """Return ``--format`` with these choices; the default is ``text``."""
     return click.option("--format", "form", type=click.Choice(names), default="text", help="How it is written.")
 
 
 PATH = click.Path(path_type=Path, readable=False)
-"""A path that is looked at by those who read or write it: one that can't be read among others is listed."""
+"""Not checked by click: of several inputs, an unreadable one is listed in the report instead of a usage error."""
 
 output_option = click.option("-o", "--output", type=PATH, help="Write it to this file, not to standard output.")
 select_option = click.option(
     "--select", default="", metavar="IDS", help="Only these: ids, families or ALL, comma-separated."
 )
 plugin_option = click.option("--plugin", "plugins", multiple=True, type=PATH, help="A Python file with further checks.")
-CONFIG, ISOLATED = "doctor.config", "doctor.isolated"
-"""Where the context of a command keeps what was said of settings files."""
 
 
-def _kept(name: str) -> Callable[[click.Context, click.Parameter, object], object]:
-    def keep(context: click.Context, _: click.Parameter, value: object) -> object:
-        context.meta[name] = value
-        return value
-
-    return keep
-
-
-settings_options = options(
+settings_options = in_order(
     click.option(
         "--config",
         type=PATH,
         metavar="FILE",
-        expose_value=False,
-        callback=_kept(CONFIG),
         help="Read settings from FILE (default: $DOCTOR_CONFIG, else the project's doctor.toml or pyproject.toml, else "
         "~/.config/rankdoctor/doctor.toml). Plugins of a project's file are loaded only with this option.",
     ),
-    click.option(
-        "--isolated", is_flag=True, expose_value=False, callback=_kept(ISOLATED), help="Read no settings file."
-    ),
+    click.option("--isolated", is_flag=True, help="Read no settings file."),
 )
 redact_option = click.option(
     "--redact", is_flag=True, help="Replace names of users, hosts, paths, buckets and addresses with placeholders."
 )
-timeout_option = click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 3600),
-    help="Seconds to wait for the other ranks, and for any collector (default: 30).",
-)
-read_timeout_option = click.option(
-    "--read-timeout",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="Stop reading after S seconds and exit 3 (default: by size, at least 60 for each file).",
-)
-gathering_options = options(
-    timeout_option,
+gathering_options = in_order(
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0.1, 3600),
+        help="Seconds to wait for the other ranks, and for any collector (default: 30).",
+    ),
     click.option(
         "--gather",
         type=click.Choice(("auto", "none", "store", "share", "ray")),
@@ -111,10 +143,12 @@ fail_on_option = click.option(
     "--fail-on", type=click.Choice(("error", "warning", "never")), help="Exit 1 from this severity on (error)."
 )
 strict_option = click.option("--strict", is_flag=True, help="What could not be judged makes the verdict inconclusive.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only findings and the verdict.")
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Every check on a line of its own, every value.")
-judging_options = options(
-    format_option(*FORMATS),
+detail_options = in_order(
+    click.option("-q", "--quiet", is_flag=True, help="Only findings and the verdict."),
+    click.option("-v", "--verbose", is_flag=True, help="Every check on a line of its own, every value."),
+)
+report_options = in_order(
+    format_option("text", "json", "markdown", "html", "junit", "github"),
     output_option,
     select_option,
     ignore_option,
@@ -129,51 +163,18 @@ judging_options = options(
     settings_options,
     plugin_option,
     redact_option,
-    quiet_option,
-    verbose_option,
+    detail_options,
 )
 
 
-def settings_of(
-    select: str,
-    ignore: str,
-    fail_on: FailOn | None,
-    plugins: tuple[Path, ...],
-    timeout: float | None,
-    *,
-    commands: bool = False,
-) -> Settings:
-    """The settings of the file that counts (see ``--config`` and ``--isolated``) with what was typed put over them.
-
-    Raises:
-        UnusableError: a settings file can't be used.
-    """
-    from doctor.core.settings import read_settings
-    from doctor.session import with_command_line
-
-    meta = click.get_current_context().meta
-    config, isolated = meta.get(CONFIG), meta.get(ISOLATED, False)
-    if config is not None and isolated:
-        raise click.UsageError("--config and --isolated exclude each other.")
-    return with_command_line(
-        read_settings(here(), config=config, isolated=isolated),
-        select=words(select),
-        ignore=words(ignore),
-        fail_on=fail_on,
-        plugins=plugins,
-        timeout=timeout,
-        commands=commands,
-    )
-
-
 def print_notes(settings: Settings) -> None:
-    """Say which files and plugins of the settings do not count."""
+    """Print which files and plugins of the settings are ignored."""
     for note in settings.notes:
         print_notice(note)
 
 
 def here() -> Path:
-    """The current directory; one that was deleted holds no settings."""
+    """Return the current directory, or ``/`` if it was deleted."""
     try:
         return Path.cwd()
     except OSError:
@@ -181,5 +182,5 @@ def here() -> Path:
 
 
 def words(text: str) -> list[str]:
-    """The words of a comma-separated list."""
+    """Return the words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,5 +1,4 @@
-"""Where a command's text goes: standard output, or a file that is written whole or not at all; a word beside it, to
-standard error."""
+"""Writes a command's report to standard output or, atomically, to a file; and its notices to standard error."""
 
 from __future__ import annotations
 
@@ -18,51 +17,65 @@ from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import TrustedOwners, UntrustedPath, user_in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from doctor.cli.options import CommonOptions
     from doctor.core.job import Job
     from doctor.core.report_document import Report
     from doctor.report.multi_run import JudgedRuns
 
 
-def deliver(report: Report, form: str, output: Path | None, *, quiet: bool, verbose: bool, job: Job) -> None:
-    """Write the report. ``form``: one of :data:`doctor.cli.options.FORMATS`."""
-    if form == "html":
-        from doctor.report.html.document import render_html
+def write_report(report: Report, job: Job, options: CommonOptions) -> None:
+    """Write the report in the requested format."""
+    if options.form == "text":
+        from doctor.report.terminal import draw_report
 
-        write(render_html(report, job), output)
-    elif form == "markdown":
-        from doctor.report.markdown import render_markdown
-
-        write(render_markdown(report, job), output)
-    elif form != "text":
-        from doctor.report import MACHINE_FORMATS
-
-        text = MACHINE_FORMATS[form](report)
-        write(text if text.endswith("\n") else text + "\n", output)
+        write_drawn(draw_report, report, options)
     else:
-        from doctor.report.terminal import draw_report, make_console
-
-        console = make_console(sys.stdout if output is None else io.StringIO())
-        write(draw_report(report, console, verbose=verbose, quiet=quiet), output)
+        write(rendered(report, options.form, job), options.output)
 
 
-def deliver_several(judged: JudgedRuns, form: str, output: Path | None, *, quiet: bool, verbose: bool) -> None:
-    """Write the reports on several runs."""
-    if form == "text":
-        from doctor.report.terminal import draw_several, make_console
+def write_reports(judged: JudgedRuns, options: CommonOptions) -> None:
+    """Write the reports on several runs in the requested format."""
+    if options.form == "text":
+        from doctor.report.terminal import draw_several
 
-        console = make_console(sys.stdout if output is None else io.StringIO())
-        write(draw_several(judged, console, verbose=verbose, quiet=quiet), output)
+        write_drawn(draw_several, judged, options)
     else:
         from doctor.report.multi_run import SEVERAL_FORMATS
 
-        write(SEVERAL_FORMATS[form](judged), output)
+        write(SEVERAL_FORMATS[options.form](judged), options.output)
+
+
+def write_drawn(draw: Callable[..., str], document: object, options: CommonOptions) -> None:
+    """Write ``document`` as text, drawn as wide as the terminal, if the output is one."""
+    from doctor.report.terminal import make_console
+
+    console = make_console(sys.stdout if options.output is None else io.StringIO())
+    write(draw(document, console, verbose=options.verbose, quiet=options.quiet), options.output)
+
+
+def rendered(report: Report, form: str, job: Job | None = None) -> str:
+    """Return the report in a format other than text. ``job``: the facts, which HTML and Markdown show, too."""
+    if form == "html":
+        from doctor.report.html.document import render_html
+
+        return render_html(report, job)
+    if form == "markdown":
+        from doctor.report.markdown import render_markdown
+
+        return render_markdown(report, job)
+    from doctor.report import MACHINE_FORMATS
+
+    text = MACHINE_FORMATS[form](report)
+    return text if text.endswith("\n") else text + "\n"
 
 
 def write(text: str, output: Path | None) -> None:
-    """Write to stdout, or to a file whole or not at all.
+    """Write to stdout or, atomically, to a file.
 
     Raises:
-        UnusableError: it can't be written.
+        UnusableError: the output is not writable.
     """
     if output is None:
         _print(text)
@@ -74,11 +87,12 @@ def write(text: str, output: Path | None) -> None:
 
 
 def keep_capture(data: bytes, output: Path | None, name: str | None, group: int | None) -> None:
-    """Write a capture to stdout, or to a file that only this user, or the ``group``, may read. With a ``name`` it goes
-    into the folder ``output`` under that name, of which links are not followed.
+    """Write a capture to stdout or to a file that only this user, or the ``group``, may read.
+
+    With a ``name``, ``output`` is the folder in which the file of that name is written; links are not followed.
 
     Raises:
-        UnusableError: it can't be written.
+        UnusableError: the output is not writable.
     """
     owners = TrustedOwners.here(group)
     if output is None:
@@ -103,31 +117,31 @@ def _print(text: str) -> None:
     except OSError as error:
         # What is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # the reader (head, less) has left, and the verdict stands
+        if not isinstance(error, BrokenPipeError):  # the reader (head, less) has exited; the exit code still counts
             raise UnusableError(f"standard output can't be written: {error.strerror or error}") from None
 
 
 def _replace(data: bytes, output: Path, mode: int) -> None:
-    """Write a file that the user named, whole or not at all; one that is there keeps its permissions. ``mode``: of a
-    new one, as far as the umask leaves it. A link of the user or root is followed; any other one may
-    have been planted, in a folder that others may write to, to have a file of the user replaced."""
+    """Write a file that the user named, atomically; an existing one keeps its permissions, a new one gets ``mode``
+    less the umask. Only links of the user or root are followed: in a folder that others may write to, any other one
+    may have been planted to have a file of the user replaced."""
     seen = output.lstat() if output.is_symlink() else None
     if seen is not None and seen.st_uid not in (0, os.geteuid()):
         raise UntrustedPath(
             f"{output} is a symbolic link of {user_in_words(seen.st_uid)}: remove it, or use another name"
         )
     if output.exists() and not output.is_file():
-        # /dev/stdout, a pipe, a terminal. A name of a pipe leads to no path: it is opened by the name that was given.
+        # /dev/stdout, a pipe, a terminal. The real path of a pipe does not exist, so the name itself is opened.
         output.write_bytes(data)
         return
-    output = Path(os.path.realpath(output))  # what a link points to is written, not the link
+    output = Path(os.path.realpath(output))  # write the target of a link, not the link
     umask = os.umask(0)
     os.umask(umask)
     replace_whole(output, data, stat.S_IMODE(output.stat().st_mode) & 0o777 if output.exists() else mode & ~umask)
 
 
 def print_notice(text: str) -> None:
-    """One line on stderr; a name in it, of a host or an address, must not steer the reader's terminal."""
+    """Print one line on stderr; control characters in it (of a host name, say) are escaped."""
     from doctor.core.masking import mask_text
     from doctor.report.formatting import spelt_out
 
