@@ -45,6 +45,10 @@ LOG_PREFIXES = tuple(chain.from_iterable(row.log_prefixes for row in LAUNCHERS))
 """What launchers put before the lines of a rank, the most specific form first."""
 
 
+COMMANDS = {row.command.program: row.command for row in LAUNCHERS if row.command is not None}
+"""How launch files start the launchers, by the program's name in findings."""
+
+
 def function_of(reference: str) -> Any:
     """The function that a row names as ``module:function``."""
     module, _, name = reference.partition(":")

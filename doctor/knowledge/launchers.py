@@ -5,11 +5,14 @@ a lookup of variables is not enough, the row names a function as ``module:functi
 
 Sources: torch/distributed/elastic/agent/server/local_elastic_agent.py, slurm src/common/env.c,
 https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html, accelerate/utils/environment.py,
-lightning/fabric/plugins/environments, sagemaker-training-toolkit, kubeflow/training-operator.
+lightning/fabric/plugins/environments, sagemaker-training-toolkit, kubeflow/training-operator. Command lines:
+torch/distributed/run.py, accelerate/commands/launch.py, deepspeed/launcher/runner.py, lightning/fabric/cli.py,
+https://slurm.schedmd.com/srun.html, https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Names = tuple[str, ...]
@@ -21,6 +24,10 @@ _ABORTS_FIRST = ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING
 
 def _names(text: str) -> Names:
     return tuple(text.split())
+
+
+def _letters(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
 
 
 class ProcessCount(NamedTuple):
@@ -36,6 +43,77 @@ class ProcessCount(NamedTuple):
     sizes: Names
     by_agent: bool = False
     in_step: bool = False
+
+
+class OptionSyntax(NamedTuple):
+    """``flags``: long names, with dashes, of options without a value; ``short``: letters to long names."""
+
+    flags: Names
+    short: Mapping[str, str] = {}
+
+
+class LaunchCommand(NamedTuple):
+    """How a launch file starts a launcher. Names of options are as users write them, without leading dashes.
+
+    ``program``: the word for it in findings. ``calls``: the words that start it, the longest first; ``modules``: the
+    same for ``python -m``. ``options``: those before the script; ``None``: it has none. ``starts``: the ranks of its
+    host, or a task on each of several hosts. ``variables``: the option with NAME=VALUE for the tasks, and what
+    separates several. ``several_values``: options may have more than one value, so they end at the first known program.
+
+    ``variable_prefix``: instead of an option users may set the variable of this prefix and the name in capitals.
+    ``processes``: the options with the processes of each host; ``all_processes``: of all hosts; ``included``: the
+    option with the devices of a host (``host:0,1``). ``hosts``, ``node_rank``: the options with the number of hosts
+    and that of this host. ``master``, ``port``: the options with address and port of the master; ``host_port``: the
+    one with both. ``default_processes``, ``default_hosts``: the numbers without these options.
+
+    ``rendezvous``: the option whose value, unless it is ``static``, names a rendezvous that assigns node ranks.
+    ``standalone``: the option for a job of one host. ``assumes_rank_0``: without a node rank a host is host 0.
+    ``assumes_loopback``: without a master's address the master is the same host. ``reaches_hosts``: it starts the
+    processes of the other hosts itself. ``has_config``: a configuration file may hold any option.
+    """
+
+    program: str
+    calls: Names = ()
+    modules: Names = ()
+    options: OptionSyntax | None = None
+    starts: Literal["", "ranks", "tasks"] = "ranks"
+    variables: tuple[str, str] = ("", "")
+    several_values: bool = False
+    variable_prefix: str | None = None
+    processes: Names = ()
+    default_processes: int | None = None
+    all_processes: str = ""
+    included: str = ""
+    hosts: str = ""
+    default_hosts: int | None = None
+    node_rank: str = ""
+    host_port: str = ""
+    master: str = ""
+    port: str = ""
+    rendezvous: str = ""
+    standalone: str = ""
+    assumes_rank_0: bool = False
+    assumes_loopback: bool = False
+    reaches_hosts: bool = False
+    has_config: bool = False
+
+
+SLURM_OPTIONS = OptionSyntax(
+    _names(
+        "overlap exclusive kill-on-bad-exit label unbuffered pty verbose quiet overcommit oversubscribe no-kill "
+        "no-container-mount-home container-mount-home container-remap-root no-container-remap-root container-writable "
+        "container-readonly no-container-entrypoint container-entrypoint disable-status multi-prog preserve-env "
+        "test-only contiguous hold reboot spread-job use-min-nodes propagate no-requeue requeue parsable "
+        "wait-all-nodes no-allocate help version mem-per-gpu-bind"
+    ),
+    _letters(
+        "A=account a=array b=begin B=extra-node-info C=constraint c=cpus-per-task d=dependency D=chdir E=preserve-env "
+        "e=error G=gpus H=hold i=input J=job-name K=kill-on-bad-exit k=no-kill l=label L=licenses M=clusters "
+        "m=distribution N=nodes n=ntasks O=overcommit o=output p=partition Q=quiet q=qos r=relative s=oversubscribe "
+        "S=core-spec T=threads t=time u=unbuffered v=verbose W=wait w=nodelist X=disable-status x=exclude"
+    ),
+)
+"""Options of srun, sbatch and salloc."""
 
 
 class Launcher(NamedTuple):
@@ -64,7 +142,8 @@ class Launcher(NamedTuple):
 
     ``processes``: beginnings of the names of processes that start ranks. ``parents``: exact names of parents that show
     that ``parent_program`` started a process that has none of the variables. ``log_prefixes``: regular expressions of
-    what it puts before a line, with groups named ``rank``, ``local_rank``, ``host``, ``pid`` or ``tag``.
+    what it puts before a line, with groups named ``rank``, ``local_rank``, ``host``, ``pid`` or ``tag``. ``command``:
+    how a launch file starts it.
     """
 
     name: str
@@ -105,6 +184,7 @@ class Launcher(NamedTuple):
     parents: Names = ()
     parent_program: str = ""
     log_prefixes: Names = ()
+    command: LaunchCommand | None = None
 
     @property
     def claim(self) -> str:
@@ -157,6 +237,28 @@ LAUNCHERS = (
             r"\[[A-Za-z][\w.-]*?(?P<local_rank>\d{1,7})\|(?P<rank>\d{1,7})\]:? ?",
             r"\[(?!rank|Rank|RANK)[A-Za-z][A-Za-z_.-]*?(?P<local_rank>\d{1,7})\]: ?",
         ),
+        command=LaunchCommand(
+            "torchrun",
+            calls=("torchrun",),
+            modules=_names("torch.distributed.run torch.distributed.launch"),
+            options=OptionSyntax(
+                _names("standalone no-python module run-path use-env virtual-local-rank help"),
+                _letters("m=module r=redirects"),
+            ),
+            variable_prefix="PET_",
+            processes=("nproc-per-node",),
+            default_processes=1,
+            hosts="nnodes",
+            default_hosts=1,
+            node_rank="node-rank",
+            host_port="rdzv-endpoint",
+            master="master-addr",
+            port="master-port",
+            rendezvous="rdzv-backend",
+            standalone="standalone",
+            assumes_rank_0=True,
+            assumes_loopback=True,
+        ),
     ),
     Launcher(
         "slurm",
@@ -178,6 +280,9 @@ LAUNCHERS = (
         node_list=_names("SLURM_STEP_NODELIST SLURM_JOB_NODELIST"),
         node_list_source="SLURM's node list",
         processes=("slurmstepd", "srun"),
+        command=LaunchCommand(
+            "srun", calls=("srun",), options=SLURM_OPTIONS, starts="tasks", variables=("--export", ",")
+        ),
     ),
     Launcher(
         "openmpi",
@@ -201,6 +306,23 @@ LAUNCHERS = (
         log_prefixes=(
             r"\[(?:(?:[\w.@-]+@)?\d+,)?(?P<rank>\d{1,7})\]<std(?:out|err|diag)>: ?",
             r"\[\d+,mpirank:(?P<rank>\d{1,7}),(?P<host>[\w.-]+)\]<std(?:out|err|diag)>: ?",
+        ),
+        command=LaunchCommand(
+            "mpirun",
+            calls=_names("mpirun mpiexec"),
+            options=OptionSyntax(
+                _names(
+                    "allow-run-as-root oversubscribe report-bindings tag-output display-map display-allocation "
+                    "nooversubscribe merge-stderr-to-stdout verbose quiet genvall timestamp-output help"
+                ),
+                _letters(
+                    "n=np c=np np=np x=x H=host N=npernode npernode=npernode ppn=npernode hostfile=hostfile host=host "
+                    "mca=mca"
+                ),
+            ),
+            starts="tasks",
+            variables=("-x", "\n"),
+            several_values=True,
         ),
     ),
     Launcher(
@@ -299,6 +421,17 @@ LAUNCHERS = (
         chooses_port=True,
         prefixes=_names("LT_ PL_"),
         processes=_names("fabric lightning"),
+        command=LaunchCommand(
+            "fabric",
+            calls=("fabric run model", "fabric run", "lightning run model", "lightning run"),
+            options=OptionSyntax(_names("help")),
+            processes=("devices",),
+            hosts="num-nodes",
+            default_hosts=1,
+            node_rank="node-rank",
+            master="main-address",
+            port="main-port",
+        ),
     ),
     Launcher(
         "accelerate",
@@ -319,13 +452,68 @@ LAUNCHERS = (
         processes=("accelerate",),
         parents=("accelerate",),
         parent_program="accelerate launch",
+        command=LaunchCommand(
+            "accelerate",
+            calls=("accelerate launch", "accelerate-launch"),
+            modules=("accelerate.commands.launch",),
+            options=OptionSyntax(
+                _names(
+                    "quiet cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm use-parallelism-config "
+                    "enable-cpu-affinity dynamo-use-fullgraph dynamo-use-dynamic dynamo-use-regional-compilation "
+                    "same-network module no-python tpu-cluster no-tpu-cluster tpu-use-sudo downcast-bf16 "
+                    "fp8-use-autocast-during-eval debug use-mps-device ipex use-xpu mps help"
+                ),
+                _letters("m=module q=quiet t=tee"),
+            ),
+            all_processes="num_processes",
+            hosts="num_machines",
+            node_rank="machine_rank",
+            master="main_process_ip",
+            port="main_process_port",
+            rendezvous="rdzv_backend",
+            has_config=True,
+        ),
     ),
     Launcher(
         "llamafactory",
         claim_reader=_VARIABLES + "llamafactory_claim",
         variables=_names("FORCE_TORCHRUN NNODES NPROC_PER_NODE"),
+        command=LaunchCommand(
+            "llamafactory",
+            calls=("llamafactory-cli train",),
+            variable_prefix="",
+            processes=("nproc-per-node",),
+            hosts="nnodes",
+            node_rank="node-rank",
+            master="master-addr",
+            port="master-port",
+            assumes_rank_0=True,
+        ),
     ),
-    Launcher("deepspeed", processes=("deepspeed",), parents=("deepspeed",)),
+    Launcher(
+        "deepspeed",
+        processes=("deepspeed",),
+        parents=("deepspeed",),
+        command=LaunchCommand(
+            "deepspeed",
+            calls=("deepspeed",),
+            modules=_names("deepspeed deepspeed.launcher.runner"),
+            options=OptionSyntax(
+                _names(
+                    "no-python no-local-rank module no-ssh-check no-ssh force-multi save-pid elastic-training "
+                    "bind-cores-to-rank help"
+                ),
+                _letters("H=hostfile i=include e=exclude"),
+            ),
+            processes=_names("num_gpus num_accelerators"),
+            included="include",
+            hosts="num_nodes",
+            node_rank="node_rank",
+            master="master_addr",
+            port="master_port",
+            reaches_hosts=True,
+        ),
+    ),
     Launcher("pbs", job_variables=("PBS_JOBID",), job_names=("PBS_JOBNAME",)),
     Launcher("flux", job_variables=("FLUX_JOB_ID",)),
     Launcher(

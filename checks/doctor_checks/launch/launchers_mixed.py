@@ -555,9 +555,9 @@ def _count(start: ProcessLaunch) -> int | None:
 def _repeats(start: ProcessLaunch, count: int) -> bool:
     """Whether that is too many; a torchrun of one process for each task is unusual, and right."""
     launch, hosts = start.launch, hosts_of(start.launch)
-    if launch.program == "deepspeed":
+    if launch.command.reaches_hosts:
         return start.step is not None
-    if launch.program == "accelerate":
+    if launch.command.has_config:
         return (processes_of(launch) or 1) > 1
     return hosts is not None and hosts != count and (processes_of(launch) or 2) > 1
 

@@ -387,9 +387,9 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
         hosts, number, endpoint = hosts_of(launch), rank_of_host(launch), endpoint_of(launch)
         if not hosts or hosts < 2 or number is None or not number.isdigit() or endpoint is None:
             continue
-        if not is_known(endpoint[1]) or is_loopback_name(endpoint[1]):
+        if not is_known(endpoint) or is_loopback_name(endpoint):
             continue
-        master = f"{endpoint[1]}:{port_of(launch) or ''}"
+        master = f"{endpoint}:{port_of(launch) or ''}"
         key = (launch.program, str(hosts), launch.script)
         first, other, line = masters.setdefault(key, (number, master, launch.place.line))
         if first != number and other != master:

@@ -24,7 +24,7 @@ from doctor.api import (
 from doctor.facts import LaunchFacts, ProcessFacts
 from doctor.lint.launch.partial_text import names_in as untold_in
 from doctor.lint.launch.partial_text import shown
-from doctor.lint.launch.process_launches import ProcessLaunch, is_static, rank_of_host, starts_of
+from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, Passes, healthy, lines, logged
 
@@ -218,8 +218,9 @@ def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
 
 
 def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
-    number = rank_of_host(start.launch) if start.is_agent else None
-    if number is None or start.step is None or (start.step.nodes or 1) < 2 or not _counts(start):
+    counts = start.is_agent and not start.launch.command.reaches_hosts
+    number = rank_of_host(start.launch) if counts else None
+    if number is None or start.step is None or (start.step.nodes or 1) < 2 or not uses_node_rank(start.launch):
         return
     filled_in = set(untold_in(number)) & set(_PER_TASK)
     if filled_in or number.isdigit():
@@ -229,13 +230,6 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
             f"the number of the host is {shown(number)}, and {why}",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
-
-
-def _counts(start: ProcessLaunch) -> bool:
-    """Whether the launcher goes by the number."""
-    if start.launch.program == "accelerate":
-        return (start.launch.option("rdzv-backend") or "static") == "static"
-    return is_static(start.launch) or start.launch.program == "fabric"
 
 
 def _judge_settings(file: ShellFile) -> Iterator[Violation]:

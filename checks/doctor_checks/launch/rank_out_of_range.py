@@ -19,10 +19,9 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import LaunchFacts
-from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
-from doctor.lint.launch.process_launches import hosts_of, is_static, rank_of_host, starts_of
+from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
 from doctor.testing import Fails, Passes, healthy, lines
 
 
@@ -143,7 +142,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """
     for start in starts_of(file):
         hosts, number = hosts_of(start.launch), whole_number(rank_of_host(start.launch))
-        if hosts is not None and number is not None and number >= hosts and _counts(start.launch):
+        if hosts is not None and number is not None and number >= hosts and uses_node_rank(start.launch):
             yield Violation(
                 start.launch.place,
                 f"the number of the host is {number}, and {hosts} host{' is' if hosts == 1 else 's are'} expected",
@@ -158,8 +157,3 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                     f"machine_rank is {number} of {machines} machine{'' if machines == 1 else 's'}",
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )
-
-
-def _counts(launch: Launch) -> bool:
-    """A rendezvous of torchrun gives out numbers of its own."""
-    return launch.program != "torchrun" or is_static(launch)

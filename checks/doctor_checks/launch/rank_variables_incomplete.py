@@ -21,7 +21,14 @@ from doctor.api import (
 )
 from doctor.facts import LaunchFacts
 from doctor.knowledge.launcher_index import SCRIPT_VARIABLES
-from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, is_static, rank_of_host, starts_of
+from doctor.lint.launch.process_launches import (
+    ProcessLaunch,
+    hosts_of,
+    option_name,
+    rank_of_host,
+    starts_of,
+    uses_node_rank,
+)
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
 
@@ -253,7 +260,7 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
             continue
         if _lacks_srun(file, start):
             continue
-        if is_static(launch) or launch.program == "llamafactory":
+        if launch.command.assumes_rank_0 and uses_node_rank(launch):
             yield _violation(start, hosts)
 
 
@@ -265,11 +272,12 @@ def _lacks_srun(file: LaunchFile, start: ProcessLaunch) -> bool:
 
 def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     launch = start.launch
-    name = "NODE_RANK" if launch.program == "llamafactory" else "--node-rank"
-    backend = ", and --rdzv-backend is static" if launch.option("rdzv-endpoint") else ""
+    command = launch.command
+    backend = f", and --{command.rendezvous} is static" if launch.option(command.host_port) else ""
     return Violation(
         launch.place,
-        f"{launch.program} for {hosts} hosts without {name}{backend}: each takes itself for host 0",
+        f"{launch.program} for {hosts} hosts without {option_name(launch, command.node_rank)}{backend}: "
+        "each takes itself for host 0",
         severity=None if start.step is not None else Severity.WARNING,
         confidence=1.0 if start.step is not None else 0.7,
         evidence=(("hosts", hosts),),

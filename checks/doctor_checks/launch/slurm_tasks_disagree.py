@@ -38,7 +38,7 @@ from doctor.api import (
 )
 from doctor.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.lint.launch.partial_text import whole_number
-from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
+from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, option_name, starts_of, trainer_option
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
@@ -452,7 +452,6 @@ def _batch() -> JobBuilder:
 
 
 _ASKED = ("nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task")
-_OPTIONS = {"accelerate": "--num_machines", "fabric": "--num-nodes"}
 _TWO_HOSTS = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:8")
 _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-node=4")
 
@@ -601,14 +600,13 @@ def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     expected, nodes = hosts_of(start.launch) if start.is_agent else None, step.nodes
     if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
         return []
-    name = start.launch.program
+    option = option_name(start.launch, start.launch.command.hosts)
     told = f"is told {expected} hosts" if expected > 1 else "is told one host, or nothing of hosts"
     return [
         Violation(
             start.launch.place,
-            f"{name} {told}, and srun starts it on {nodes}",
-            fix=f"`{_OPTIONS.get(name, '--nnodes')}={nodes}` and one rendezvous for all of them, or "
-            f"`#SBATCH --nodes={expected}`.",
+            f"{start.launch.program} {told}, and srun starts it on {nodes}",
+            fix=f"`{option}={nodes}` and one rendezvous for all of them, or `#SBATCH --nodes={expected}`.",
             evidence=(("nodes", nodes), ("expected", expected)),
         )
     ]

@@ -134,14 +134,13 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
 
 
 def _reaches_others(file: ShellFile) -> bool:
-    programs = {one.program for launch in file.launches for one in launch.chain()}
-    return bool(programs & {"srun", "mpirun", "other"})
+    programs = (one for launch in file.launches for one in launch.chain())
+    return any(one.starts_tasks or one.program == "other" for one in programs)
 
 
 def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
-    """DeepSpeed's launcher goes to the other hosts by itself."""
     hosts = hosts_of(start.launch)
-    if start.launch.program != "deepspeed" and (job.nodes or 1) > 1 and (hosts or 1) > 1:
+    if not start.launch.command.reaches_hosts and (job.nodes or 1) > 1 and (hosts or 1) > 1:
         yield Violation(
             start.launch.place,
             f"{start.launch.program} waits for {hosts} hosts, and the batch script starts it on the first alone",

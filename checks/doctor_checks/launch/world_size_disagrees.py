@@ -310,11 +310,11 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
     for role in job.roles:
         for box in role.containers:
             for launch in box.chain():
-                expected = hosts_of(launch) if launch.program == "torchrun" else None
+                expected = hosts_of(launch)
                 if expected is not None and launch.option("nnodes") and expected != pods:
                     yield Violation(
                         launch.place,
-                        f"torchrun waits for {expected} hosts, and the job has {pods} pods",
+                        f"{launch.program} waits for {expected} hosts, and the job has {pods} pods",
                         fix=f"`--nnodes={pods}`, or leave it out: the operator sets PET_NNODES.",
                         evidence=(("nnodes", expected), ("pods", pods)),
                     )

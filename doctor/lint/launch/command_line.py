@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from doctor.knowledge.launcher_index import COMMANDS, STEP
+from doctor.knowledge.launchers import LaunchCommand, OptionSyntax
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
-from doctor.lint.launch.launcher_options import (
-    ACCELERATE,
-    DEEPSPEED,
-    FABRIC,
-    MODULES,
-    MPIRUN,
-    OTHERS,
-    SLURM,
-    TORCHRUN,
-    WRAPPERS,
-    CommandWord,
-    OptionSyntax,
-    parse_options,
-)
-from doctor.lint.launch.partial_text import is_all_unknown, is_known
+from doctor.lint.launch.launcher_options import CommandWord, parse_options
+from doctor.lint.launch.partial_text import is_all_unknown
 
 Scripted = Callable[[str, int, Mapping[str, EnvironmentSetting], bool], "Launch | None"]
 """Reads the text of ``bash -c`` that stands on a line, with an environment, inside a step of srun or not."""
@@ -55,6 +44,24 @@ class CommandContext:
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _SHELLS = ("bash", "sh", "zsh", "dash")
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WRAPPERS = _names(
+    "nohup time exec sudo stdbuf nice ionice taskset numactl timeout env command setsid unbuffer singularity "
+    "apptainer enroot shifter podman-hpc conda mamba micromamba uv poetry pipenv pixi pdm hatch run nsys ncu dlprof "
+    "coverage xvfb-run"
+)
+"""Programs that run what follows, here, on the same host."""
+_OTHERS = _names(
+    "ray horovodrun composer colossalai jsrun aprun flux prun charmrun clush ibrun blaunch mpiexec.hydra mpirun_rsh "
+    "make parallel xargs ssh pdsh sbatch docker podman kubectl sky wandb dask optuna snakemake nextflow submitit dora "
+    "swift xtuner deepy.py"
+)
+"""Programs that may start ranks in ways that are not followed."""
 DEPTH = 12
 """Programs that start each other."""
 
@@ -66,15 +73,15 @@ def read_command(fields: Sequence[CommandWord], around: CommandContext) -> Launc
     around = replace(around, depth=around.depth + 1)
     name = fields[0].text.rpartition("/")[2]
     rest = fields[1:]
-    if name in _READERS:
-        return _READERS[name](rest, around)
+    if name in _CALLS:
+        return _call(name, rest, around)
     if _PYTHON.fullmatch(name):
         return _python(rest, around)
     if name in _SHELLS:
         return _shell(rest, around)
-    if name in WRAPPERS:
+    if name in _WRAPPERS:
         return _wrapped(rest, around)
-    if name in OTHERS or name.endswith((".sh", ".sbatch", ".slurm")) or is_all_unknown(name):
+    if name in _OTHERS or name.endswith((".sh", ".sbatch", ".slurm")) or is_all_unknown(name):
         return replace(around.launch("other"), script=fields[0].text)
     if name.endswith(".py"):
         return _script(fields, around)
@@ -96,10 +103,10 @@ def _wrapped(fields: Sequence[CommandWord], around: CommandContext) -> Launch | 
 def _is_program(text: str) -> bool:
     name = text.rpartition("/")[2]
     return (
-        name in _READERS
+        name in _CALLS
         or bool(_PYTHON.fullmatch(name))
         or name in _SHELLS
-        or name in WRAPPERS
+        or name in _WRAPPERS
         or name.endswith((".py", ".sh"))
     )
 
@@ -128,10 +135,10 @@ def _python(fields: Sequence[CommandWord], around: CommandContext) -> Launch | N
 
 
 def _module(name: str, rest: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    if name in MODULES:
-        return _LAUNCHERS[MODULES[name]](rest, around)
-    if name in ("accelerate", "lightning", "fabric") and rest:
-        return _READERS[name](rest, around)
+    if name in _MODULES:
+        return _launch(_MODULES[name], rest, around)
+    if name in _CALLS and rest:
+        return _call(name, rest, around)
     return replace(around.launch("python"), script=name, arguments=tuple(field.text for field in rest))
 
 
@@ -142,95 +149,57 @@ def _script(fields: Sequence[CommandWord], around: CommandContext) -> Launch | N
     return replace(around.launch("python"), script=fields[0].text, arguments=arguments)
 
 
-def _launcher(program: str, syntax: OptionSyntax) -> Callable[[Sequence[CommandWord], CommandContext], Launch | None]:
-    """A program whose own options stand before the script."""
-
-    def read(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-        options, end, is_open = parse_options(fields, syntax)
-        words = tuple(field.text for field in fields[end:])
-        return replace(
-            around.launch(program),
-            options=options,
-            script=words[0] if words else "",
-            arguments=words[1:],
-            is_open=is_open,
-        )
-
-    return read
+def _call(name: str, fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
+    """A launcher by its first word and its subcommand; with other subcommands it starts nothing."""
+    for subcommand, command in _CALLS[name]:
+        if tuple(field.text for field in fields[: len(subcommand)]) == subcommand:
+            return _launch(command, fields[len(subcommand) :], around)
+    return None
 
 
-def _srun(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    options, end, is_open = parse_options(fields, SLURM)
+def _launch(command: LaunchCommand, fields: Sequence[CommandWord], around: CommandContext) -> Launch:
+    if command.starts == "tasks":
+        return _tasks(command, command.options or OptionSyntax(()), fields, around)
+    options, end, is_open = parse_options(fields, command.options) if command.options else ({}, 0, False)
+    words = tuple(field.text for field in fields[end:])
+    script = words[0] if words else ""
+    return replace(around.launch(command.program), options=options, script=script, arguments=words[1:], is_open=is_open)
+
+
+def _tasks(
+    command: LaunchCommand, syntax: OptionSyntax, fields: Sequence[CommandWord], around: CommandContext
+) -> Launch:
+    programs = (at for at, (text, _) in enumerate(fields) if at and _is_program(text))
+    end = next(programs, len(fields)) if command.several_values else None
+    options, read, is_open = parse_options(fields[:end], syntax)
+    start = read if end is None else end
     settings = dict(around.settings)
-    for entry in options.get("export", "").split(","):
+    for entry in _variables_given(fields[:start], *command.variables):
         name, equals, value = entry.partition("=")
         if equals and name.isidentifier():
             settings[name] = EnvironmentSetting(name, value, around.place)
-    within = replace(around, inside_step=True, settings=settings)
-    inner = read_command(fields[end:], within) or _wrapped(fields[end:], within)
-    return replace(
-        around.launch("srun"),
-        options=options,
-        is_open=is_open,
-        inner=inner,
-        settings=settings,
-        script=fields[end].text if end < len(fields) else "",
-    )
+    is_step = around.inside_step or command is STEP.command
+    within = replace(around, inside_step=is_step, settings=settings)
+    inner = read_command(fields[start:], within) or _wrapped(fields[start:], within)
+    return replace(around.launch(command.program), options=options, is_open=is_open, inner=inner, settings=settings)
 
 
-def _mpirun(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    """Its options are many and several have two values: what is no known program belongs to them."""
-    start = next((at for at, (text, _) in enumerate(fields) if at and _is_program(text)), len(fields))
-    options, _, is_open = parse_options(fields[:start], MPIRUN)
-    settings = dict(around.settings)
-    for entry in _variables_given(fields[:start]):
-        name, equals, value = entry.partition("=")
-        if equals:
-            settings[name] = EnvironmentSetting(name, value, around.place)
-    inner = read_command(fields[start:], replace(around, settings=settings))
-    return replace(around.launch("mpirun"), options=options, is_open=is_open, inner=inner, settings=settings)
+def _variables_given(fields: Sequence[CommandWord], option: str, separator: str) -> Iterator[str]:
+    for at, (text, _) in enumerate(fields):
+        name, equals, value = text.partition("=")
+        if name == option and (equals or at + 1 < len(fields)):
+            yield from (value if equals else fields[at + 1].text).split(separator)
 
 
-def _variables_given(fields: Sequence[CommandWord]) -> list[str]:
-    return [fields[at + 1].text for at, (text, _) in enumerate(fields[:-1]) if text == "-x"]
+def _calls() -> dict[str, list[tuple[tuple[str, ...], LaunchCommand]]]:
+    found: dict[str, list[tuple[tuple[str, ...], LaunchCommand]]] = {}
+    for command in COMMANDS.values():
+        for call in command.calls:
+            first, *subcommand = call.split()
+            found.setdefault(first, []).append((tuple(subcommand), command))
+    return found
 
 
-def _accelerate(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    if not fields or fields[0].text != "launch":
-        return None
-    return _LAUNCHERS["accelerate"](fields[1:], around)
-
-
-def _fabric(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    """``fabric run``, before that ``lightning run model``; in other places ``lightning`` is something else."""
-    words = [field.text for field in fields[:2]]
-    if words[:1] != ["run"]:
-        return None
-    return _LAUNCHERS["fabric"](fields[2 if words[1:] == ["model"] else 1 :], around)
-
-
-def _llamafactory(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    if not fields or fields[0].text != "train":
-        return None
-    script = fields[1].text if len(fields) > 1 and is_known(fields[1].text) else ""
-    return replace(around.launch("llamafactory"), script=script, arguments=tuple(field.text for field in fields[2:]))
-
-
-_LAUNCHERS = {
-    "torchrun": _launcher("torchrun", TORCHRUN),
-    "accelerate": _launcher("accelerate", ACCELERATE),
-    "deepspeed": _launcher("deepspeed", DEEPSPEED),
-    "fabric": _launcher("fabric", FABRIC),
-}
-_READERS: dict[str, Callable[[Sequence[CommandWord], CommandContext], Launch | None]] = {
-    "srun": _srun,
-    "mpirun": _mpirun,
-    "mpiexec": _mpirun,
-    "torchrun": _LAUNCHERS["torchrun"],
-    "deepspeed": _LAUNCHERS["deepspeed"],
-    "accelerate": _accelerate,
-    "accelerate-launch": _LAUNCHERS["accelerate"],
-    "fabric": _fabric,
-    "lightning": _fabric,
-    "llamafactory-cli": _llamafactory,
-}
+_CALLS = _calls()
+"""Launchers and their subcommands by the first word."""
+_MODULES = {module: command for command in COMMANDS.values() for module in command.modules}

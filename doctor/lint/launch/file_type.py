@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
+from doctor.knowledge.launcher_index import COMMANDS
 from doctor.lint.launch.manifest import Manifest, read_manifest
 from doctor.lint.launch.shell.reader import ShellFile, read_shell
 
 CONFIGS = (".yaml", ".yml", ".json")
 SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".batch", ".job", ".sub", ".bsub", ".run", ".zsh", ".ksh")
 _FIRST_LINE = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
+_PROGRAMS = {call.split()[0] for command in COMMANDS.values() for call in command.calls}
+_MODULES = [re.escape(module) for command in COMMANDS.values() for module in command.modules if "." in module]
 _CUES = re.compile(
-    r"^\s*#SBATCH\b|(?<![\w./-])(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|fabric|lightning|llamafactory-cli)\s"
-    r"|torch\.distributed\.(?:run|launch)\b|\.py\b|\bpython[\d.]* "
+    rf"^\s*#SBATCH\b|(?<![\w./-])(?:{'|'.join(sorted(_PROGRAMS))})\s|(?:{'|'.join(_MODULES)})\b"
+    r"|\.py\b|\bpython[\d.]* "
     r"|\b(?:NCCL|TORCH|GLOO|PYTORCH|CUDA|MASTER|N+[CL]{1,4})_\w+=",
     re.MULTILINE,
 )

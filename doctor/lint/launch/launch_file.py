@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from doctor.knowledge.launcher_index import COMMANDS
+from doctor.knowledge.launchers import LaunchCommand
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.partial_text import is_known, names_in, whole_number
+
+_NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class EnvironmentSetting:
 
 @dataclass(frozen=True)
 class Launch:
-    """A program that is started: ``srun``, ``mpirun``, ``torchrun``, ``accelerate``, ``deepspeed``, ``fabric``,
-    ``python``, or ``other``.
+    """A program that is started: that of a launcher (:class:`doctor.knowledge.launchers.LaunchCommand`), ``python`` or
+    ``other``.
 
     ``options``: by long name with dashes, ``"true"`` for a flag; the last one counts. ``script``: what it runs, and
     ``arguments`` its words. ``is_open``: words that can't be told may hold more options. ``inner``: what it starts,
@@ -62,6 +66,21 @@ class Launch:
     in_background: bool = False
     in_branch: bool = False
     in_loop: bool = False
+
+    @property
+    def command(self) -> LaunchCommand:
+        """How the launcher is started; for other programs one without options."""
+        return COMMANDS.get(self.program, _NO_LAUNCHER)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it starts the ranks of its host."""
+        return self.command.starts == "ranks"
+
+    @property
+    def starts_tasks(self) -> bool:
+        """Whether it starts tasks on several hosts, as srun and mpirun do."""
+        return self.command.starts == "tasks"
 
     def chain(self) -> Iterator[Launch]:
         """This one and what it starts, from outside in."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from doctor.knowledge.launcher_index import STEP
 from doctor.lint.launch.launch_file import Launch, LaunchFile
-from doctor.lint.launch.launcher_options import AGENTS
 from doctor.lint.launch.partial_text import is_known, whole_number
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
@@ -27,7 +27,7 @@ class ProcessLaunch:
     @property
     def is_agent(self) -> bool:
         """Whether it starts the ranks of its host."""
-        return self.launch.program in AGENTS
+        return self.launch.is_agent
 
     @property
     def is_part(self) -> bool:
@@ -42,96 +42,76 @@ def starts_of(file: LaunchFile) -> Iterator[ProcessLaunch]:
     job = file.allocation if isinstance(file, ShellFile) else None
     for first in file.launches:
         chain = list(first.chain())
-        last = next((one for one in chain if one.program in AGENTS), chain[-1])
-        outer = next((one for one in chain if one.program in ("srun", "mpirun")), None)
-        srun = next((one for one in chain if one.program == "srun"), None)
+        last = next((one for one in chain if one.is_agent), chain[-1])
+        outer = next((one for one in chain if one.starts_tasks), None)
+        srun = next((one for one in chain if one.program == STEP.title), None)
         step = (job or Allocation()).step(srun) if srun is not None else None
         yield ProcessLaunch(last, outer if outer is not last else None, step)
 
 
 def option_of(launch: Launch, *names: str) -> str | None:
-    """An option of torchrun, which ``PET_`` and its name stand for too (torch/distributed/argparse_util.py)."""
-    given = launch.option(*names)
-    if given is not None:
+    """The first of these options that is given, or the variable that the launcher reads instead; it may hold marks."""
+    given = launch.option(*(name.replace("_", "-") for name in names))
+    if given is not None or launch.command.variable_prefix is None:
         return given
-    settings = (launch.settings.get(f"PET_{name.replace('-', '_').upper()}") for name in names)
+    settings = (launch.settings.get(_variable(launch, name)) for name in names)
     return next((one.value for one in settings if one is not None), None)
 
 
+def option_name(launch: Launch, name: str) -> str:
+    """How a user writes an option of this launcher: ``--node-rank``; as a variable, if it has no options."""
+    return f"--{name}" if launch.command.options is not None else _variable(launch, name)
+
+
+def _variable(launch: Launch, name: str) -> str:
+    """torch/distributed/argparse_util.py: PET_NODE_RANK is --node-rank."""
+    return f"{launch.command.variable_prefix}{name.replace('-', '_').upper()}"
+
+
 def processes_of(launch: Launch) -> int | None:
-    """Ranks that one agent starts on its host; ``None`` where it can't be told."""
-    if launch.program == "torchrun":
-        given = option_of(launch, "nproc-per-node")
-        return whole_number(given) if given is not None else None if launch.is_open else 1
-    if launch.program == "accelerate":
-        ranks, hosts = launch.number("num-processes"), hosts_of(launch)
+    """Ranks that one agent starts on its host; ``None`` if unknown."""
+    command = launch.command
+    if command.all_processes:
+        ranks, hosts = whole_number(option_of(launch, command.all_processes)), hosts_of(launch)
         return ranks // hosts if ranks and hosts and ranks % hosts == 0 else None
-    if launch.program == "deepspeed":
-        return launch.number("num-gpus", "num-accelerators") or _included(launch.told("include"))
-    if launch.program == "fabric":
-        return launch.number("devices")
-    if launch.program == "llamafactory":
-        return whole_number(launch.setting("NPROC_PER_NODE"))
-    return 1
-
-
-def _included(text: str | None) -> int | None:
-    """Devices in ``localhost:0,1,3``; of several hosts nothing is told."""
-    match = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", text or "")
-    return match[1].count(",") + 1 if match else None
+    given = option_of(launch, *command.processes)
+    if given is None and command.included:
+        # Devices in "localhost:0,1,3"; entries of several hosts are not counted.
+        match = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.told(command.included) or "")
+        return match[1].count(",") + 1 if match else None
+    if given is None:
+        return None if launch.is_open else command.default_processes
+    return whole_number(given)
 
 
 def hosts_of(launch: Launch) -> int | None:
-    """Hosts that the agents wait for; ``None`` where it can't be told, as with an elastic range."""
-    if launch.program == "torchrun":
-        if launch.option("standalone"):
-            return 1
-        given = option_of(launch, "nnodes")
-        if given is None:
-            return None if launch.is_open else 1
-        least, colon, most = given.partition(":")
-        return whole_number(least) if not colon or least == most else None
-    if launch.program == "accelerate":
-        return launch.number("num-machines")  # else that of a configuration, which may be anywhere
-    if launch.program == "deepspeed":
-        return launch.number("num-nodes")
-    if launch.program == "fabric":
-        return launch.number("num-nodes", "num_nodes") or 1
-    if launch.program == "llamafactory":
-        return whole_number(launch.setting("NNODES"))
-    return None
+    """Hosts that the agents wait for; ``None`` if unknown, as with an elastic range."""
+    if launch.option(launch.command.standalone):
+        return 1
+    given = option_of(launch, launch.command.hosts)
+    if given is None:
+        return None if launch.is_open else launch.command.default_hosts
+    least, colon, most = given.partition(":")
+    return whole_number(least) if not colon or least == most else None
 
 
 def rank_of_host(launch: Launch) -> str | None:
-    """What it says the number of its own host is; it may hold marks; ``None`` where it says nothing."""
-    if launch.program == "accelerate":
-        return launch.option("machine-rank")
-    if launch.program == "llamafactory":
-        setting = launch.settings.get("NODE_RANK")
-        return setting.value if setting is not None else None
-    return option_of(launch, "node-rank")
+    """The node rank that it is given; it may hold marks; ``None`` if there is none."""
+    return option_of(launch, launch.command.node_rank)
 
 
-def is_static(launch: Launch) -> bool:
-    """Whether torchrun goes by --node-rank and --master-addr, and not by a rendezvous that gives out numbers."""
-    backend = option_of(launch, "rdzv-backend") or "static"
-    return launch.program == "torchrun" and backend == "static" and not launch.option("standalone")
+def uses_node_rank(launch: Launch) -> bool:
+    """Whether hosts take the node ranks that they are given, and not those that a rendezvous assigns."""
+    backend = option_of(launch, launch.command.rendezvous) or "static"
+    return launch.is_agent and backend == "static" and not launch.option(launch.command.standalone)
 
 
-def endpoint_of(launch: Launch) -> tuple[str, str] | None:
-    """The option and the host at which it looks for the master; ``None`` where it says none."""
-    names = {
-        "torchrun": ("rdzv-endpoint", "master-addr"),
-        "accelerate": ("main-process-ip",),
-        "deepspeed": ("master-addr",),
-        "fabric": ("main-address",),
-    }
-    for name in names.get(launch.program, ()):
-        given = option_of(launch, name)
-        if given is not None:
-            host = re.sub(r":\d*$", "", given) if name == "rdzv-endpoint" and is_known(given) else given
-            return name, host
-    return None
+def endpoint_of(launch: Launch) -> str | None:
+    """The host at which it looks for the master; ``None`` if it is given none."""
+    given = option_of(launch, launch.command.host_port)
+    if given is None:
+        return option_of(launch, launch.command.master)
+    return re.sub(r":\d*$", "", given) if is_known(given) else given
 
 
 def trainer_option(launch: Launch, name: str) -> str | None:
@@ -168,14 +148,12 @@ def visible_devices(launch: Launch) -> tuple[str, int] | None:
 
 
 def port_of(launch: Launch) -> str | None:
-    """The port that it fixes for its master, where it is told; ``None`` where it is free to be another."""
-    if launch.option("standalone"):
+    """The port that it fixes for its master; ``None`` if that is unknown or any free one."""
+    if launch.option(launch.command.standalone):
         return None
-    endpoint = launch.told("rdzv-endpoint")
+    endpoint = launch.told(launch.command.host_port)
     if endpoint is not None:
         host, _, port = endpoint.rpartition(":")
         return port if host and port.isdigit() and port != "0" else None
-    given = launch.option("master-port", "main-process-port", "main-port")
-    if given is None and launch.program not in ("torchrun", "accelerate", "deepspeed", "fabric"):
-        given = launch.setting("MASTER_PORT")
+    given = option_of(launch, launch.command.port) if launch.is_agent else launch.setting("MASTER_PORT")
     return given if given is not None and given.isdigit() and given != "0" else None

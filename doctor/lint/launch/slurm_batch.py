@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from doctor.knowledge.launchers import SLURM_OPTIONS
 from doctor.lint.launch.launch_file import Launch
-from doctor.lint.launch.launcher_options import SLURM, CommandWord, parse_options
+from doctor.lint.launch.launcher_options import CommandWord, parse_options
 from doctor.lint.launch.partial_text import is_known, unknown_mark, whole_number
 from doctor.lint.launch.shell.lexer import comments
 
@@ -176,7 +177,7 @@ def read_headers(text: str) -> Allocation | None:
             words = _words(match[1])
             if words[:1] in (["hetjob"], ["packjob"]):
                 return Allocation({name: unknown_mark(name) for name in ("nodes", "ntasks")}, lines)
-            found = parse_options([CommandWord(word, number) for word in words], SLURM).options
+            found = parse_options([CommandWord(word, number) for word in words], SLURM_OPTIONS).options
             options.update(found)
             lines.update(dict.fromkeys(found, number))
     return Allocation(options, lines) if lines else None
@@ -189,7 +190,7 @@ def read_late_headers(text: str) -> dict[int, tuple[str, ...]]:
         return {}
     found = ((line, match) for line, said in comments(text) if line > begin and (match := _HEADER.match(said)))
     fields = {line: [CommandWord(word, line) for word in _words(match[1])] for line, match in found}
-    return {line: tuple(parse_options(words, SLURM).options) for line, words in fields.items()}
+    return {line: tuple(parse_options(words, SLURM_OPTIONS).options) for line, words in fields.items()}
 
 
 def _words(text: str) -> list[str]:

@@ -414,7 +414,7 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
 
 def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
     for launch in box.chain():
-        ranks = processes_of(launch) if launch.program in ("torchrun", "accelerate", "deepspeed") else None
+        ranks = processes_of(launch) if launch.is_agent else None
         if ranks is not None and ranks > gpus:
             yield Violation(
                 launch.place,

@@ -35,10 +35,11 @@ from doctor.lint.launch.process_launches import (
     endpoint_of,
     hosts_of,
     is_loopback_name,
-    is_static,
+    option_name,
     option_of,
     rank_of_host,
     starts_of,
+    uses_node_rank,
 )
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, Passes, healthy, lines, logged
@@ -292,26 +293,25 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     launch, hosts = start.launch, hosts_of(start.launch)
     if not hosts or hosts < 2 or rank_of_host(launch) == "0":
         return  # the master itself finds itself there
-    endpoint, address = endpoint_of(launch), launch.setting("MASTER_ADDR") or ""
-    if endpoint is not None and is_known(endpoint[1]) and is_loopback_name(endpoint[1]):
-        yield _violation(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint[1]}")
-    elif endpoint is None and launch.program == "torchrun" and not launch.is_open:
+    endpoint = endpoint_of(launch)
+    if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
+        yield _violation(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint}")
+    elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
         yield from _judge_default(start, hosts)
-    elif launch.program == "llamafactory" and is_loopback_name(address):
-        yield _violation(launch, f"llamafactory for {hosts} hosts looks for its master at {address}")
 
 
 def _judge_default(start: ProcessLaunch, hosts: int) -> Iterator[Violation]:
     """Without an address torchrun takes 127.0.0.1, and c10d localhost (torch/distributed/run.py,
     elastic/rendezvous/c10d_rendezvous_backend.py); without a number for the host that comes first (ENV001)."""
-    launch = start.launch
-    told = rank_of_host(launch) is not None if is_static(launch) else option_of(launch, "rdzv-backend") == "c10d"
+    launch, command = start.launch, start.launch.command
+    is_static = uses_node_rank(launch)
+    told = rank_of_host(launch) is not None if is_static else option_of(launch, command.rendezvous) == "c10d"
     if not told:
         return
-    name = "--master-addr" if is_static(launch) else "--rdzv-endpoint"
+    name = option_name(launch, command.master if is_static else command.host_port)
     yield _violation(
         launch,
-        f"torchrun for {hosts} hosts without {name}: each looks for its master on itself",
+        f"{launch.program} for {hosts} hosts without {name}: each looks for its master on itself",
         None if start.step is not None else Severity.WARNING,
     )
 

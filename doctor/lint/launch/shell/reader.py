@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.command_line import CommandContext, read_command
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch, LaunchFile
-from doctor.lint.launch.launcher_options import AGENTS, CommandWord
+from doctor.lint.launch.launcher_options import CommandWord
 from doctor.lint.launch.partial_text import unknown_mark
 from doctor.lint.launch.shell.expansion import Value, Variables
 from doctor.lint.launch.shell.statements import Statement, assigned_name, split_script
@@ -210,7 +210,7 @@ class ScriptReader:
         reader = ScriptReader(given, settings, inside_step=inside, line=line, depth=depth, scripts=scripts)
         reader.read(text)
         self.settings.extend(reader.settings)
-        found = [one for one in reader.launches if one.program in AGENTS] or reader.launches
+        found = [one for one in reader.launches if one.is_agent] or reader.launches
         if len(found) != 1:
             own = CommandContext(self._place(statement), settings, lambda *_: None)
             return own.launch("other") if found else None
