@@ -25,7 +25,6 @@ from doctor.analysis.visible_devices import (
     uses_nccl,
     visible_gpus,
 )
-from doctor.analysis.xid_events import xids_of
 from doctor.core.facts import (
     EnvironmentFacts,
     Gpu,
@@ -46,6 +45,7 @@ from doctor.core.facts import (
 )
 from doctor.knowledge.xid_catalog import ACTIONS, xid
 from doctor.testing.cases import healthy
+from doctor_checks.devices._xid_events import xids_of
 from tests.lab.cases import each_case
 
 UUIDS = [

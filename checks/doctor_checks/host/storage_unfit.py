@@ -5,32 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from doctor.analysis.storage_findings import storage_findings
 from doctor.analysis.storage_speed import shared_paths, slow_storage
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Directory, Failure, ProgressFacts, StorageFacts, TrainerFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
-
-WORDS = {"checkpoint": "checkpoint", "flight-recorder": "flight-recorder dump", "nccl-debug": "NCCL log"}
-"""Roles of directories that are judged, in words. Caches and temporary folders have checks of their own subject."""
+from doctor_checks.host._storage_trials import ROLES, WRITE_ERRORS, storage_findings
 
 WHOLE = ("ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
 """Strategies under which rank 0 alone writes checkpoints, so that folders of each host's own hurt at resume only."""
 
-SAYINGS = {
-    "No space left on device": "is full",
-    "Disk quota exceeded": "is full (the user's quota is spent)",
-    "Read-only file system": "is not writable",
-    "Permission denied": "is not writable",
-    "Stale file handle": "does not answer",
-    "File exists": "is a file, or lies below one",
-    "Not a directory": "is a file, or lies below one",
-}
-"""What the C library says of a write that failed (errno ENOSPC, EDQUOT, EROFS, EACCES, ESTALE, EEXIST, ENOTDIR), and
-what that means."""
 OF_A_PATH = ("File exists", "Not a directory")
-"""Of these, those that say something of the directory only where they name it."""
+"""Errors of :data:`WRITE_ERRORS` that concern the directory only if they name it."""
 
 
 def _folder(**changes: object) -> Directory:
@@ -203,7 +189,7 @@ def storage_unfit(
     for local in job.by_host():
         storage = local.find(StorageFacts)
         for folder in storage.directories if storage else ():
-            if folder.role not in WORDS:
+            if folder.role not in ROLES:
                 continue
             least = checkpoint_bytes if folder.role == "checkpoint" else dump_bytes
             if unseen := _why_unseen(folder):
@@ -218,7 +204,7 @@ def storage_unfit(
     yield from _scattered(job)
     # Below 5 MB/s a checkpoint of a gibibyte takes minutes; writers of checkpoints call fsync for every file.
     slow = slow_storage(job, times=slow_times, bandwidth=slow_bandwidth, sync=sync_seconds)
-    yield from storage_findings(job, WORDS, SAYINGS, _unshared_severity, slow)
+    yield from storage_findings(job, slow, _unshared_severity)
 
 
 def _failed_to_write(job: Job) -> Iterator[Finding]:
@@ -250,7 +236,7 @@ def _said_of(path: str | None, failure: Failure) -> str | None:
     return next(
         (
             meaning
-            for words, meaning in SAYINGS.items()
+            for words, meaning in WRITE_ERRORS.items()
             if words in failure.message and (words not in OF_A_PATH or (path and path in failure.message))
         ),
         None,
@@ -328,7 +314,7 @@ def _rank_zero_writes(rank: Rank) -> bool:
 
 def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...]) -> Finding:
     return Finding(
-        f"the {WORDS[folder.role]} directory {folder.path} {words}",
+        f"the {ROLES[folder.role]} directory {folder.path} {words}",
         ranks=ranks,
         severity=severity,
         evidence={

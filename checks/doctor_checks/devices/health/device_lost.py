@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, bus_key, is_data_centre, shares_by_host
-from doctor.analysis.xid_events import logged_xids, xids_of
 from doctor.api import (
     Finding,
     Job,
@@ -31,6 +30,7 @@ from doctor.facts import (
     SlurmFacts,
 )
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.devices._xid_events import logged_xids, xids_of
 
 TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot")
 """nvml.h nvmlDeviceGpuRecoveryAction_t: what the driver wants before it lets new work on the GPU."""
@@ -66,14 +66,7 @@ def _told(job: Job) -> Iterator[Finding]:
             confidence=0.45,
         )
     for reported in logged_xids(job, {"lost"}):
-        yield finding_from_logs(
-            reported.told,
-            reported.summary,
-            evidence=reported.evidence,
-            fix=reported.fix,
-            confidence=reported.confidence,
-            explains=_CONSEQUENCES,
-        )
+        yield reported.finding(_CONSEQUENCES)
 
 
 _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
@@ -188,13 +181,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
         for reported in xids_of(local, {"lost"}):
             if bus_key(reported.device) not in told:
                 severity = Severity.ERROR if reported.recent and reported.ranks else Severity.WARNING
-                yield Finding(
-                    f"{reported.summary} ({local.name})",
-                    ranks=reported.ranks or local.ranks,
-                    evidence=reported.evidence,
-                    fix=reported.fix,
-                    severity=severity,
-                )
+                yield reported.finding(local, severity)
 
 
 def _words(gpu: Gpu) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, shares_by_host
-from doctor.analysis.xid_events import XidReport, logged_xids, xids_of
 from doctor.api import (
     Finding,
     Job,
@@ -20,6 +19,7 @@ from doctor.api import (
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -28,14 +28,7 @@ def _told(job: Job) -> Iterator[Finding]:
             told, "the memory of a GPU failed: uncorrectable errors", confidence=0.95, explains=_CONSEQUENCES
         )
     for reported in logged_xids(job, {"memory"}):
-        yield finding_from_logs(
-            reported.told,
-            reported.summary,
-            evidence=reported.evidence,
-            fix=reported.fix,
-            confidence=reported.confidence,
-            explains=_CONSEQUENCES,
-        )
+        yield reported.finding(_CONSEQUENCES)
 
 
 _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
@@ -179,10 +172,4 @@ def _from_log(local: LocalRanks, reported: XidReport, sick: set[str]) -> Finding
     gpus = local.find(GpuFacts)
     uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
     severity = Severity.ERROR if reported.recent else Severity.WARNING if sick or uncounted else Severity.INFO
-    return Finding(
-        f"{reported.summary} ({local.name})",
-        ranks=reported.ranks or local.ranks,
-        evidence=reported.evidence,
-        fix=reported.fix,
-        severity=severity if reported.ranks else Severity.INFO,
-    )
+    return reported.finding(local, severity if reported.ranks else Severity.INFO)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.xid_events import LoggedXid, XidReport, logged_xids, xids_of
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check, finding_from_logs
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import GpuFacts, KernelEvent, KernelLogFacts, MissingReason
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.devices._xid_events import LoggedXid, XidReport, logged_xids, xids_of
 
 OWN = ("hardware", "application", "notice")
 ALL = (*OWN, "memory", "nvlink", "lost")
@@ -22,16 +22,7 @@ def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, OWN):
         severity = _told_severity(reported)
-        yield finding_from_logs(
-            reported.told,
-            reported.summary,
-            evidence=reported.evidence,
-            fix=reported.fix,
-            severity=severity,
-            confidence=reported.confidence,
-            explains=() if severity is Severity.INFO else ("GPU022",),
-            symptoms=severity is not Severity.INFO,
-        )
+        yield reported.finding(("GPU022",), severity)
 
 
 def _told_severity(reported: LoggedXid) -> Severity:
@@ -138,7 +129,7 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
         if missing:
             yield Unknown(missing.reason, local.ranks, missing.unhide)
         for reported in xids_of(local, OWN if local.find(GpuFacts) else ALL):
-            yield _finding(local, reported)
+            yield reported.finding(local, _severity(reported))
 
 
 def _has_gpus(local: LocalRanks) -> bool:
@@ -150,16 +141,6 @@ def _why_none(job: Job) -> str:
     """Nothing of a host that only logs tell of was read."""
     reasons = (host.missing(GpuFacts) for host in job.hosts)
     return next((one.reason for one in reasons if one and one.lack is MissingReason.UNMEASURED), "no GPU")
-
-
-def _finding(local: LocalRanks, reported: XidReport) -> Finding:
-    return Finding(
-        f"{reported.summary} ({local.name})",
-        ranks=reported.ranks or local.ranks,
-        evidence=reported.evidence,
-        fix=reported.fix,
-        severity=_severity(reported),
-    )
 
 
 def _severity(reported: XidReport) -> Severity:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, shares_by_host
-from doctor.analysis.xid_events import XidReport, logged_xids, xids_of
 from doctor.api import (
     Finding,
     Job,
@@ -20,6 +19,7 @@ from doctor.api import (
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts, MigDevice, NvLink
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
 
 
 def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0, remote: str = "switch") -> tuple[NvLink, ...]:
@@ -47,14 +47,7 @@ def _told(job: Job) -> Iterator[Finding]:
             explains=_CONSEQUENCES,
         )
     for reported in logged_xids(job, {"nvlink"}):
-        yield finding_from_logs(
-            reported.told,
-            reported.summary,
-            evidence=reported.evidence,
-            fix=reported.fix,
-            confidence=reported.confidence,
-            explains=_CONSEQUENCES,
-        )
+        yield reported.finding(_CONSEQUENCES)
 
 
 _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
@@ -235,10 +228,4 @@ def _from_log(local: LocalRanks, reported: XidReport) -> Finding:
     healed = reported.recent is False and not any(
         0 < _active(gpu) < len(gpu.nvlinks or ()) for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
     )
-    return Finding(
-        f"{reported.summary} ({local.name})",
-        ranks=reported.ranks or local.ranks,
-        evidence=reported.evidence,
-        fix=reported.fix,
-        severity=Severity.INFO if healed or not reported.ranks else severity,
-    )
+    return reported.finding(local, Severity.INFO if healed or not reported.ranks else severity)

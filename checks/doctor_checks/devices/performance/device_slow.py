@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from doctor.analysis.device_speed import SlowDevice, compare_devices
-from doctor.analysis.fabric.p2p_bandwidth import slow_neighbours
-from doctor.analysis.fabric.p2p_findings import neighbour_finding
+from doctor.analysis.fabric.p2p_bandwidth import SlowNeighbour, slow_neighbours
 from doctor.analysis.fabric.peak_bandwidth import SlowCopies, copies_below
 from doctor.analysis.trial_conclusions import with_trials
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
+
+_SHOWN = 8
 
 COMES_WITH_OTHERS = ("out of memory", "busy or unavailable", "is this rank's", "memory are free", "no answer within")
 """Errors that say more of the moment, or of the doctor, than of the device."""
@@ -161,7 +162,7 @@ def device_slow(
     for rank, error in broken.items():
         yield _cannot_compute(job, rank, error) if _blames_device(error) else Unknown(error, (rank,))
     for near in slow_neighbours(job, least_share=speed_share, least_confidence=0.5):
-        finding = neighbour_finding(near)
+        finding = _slow_messages(near)
         yield with_trials(job, finding, "collective", otherwise=finding.fix, unit="B/s")
     for copies in copies_below(job, link_share):
         yield _slow_copies(job, copies)
@@ -199,6 +200,28 @@ def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
         severity=Severity.ERROR,
         evidence={"error": error, "exclude": list(hosts)},
         fix="dmesg -T | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER: leave the host out until it is mended",
+    )
+
+
+def _slow_messages(near: SlowNeighbour) -> Finding:
+    """The finding about devices that are slow within their host."""
+    worst, usual = near.messages[0]
+    others = {"sending": "to", "receiving": "from"}.get(near.way, "to and from")
+    whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} the other devices of its host"
+    return Finding(
+        f"{ranks_in_words(near.ranks)} on {near.host}: {whose} reach {near.share * 100:.2g} % of the bandwidth of "
+        f"the same pairs on other hosts, {worst.value / 1e9:.1f} GB/s, usual {usual / 1e9:.1f} GB/s",
+        ranks=near.ranks,
+        evidence={
+            "messages": {
+                f"{one.source} -> {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
+                for one, typical in near.messages[:_SHOWN]
+            },
+            "exclude": [near.host],
+        },
+        fix=f"on {near.host}: nvidia-smi nvlink -s; nvidia-smi topo -m; dmesg -T | grep -iE 'xid.*(74|nvlink)'; "
+        f"exclude the host meanwhile (srun --exclude={near.host})",
+        confidence=near.confidence,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 from doctor.analysis.fabric.bandwidth_suspects import SlowPart, SlowParts, is_reachable, slow_parts, unmeasured_pairs
 from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
 from doctor.analysis.fabric.p2p_bandwidth import slow_rails
-from doctor.analysis.fabric.p2p_findings import bandwidth_evidence, rail_findings, rate_in_words
 from doctor.analysis.fabric.peak_bandwidth import SlowMessages, messages_below, paths_below
 from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
 from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, sent_samples, subnets_of
@@ -28,6 +27,7 @@ from doctor.facts import (
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
 from doctor.testing.host_transfers import across, at_times, between, received_by, sent_by, touching, transferred
+from doctor_checks.network._slow_rails import bandwidth_evidence, rail_findings, rate_in_words
 
 _NOISE = 500e-6
 """Seconds by which a round trip has to be longer besides. Moderated interrupts and sleeping processors add up to some

@@ -1,0 +1,135 @@
+"""XIDs in kernel logs and in the logs of a job, one entry for each code and device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from doctor.analysis.visible_devices import GpuSharers, bus_key, shares
+from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_groups, finding_from_logs
+from doctor.facts import KernelEvent, KernelLogFacts
+from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
+
+UNLISTED = Xid("not in the XID table of rankdoctor; see NVIDIA's XID catalog", "hardware", "reset")
+
+_RECOVERED = re.compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
+"""An XID 154 that withdraws an earlier request."""
+
+
+class XidReport(NamedTuple):
+    """An XID of one device, reported ``lines`` times. ``recent``: since this job began, ``None`` if unknown.
+    ``ranks``: those that use the device, or all ranks of the host if that is unknown."""
+
+    code: int
+    known: Xid
+    is_listed: bool
+    device: str
+    gpu: str
+    lines: int
+    last: KernelEvent
+    recent: bool | None
+    ranks: tuple[int, ...]
+
+    def finding(self, local: LocalRanks, severity: Severity) -> Finding:
+        """The finding about the XID on the host of ``local``."""
+        times = f", {self.lines} times" if self.lines > 1 else ""
+        when = {True: "", False: " before this job began", None: ""}[self.recent]
+        return Finding(
+            f"Xid {self.code} on {self.gpu}{times}{when}: {self.known.meaning} ({local.name})",
+            ranks=self.ranks or local.ranks,
+            evidence={
+                "xid": self.code,
+                "device": self.device,
+                "lines": self.lines,
+                "seconds_since_boot": self.last.time,
+                "kernel_log": self.last.text,
+                "process_id": self.last.pid,
+            },
+            fix=_fix(self.known),
+            severity=severity,
+        )
+
+
+def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[XidReport]:
+    """The XIDs of these ``kinds`` in the kernel log of a host, by code and device, in the order of their first line.
+
+    A code that is not in the table counts as ``hardware``."""
+    log = local.find(KernelLogFacts)
+    lines: dict[tuple[int, str], list[KernelEvent]] = {}
+    for event in log.events if log else ():
+        if event.kind == "xid" and event.code is not None and not _RECOVERED.search(event.text):
+            lines.setdefault((event.code, bus_key(event.device)), []).append(event)
+    chosen = [(code, device) for code, device in lines if (xid(code) or UNLISTED).kind in kinds]
+    by_bus = {bus_key(share.gpu.bus_id): share for share in shares(local)} if chosen else {}
+    for code, device in chosen:
+        yield _fold(code, device, lines[code, device], log.job_started if log else None, by_bus.get(device), local)
+
+
+def _fold(
+    code: int, device: str, events: list[KernelEvent], began: float | None, share: GpuSharers | None, local: LocalRanks
+) -> XidReport:
+    last = max(events, key=lambda event: event.time or 0.0)
+    return XidReport(
+        code=code,
+        known=xid(code) or UNLISTED,
+        is_listed=xid(code) is not None,
+        device=last.device or "",
+        gpu=f"GPU {share.gpu.index}" if share else f"the GPU at {last.device or 'an unknown address'}",
+        lines=len(events),
+        last=last,
+        recent=None if began is None or last.time is None else last.time >= began,
+        ranks=share.ranks if share else local.ranks,
+    )
+
+
+class LoggedXid(NamedTuple):
+    """An XID of one device in a log. ``device`` is empty if the log has only the number, as in a bug report."""
+
+    code: int
+    known: Xid
+    is_listed: bool
+    device: str
+    events: EventGroup
+
+    def finding(self, explains: tuple[str, ...], severity: Severity | None = None) -> Finding:
+        """The finding about the XID; a line of the driver is more certain than a number in other text."""
+        where = f" on the GPU at {self.device}" if self.device else ""
+        return finding_from_logs(
+            self.events,
+            f"the driver reported Xid {self.code}{where}: {self.known.meaning}",
+            evidence={"xid": self.code, **({"device": self.device} if self.device else {})},
+            fix=_fix(self.known),
+            severity=severity,
+            confidence=0.9 if self.device else 0.75,
+            explains=explains,
+        )
+
+
+def _fix(known: Xid) -> str:
+    """The recommended action for an XID, as a sentence."""
+    text = ACTIONS[known.action]
+    return text[0].upper() + text[1:] + "."
+
+
+_PREVIOUS = re.compile(r"caused by previous Xid (\d{1,3})\b")
+
+
+def _code(group: EventGroup) -> int:
+    """The XID that caused the reported one, if a line names it, else the reported one."""
+    before = next((found for event in group.events if (found := _PREVIOUS.search(event.text))), None)
+    return int(before[1] if before else group.value("xid") or 0)
+
+
+def logged_xids(job: Job, kinds: Collection[str]) -> Iterator[LoggedXid]:
+    """The XIDs of these ``kinds`` in logs, by code and device.
+
+    A driver line with a code that is not in the table counts as ``hardware``; a number without a device must be in it.
+    """
+    for group in event_groups(job, "gpu.xid", by=("xid", "pci")):
+        code, device = _code(group), group.value("pci") or ""
+        known = xid(code)
+        if (known is None and not device) or all(_RECOVERED.search(event.text) for event in group.events):
+            continue
+        if (known or UNLISTED).kind in kinds:
+            yield LoggedXid(code, known or UNLISTED, known is not None, device, group)

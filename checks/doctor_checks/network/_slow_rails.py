@@ -1,0 +1,87 @@
+"""Findings about slow messages between hosts over the backend of the job, and bandwidths as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart
+from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
+from doctor.analysis.fabric.p2p_bandwidth import SlowRail
+from doctor.analysis.trial_conclusions import with_trials
+from doctor.api import Finding, Job, Unknown, Verdict, ranks_in_words
+from doctor.facts import CollectiveFacts
+
+SHOWN = 8
+
+
+def rate_in_words(value: float) -> str:
+    """``1.20 GB/s`` or ``612 MB/s`` for bytes per second."""
+    return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
+
+
+def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str, object]:
+    """The bandwidths of a slow part, and the ``usual`` one (bytes per second) with its ``spread`` (a fraction)."""
+    return {
+        "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:SHOWN]},
+        "bandwidth": rate_in_words(part.value),
+        "usual bandwidth": rate_in_words(usual),
+        "spread of usual bandwidths": f"{spread:.0%}",
+    }
+
+
+def rail_findings(job: Job, found: Sequence[SlowRail], excluded: frozenset[str]) -> Iterator[Verdict]:
+    """Findings about slow rails, except those of hosts that are ``excluded`` because they are reported already."""
+    reasons: dict[str, list[int]] = {}
+    for facts, members in job.facts(CollectiveFacts):
+        if facts.exchange_error:
+            reasons.setdefault(f"over {facts.backend}: {facts.exchange_error}", []).extend(members.ranks)
+    for reason, own in reasons.items():
+        yield Unknown(f"some point-to-point messages were not measured {reason}", tuple(sorted(own)))
+    by_hosts: dict[tuple[str, tuple[str, ...]], list[SlowRail]] = {}
+    for one in found:
+        if not excluded.issuperset(one.part.hosts):
+            by_hosts.setdefault((one.part.kind, one.part.hosts), []).append(one)
+    for rails in by_hosts.values():
+        finding = _finding(job, rails)
+        yield with_trials(job, finding, "collective", otherwise=finding.fix, unit="B/s")
+
+
+def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
+    """The finding about the rails of one host or link: a host may have several slow NICs."""
+    worst = min(rails, key=lambda rail: rail.part.share)
+    part = worst.part
+    ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
+    backends = {facts.backend for facts, same in job.facts(CollectiveFacts) if set(same.ranks).intersection(ranks)}
+    over = "/".join(sorted(filter(None, backends)))
+    usual = f"{rate_in_words(part.value)} over {over}, usual {rate_in_words(worst.usual)} ({part.share * 100:.2g} %)"
+    seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
+    evidence = bandwidth_evidence(part, worst.usual, worst.spread)
+    if part.kind in WHOLE_HOSTS:
+        evidence["exclude"] = list(part.hosts)
+    return Finding(
+        f"{ranks_in_words(ranks)} on {' and '.join(part.hosts)}: {_DIRECTIONS.get(part.kind, 'sends and receives')} at "
+        f"{usual}{' at times' if part.suspect.intermittent else ''}, {seen}",
+        ranks=ranks,
+        evidence=evidence,
+        fix=_fix(part),
+        confidence=part.suspect.confidence,
+        explains=("NET027",),
+    )
+
+
+_DIRECTIONS = {
+    "link": "messages between them",
+    "sending": "sends only (receives are normal)",
+    "receiving": "receives only (sends are normal)",
+}
+
+
+def _fix(part: SlowPart) -> str:
+    one = part.hosts[0]
+    if part.kind == "link":
+        return f"Check the ports and cables between {one} and {part.hosts[1]} that the NICs of these ranks use."
+    return (
+        f"`srun --exclude={one}`, then on {one}: `NCCL_DEBUG=INFO` shows which NIC a rank uses; `ibstat` (state and "
+        "rate), `ibqueryerrors`, `lspci -vv | grep LnkSta`, for Ethernet `ethtool -S <interface>`; replace cable, "
+        "transceiver or port."
+    )
