@@ -150,7 +150,7 @@ def planted(seeds: int) -> None:
 def blamed(dumps: dict[int, RecorderFacts]) -> frozenset[int]:
     """Whom the doctor names by these dumps."""
     found = diagnose_stall(build_job(member(RecorderDump(rank, facts)) for rank, facts in dumps.items()))
-    return frozenset(found.ranks) if found is not None and found.kind != "untold" else frozenset()
+    return frozenset(found.ranks) if found is not None and found.kind != "undetermined" else frozenset()
 
 
 # A large job.

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from doctor.analysis.hang.description import stall_evidence
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
 from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, builtin_checks
@@ -18,6 +17,7 @@ from doctor.core.report_summary import primary_of
 from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, package_frame, running, stalled, user_frame, with_loader
 from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders
+from doctor_checks.progress._stall_text import stall_evidence
 from tests.lab.cases import each_case
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
@@ -236,8 +236,8 @@ def _shifted(world=2):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_shift_is_followed_back_to_where_it_began(world):
     found = diagnose_stall(_shifted(world).job())
-    assert (found.kind, found.ranks, found.parting.sequence) == ("one-sided", (1,), 15)
-    assert found.side.call.site.frame.line == 31
+    assert (found.kind, found.ranks, found.divergence.sequence) == ("one-sided", (1,), 15)
+    assert found.one_sided.call.site.frame.line == 31
 
 
 def test_branches_for_each_ranks_part_are_not_the_beginning_of_a_shift():
@@ -253,7 +253,7 @@ def test_branches_for_each_ranks_part_are_not_the_beginning_of_a_shift():
     step = Collective("0", 31, "broadcast", "gloo", frames=(user_frame(40),))
     sketch = uncounted(stalled()).alter(RecorderFacts, ranks=(0,), collectives=calls(0, gather))
     found = diagnose_stall(sketch.alter(RecorderFacts, ranks=(1,), collectives=calls(1, step)).job())
-    assert (found.kind, found.ranks, found.parting.sequence) == ("one-sided", (0,), 31)
+    assert (found.kind, found.ranks, found.divergence.sequence) == ("one-sided", (0,), 31)
 
 
 def test_a_stretch_whose_beginning_is_out_of_sight_is_judged_by_its_newest_call():
@@ -268,7 +268,7 @@ def test_a_stretch_whose_beginning_is_out_of_sight_is_judged_by_its_newest_call(
     for rank in range(2):
         sketch = sketch.alter(RecorderFacts, ranks=(rank,), collectives=(*calls(rank), ends[rank]))
     found = diagnose_stall(sketch.job())
-    assert (found.kind, found.parting.sequence) == ("differ", 130)
+    assert (found.kind, found.divergence.sequence) == ("differ", 130)
 
 
 @pytest.mark.parametrize(("patience", "early"), [(60.0, True), (8.0, False)])
@@ -307,7 +307,7 @@ def test_the_few_are_to_blame_whoever_they_are(odd):
 def test_of_two_ranks_neither_is_the_odd_one():
     sketch = with_call(stalled(), (0,), "all_reduce", user_frame(41, condition=IF))
     found = diagnose_stall(with_call(sketch, (1,), "broadcast", user_frame(44, condition=f"else of {IF}")).job())
-    assert (found.kind, found.ranks, found.parting.is_even) == ("differ", (0, 1), True)
+    assert (found.kind, found.ranks, found.divergence.is_even) == ("differ", (0, 1), True)
     assert found.confidence < 0.9
 
 
@@ -315,7 +315,7 @@ def test_ranks_without_the_call_are_to_blame_where_most_make_it():
     found = diagnose_stall(
         with_call(stalled(1, 4), (0, 1, 3), "all_gather", user_frame(57, condition="if rank != 2, line 56")).job()
     )
-    assert (found.kind, found.ranks, found.side.extra) == ("one-sided", (2,), False)
+    assert (found.kind, found.ranks, found.one_sided.extra) == ("one-sided", (2,), False)
 
 
 def test_without_recorders_stacks_tell():
@@ -340,7 +340,7 @@ def test_where_it_can_not_be_told_the_checks_say_so():
     waits = package_frame("torch/distributed/distributed_c10d.py", 1, "all_reduce")
     half = without_recorders(stalled(1, 3)).alter(ProgressFacts, ranks=(0,), stack=(waits, user_frame(40)))
     sketch = half.alter(ProgressFacts, ranks=(1, 2), stack=())
-    assert told(sketch) == ("untold", (0,))
+    assert told(sketch) == ("undetermined", (0,))
     status = {result.id: result.status for result in results_of(sketch)}
     assert status["RUN001"] is status["RUN002"] is Status.UNKNOWN
     assert status["RUN010"] is Status.PASS
@@ -401,7 +401,7 @@ def test_a_condition_that_all_are_under_tells_nobody_from_another():
     assert told(with_call(calls, (1,), "broadcast", user_frame(40), main)) == ("differ", (1,))
     guarded = with_call(calls, (2,), "all_gather", user_frame(57, condition=IF), main)
     found = diagnose_stall(guarded.job())
-    assert (found.kind, found.ranks, found.side.call.site.condition) == ("one-sided", (2,), IF)
+    assert (found.kind, found.ranks, found.one_sided.call.site.condition) == ("one-sided", (2,), IF)
 
 
 @pytest.mark.parametrize("kind", ["ConnectionResetError", "requests.exceptions.ConnectionError", "BrokenPipeError"])
@@ -499,7 +499,7 @@ def test_another_type_counts_and_not_the_line_that_it_comes_from():
     sketch = with_call(running(1, 4), range(4), "all_reduce", user_frame(50), ago=1)
     sketch = with_call(sketch, (3,), "all_reduce", user_frame(55), ago=1)
     sketch = with_call(sketch, (1,), "all_reduce", user_frame(60), ago=1, types=("Int",))
-    assert [party.ranks for party in silent_mismatches(sketch.job())[0].parties] == [(0, 2, 3), (1,)]
+    assert [variant.ranks for variant in silent_mismatches(sketch.job())[0].variants] == [(0, 2, 3), (1,)]
 
 
 def test_waiting_ranks_that_tell_no_lines_are_no_party_of_their_own():

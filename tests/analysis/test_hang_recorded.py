@@ -109,7 +109,7 @@ class TestOneGroup:
 
     def test_all_in_one_call_and_how_long_is_not_told(self, only_open):
         dumps = everybody(lambda rank, dump: dump.call("0", 5).open("0"))
-        assert told(dumps, only_open=only_open) == ("untold", (0, 1, 2, 3))
+        assert told(dumps, only_open=only_open) == ("undetermined", (0, 1, 2, 3))
 
     def test_one_that_enqueued_nothing_more_where_all_are_in_one_call(self, only_open):
         dumps = everybody(lambda rank, dump: dump.call("0", 5).open("0", 1 if rank == 3 else 9))
@@ -127,7 +127,7 @@ class TestOneGroup:
 
     def test_without_most_dumps(self, only_open):
         dumps = everybody(lambda rank, dump: dump.call("0", 5).open("0"))
-        assert told({0: dumps[0]}, only_open=only_open) is None or told({0: dumps[0]})[0] == "untold"
+        assert told({0: dumps[0]}, only_open=only_open) is None or told({0: dumps[0]})[0] == "undetermined"
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo", "xccl", "hccl"])
@@ -264,7 +264,7 @@ def test_histories_of_other_lengths():
 def test_the_odd_one_by_majority(change, aspect):
     dumps = everybody(lambda rank, dump: dump.call("0", 5).open("0", **(change if rank == 0 else {})).open("0", 40))
     found = diagnose_stall(job(dumps))
-    assert (found.kind, found.ranks, found.parting.aspect) == ("differ", (0,), aspect)
+    assert (found.kind, found.ranks, found.divergence.aspect) == ("differ", (0,), aspect)
 
 
 def test_a_tie_blames_both_and_shows_both_sites():
@@ -274,7 +274,7 @@ def test_a_tie_blames_both_and_shows_both_sites():
 
     found = diagnose_stall(job(everybody(live, ("0", (0, 1)), world=2)))
     assert (found.kind, found.ranks) == ("differ", (0, 1))
-    assert [party.site.place for party in found.parting.parties] == ["train.py:40 (step)", "train.py:41 (step)"]
+    assert [variant.site.place for variant in found.divergence.variants] == ["train.py:40 (step)", "train.py:41 (step)"]
 
 
 def test_without_history_it_is_less_sure():

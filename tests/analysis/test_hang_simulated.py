@@ -30,7 +30,7 @@ def test_the_rank_with_the_fault_and_nobody_else(kind, only_open):
     for seed in SEEDS:
         job = SimulatedJob(seed, kind)
         found = judged(job, job.dumps(only_open=only_open))
-        if found.kind != "untold":
+        if found.kind != "undetermined":
             named += 1
             assert (found.ranks, found.kind in KINDS[kind]) == ((job.fault.rank,), True), (seed, found.kind)
     assert named >= 0.9 * len(SEEDS)

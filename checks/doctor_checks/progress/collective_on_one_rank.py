@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.call_sites import CallSite, conditions_of, site_of_wait
-from doctor.analysis.hang.description import stall_evidence, stall_ranks, stall_waiters
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.one_sided_calls import OneSidedCall
@@ -27,6 +26,7 @@ from doctor.api import (
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
+from doctor_checks.progress._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _ZERO = "if self.global_rank == 0, line 56"
 _GATHER = user_frame(57, condition=_ZERO)
@@ -52,7 +52,7 @@ def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
 def _told(job: Job) -> Iterator[Finding]:
     """Of stacks in a log that wait under a condition on the rank, and of calls that torch saw one rank alone make."""
     found = diagnose_stall(job)
-    if job.evidence is None or (found is not None and found.side is not None):
+    if job.evidence is None or (found is not None and found.one_sided is not None):
         return
     for event in exceptions(job.evidence):
         conditions = conditions_of(event.frames)
@@ -182,37 +182,38 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     Fix: call it on all ranks, and put only what is done with the result into the condition.
     """
     found = diagnose_stall(job)
-    if found is not None and found.side is not None:
-        yield _finding(found, found.side, uses_lightning(job))
+    if found is not None and found.one_sided is not None:
+        yield _finding(found, found.one_sided, uses_lightning(job))
 
 
-def _finding(found: Diagnosis, side: OneSidedCall, lightning: bool) -> Finding:
-    site = side.call.site
+def _finding(found: Diagnosis, one_sided: OneSidedCall, lightning: bool) -> Finding:
+    site = one_sided.call.site
     return Finding(
-        _claim(found, side),
+        _claim(found, one_sided),
         ranks=found.ranks,
         evidence={
             **stall_evidence(found),
             "call": site.text,
-            "called_by": list(side.call.ranks[:64]),
+            "called_by": list(one_sided.call.ranks[:64]),
             "condition": site.condition or None,
-            "called_instead": side.others.site.text,
+            "called_instead": one_sided.others.site.text,
         },
-        fix=_fix(site, side.extra, lightning),
+        fix=_fix(site, one_sided.extra, lightning),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(site.frame.file, site.frame.line) if site.frame else None,
     )
 
 
-def _claim(found: Diagnosis, side: OneSidedCall) -> str:
-    why = f" [{side.call.site.condition}]" if side.call.site.condition else ""
-    who, several = stall_ranks(found), len(side.ranks) > 1
-    if side.extra:
-        return f"only {who} call{'' if several else 's'} {side.call.site.text}{why}{stall_waiters(found)}"
+def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
+    call, callers = one_sided.call.site, one_sided.call.ranks
+    why = f" [{call.condition}]" if call.condition else ""
+    who, several = stall_ranks(found), len(one_sided.ranks) > 1
+    if one_sided.extra:
+        return f"only {who} call{'' if several else 's'} {call.text}{why}{stall_waiters(found)}"
     return (
-        f"{who} pass{'' if several else 'es'} over {side.call.site.text}{why}, which {ranks_in_words(side.call.ranks)} "
-        f"call{'' if len(side.call.ranks) > 1 else 's'}, and wait{'' if several else 's'} in {side.others.site.text}"
+        f"{who} pass{'' if several else 'es'} over {call.text}{why}, which {ranks_in_words(callers)} "
+        f"call{'' if len(callers) > 1 else 's'}, and wait{'' if several else 's'} in {one_sided.others.site.text}"
     )
 
 

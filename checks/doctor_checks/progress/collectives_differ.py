@@ -8,16 +8,8 @@ from math import prod
 
 from doctor.analysis.call_sites import CallSite, place_of_frame
 from doctor.analysis.hang.collective_mismatch import Divergence
-from doctor.analysis.hang.description import stall_evidence
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
-from doctor.analysis.logs.printed_collectives import (
-    PrintedCollective,
-    differ_in_first_size,
-    differing_counts,
-    last_calls,
-    refused_calls,
-)
 from doctor.analysis.rank_loaders import split_by
 from doctor.api import (
     EventGroup,
@@ -38,6 +30,14 @@ from doctor.api import (
 from doctor.facts import Collective, Event, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure
+from doctor_checks.progress._printed_collectives import (
+    PrintedCollective,
+    differ_in_first_size,
+    differing_counts,
+    last_calls,
+    refused_calls,
+)
+from doctor_checks.progress._stall_text import stall_evidence
 
 _RUNNING = re.compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL
@@ -106,7 +106,7 @@ _OLD_REFUSAL = " is running inconsistent"
 def _heard(job: Job) -> Iterator[Finding]:
     """What messages alone tell: torch's own comparison, calls that it prints, and back ends that notice sizes."""
     found = diagnose_stall(job)
-    if job.evidence is None or (found and (found.parting or (found.ending and found.ending.nature == "mismatch"))):
+    if job.evidence is None or (found and (found.divergence or (found.ending and found.ending.nature == "mismatch"))):
         return
     refused, printed = refused_calls(job.evidence), last_calls(job.evidence)
     kinds = [kind for kind in _NOTICED if is_logged(job, kind)]
@@ -116,7 +116,7 @@ def _heard(job: Job) -> Iterator[Finding]:
         yield _of_printed(job, printed, 0.7, "torch.fingerprint")
     elif counted := differing_counts(job.evidence):
         yield _of_counted(counted)
-    elif found is None or found.kind in ("untold", "elsewhere", "missing"):
+    elif found is None or found.kind in ("undetermined", "elsewhere", "missing"):
         yield from _of_watchdogs(job)
     for told in event_groups(job, *([] if refused else kinds)):
         words, sure = _NOTICED[told.kind]
@@ -195,11 +195,11 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     batches = differ_in_first_size(calls)
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        "; ".join(f"{ranks_in_words(group.ranks)}: {calls[group.ranks[0]].words}" for group in reversed(parted.groups))
+        "; ".join(f"{ranks_in_words(group.ranks)}: {calls[group.ranks[0]].text}" for group in reversed(parted.groups))
         + (f", number {number} of its group" if number else "")
         + (_TIE if parted.even and len(calls) > 1 else ""),
         ranks=parted.odd or tuple(sorted(calls)),
-        evidence={"calls": {str(rank): calls[rank].words for rank in sorted(calls)[:8]}, "batches_differ": batches},
+        evidence={"calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]}, "batches_differ": batches},
         fix=_BATCHES if batches else _fix_of_printed(calls),
         confidence=sure,
     )
@@ -321,35 +321,33 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
     if found is None:
         yield from map(_of_silence, silent_mismatches(job))
         return
-    if found.kind == "differ" and found.parting is not None:
-        yield _of_calls(found, found.parting)
+    if found.kind == "differ" and found.divergence is not None:
+        yield _of_calls(found, found.divergence)
     elif found.kind == "died" and found.ending and found.ending.nature == "mismatch":
         yield _of_error(found)
-    elif found.kind in ("together", "untold") and not found.scene.has_recorder:
+    elif found.kind in ("together", "undetermined") and not found.states.has_recorder:
         yield Unknown("no flight recorder tells what the ranks called", found.ranks, "export TORCH_FR_BUFFER_SIZE=2000")
 
 
-def _of_calls(found: Diagnosis, parting: Divergence) -> Finding:
-    parties = parting.parties
-    odd, others = (parties[0], parties[1]) if parting.is_even else (parties[1], parties[0])
+def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
+    variants = divergence.variants
+    odd, others = (variants[0], variants[1]) if divergence.is_even else (variants[1], variants[0])
     mine, theirs = _told(odd.entry), _told(others.entry)
     where = _at(odd.site) if odd.key == others.key else ""
     first = mine if where else f"{mine}{_at(odd.site)}"
     second = theirs if where else f"{theirs}{_at(others.site)}"
     return Finding(
         f"{ranks_in_words(odd.ranks)}: {first}; {ranks_in_words(others.ranks)}: {second}{where}"
-        + _number(found, parting)
+        + _number(found, divergence)
         + (f"; Gloo aborted {ranks_in_words(found.ending.ranks)} for it" if found.ending else "")
-        + (_TIE if parting.is_even else ""),
+        + (_TIE if divergence.is_even else ""),
         ranks=found.ranks,
         evidence={
             **stall_evidence(found),
-            "calls": {
-                ranks_in_words(party.ranks): f"{_told(party.entry)} at {party.site.place}" for party in parties[:8]
-            },
-            "conditions": [party.site.condition for party in parties[:8] if party.site.condition],
+            "calls": {ranks_in_words(one.ranks): f"{_told(one.entry)} at {one.site.place}" for one in variants[:8]},
+            "conditions": [one.site.condition for one in variants[:8] if one.site.condition],
         },
-        fix=_fix(parting.aspect),
+        fix=_fix(divergence.aspect),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame else None,
@@ -363,25 +361,25 @@ def _at(site: CallSite) -> str:
     return f" at {site.place}" if site.place else ""
 
 
-def _of_silence(parting: Divergence) -> Finding:
+def _of_silence(divergence: Divergence) -> Finding:
     """Of a call that ended, with wrong values, or with shapes that no back end minds."""
-    is_shape = parting.aspect == "shape"
+    is_shape = divergence.aspect == "shape"
     calls = "; ".join(
-        f"{ranks_in_words(party.ranks)}: {_told(party.entry)}{_shaped(party.entry) if is_shape else ''}"
-        for party in parting.parties[::-1][:4]
+        f"{ranks_in_words(one.ranks)}: {_told(one.entry)}{_shaped(one.entry) if is_shape else ''}"
+        for one in divergence.variants[::-1][:4]
     )
-    frame = next((party.site.frame for party in parting.odd if party.site.frame), None)
+    frame = next((one.site.frame for one in divergence.odd if one.site.frame), None)
     return Finding(
-        f"{calls}, in one call (number {parting.sequence} of group {parting.group}){_SILENT[is_shape]}"
-        + (_TIE if parting.is_even else ""),
-        ranks=tuple(sorted(rank for party in parting.odd for rank in party.ranks)),
+        f"{calls}, in one call (number {divergence.sequence} of group {divergence.group}){_SILENT[is_shape]}"
+        + (_TIE if divergence.is_even else ""),
+        ranks=divergence.odd_ranks,
         evidence={
-            "sizes": {ranks_in_words(one.ranks): str(one.entry.input_sizes) for one in parting.parties[:8]},
-            "places": {ranks_in_words(one.ranks): one.site.place for one in parting.parties[:8] if one.site.place},
+            "sizes": {ranks_in_words(one.ranks): str(one.entry.input_sizes) for one in divergence.variants[:8]},
+            "places": {ranks_in_words(one.ranks): one.site.place for one in divergence.variants[:8] if one.site.place},
         },
-        fix=_fix(parting.aspect),
+        fix=_fix(divergence.aspect),
         severity=Severity.WARNING if is_shape else Severity.ERROR,
-        confidence=0.6 if is_shape else 0.7 if parting.is_even else 0.9,
+        confidence=0.6 if is_shape else 0.7 if divergence.is_even else 0.9,
         source=Source(frame.file, frame.line) if frame else None,
     )
 
@@ -397,10 +395,10 @@ def _shaped(entry: Collective) -> str:
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
 
 
-def _number(found: Diagnosis, parting: Divergence) -> str:
+def _number(found: Diagnosis, divergence: Divergence) -> str:
     """Which call, and when: `` (number 140 of the default group; training, epoch 1, batch 40)``."""
     place = found.first.place if found.first else ""
-    which = f"number {parting.sequence} of {found.scene.name_of(parting.group)}" if parting.sequence else ""
+    which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
     told = "; ".join(part for part in (which, place) if part)
     return f" ({told})" if told else ""
 
@@ -432,7 +430,7 @@ def _fix(aspect: str) -> str:
 
 def _of_error(found: Diagnosis) -> Finding:
     """What the errors of all ranks tell of one another's calls."""
-    failures = [one.progress.failure for one in found.scene.ranks.values() if one.progress and one.progress.failure]
+    failures = [one.progress.failure for one in found.states.ranks.values() if one.progress and one.progress.failure]
     told = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
     by_call: dict[Hashable, list[int]] = {}
     for rank, call in told.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.hang.description import stall_evidence, stall_waiters
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import Finding, Job, Scope, Severity, Source, Verdict, check, ranks_in_words
 from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
+from doctor_checks.progress._stall_text import stall_evidence, stall_waiters
 
 
 def _crossed(world: int) -> JobBuilder:
@@ -117,18 +117,18 @@ def _finding(found: Diagnosis) -> Finding:
 
 
 def _of_transfers(found: Diagnosis) -> bool:
-    standings = [found.scene.ranks[rank] for rank in found.ranks if rank in found.scene.ranks]
-    return any(one.transfers or one.stack_wait in ("send", "recv") for one in standings)
+    known = [found.states.ranks[rank] for rank in found.ranks if rank in found.states.ranks]
+    return any(one.transfers or one.stack_wait in ("send", "recv") for one in known)
 
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
-    standings = [found.scene.ranks[rank] for rank in found.ranks if rank in found.scene.ranks]
+    known = [found.states.ranks[rank] for rank in found.ranks if rank in found.states.ranks]
     places = ", ".join(
-        f"rank {one.rank} in {one.site.text}" + (f" of {found.scene.name_of(one.wait.group)}" if one.wait else "")
-        for one in standings[:most]
+        f"rank {one.rank} in {one.site.text}" + (f" of {found.states.name_of(one.wait.group)}" if one.wait else "")
+        for one in known[:most]
         if one.site is not None
     )
-    more = f" and {len(standings) - most} more" if len(standings) > most else ""
+    more = f" and {len(known) - most} more" if len(known) > most else ""
     if len(found.ranks) > 1:
         return f"{ranks_in_words(found.ranks)} wait for one another: {places}{more}"
     return f"{places or ranks_in_words(found.ranks)} has no counterpart" if transfers else f"only {places}"

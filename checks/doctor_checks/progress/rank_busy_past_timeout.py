@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.hang.description import stall_evidence, stall_ranks, stall_waiters
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.logs.busy_ranks import busy_while_others_waited
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
 from doctor.facts import ProgressFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
+from doctor_checks.progress._busy_ranks import busy_while_others_waited
+from doctor_checks.progress._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _FETCH = package_frame("torch/utils/data/_utils/fetch.py", 54, "fetch")
 _ITEM = user_frame(17, "__getitem__", file="/home/me/data.py")
@@ -40,7 +40,7 @@ def _told(job: Job) -> Iterator[Finding]:
     most = f" of {busy.limit / 60:.0f} min" if busy.limit else ""
     yield finding_from_logs(
         EventGroup(busy.events[0].kind, busy.events),
-        f"{who} busy with {busy.words!r}{took}, past the others' time-out{most}",
+        f"{who} busy with {busy.text!r}{took}, past the others' time-out{most}",
         ranks=(busy.rank,) if busy.rank is not None else (),
         evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
         fix=_FIXES.get(busy.kind, f"Do that work before the run, or on all ranks alike; {_TIMEOUT}."),
@@ -122,17 +122,17 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
 
 
 def _finding(found: Diagnosis) -> Finding:
-    business = found.business
-    words = business.words if business else "is busy"
+    work = found.work
+    words = work.words if work else "is busy"
     if len(found.ranks) > 1:
         words = words.replace("is ", "are ", 1).replace("stands ", "stand ", 1).replace("its ", "their ")
-    line = business.frame if business else None
+    line = work.frame if work else None
     place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
     return Finding(
         f"{stall_ranks(found)} {words}{place}{stall_waiters(found)}",
         ranks=found.ranks,
-        evidence={**stall_evidence(found), "busy_with": business.kind if business else None, **_workers(found)},
-        fix=_FIXES.get(business.kind if business else "", ""),
+        evidence={**stall_evidence(found), "busy_with": work.kind if work else None, **_workers(found)},
+        fix=_FIXES.get(work.kind if work else "", ""),
         severity=Severity.INFO if found.within_limit else Severity.ERROR,
         confidence=found.confidence,
         explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.analysis.call_sites import place_of_frame
-from doctor.analysis.hang.description import stall_evidence, stall_ranks
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.exits import RunEnd
-from doctor.analysis.hang.ras_reports import suspects_by_ras
-from doctor.analysis.logs.native_crashes import NativeCrash, native_crashes
 from doctor.analysis.logs.root_event import (
     LaterEvents,
     cause_in_chain,
@@ -38,6 +35,9 @@ from doctor.api import (
 from doctor.facts import Event, Failure, Frame, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
+from doctor_checks.progress._native_crashes import NativeCrash, native_crashes
+from doctor_checks.progress._ras_suspects import ras_suspects
+from doctor_checks.progress._stall_text import stall_evidence, stall_ranks
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"
@@ -50,7 +50,9 @@ _STEP = user_frame(58)
 
 def _told(job: Job) -> Iterator[Finding]:
     """Of exceptions that no label gives to a rank, and of processes whose end a launcher alone tells."""
-    yield from _by_ras(job)
+    for suspect in ras_suspects(job):
+        if suspect.state == "dead":
+            yield suspect.finding(_RAS_FIX)
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):
         return
@@ -76,17 +78,7 @@ def _told(job: Job) -> Iterator[Finding]:
         yield _of_reports(reports)
 
 
-def _by_ras(job: Job) -> Iterator[Finding]:
-    """Whom NCCL's own service does not reach any more."""
-    for one in suspects_by_ras(job):
-        if one.charge == "dead":
-            yield finding_from_logs(
-                one.said,
-                one.words,
-                ranks=one.ranks,
-                confidence=one.confidence,
-                fix="See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`.",
-            )
+_RAS_FIX = "See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`."
 
 
 def _of_outlived(events: tuple[Event, ...]) -> Finding:
@@ -143,8 +135,8 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
 
 def _of_native(ends: NativeCrash) -> Finding:
     return finding_from_logs(
-        ends.said,
-        f"{_who_ended(ends.said.first)} {ends.words}",
+        ends.events,
+        f"{_who_ended(ends.events.first)} {ends.claim}",
         fix=ends.fix,
         confidence=0.7,
         explains=_OF_A_GAP,
@@ -397,7 +389,7 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
 
 def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
     """The newest call of some of the other ranks, with its sizes: the one that died may have made it with others."""
-    others = (one for rank, one in found.scene.ranks.items() if rank not in found.ranks)
+    others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks)
     calls = ((one.rank, one.recorder.collectives[-1]) for one in others if one.recorder and one.recorder.collectives)
     return {
         str(rank): " ".join([call.operation, *map(str, map(list, call.input_sizes)), *call.types])

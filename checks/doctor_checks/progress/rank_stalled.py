@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from doctor.analysis.hang.description import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.hang.ras_reports import suspects_by_ras
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.logs.logging_advice import recorder_switch
 from doctor.api import (
@@ -28,6 +26,8 @@ from doctor.api import (
 from doctor.facts import Collective, EpochEnd, Event, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_late_ranks, without_recorders
+from doctor_checks.progress._ras_suspects import ras_suspects
+from doctor_checks.progress._stall_text import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
 
 _SLEEPS = user_frame(58, "training_step")
 
@@ -62,9 +62,11 @@ _BARRIER = "[rank0]: RuntimeError: [Rank 0]: Ranks 1, 3 failed to pass monitored
 
 def _told(job: Job) -> Iterator[Finding]:
     """Of time-outs alone, where nothing tells who was missing."""
-    yield from _by_ras(job)
+    for suspect in ras_suspects(job):
+        if suspect.state in ("silent", "behind"):
+            yield suspect.finding(_RAS_FIX)
     found = diagnose_stall(job)
-    if found is not None and found.kind != "untold":
+    if found is not None and found.kind != "undetermined":
         return
     if is_logged(job, *_NAMED_MISSING):
         for told in event_groups(job, *_NAMED_MISSING):
@@ -78,20 +80,10 @@ def _told(job: Job) -> Iterator[Finding]:
         yield _of_timeouts(job, EventGroup(waited[0].kind, waited))
 
 
-def _by_ras(job: Job) -> Iterator[Finding]:
-    """Who is silent or stays behind, as NCCL's own service sees it."""
-    for one in suspects_by_ras(job):
-        if one.charge in ("silent", "behind"):
-            yield finding_from_logs(
-                one.said,
-                one.words,
-                ranks=one.ranks,
-                confidence=one.confidence,
-                fix="On the host of that rank: `py-spy dump --native --pid PID` tells where it is; ask RAS once more "
-                "(`ncclras -v`) to see whether its counts go on.",
-            )
-
-
+_RAS_FIX = (
+    "On the host of that rank: `py-spy dump --native --pid PID` tells where it is; ask RAS once more (`ncclras -v`) to "
+    "see whether its counts go on."
+)
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 """Messages by which torch itself names the ranks that did not come."""
 
@@ -287,7 +279,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
     found = diagnose_stall(job)
     if found is None:
         return
-    if found.kind == "untold":
+    if found.kind == "undetermined":
         yield Unknown(
             "ranks wait for others, and for whom can't be seen", found.ranks, f"export {recorder_switch(job)}"
         )
@@ -316,13 +308,13 @@ def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
 def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     who, several = stall_ranks(found), len(found.ranks) > 1
     first = found.first
-    if found.scene.is_left_behind and not _has_dumps(found):
+    if found.states.is_from_dumps and not _has_dumps(found):
         return (
             f"{who} {'do' if several else 'does'} not tell of a time-out as others do{stall_waiters(found)}",
             f"See the last lines that {ranks_in_words(found.ranks)} wrote, and whether the process had ended before. "
             + _collect(None),
         )
-    if found.scene.is_left_behind:
+    if found.states.is_from_dumps:
         return (
             f"{who} left no dump of {'their' if several else 'its'} flight recorder{stall_waiters(found)} for "
             f"{'them' if several else 'it'}: died, or could not be reached",
@@ -354,7 +346,7 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
 
 def _has_dumps(found: Diagnosis) -> bool:
     """Whether recorders tell of ranks, and not only the words of watchdogs in logs, which have no format."""
-    return any(one.recorder is not None and one.recorder.version is not None for one in found.scene.ranks.values())
+    return any(one.recorder is not None and one.recorder.version is not None for one in found.states.ranks.values())
 
 
 def _elsewhere(found: Diagnosis) -> tuple[str, str]:
@@ -377,7 +369,7 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
 def _missing(found: Diagnosis) -> tuple[str, str]:
     late = tuple(rank for rank in found.ranks if rank not in found.behind)
     several, call = len(late) > 1, missed_call(found)
-    what = f"{call.operation} ({numbered_call(call, found.scene)})" if call else "where the others wait"
+    what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "where the others wait"
     hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
     device = f", and the device of {ranks_in_words(found.behind)} does not finish" if found.behind else ""
     return (
@@ -391,7 +383,7 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
 def _behind(found: Diagnosis) -> tuple[str, str]:
     who, first = stall_ranks(found), found.first
     call = first.wait if first else None
-    what = f"{call.operation} ({numbered_call(call, found.scene)})" if call else "a collective"
+    what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
     hosts = ", ".join(found.hosts) or "its host"
     return (
         f"the device of {who} does not finish {what}, which others have left{stall_waiters(found)}",
@@ -404,7 +396,7 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
     epoch = f" in epoch {uneven.epoch}" if uneven.epoch is not None else ""
-    longer = f"{ranks_in_words(uneven.going_on)} {'have' if len(uneven.going_on) > 1 else 'has'}"
+    longer = f"{ranks_in_words(uneven.continuing)} {'have' if len(uneven.continuing) > 1 else 'has'}"
     return (
         f"{ranks_in_words(uneven.ended)} came to the end of the {name} loader{count}{epoch}, "
         f"and {longer} more batches{_calls_apart(found)}",
@@ -414,9 +406,9 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
 
 def _calls_apart(found: Diagnosis) -> str:
     """Where both sides wait, as far as it is known."""
-    if found.parting is not None:
-        parties = (f"{ranks_in_words(one.ranks)} in {one.site.text}" for one in found.parting.parties[:4])
-        return f"; they wait in different calls: {', '.join(parties)}"
+    if found.divergence is not None:
+        variants = (f"{ranks_in_words(one.ranks)} in {one.site.text}" for one in found.divergence.variants[:4])
+        return f"; they wait in different calls: {', '.join(variants)}"
     site = found.waiting_at
     return f"; they wait in different calls, one in {site.text}" if site else ""
 
@@ -434,10 +426,10 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 def _never_worked(found: Diagnosis) -> bool:
     """Whether no collective of the group that all wait in was ever completed, as counters say."""
-    waits = {one.wait.group for one in found.scene.ranks.values() if one.wait is not None}
+    waits = {one.wait.group for one in found.states.ranks.values() if one.wait is not None}
     groups = [
         group
-        for one in found.scene.ranks.values()
+        for one in found.states.ranks.values()
         for group in (one.recorder.groups if one.recorder else ())
         if group.name in waits and group.enqueued is not None
     ]

@@ -1,4 +1,4 @@
-"""What is wrong with a run that stands still or ended: the one result of all reasoning about it."""
+"""The diagnosis of a run that hangs or failed: the result of all rules."""
 
 from __future__ import annotations
 
@@ -25,66 +25,69 @@ Kind = Literal[
     "busy",
     "elsewhere",
     "together",
-    "untold",
+    "undetermined",
 ]
-"""``behind``: a device does not finish what those of others did. ``missing``: a rank has not come to where the others
-wait, and nothing tells what it does instead. ``elsewhere``: a rank is not where the others wait.
-``together``: all are in the same call. ``untold``: somebody waits, and for whom can't be seen."""
+"""``behind``: a device has not finished a call that the others completed. ``missing``: a rank did not reach the call
+that the others wait in, and what it does is unknown. ``elsewhere``: a rank is not where the others wait. ``together``:
+all ranks are in the same call. ``undetermined``: ranks wait, but the missing peer could not be determined."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong, and with which ``ranks``. ``within_limit``: those that the others wait for are no longer about it
-    than their own pace allows. The parts that a kind has: ``ending`` (died), ``uneven`` (loader-ended), ``parting``
-    (differ, one-sided), ``side`` (one-sided), ``business`` (busy), ``behind`` (missing: those of the ranks that came,
-    and whose device does not finish). ``confidence`` from 0 to 1."""
+    """What is wrong, and with which ``ranks``.
 
-    scene: JobState
+    ``within_limit``: the ranks that the others wait for have not exceeded their own limit. Some kinds have details:
+    ``ending`` (died), ``uneven`` (loader-ended), ``divergence`` (differ, one-sided), ``one_sided`` (one-sided),
+    ``work`` (busy), ``behind`` (missing: those of ``ranks`` that reached the call, but whose device does not finish
+    it). ``confidence`` is from 0 to 1.
+    """
+
+    states: JobState
     kind: Kind
     ranks: tuple[int, ...]
     confidence: float
     within_limit: bool = False
     ending: RunEnd | None = None
     uneven: UnevenLoaders | None = None
-    parting: Divergence | None = None
-    side: OneSidedCall | None = None
-    business: LocalWork | None = None
+    divergence: Divergence | None = None
+    one_sided: OneSidedCall | None = None
+    work: LocalWork | None = None
     behind: tuple[int, ...] = ()
 
     @property
     def first(self) -> RankState | None:
-        """The first of the ranks to blame, where anything is known of it."""
-        return next((self.scene.ranks[rank] for rank in self.ranks if rank in self.scene.ranks), None)
+        """The state of the first faulty rank for which one is known."""
+        return next((self.states.ranks[rank] for rank in self.ranks if rank in self.states.ranks), None)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the ranks to blame, as far as they are known: what stands where nothing is, is no host name."""
-        names = (self.scene.hosts.get(rank, "") for rank in self.ranks)
+        """The known hosts of the faulty ranks; placeholders for unknown hosts contain a space."""
+        names = (self.states.hosts.get(rank, "") for rank in self.ranks)
         return tuple(dict.fromkeys(name for name in names if name and " " not in name))
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks that wait and are not to blame."""
-        return tuple(rank for rank in self.scene.waiting if rank not in self.ranks)
+        """The ranks that wait and are not faulty."""
+        return tuple(rank for rank in self.states.waiting if rank not in self.ranks)
 
     @property
     def waiting_at(self) -> CallSite | None:
-        """Where most of these wait."""
+        """Where most of these wait: the call site of most of them."""
         sites: dict[object, list[CallSite]] = {}
-        for rank in self.waiting or self.scene.waiting:
-            if (site := self.scene.ranks[rank].site) is not None:
+        for rank in self.waiting or self.states.waiting:
+            if (site := self.states.ranks[rank].site) is not None:
                 sites.setdefault((site.operation, site.place, site.words), []).append(site)
         return max(sites.values(), key=len)[0] if sites else None
 
     @property
     def seconds(self) -> float | None:
-        """How long the first of the ranks to blame has made no progress."""
+        """Seconds that the first faulty rank has made no progress."""
         return _longest([self.first] if self.first else [])
 
     @property
     def seconds_waited(self) -> float | None:
-        """How long the others have made none."""
-        return _longest([self.scene.ranks[rank] for rank in self.waiting])
+        """Seconds that the others have made no progress."""
+        return _longest([self.states.ranks[rank] for rank in self.waiting])
 
 
 def _longest(ranks: Iterable[RankState]) -> float | None:
@@ -93,7 +96,7 @@ def _longest(ranks: Iterable[RankState]) -> float | None:
 
 
 def _without_progress(one: RankState) -> float | None:
-    """Seconds without progress; of a rank that waited until its time was up, those until then."""
+    """Seconds without progress; for a rank whose collective timed out, until that timeout."""
     failure = one.progress.failure if one.progress else None
     calls = one.recorder.collectives if one.recorder else ()
     if failure and failure.at is not None and nature_of(failure) == "timeout" and calls and calls[-1].at is not None:

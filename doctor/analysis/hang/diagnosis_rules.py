@@ -1,160 +1,197 @@
-"""Why a run stands still, or ended: one diagnosis a job, whatever the number of its symptoms.
+"""The diagnosis of a hang or failed run: one for a job, however many symptoms it has.
 
-A run stands still where a rank makes no progress by its own pace and somebody waits for somebody. Ranks that are all
-busy in one place, however long, are no hang. Rules are asked in the order in which one explains the next: a dead rank
-before those that miss it, a loader that ended before the calls that no longer meet, calls that differ before whoever
-happens to be late.
+A run hangs if a rank makes no progress within its own limit and some rank waits for another. Ranks that are all busy in
+one place are not a hang, however long that takes. The rules are ordered by cause: a dead rank before the ranks that
+wait for it, an exhausted loader before the calls that no longer match, different calls before late ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import prod
 from weakref import WeakKeyDictionary
 
-from doctor.analysis.hang.collective_mismatch import Divergence, divergences, mismatches, reshaped, timed_out_by_gloo
+from doctor.analysis.hang.collective_mismatch import (
+    Divergence,
+    MismatchGroup,
+    divergences,
+    gloo_timeouts,
+    largest_first,
+    mismatches,
+    reshaped,
+)
 from doctor.analysis.hang.diagnosis import Diagnosis
-from doctor.analysis.hang.exits import RunEnd, ending_of, waited_in_vain
-from doctor.analysis.hang.gloo_abort import aborted_ranks
-from doctor.analysis.hang.missing_ranks import late_ranks
+from doctor.analysis.hang.exits import RunEnd, ending_of, interrupted_waits
+from doctor.analysis.hang.missing_ranks import diverged_ranks, late_ranks, ranks_by_stack
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState, RankState, is_of_device
 from doctor.analysis.hang.recorder_evidence import ranks_by_recorder
-from doctor.analysis.hang.split_group import split_ranks
-from doctor.analysis.hang.stack_evidence import ranks_by_stack
 from doctor.analysis.hang.uneven_loaders import uneven_of, uneven_of_calls
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from
+from doctor.core.facts import Collective
 from doctor.core.job import Job
 
 _DIAGNOSES: WeakKeyDictionary[Job, Diagnosis | None] = WeakKeyDictionary()
+_BYTES = {"Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}
+"""Bytes of an element, by torch's type names; 1 for all others."""
 
 
 def diagnose_stall(job: Job) -> Diagnosis | None:
-    """Why a job stands still, or ended in an error; ``None`` where it does neither. Worked out once a job."""
+    """Why a job hangs or ended in an error; ``None`` if it does neither. Computed once for a job."""
     if job not in _DIAGNOSES:
         _DIAGNOSES[job] = _diagnose(job)
     return _DIAGNOSES[job]
 
 
 def silent_mismatches(job: Job) -> tuple[Divergence, ...]:
-    """Calls of a job in which ranks exchanged tensors of different sizes or types, and which ended all the same: one of
-    each group, the newest; in dumps without any, those of different shapes with as many elements."""
-    scene = JobState(job)
-    return tuple(mismatches(scene)) or (tuple(reshaped(scene)) if scene.is_left_behind else ())
+    """Completed calls in which ranks exchanged tensors of different sizes or types: the newest one of each group.
+
+    In dumps without any, calls with different shapes of the same number of elements."""
+    states = JobState(job)
+    return tuple(mismatches(states)) or (tuple(reshaped(states)) if states.is_from_dumps else ())
 
 
 def _diagnose(job: Job) -> Diagnosis | None:
-    scene = JobState(job)
-    in_vain = waited_in_vain(scene)
-    by_count = timed_out_by_gloo(scene)
-    if in_vain or by_count:
-        scene = JobState(job, {**by_count, **in_vain}, ended_by_count=bool(by_count))
-    ending = ending_of(scene)
+    states = JobState(job)
+    by_error = interrupted_waits(states)
+    by_count = gloo_timeouts(states)
+    if by_error or by_count:
+        states = JobState(job, {**by_count, **by_error}, ended_by_count=bool(by_count))
+    ending = ending_of(states)
     if ending is not None and ending.nature == "own":
         confidence = 0.95 if ending.failure else 0.85
-        died = Diagnosis(scene, "died", ending.ranks, confidence, ending=ending)
-        return aborted_ranks(scene, ending) or died
-    found = _hang(scene)
+        died = Diagnosis(states, "died", ending.ranks, confidence, ending=ending)
+        return _aborted_by_gloo(states, ending) or died
+    found = _hang(states)
     if ending is not None and not _is_more_specific(found, ending):
-        return Diagnosis(scene, "died", ending.ranks, 0.9 if ending.nature == "mismatch" else 0.4, ending=ending)
-    return _less_sure(found) if found else None
+        return Diagnosis(states, "died", ending.ranks, 0.9 if ending.nature == "mismatch" else 0.4, ending=ending)
+    if found and states.ungathered and not states.is_from_dumps:
+        # The cause may be a rank that did not take part.
+        return replace(found, confidence=round(found.confidence * 0.7, 2))
+    return found
 
 
 def _is_more_specific(found: Diagnosis | None, ending: RunEnd) -> bool:
-    """Whether a hang tells more than an end that is itself a consequence: peers that were lost, or left."""
-    if found is None or found.kind in ("together", "untold"):
+    """Whether a hang explains more than an end that is itself a consequence: peers that were lost, or that left."""
+    if found is None or found.kind in ("together", "undetermined"):
         return False
     return found.kind == "loader-ended" or not (ending.left or ending.nature == "mismatch")
 
 
-def _less_sure(found: Diagnosis) -> Diagnosis:
-    """Less sure where ranks were not asked: the culprit may be among them."""
-    is_less = found.scene.ungathered and not found.scene.is_left_behind
-    return replace(found, confidence=round(found.confidence * 0.7, 2)) if is_less else found
+def _aborted_by_gloo(states: JobState, ending: RunEnd) -> Diagnosis | None:
+    """The diagnosis of ranks that ended without a Python error, if the others differ in their last call over Gloo.
 
-
-def _hang(scene: JobState) -> Diagnosis | None:
-    if not scene.stuck or len(scene.ranks) + len(scene.unseen) < 2:
+    Gloo ends the process that receives more bytes than its buffer holds (``op.preamble.length <= op.nbytes``), so a
+    missing rank passed less than the largest: it counts as one of those that passed the least."""
+    if ending.failure is not None:
         return None
-    found = (rule(scene) for rule in (_OF_DUMPS if scene.is_left_behind else _RULES))
+    for divergence in mismatches(states):
+        newest = max(one.entered(divergence.group) for one in states.ranks.values())
+        if divergence.sequence == newest and all(one.entry.backend == "gloo" for one in divergence.variants):
+            whole = divergence._replace(variants=_with_aborted(divergence.variants, ending.ranks))
+            return Diagnosis(states, "differ", whole.odd_ranks, 0.8, ending=ending, divergence=whole)
+    return None
+
+
+def _with_aborted(variants: Iterable[MismatchGroup], aborted: tuple[int, ...]) -> tuple[MismatchGroup, ...]:
+    others = [one._replace(ranks=tuple(rank for rank in one.ranks if rank not in aborted)) for one in variants]
+    least = min(others, key=lambda one: _input_bytes(one.entry))
+    joined = least._replace(ranks=tuple(sorted((*least.ranks, *aborted))))
+    return largest_first([joined, *(one for one in others if one.ranks and one is not least)])
+
+
+def _input_bytes(call: Collective) -> int:
+    return sum(map(prod, call.input_sizes)) * _BYTES.get("".join(call.types[:1]), 1)
+
+
+def _hang(states: JobState) -> Diagnosis | None:
+    if not states.stuck or len(states.ranks) + len(states.unseen) < 2:
+        return None
+    found = (rule(states) for rule in (_RULES_FOR_DUMPS if states.is_from_dumps else _RULES))
     return next((diagnosis for diagnosis in found if diagnosis is not None), None)
 
 
-def _stopped(scene: JobState) -> Diagnosis | None:
-    stopped = tuple(rank for rank, standing in scene.ranks.items() if standing.state == "stopped")
-    return Diagnosis(scene, "unresponsive", stopped, 0.95) if stopped and _is_missed(scene, stopped) else None
+def _stopped(states: JobState) -> Diagnosis | None:
+    stopped = tuple(rank for rank, one in states.ranks.items() if one.state == "stopped")
+    return Diagnosis(states, "unresponsive", stopped, 0.95) if stopped and _is_awaited(states, stopped) else None
 
 
-def _loader_ended(scene: JobState) -> Diagnosis | None:
-    uneven = uneven_of(scene)
+def _loader_ended(states: JobState) -> Diagnosis | None:
+    uneven = uneven_of(states)
     if uneven is None:
         return None
-    return Diagnosis(scene, "loader-ended", uneven.odd, 0.9 if uneven.certain else 0.7, uneven=uneven)
+    return Diagnosis(states, "loader-ended", uneven.odd, 0.9 if uneven.certain else 0.7, uneven=uneven)
 
 
-def _split_loops(scene: JobState) -> Diagnosis | None:
-    parting = next(divergences(scene), None)
-    uneven = uneven_of_calls(scene, parting) if parting is not None else None
+def _loader_ended_by_calls(states: JobState) -> Diagnosis | None:
+    divergence = next(divergences(states), None)
+    uneven = uneven_of_calls(states, divergence) if divergence is not None else None
     if uneven is None:
         return None
-    return Diagnosis(scene, "loader-ended", uneven.odd, 0.7, uneven=uneven, parting=parting)
+    return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven, divergence=divergence)
 
 
-def _silent(scene: JobState) -> Diagnosis | None:
-    silent = [rank for rank, one in scene.ranks.items() if one.state == "silent" and not one.stack_wait]
-    ranks = tuple(sorted((*silent, *scene.unseen)))
-    return Diagnosis(scene, "unresponsive", ranks, 0.85) if ranks and _is_missed(scene, ranks) else None
+def _silent(states: JobState) -> Diagnosis | None:
+    silent = [rank for rank, one in states.ranks.items() if one.state == "silent" and not one.stack_wait]
+    ranks = tuple(sorted((*silent, *states.unseen)))
+    return Diagnosis(states, "unresponsive", ranks, 0.85) if ranks and _is_awaited(states, ranks) else None
 
 
-def _is_missed(scene: JobState, ranks: Iterable[int]) -> bool:
-    return bool({*scene.stuck, *scene.waiting}.difference(ranks))
+def _is_awaited(states: JobState, ranks: Iterable[int]) -> bool:
+    return bool({*states.stuck, *states.waiting}.difference(ranks))
 
 
-def _behind(scene: JobState) -> Diagnosis | None:
-    """Ranks whose device has not finished a collective that it entered and others have left: only devices run on their
-    own, so Gloo's are out of this."""
+def _behind(states: JobState) -> Diagnosis | None:
+    """Ranks whose device has not finished a collective that it entered and that others completed.
+
+    Only devices run calls asynchronously, so Gloo's calls do not count."""
     newest: dict[str, int] = {}
-    for standing in scene.ranks.values():
-        for group, entry in standing.pending.items():
+    for one in states.ranks.values():
+        for group, entry in one.pending.items():
             newest[group] = max(newest.get(group, 0), entry.sequence)
     behind = tuple(
         rank
-        for rank, standing in scene.ranks.items()
+        for rank, one in states.ranks.items()
         if any(
             entry.sequence < newest[group] and entry.operation in WITH_ALL and is_of_device(entry)
-            for group, entry in standing.pending.items()
+            for group, entry in one.pending.items()
         )
     )
-    return Diagnosis(scene, "behind", behind, 0.8) if behind and len(behind) * 2 < len(scene.ranks) else None
+    return Diagnosis(states, "behind", behind, 0.8) if behind and len(behind) * 2 < len(states.ranks) else None
 
 
-def _together(scene: JobState) -> Diagnosis | None:
-    """All who wait have met in the same call, and it does not end."""
-    if not scene.waiting:
+def _together(states: JobState) -> Diagnosis | None:
+    """All waiting ranks are in the same call, and it does not complete."""
+    if not states.waiting:
         return None
-    meetings = {(one.wait.group, one.wait.sequence) for one in scene.ranks.values() if one.wait is not None}
-    by_stack = {one.site.text for one in scene.ranks.values() if one.site is not None and one.stack_wait}
-    early = all(_is_early(scene.ranks[rank]) for rank in scene.waiting)
-    if len(meetings) == 1 and not missing_from(scene, CollectiveNode(*meetings.pop())):
-        return Diagnosis(scene, "together", scene.waiting, 0.5, within_limit=early)
-    if not scene.has_recorder and len(by_stack) == 1 and len(scene.waiting) == len(scene.ranks) + len(scene.unseen):
-        return Diagnosis(scene, "together", scene.waiting, 0.3, within_limit=early)
-    return Diagnosis(scene, "untold", scene.waiting, 0.0)
+    calls = {(one.wait.group, one.wait.sequence) for one in states.ranks.values() if one.wait is not None}
+    by_stack = {one.site.text for one in states.ranks.values() if one.site is not None and one.stack_wait}
+    early = all(_is_early(states.ranks[rank]) for rank in states.waiting)
+    if len(calls) == 1 and not missing_from(states, CollectiveNode(*calls.pop())):
+        return Diagnosis(states, "together", states.waiting, 0.5, within_limit=early)
+    if not states.has_recorder and len(by_stack) == 1 and len(states.waiting) == len(states.ranks) + len(states.unseen):
+        return Diagnosis(states, "together", states.waiting, 0.3, within_limit=early)
+    return Diagnosis(states, "undetermined", states.waiting, 0.0)
 
 
-def _is_early(standing: RankState) -> bool:
-    """Whether the call may still take its time: a large one, made for the first time."""
-    progress = standing.progress
+def _is_early(rank_state: RankState) -> bool:
+    """Whether the call may still complete: a large one that is made for the first time."""
+    progress = rank_state.progress
     return progress is not None and (progress.idle or 0.0) < (progress.patience or 0.0)
 
 
 _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (
     _stopped,
     _loader_ended,
-    split_ranks,
+    diverged_ranks,
     _silent,
     _behind,
     late_ranks,
     ranks_by_stack,
     _together,
 )
-_OF_DUMPS: tuple[Callable[[JobState], Diagnosis | None], ...] = (_split_loops, split_ranks, ranks_by_recorder)
+_RULES_FOR_DUMPS: tuple[Callable[[JobState], Diagnosis | None], ...] = (
+    _loader_ended_by_calls,
+    diverged_ranks,
+    ranks_by_recorder,
+)

@@ -1,84 +1,105 @@
-"""Ranks that have not come to where the others wait, and ranks that wait for one another."""
+"""Diagnoses of ranks that did not reach a collective, that wait for one another, or that made different calls.
+
+They follow from the wait graph, and without flight recorders from stacks alone.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from doctor.analysis.call_sites import LocalWork, is_point_to_point, local_work_of, site_key, site_of
-from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
+from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup, divergences, largest_first
 from doctor.analysis.hang.diagnosis import Diagnosis, Kind
-from doctor.analysis.hang.exits import waited_in_vain
-from doctor.analysis.hang.one_sided_calls import one_sided_call
+from doctor.analysis.hang.exits import interrupted_waits
+from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
-from doctor.analysis.hang.split_group import of_split_group
 from doctor.analysis.hang.wait_graph import roots_of
 from doctor.core.facts import Collective
 
+_SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
 
-def late_ranks(scene: JobState) -> Diagnosis | None:
-    """Of whoever stands at the end of the graph of waits."""
-    roots = roots_of(scene)
+
+def diverged_ranks(states: JobState) -> Diagnosis | None:
+    """The diagnosis of the largest stuck group whose ranks made different calls under one sequence number."""
+    stuck = set(states.stuck)
+    for divergence in divergences(states):
+        if stuck.intersection(states.members.get(divergence.group, ())):
+            return _of_divergence(states, divergence, one_sided_call(divergence))
+    return None
+
+
+def _of_divergence(states: JobState, divergence: Divergence, one_sided: OneSidedCall | None) -> Diagnosis:
+    if one_sided is None:
+        confidence = 0.7 if divergence.is_even else 0.9
+        return Diagnosis(states, "differ", divergence.odd_ranks, confidence, divergence=divergence)
+    confidence = 0.95 if one_sided.call.site.condition or not divergence.is_even else 0.8
+    return Diagnosis(states, "one-sided", one_sided.ranks, confidence, divergence=divergence, one_sided=one_sided)
+
+
+def late_ranks(states: JobState) -> Diagnosis | None:
+    """The diagnosis of the ranks at the end of the wait graph."""
+    roots = roots_of(states)
     if not roots:
         return None
     if roots[0].is_cycle:
-        return of_circle(scene, roots[0].ranks)
-    return of_late_ranks(scene, [rank for root in roots if not root.is_cycle for rank in root.ranks])
+        return of_cycle(states, roots[0].ranks)
+    return _of_late_ranks(states, [rank for root in roots if not root.is_cycle for rank in root.ranks])
 
 
-def of_late_ranks(scene: JobState, late: Sequence[int]) -> Diagnosis:
-    """Those for whom the others wait, by what the first of them is about: all of them that are about the same."""
-    kinds = {rank: _kind_of(scene.ranks.get(rank)) for rank in late}
+def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
+    """The diagnosis of those ranks that do the same kind of work as the first of them."""
+    kinds = {rank: _kind_of(states.ranks.get(rank)) for rank in late}
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
-    standings = [scene.ranks[rank] for rank in ranks if rank in scene.ranks]
-    is_early = bool(standings) and all(one.state == "running" for one in standings)
+    known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
+    is_early = bool(known) and all(one.state == "running" for one in known)
     return Diagnosis(
-        scene,
+        states,
         kind,
         ranks,
-        0.9 if scene.has_recorder else 0.75,
-        within_limit=is_early and "timeout" not in waited_in_vain(scene).values(),
-        business=_business(standings[0]) if kind == "busy" else None,
+        0.9 if states.has_recorder else 0.75,
+        within_limit=is_early and "timeout" not in interrupted_waits(states).values(),
+        work=_work(known[0]) if kind == "busy" else None,
     )
 
 
-def _kind_of(standing: RankState | None) -> Kind:
-    if standing is None:
+def _kind_of(rank_state: RankState | None) -> Kind:
+    if rank_state is None:
         return "unresponsive"
-    if is_point_to_point(standing.stack_wait):
+    if is_point_to_point(rank_state.stack_wait):
         return "deadlock"
-    if standing.state == "ended" or standing.stack_wait or _business(standing) is None:
+    if rank_state.state == "ended" or rank_state.stack_wait or _work(rank_state) is None:
         return "elsewhere"
     return "busy"
 
 
-def _business(standing: RankState) -> LocalWork | None:
-    return local_work_of(standing.progress.stack, standing.progress.point) if standing.progress else None
+def _work(rank_state: RankState) -> LocalWork | None:
+    return local_work_of(rank_state.progress.stack, rank_state.progress.point) if rank_state.progress else None
 
 
-def of_circle(scene: JobState, circle: Sequence[int]) -> Diagnosis:
-    """Ranks that wait for one another: each is where it should be at another time, or one of them never."""
-    ranks = [scene.ranks[rank] for rank in circle if rank in scene.ranks]
-    # A send or receive is always one rank's own.
+def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
+    """The diagnosis of ranks that wait for one another: a deadlock, or a call that only some of them make."""
+    ranks = [states.ranks[rank] for rank in cycle if rank in states.ranks]
+    # Sends and receives always differ between ranks.
     if not any(one.transfers or is_point_to_point(one.stack_wait) for one in ranks):
-        parties = _groups_in_circle(scene, ranks)
-        parting = Divergence("", 0, "site", parties)
-        side = one_sided_call(parting) if len(parties) > 1 else None
-        if side is not None and (side.call.site.condition or not side.call.is_usual):
-            return of_split_group(scene, parting, side)
-    return Diagnosis(scene, "deadlock", tuple(circle), 0.9)
+        divergence = Divergence("", 0, "site", _variants_in_cycle(states, ranks))
+        one_sided = one_sided_call(divergence) if len(divergence.variants) > 1 else None
+        if one_sided is not None and (one_sided.call.site.condition or not one_sided.call.is_usual):
+            return _of_divergence(states, divergence, one_sided)
+    return Diagnosis(states, "deadlock", tuple(cycle), 0.9)
 
 
-def _groups_in_circle(scene: JobState, ranks: Iterable[RankState]) -> tuple[MismatchGroup, ...]:
+def _variants_in_cycle(states: JobState, ranks: Iterable[RankState]) -> tuple[MismatchGroup, ...]:
     """Ranks by the call that they wait in."""
     waiting: dict[tuple[object, ...], list[tuple[int, Collective]]] = {}
     for one in ranks:
         if one.wait is not None:
             waiting.setdefault(site_key(one.wait), []).append((one.rank, one.wait))
-    entries = (entry for one in scene.ranks.values() if one.recorder for entry in one.recorder.collectives)
+    entries = (entry for one in states.ranks.values() if one.recorder for entry in one.recorder.collectives)
     made = Counter(key for entry in entries if (key := site_key(entry)) in waiting)
-    parties = (
+    return largest_first(
         MismatchGroup(
             tuple(rank for rank, _ in members),
             members[0][1],
@@ -88,4 +109,47 @@ def _groups_in_circle(scene: JobState, ranks: Iterable[RankState]) -> tuple[Mism
         )
         for key, members in waiting.items()
     )
-    return tuple(sorted(parties, key=lambda party: (-len(party.ranks), party.ranks[0])))
+
+
+def ranks_by_stack(states: JobState) -> Diagnosis | None:
+    """The diagnosis from stacks alone: ranks that do not wait while others do, or that wait in different calls."""
+    if not states.waiting:
+        return None
+    late = [rank for rank, one in states.ranks.items() if _is_late(one)]
+    if late:
+        return _of_late_ranks(states, late)
+    return _unmatched_transfers(states) or _diverged_by_stack(states)
+
+
+def _is_late(rank_state: RankState) -> bool:
+    """Whether a stack is known and shows no wait."""
+    has_stack = rank_state.progress is not None and bool(rank_state.progress.stack)
+    return has_stack and not rank_state.waits and not rank_state.may_wait_in_backward
+
+
+def _unmatched_transfers(states: JobState) -> Diagnosis | None:
+    """Sends without any receive, and receives without any send: Gloo's recorder does not record them."""
+    senders = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _SENDING)
+    receivers = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _RECEIVING)
+    if bool(senders) == bool(receivers):
+        return None
+    return Diagnosis(states, "deadlock", senders or receivers, 0.7)
+
+
+def _diverged_by_stack(states: JobState) -> Diagnosis | None:
+    """Ranks that wait in different calls, which they could not have reached together."""
+    waiting: dict[tuple[str, str, str], list[RankState]] = {}
+    for one in states.ranks.values():
+        if one.recorder is None and one.site is not None and (one.waits or one.may_wait_in_backward):
+            waiting.setdefault((one.site.operation, one.site.place, one.site.words), []).append(one)
+    if len(waiting) < 2:
+        return None
+    variants = largest_first(_variant_of_stack(key, members) for key, members in waiting.items())
+    divergence = Divergence("", 0, "site", variants)
+    return replace(_of_divergence(states, divergence, one_sided_call(divergence)), confidence=0.6)
+
+
+def _variant_of_stack(key: tuple[str, str, str], members: Sequence[RankState]) -> MismatchGroup:
+    stack = members[0].progress.stack if members[0].progress else ()
+    call = Collective("", 0, key[0], frames=stack)
+    return MismatchGroup(tuple(one.rank for one in members), call, site_of(key[0], stack), key, is_usual=False)

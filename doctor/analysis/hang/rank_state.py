@@ -1,4 +1,4 @@
-"""Where every rank of a run stands: its record, the collectives that it has entered, and those that it waits in."""
+"""The state of every rank of a run: its progress, the collectives that it entered, and those that it waits in."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from doctor.core.frames import waits_in
 from doctor.core.job import Job
 
 LEAST_WAIT = 3.0
-"""Seconds in one place from which a rank in a collective counts as waiting though it is not past its own limit: in a
-run that goes well it is in one half of the time."""
+"""Seconds without progress from which a rank in a collective counts as waiting, even within its own limit.
+
+Ranks of a healthy run are in a collective about half of the time."""
 DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
-"""What torch calls the group of all ranks."""
+"""Names that torch gives the default process group."""
 
 WITH_ALL = frozenset(
     {
@@ -30,9 +31,9 @@ WITH_ALL = frozenset(
         "barrier",
     }
 )
-"""Operations that no rank can finish before all have given their part."""
+"""Operations that complete only after all ranks have entered them."""
 _ON_HOST = frozenset({"", "gloo", "mpi", "ucc"})
-"""Back ends whose calls run on the host, one after the other."""
+"""Backends whose calls run on the host, one after the other."""
 
 _STAGES = {
     "setup": "set-up",
@@ -45,14 +46,17 @@ _STAGES = {
 
 
 def is_of_device(entry: Collective) -> bool:
-    """Whether a device runs a call on its own, so that its host may go on."""
+    """Whether a device runs a call asynchronously, so that its host may continue."""
     return entry.backend not in _ON_HOST
 
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank. A section that is missing is ``None``. ``ended_waiting``: it ended in an error that says that a
-    collective ran out of time (``timeout``) or lost a peer (``peer``): its newest one is the one that it waited in."""
+    """The state of one rank; a missing section is ``None``.
+
+    ``ended_waiting``: the rank ended with an error of a collective that timed out (``timeout``) or lost a peer
+    (``peer``). It waited in its newest collective then.
+    """
 
     rank: int
     progress: ProgressFacts | None
@@ -61,25 +65,25 @@ class RankState:
 
     @property
     def state(self) -> str:
-        """As in :class:`doctor.core.facts.ProgressFacts`; empty where nothing is known of its progress."""
+        """As in :class:`doctor.core.facts.ProgressFacts`; empty if its progress is unknown."""
         return self.progress.state if self.progress else ""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it makes no progress, by its own limit, by what others saw, or by the open call in a dump."""
+        """Whether it makes no progress, by its own limit, by what peers observed, or by the open call in a dump."""
         if self.state in ("stalled", "stopped", "silent") or self.ended_waiting == "timeout":
             return True
-        return self.is_left_behind and self.wait is not None
+        return self.is_from_dumps and self.wait is not None
 
     @property
-    def is_left_behind(self) -> bool:
-        """Whether what is known of it is a dump, and logs perhaps, and nobody watched it."""
-        is_watched = self.progress is not None and (bool(self.progress.run) or self.progress.idle is not None)
-        return self.recorder is not None and not is_watched
+    def is_from_dumps(self) -> bool:
+        """Whether it is known from a dump, perhaps with logs, and was not monitored."""
+        is_monitored = self.progress is not None and (bool(self.progress.run) or self.progress.idle is not None)
+        return self.recorder is not None and not is_monitored
 
     @functools.cached_property
     def pending(self) -> Mapping[str, Collective]:
-        """The oldest collective of each group that it has entered and not left."""
+        """The oldest collective of each group that it has entered and not completed."""
         found: dict[str, Collective] = {}
         for entry in self.recorder.collectives if self.recorder else ():
             if not entry.is_p2p and entry.group not in found and self._is_open(entry):
@@ -88,7 +92,7 @@ class RankState:
 
     @functools.cached_property
     def transfers(self) -> tuple[Collective, ...]:
-        """Sends and receives that have not come to an end."""
+        """Sends and receives that are not completed."""
         entries = self.recorder.collectives if self.recorder else ()
         return tuple(entry for entry in entries if entry.is_p2p and self._is_open(entry))
 
@@ -97,16 +101,17 @@ class RankState:
             return False
         if self.ended_waiting and self.recorder and entry is self.recorder.collectives[-1]:
             return True
-        return not entry.retired or entry.backend in self._tells_completion
+        return not entry.retired or entry.backend in self._completing_backends
 
     @functools.cached_property
-    def _tells_completion(self) -> frozenset[str]:
-        """Back ends that tell when a call was completed: what they retire without that ran out of time. Gloo retires
-        every call and completes none, and its counters say after a time-out that it did."""
+    def _completing_backends(self) -> frozenset[str]:
+        """Backends that report completion: a call that they retire without it timed out.
+
+        Gloo retires every call and reports none as completed; after a timeout its counters claim completion."""
         entries = self.recorder.collectives if self.recorder else ()
-        told = {entry.backend for entry in entries if entry.state == "completed"}
+        reported = {entry.backend for entry in entries if entry.state == "completed"}
         unfinished = {entry.backend for entry in entries if self._is_beyond_counter(entry)}
-        return frozenset((told | unfinished) - _ON_HOST)
+        return frozenset((reported | unfinished) - _ON_HOST)
 
     def _is_beyond_counter(self, entry: Collective) -> bool:
         group = self.recorder.group(entry.group) if self.recorder and entry.retired and not entry.is_p2p else None
@@ -119,7 +124,7 @@ class RankState:
         for entry in entries:
             if not entry.is_p2p:
                 entered[entry.group] = max(entered.get(entry.group, 0), entry.sequence)
-        # Where a group has sends and receives, NCCL counts these in the same counter.
+        # NCCL counts the sends and receives of a group in the same counter.
         mixed = {entry.group for entry in entries if entry.is_p2p}
         for group in self.recorder.groups if self.recorder else ():
             if group.enqueued is not None and group.name not in mixed:
@@ -130,8 +135,8 @@ class RankState:
         """The sequence of the newest collective of a group that it has entered; 0 for none."""
         return self._entered.get(group, 0)
 
-    def has_left(self, group: str, sequence: int) -> bool:
-        """Whether it has entered a collective and come out of it."""
+    def has_completed(self, group: str, sequence: int) -> bool:
+        """Whether it has entered a collective and completed it."""
         if self.entered(group) < sequence:
             return False
         oldest = self.pending.get(group)
@@ -139,33 +144,30 @@ class RankState:
 
     @functools.cached_property
     def wait(self) -> Collective | None:
-        """The collective that it waits in: of several groups' the oldest."""
+        """The collective that it waits in: the oldest one over all groups."""
         open_ones = [*self.pending.values(), *self.transfers]
         return min(open_ones, key=lambda entry: entry.at or 0.0, default=None)
 
     @property
     def stack_wait(self) -> str:
-        """The operation that its stack says it waits in; empty where it says nothing of the kind."""
+        """The operation that it waits in according to its stack; empty if the stack shows no wait."""
         return waits_in(self.progress.stack) if self.progress else ""
 
     @property
-    def _stands(self) -> bool:
-        idle = self.progress.idle if self.progress else None
-        return self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT
-
-    @property
     def may_wait_in_backward(self) -> bool:
-        """Whether it is in the backward pass, where it computes or waits, and no recorder tells which."""
+        """Whether it is in the backward pass, and no recorder shows whether it computes or waits."""
         return self.recorder is None and self.progress is not None and is_in_backward(self.progress.stack)
 
     @property
     def waits(self) -> bool:
         """Whether it surely waits for others, and not only for a moment."""
-        return (self.wait is not None or bool(self.stack_wait)) and self._stands
+        idle = self.progress.idle if self.progress else None
+        is_long = self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT
+        return is_long and (self.wait is not None or bool(self.stack_wait))
 
     @functools.cached_property
     def site(self) -> CallSite | None:
-        """Where it waits, or else where it is; ``None`` where no line is known."""
+        """Where it waits, or else where it is; ``None`` if no line is known."""
         failure = self.progress.failure.frames if self.progress and self.progress.failure else ()
         if failure and not self.ended_waiting:
             return site_of_wait(failure)
@@ -186,7 +188,7 @@ class RankState:
 
 
 def place_of_progress(progress: ProgressFacts) -> str:
-    """``training, epoch 1, batch 40``; parts that are not known are left out."""
+    """``training, epoch 1, batch 40``, without the unknown parts."""
     parts = [_STAGES.get(progress.stage, progress.stage)]
     parts += [f"epoch {progress.epoch}"] if progress.epoch is not None else []
     parts += [f"batch {progress.batch}"] if progress.batch is not None else []
@@ -194,7 +196,7 @@ def place_of_progress(progress: ProgressFacts) -> str:
 
 
 def _shared_names(job: Job) -> frozenset[str]:
-    """Names that several groups have: a group that is split gives all its parts one name."""
+    """Names of several groups: all parts of a split group have one name."""
     members: dict[str, set[tuple[int, ...]]] = {}
     for recorder, _ in job.facts(RecorderFacts):
         for group in recorder.groups:
@@ -204,7 +206,7 @@ def _shared_names(job: Job) -> frozenset[str]:
 
 
 def _with_first_member(recorder: RecorderFacts, shared: frozenset[str]) -> RecorderFacts:
-    """The same with the first member in the names of groups that others have too."""
+    """The recorder with the first member added to the names that several groups have."""
     names = {
         group.name: f"{group.name} from rank {group.members[0]}"
         for group in recorder.groups
@@ -215,25 +217,25 @@ def _with_first_member(recorder: RecorderFacts, shared: frozenset[str]) -> Recor
     return msgspec.structs.replace(recorder, groups=tuple(groups), collectives=tuple(entries))
 
 
-def _between(ranks: Collection[int]) -> range:
-    """The ranks up to the highest one that is there; none where most of them are not there."""
+def _below_highest(ranks: Collection[int]) -> range:
+    """The ranks below the highest known one; none if most of them are unknown."""
     return range(max(ranks)) if max(ranks) < 2 * len(ranks) else range(0)
 
 
-def _group_members(standing: RankState) -> set[int]:
-    """The members of its groups."""
-    groups = standing.recorder.groups if standing.recorder else ()
+def _group_members(rank_state: RankState) -> set[int]:
+    groups = rank_state.recorder.groups if rank_state.recorder else ()
     return {rank for group in groups for rank in group.members}
 
 
 class JobState:
-    """All ranks of a job as far as a run shows them.
+    """The states of all ranks of a job.
 
-    ``unseen``: ranks of which nothing is known. ``ungathered``: how many nobody asked. ``joins``: uneven inputs are
-    joined. ``hosts``: their names, by rank. ``ended_waiting``: as in :class:`RankState`, by rank. ``ended_by_count``:
-    of some of these ranks only counters say so, see :func:`cut_off`.
+    ``unseen``: ranks of which nothing is known. ``ungathered``: the number of ranks that were not asked. ``joins``: the
+    run uses ``Join`` for uneven inputs. ``hosts``: host names by rank. ``ended_waiting``: as in :class:`RankState`, by
+    rank. ``ended_by_count``: for some of these ranks only counters show it, see
+    :func:`doctor.analysis.hang.collective_mismatch.gloo_timeouts`.
 
-    It does not hold the job: what is worked out once a job is kept for as long as the job is.
+    It keeps no reference to the job, which is the weak key under which its diagnosis is stored.
     """
 
     def __init__(
@@ -254,64 +256,66 @@ class JobState:
             if progress is None and recorder is None:
                 silent.add(rank.number)
             else:
-                standing = RankState(rank.number, progress, recorder, waited.get(rank.number, ""))
-                self.ranks.setdefault(rank.number, standing)
+                rank_state = RankState(rank.number, progress, recorder, waited.get(rank.number, ""))
+                self.ranks.setdefault(rank.number, rank_state)
             if (loaders := rank.find(LoaderFacts)) is not None:
                 self.loaders.setdefault(rank.number, loaders)
-        if self.is_left_behind:
-            silent.update(_between(self.ranks), *(_group_members(one) for one in self.ranks.values()))
+        if self.is_from_dumps:
+            silent.update(_below_highest(self.ranks), *(_group_members(one) for one in self.ranks.values()))
         self.unseen = tuple(sorted(silent.difference(self.ranks)))
 
     @functools.cached_property
-    def is_left_behind(self) -> bool:
-        """Whether dumps are there and nobody watched the run."""
+    def is_from_dumps(self) -> bool:
+        """Whether the job is known from dumps and was not monitored."""
         recorded = [one for one in self.ranks.values() if one.recorder is not None]
-        return bool(recorded) and all(one.is_left_behind for one in recorded)
+        return bool(recorded) and all(one.is_from_dumps for one in recorded)
 
     @functools.cached_property
     def calls(self) -> Mapping[str, Mapping[int, Mapping[int, Collective]]]:
-        """All collectives that are shown, by group, number and rank."""
+        """All recorded collectives, by group, sequence number and rank."""
         found: dict[str, dict[int, dict[int, Collective]]] = {}
-        for rank, standing in self.ranks.items():
-            for entry in standing.recorder.collectives if standing.recorder else ():
+        for rank, rank_state in self.ranks.items():
+            for entry in rank_state.recorder.collectives if rank_state.recorder else ():
                 if not entry.is_p2p:
                     found.setdefault(entry.group, {}).setdefault(entry.sequence, {})[rank] = entry
         return found
 
     @functools.cached_property
     def members(self) -> Mapping[str, tuple[int, ...]]:
-        """The ranks of each group: as the ranks tell; of the default group, and of one that nobody tells, all ranks, or
-        those that have used it."""
-        told: dict[str, set[int]] = {}
+        """The ranks of each group, as recorded.
+
+        Without a record, all ranks for the default group, and the ranks that used it for another one."""
+        recorded: dict[str, set[int]] = {}
         used: dict[str, set[int]] = {}
-        for standing in self.ranks.values():
-            for group in standing.recorder.groups if standing.recorder else ():
-                told.setdefault(group.name, set()).update(group.members)
-                used.setdefault(group.name, set()).add(standing.rank)
+        for rank_state in self.ranks.values():
+            for group in rank_state.recorder.groups if rank_state.recorder else ():
+                recorded.setdefault(group.name, set()).update(group.members)
+                used.setdefault(group.name, set()).add(rank_state.rank)
         everybody = {*self.ranks, *self.unseen}
         return {
-            name: tuple(sorted(told[name] or (everybody if name in DEFAULT_GROUPS else used[name]))) for name in told
+            name: tuple(sorted(members or (everybody if name in DEFAULT_GROUPS else used[name])))
+            for name, members in recorded.items()
         }
 
     @functools.cached_property
     def stuck(self) -> tuple[int, ...]:
         """Ranks that make no progress."""
-        return tuple(rank for rank, standing in self.ranks.items() if standing.is_stuck)
+        return tuple(rank for rank, one in self.ranks.items() if one.is_stuck)
 
     @functools.cached_property
     def waiting(self) -> tuple[int, ...]:
         """Ranks that surely wait for others."""
-        return tuple(rank for rank, standing in self.ranks.items() if standing.waits)
+        return tuple(rank for rank, one in self.ranks.items() if one.waits)
 
     @functools.cached_property
     def has_recorder(self) -> bool:
-        """Whether the flight recorder of any rank is there."""
-        return any(standing.recorder is not None for standing in self.ranks.values())
+        """Whether any rank has a flight recorder."""
+        return any(one.recorder is not None for one in self.ranks.values())
 
     def name_of(self, group: str) -> str:
-        """A group in words: ``the default group``, ``group 12 (TENSOR_MODEL_PARALLEL_GROUP)``, ``group 12``."""
+        """``the default group``, ``group 12 (TENSOR_MODEL_PARALLEL_GROUP)`` or ``group 12``."""
         if group in DEFAULT_GROUPS:
             return "the default group"
-        told = (one.recorder.group(group) for one in self.ranks.values() if one.recorder)
-        description = next((found.description for found in told if found and found.description), "")
+        recorded = (one.recorder.group(group) for one in self.ranks.values() if one.recorder)
+        description = next((found.description for found in recorded if found and found.description), "")
         return f"group {group} ({description})" if description else f"group {group}"

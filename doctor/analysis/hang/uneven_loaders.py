@@ -1,4 +1,4 @@
-"""Ranks whose loader came to its end while others still train: whatever they wait in then does not meet."""
+"""Ranks whose data loader ended while others still train, so that their collectives no longer match."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ _NOT_COUNTED = -1
 
 
 class UnevenLoaders(NamedTuple):
-    """``ended`` came to the end of a loader of ``stage`` in ``epoch`` after ``batches`` (``None``: not counted), and
-    ``going_on`` surely had more. ``certain``: both sides' batches are known. ``undecided``: how many other ranks are
-    still in that epoch."""
+    """The ranks ``ended`` exhausted a loader of ``stage`` in ``epoch`` after ``batches`` (``None``: unknown), and
+    ``continuing`` had more. ``certain``: the batches of both are known. ``undecided``: the number of other ranks that
+    are still in that epoch."""
 
     stage: str
     loader: int
     epoch: int | None
     batches: int | None
     ended: tuple[int, ...]
-    going_on: tuple[int, ...]
+    continuing: tuple[int, ...]
     certain: bool
     undecided: int = 0
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The smaller side; where they are equally large, those that wait in vain."""
-        return self.ended if len(self.ended) < len(self.going_on) + self.undecided else self.going_on
+        """The minority; the continuing ranks if both have the same number."""
+        return self.ended if len(self.ended) < len(self.continuing) + self.undecided else self.continuing
 
 
 class _EpochEnd(NamedTuple):
-    """Of an epoch of a loader."""
+    """The end of an epoch of a loader."""
 
     stage: str
     loader: int
     epoch: int
 
 
-def uneven_of(scene: JobState) -> UnevenLoaders | None:
-    """The newest loader at whose end ranks of a run that does not move any more parted; ``None`` where none did."""
-    if scene.joins:
+def uneven_of(states: JobState) -> UnevenLoaders | None:
+    """The newest loader that ended on some ranks of a stuck run and not on others; ``None`` if there is none."""
+    if states.joins:
         return None
     ends: dict[_EpochEnd, dict[int, int]] = {}
-    for rank, standing in scene.ranks.items():
-        for end in _ends(standing.progress):
+    for rank, rank_state in states.ranks.items():
+        for end in _ends(rank_state.progress):
             ends.setdefault(_EpochEnd(end.stage, end.loader, end.epoch), {}).setdefault(rank, end.batches)
     newest_first = sorted(ends.items(), key=lambda item: -item[0].epoch)
-    found = (_split_by_epoch(scene, end, ended) for end, ended in newest_first)
+    found = (_split_by_epoch(states, end, ended) for end, ended in newest_first)
     return next((uneven for uneven in found if uneven is not None), None)
 
 
 def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
-    """Ends that were seen, and the one that the point where it stands implies."""
+    """The recorded ends, and the one that the current point implies."""
     if progress is None:
         return ()
     if progress.point == "epoch-end" and progress.epoch is not None and progress.stage in ("train", "validate"):
@@ -63,14 +63,14 @@ def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
     return progress.ended
 
 
-def _split_by_epoch(scene: JobState, end: _EpochEnd, ended: Mapping[int, int]) -> UnevenLoaders | None:
+def _split_by_epoch(states: JobState, end: _EpochEnd, ended: Mapping[int, int]) -> UnevenLoaders | None:
     counted = {rank: batches for rank, batches in ended.items() if batches != _NOT_COUNTED}
     batches = min(counted.values(), default=None)
-    inside = [one for rank, one in scene.ranks.items() if rank not in ended and _is_in(one.progress, end)]
-    going_on = tuple(one.rank for one in inside if _goes_on(scene, one, end, batches))
-    if going_on:
-        undecided = len(inside) - len(going_on)
-        return UnevenLoaders(*end, batches, tuple(sorted(ended)), going_on, batches is not None, undecided)
+    inside = [one for rank, one in states.ranks.items() if rank not in ended and _is_in(one.progress, end)]
+    continuing = tuple(one.rank for one in inside if _continues(states, one, end, batches))
+    if continuing:
+        undecided = len(inside) - len(continuing)
+        return UnevenLoaders(*end, batches, tuple(sorted(ended)), continuing, batches is not None, undecided)
     longer = tuple(sorted(rank for rank, count in counted.items() if batches is not None and count > batches))
     if longer and end.stage == "train":
         shorter = tuple(sorted(rank for rank, count in counted.items() if count == batches))
@@ -78,15 +78,16 @@ def _split_by_epoch(scene: JobState, end: _EpochEnd, ended: Mapping[int, int]) -
     return None
 
 
-def _goes_on(scene: JobState, standing: RankState, end: _EpochEnd, batches: int | None) -> bool:
-    """Whether a rank in that epoch waits for others, and has more batches than those that came to the end. One that is
-    late with its last batch, or waits in it for a call that the others passed over, has not."""
-    progress = standing.progress
-    if progress is None or not (standing.waits or standing.may_wait_in_backward or standing.ended_waiting):
+def _continues(states: JobState, rank_state: RankState, end: _EpochEnd, batches: int | None) -> bool:
+    """Whether a rank in that epoch waits for others and has more batches than the ranks that ended it.
+
+    A rank that is late with its last batch, or waits in it for a call that the others skipped, has not."""
+    progress = rank_state.progress
+    if progress is None or not (rank_state.waits or rank_state.may_wait_in_backward or rank_state.ended_waiting):
         return False
     if batches is None:
         return True
-    length = _length(scene, standing.rank, end)
+    length = _length(states, rank_state.rank, end)
     if length is not None and length != batches:
         return length > batches
     begun = progress.batch + 1 if progress.batch is not None else 0
@@ -98,24 +99,22 @@ def _is_in(progress: ProgressFacts | None, end: _EpochEnd) -> bool:
     return progress is not None and (progress.stage, progress.epoch) == (end.stage, end.epoch)
 
 
-def _length(scene: JobState, rank: int, end: _EpochEnd) -> int | None:
-    """Batches of an epoch of that loader on a rank, as far as it says."""
-    loaders = scene.loaders.get(rank)
+def _length(states: JobState, rank: int, end: _EpochEnd) -> int | None:
+    """The number of batches in an epoch of that loader on a rank, if known."""
+    loaders = states.loaders.get(rank)
     found = (batches_of(one) for one in loaders.of(end.stage) if one.index == end.loader) if loaders else iter(())
     return next(found, None)
 
 
-# Where only the stacks of calls tell.
+def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders | None:
+    """The uneven loaders by call stacks: some ranks ended Lightning's training epoch, and others are in a batch of it.
 
-
-def uneven_of_calls(scene: JobState, parting: Divergence) -> UnevenLoaders | None:
-    """Whether ranks parted because some are at the end of Lightning's training epoch, and the others in one more batch
-    of it; ``None`` where their stacks say nothing of the kind."""
-    inside = [rank for party in parting.parties if _is_in_batch(party.entry.frames) for rank in party.ranks]
-    beyond = [rank for party in parting.parties if _is_beyond_epoch(party.entry.frames) for rank in party.ranks]
-    if scene.joins or not inside or not beyond:
+    ``None`` if the stacks do not show that."""
+    inside = [rank for one in divergence.variants if _is_in_batch(one.entry.frames) for rank in one.ranks]
+    beyond = [rank for one in divergence.variants if _is_beyond_epoch(one.entry.frames) for rank in one.ranks]
+    if states.joins or not inside or not beyond:
         return None
-    undecided = sum(len(party.ranks) for party in parting.parties) - len(inside) - len(beyond)
+    undecided = sum(len(one.ranks) for one in divergence.variants) - len(inside) - len(beyond)
     return UnevenLoaders(
         "train", 0, None, None, tuple(sorted(beyond)), tuple(sorted(inside)), certain=False, undecided=undecided
     )

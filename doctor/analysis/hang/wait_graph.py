@@ -1,12 +1,12 @@
-"""Who waits for whom: the graph of ranks and collectives, and who stands at its end.
+"""The wait graph of ranks and collectives, and the ranks at its ends.
 
-A rank that has entered a collective waits for every member of the group that has not. A collective is a node of its
-own, so that a thousand ranks that wait for one make a thousand edges and not a million.
+A rank that has entered a collective waits for every member of the group that has not. Collectives are nodes,
+so that the number of edges grows with the number of ranks and not with its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.analysis.hang.rank_state import JobState, RankState
@@ -24,14 +24,14 @@ class CollectiveNode(NamedTuple):
 
 
 class WaitRoot(NamedTuple):
-    """Ranks at the end of the graph that wait for nobody, or only for one another; others wait for them."""
+    """Ranks at the end of the graph, which others wait for; they wait for no rank, or in a cycle for one another."""
 
     ranks: tuple[int, ...]
     is_cycle: bool
 
 
 class WaitSink(NamedTuple):
-    """Nodes that lead nowhere but to one another; ``waiters``: how many others lead to them."""
+    """A strongly connected component without edges to others; ``waiters``: the number of edges to it."""
 
     nodes: tuple[Node, ...]
     waiters: int
@@ -42,15 +42,15 @@ class WaitSink(NamedTuple):
         return tuple(sorted(node for node in self.nodes if isinstance(node, int)))
 
 
-def roots_of(scene: JobState) -> tuple[WaitRoot, ...]:
-    """The ends of the graph that somebody waits for, most waited for first."""
-    sinks = [sink for sink in sinks_of(wait_graph(scene)) if sink.ranks]
+def roots_of(states: JobState) -> tuple[WaitRoot, ...]:
+    """The ends of the graph that ranks wait for, those with most waiters first."""
+    sinks = [sink for sink in sinks_of(wait_graph(states)) if sink.ranks]
     found = [(-sink.waiters, WaitRoot(sink.ranks, len(sink.ranks) > 1)) for sink in sinks]
     return tuple(root for waiters, root in sorted(found) if root.is_cycle or waiters)
 
 
 def sinks_of(graph: Graph) -> list[WaitSink]:
-    """The ends of a graph."""
+    """The ends of a graph: its strongly connected components without edges to others."""
     components = strong_components(graph)
     home = {node: number for number, component in enumerate(components) for node in component}
     waiters: dict[int, int] = {}
@@ -67,70 +67,75 @@ def sinks_of(graph: Graph) -> list[WaitSink]:
     ]
 
 
-def wait_graph(scene: JobState) -> Graph:
-    """Ranks by number and meetings: from a rank to the collectives that it waits in, from these to the members that
-    have not come, and from a rank to the other end of a send or receive."""
-    graph: dict[Node, list[Node]] = {rank: [] for rank in (*scene.ranks, *scene.unseen)}
+def wait_graph(states: JobState) -> Graph:
+    """The graph with edges from a rank to the collectives that it waits in, from these to the members that have not
+    entered them, and from a rank to the peer of a send or receive."""
+    graph: dict[Node, list[Node]] = {rank: [] for rank in (*states.ranks, *states.unseen)}
     late: dict[CollectiveNode, list[int]] = {}
-    for rank, standing in scene.ranks.items():
-        if not standing.waits:
+    for rank, rank_state in states.ranks.items():
+        if not rank_state.waits:
             continue
-        for group, entry in standing.pending.items():
-            meeting = CollectiveNode(group, entry.sequence)
-            if meeting not in late:
-                late[meeting] = missing_from(scene, meeting)
-            if late[meeting]:
-                graph[rank].append(meeting)
-        graph[rank] += _other_ends(scene, standing)
-    for meeting, ranks in late.items():
+        for group, entry in rank_state.pending.items():
+            call = CollectiveNode(group, entry.sequence)
+            if call not in late:
+                late[call] = missing_from(states, call)
+            if late[call]:
+                graph[rank].append(call)
+        graph[rank] += unmatched_peers(states, rank, rank_state.transfers, lambda theirs: theirs.transfers)
+    for call, ranks in late.items():
         if ranks:
-            graph[meeting] = list(ranks)
+            graph[call] = list(ranks)
     return graph
 
 
-def missing_from(scene: JobState, meeting: CollectiveNode) -> list[int]:
+def missing_from(states: JobState, call: CollectiveNode) -> list[int]:
     """The members of a group that have not entered a collective of it."""
-    return [rank for rank in scene.members.get(meeting.group, ()) if _is_missing(scene.ranks.get(rank), meeting)]
+    return [rank for rank in states.members.get(call.group, ()) if _is_missing(states.ranks.get(rank), call)]
 
 
-def _is_missing(standing: RankState | None, meeting: CollectiveNode) -> bool:
-    if standing is None:
+def _is_missing(rank_state: RankState | None, call: CollectiveNode) -> bool:
+    if rank_state is None:
         return True
-    if standing.recorder is None:
-        return not standing.waits and not standing.may_wait_in_backward
-    return standing.entered(meeting.group) < meeting.sequence
+    if rank_state.recorder is None:
+        return not rank_state.waits and not rank_state.may_wait_in_backward
+    return rank_state.entered(call.group) < call.sequence
 
 
-def _other_ends(scene: JobState, standing: RankState) -> list[Node]:
-    """The ranks that a send or receive waits for: those that have not its counterpart open."""
+def unmatched_peers(
+    states: JobState,
+    rank: int,
+    transfers: Iterable[Collective],
+    open_transfers: Callable[[RankState], Iterable[Collective]],
+) -> list[Node]:
+    """The peers of sends and receives of ``rank`` that have no matching call among their ``open_transfers``."""
     found: list[Node] = []
-    for entry in standing.transfers:
-        members = scene.members.get(entry.group, ())
-        other = other_end_of(entry, members)
-        if other is None or other in found:
-            continue
-        theirs = scene.ranks.get(other)
-        if theirs is None or not has_counterpart(theirs.transfers, entry, members, standing.rank):
-            found.append(other)
+    for entry in transfers:
+        members = states.members.get(entry.group, ())
+        peer = _peer_of(entry, members)
+        theirs = states.ranks.get(peer) if peer is not None else None
+        if peer not in (None, rank, *found) and not (
+            theirs and _has_match(open_transfers(theirs), entry, members, rank)
+        ):
+            found.append(peer)
     return found
 
 
-def other_end_of(entry: Collective, members: Sequence[int]) -> int | None:
-    """The rank at the other end of a send or receive, where the members of its group are known."""
+def _peer_of(entry: Collective, members: Sequence[int]) -> int | None:
+    """The rank of the peer of a send or receive; ``None`` if the members of its group are unknown."""
     return members[entry.peer] if entry.peer is not None and entry.peer < len(members) else None
 
 
-def has_counterpart(theirs: Iterable[Collective], entry: Collective, members: Sequence[int], rank: int) -> bool:
-    """Whether one of the other end's calls is the counterpart of ``entry``, a send or receive of ``rank``."""
+def _has_match(theirs: Iterable[Collective], entry: Collective, members: Sequence[int], rank: int) -> bool:
     wanted = {"send": "recv", "recv": "send"}.get(entry.operation)
     return any(
-        one.group == entry.group and one.operation == wanted and other_end_of(one, members) == rank for one in theirs
+        one.group == entry.group and one.operation == wanted and _peer_of(one, members) == rank for one in theirs
     )
 
 
 def strong_components(graph: Graph) -> list[list[Node]]:
-    """Sets of nodes that can all be reached from one another (R. Tarjan, SIAM J. Comput. 1 (1972) 146), without
-    recursion; a component comes after those that it leads to."""
+    """The strongly connected components of a graph, each after those that it has edges to.
+
+    R. Tarjan, SIAM J. Comput. 1 (1972) 146, without recursion."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     open_nodes: list[Node] = []
@@ -152,7 +157,11 @@ def strong_components(graph: Graph) -> list[list[Node]]:
             if work:
                 low[work[-1][0]] = min(low[work[-1][0]], low[node])
             if low[node] == index[node]:
-                components.append(_closed(node, open_nodes, is_open))
+                component: list[Node] = []
+                while not component or component[-1] != node:
+                    component.append(open_nodes.pop())
+                is_open.difference_update(component)
+                components.append(component)
     return components
 
 
@@ -165,13 +174,3 @@ def _next_unseen(
         if target in is_open:
             low[node] = min(low[node], index[target])
     return None
-
-
-def _closed(node: Node, open_nodes: list[Node], is_open: set[Node]) -> list[Node]:
-    component = []
-    while True:
-        last = open_nodes.pop()
-        is_open.discard(last)
-        component.append(last)
-        if last == node:
-            return component

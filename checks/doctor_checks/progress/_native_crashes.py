@@ -1,4 +1,4 @@
-"""Ends of processes that Python does not report: crashes and aborts of native code, and commands that never began."""
+"""Process ends that Python does not report: crashes and aborts of native code, and commands that never started."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from doctor.analysis.hang.exits import nature_of
 from doctor.analysis.logs.root_event import LOST_PEERS, TIMED_OUT, exceptions, nature_of_exception
-from doctor.core.facts import Event, Failure, LogEvidence
-from doctor.core.job import Job
-from doctor.core.logs.event_groups import EventGroup
+from doctor.api import EventGroup, Job
+from doctor.facts import Event, Failure, LogEvidence
 
 _SIGNAL, _TERMINATE, _WHAT, _ASSERTION, _HEAP, _NOT_STARTED = (
     "end.signal",
@@ -21,41 +20,43 @@ _SIGNAL, _TERMINATE, _WHAT, _ASSERTION, _HEAP, _NOT_STARTED = (
 )
 _WORKER = "dl.bus"
 _CAUSES = (_ASSERTION, _HEAP, _TERMINATE)
-"""Messages that say why a process aborts itself; the shell reports only that it did."""
+"""Messages that give the reason of an abort; the shell reports only that it happened."""
 _OF_STEPS = ("mark.step", "mark.end")
 _NEAR = 10
-"""Lines within which C++ prints what it threw."""
+"""Lines after a terminate message within which C++ prints the exception."""
 
 
 class NativeCrash(NamedTuple):
-    """How a process ended: the lines, what happened to it in ``words`` (``crashed: Segmentation fault``), and a fix."""
+    """How a process ended: the log events, a ``claim`` (``crashed: Segmentation fault``), and a fix."""
 
-    said: EventGroup
-    words: str
+    events: EventGroup
+    claim: str
     fix: str
 
 
 def native_crashes(job: Job) -> NativeCrash | None:
-    """The first end of a process in native code, or before it began, that the run did not outlive and that is no
-    consequence: watchdogs abort their process on purpose, after a timeout or a lost peer."""
+    """The first process that ended in native code or failed to start, if it is a cause and the run did not continue.
+
+    Watchdogs abort their process on purpose after a timeout or a lost peer; such an end is a consequence."""
     evidence = job.evidence
     if evidence is None:
         return None
-    told = {(one.file, one.line) for one in evidence.of("slurm.task_exit", "mpi.peer_exit", "elastic.", "python.fatal")}
-    ends = [one for one in evidence.of(*_CAUSES, _SIGNAL, _NOT_STARTED) if (one.file, one.line) not in told]
-    # A bus error has a check of its own: shared memory that is full.
+    reporters = ("slurm.task_exit", "mpi.peer_exit", "elastic.", "python.fatal")
+    reported = {(one.file, one.line) for one in evidence.of(*reporters)}
+    ends = [one for one in evidence.of(*_CAUSES, _SIGNAL, _NOT_STARTED) if (one.file, one.line) not in reported]
+    # A bus error has a check of its own: /dev/shm is full.
     ends += [one for one in evidence.of(_WORKER) if one.value("what") != "bus error"]
     fatal = [one for one in ends if not _is_outlived(evidence, one) and not _is_consequence(evidence, one)]
     if not fatal:
         return None
     first = next((one for one in fatal if one.kind in _CAUSES), fatal[0])
-    words, fix = _claim(evidence, first)
+    claim, fix = _claim(evidence, first)
     rest = (one for one in (*fatal, *_whats(evidence, first)) if one is not first)
-    return NativeCrash(EventGroup(first.kind, (first, *rest)), words, fix)
+    return NativeCrash(EventGroup(first.kind, (first, *rest)), claim, fix)
 
 
 def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
-    """Whether the same log counts steps behind it, or reports an orderly end."""
+    """Whether later lines of the same log report steps or a normal end."""
     later = (
         one for one in (*evidence.marks, *evidence.of("run.ended_well")) if one.kind in (*_OF_STEPS, "run.ended_well")
     )
@@ -63,7 +64,7 @@ def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
 
 
 def _is_consequence(evidence: LogEvidence, end: Event) -> bool:
-    """Whether a process ended itself because its peers were lost or late: aborts alone, never crashes."""
+    """Whether a process aborted itself because its peers were lost or late; a crash never is a consequence."""
     if end.kind == _TERMINATE:
         return _nature_of_thrown(evidence, end) != "own" or _lost_before(evidence)
     return end.kind == _SIGNAL and end.value("what") == "Aborted" and _lost_before(evidence)
@@ -75,7 +76,6 @@ def _lost_before(evidence: LogEvidence) -> bool:
 
 
 def _nature_of_thrown(evidence: LogEvidence, end: Event) -> str:
-    """What a C++ exception is a sign of. Those of torch and Gloo say so in their message."""
     thrown = end.value("type") or ""
     kind = "RuntimeError" if thrown.startswith(("c10::", "torch::", "gloo::")) else thrown
     return nature_of(Failure(kind, _what(evidence, end)))
@@ -86,7 +86,7 @@ def _what(evidence: LogEvidence, end: Event) -> str:
 
 
 def _whats(evidence: LogEvidence, end: Event) -> Iterator[Event]:
-    """The messages of what C++ threw, behind the line that says that it did."""
+    """The messages of the C++ exception that ``end`` reports as thrown."""
     return (one for one in evidence.of(_WHAT) if one.file == end.file and 0 <= one.line - end.line <= _NEAR)
 
 

@@ -1,5 +1,7 @@
-"""What ranks print of the collectives that they are about to call: torch with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, NCCL
-with ``NCCL_DEBUG_SUBSYS=COLL``."""
+"""Collectives that ranks log before they call them.
+
+PyTorch does with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, NCCL with ``NCCL_DEBUG_SUBSYS=COLL``.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,15 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from doctor.core.facts import Event, LogEvidence
+from doctor.facts import Event, LogEvidence
 
-_SIDES = (("a", "fa"), ("b", "fb"))
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+?(?=OpType|\W|$))")
-_ALIKE_ON_ALL = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
-"""Operations in which all ranks give as many elements."""
+_SAME_ON_ALL = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
+"""Operations to which all ranks pass the same number of elements."""
 
 
 class PrintedCollective(NamedTuple):
-    """A call as it is printed: ``shape`` and ``sequence`` empty where they are not."""
+    """A logged call; ``shape`` and ``sequence`` are empty if they are not part of the message."""
 
     operation: str
     shape: str = ""
@@ -24,29 +25,25 @@ class PrintedCollective(NamedTuple):
     sequence: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """``ALLREDUCE of [77, 1] Float``."""
         return self.operation + (f" of [{self.shape}] {self.type}".rstrip() if self.shape else "")
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """What has to be the same on all ranks."""
+        """The part that has to be the same on all ranks."""
         return (self.operation, self.shape, self.type)
 
 
 def refused_calls(evidence: LogEvidence) -> dict[int, PrintedCollective]:
-    """The calls of ranks that torch refused as different, as each rank's error tells of its own and of another's; the
-    first of each rank."""
+    """The first call of each rank that torch rejected as different; an error names that of its rank and of another."""
     found: dict[int, PrintedCollective] = {}
     for event in evidence.of("torch.mismatch"):
-        for rank, call in _both(event):
-            found.setdefault(rank, call)
+        named = event.named
+        for rank, call in (("a", "fa"), ("b", "fb")):
+            if named.get(rank, "").isdigit():
+                found.setdefault(int(named[rank]), _parsed(named[call]))
     return found
-
-
-def _both(event: Event) -> list[tuple[int, PrintedCollective]]:
-    named = event.named
-    return [(int(named[rank]), _parsed(named[call])) for rank, call in _SIDES if named.get(rank, "").isdigit()]
 
 
 def _parsed(text: str) -> PrintedCollective:
@@ -58,8 +55,9 @@ def _parsed(text: str) -> PrintedCollective:
 
 
 def last_calls(evidence: LogEvidence) -> dict[int, PrintedCollective]:
-    """The newest call that each rank says it is about to make; empty unless they all bear one number and differ in what
-    has to be the same. (Numbers are of a group that is not named: those of small groups may differ by right.)"""
+    """The newest call that each rank logged, if they have one sequence number and differ in what has to be the same.
+
+    The messages do not name the group of the number: calls of several groups may differ by design."""
     found: dict[int, PrintedCollective] = {}
     for event in evidence.of("torch.fingerprint"):
         named = event.named
@@ -72,32 +70,33 @@ def last_calls(evidence: LogEvidence) -> dict[int, PrintedCollective]:
     calls = list(found.values())
     same_number = len({call.sequence for call in calls}) == 1 and bool(calls) and calls[0].sequence != ""
     differ = len({call.operation for call in calls}) > 1 or (
-        len({call.call for call in calls}) > 1 and all(call.operation in _ALIKE_ON_ALL for call in calls)
+        len({call.call for call in calls}) > 1 and all(call.operation in _SAME_ON_ALL for call in calls)
     )
     return found if same_number and differ else {}
 
 
 def differ_in_first_size(calls: Mapping[int, PrintedCollective]) -> bool:
-    """Whether shapes are the same but for the first size, which is that of the batch in most calls."""
+    """Whether shapes differ only in the first dimension, which is the batch size in most calls."""
     shapes = {tuple(call.shape.split(", ")) for call in calls.values()}
     return len(shapes) > 1 and all(len(shape) > 1 for shape in shapes) and len({shape[1:] for shape in shapes}) == 1
 
 
-_COUNTED_ALIKE = frozenset({"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter"})
-"""NCCL's operations that all ranks of a communicator call with one count."""
+_SAME_COUNT = frozenset({"AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter"})
+"""NCCL's operations that all ranks of a communicator call with the same count."""
 
 
 def differing_counts(evidence: LogEvidence) -> tuple[Event, ...]:
-    """The calls of the last number (``opCount``) at which processes call NCCL with another operation or count; empty
-    where there is none. Only of jobs whose processes have one communicator each: numbers are of a communicator, and its
-    name is another one in each process."""
+    """The calls with the last ``opCount`` at which processes called NCCL with different operations or counts.
+
+    Only for jobs whose processes have one communicator each: the number belongs to a communicator, and each process
+    has its own name for it."""
     calls = evidence.of("nccl.opcount")
     communicators: dict[tuple[str | None, int | None], set[str | None]] = {}
     rows: dict[str, dict[tuple[str | None, int | None], Event]] = {}
     for event in calls:
         process = (event.host, event.pid)
         communicators.setdefault(process, set()).add(event.value("comm"))
-        if event.value("op") in _COUNTED_ALIKE:
+        if event.value("op") in _SAME_COUNT:
             rows.setdefault(event.value("opcount") or "", {})[process] = event
     sizes = {int(event.value("nranks") or 0) for event in calls}
     has_one_each = all(len(names) == 1 for names in communicators.values())

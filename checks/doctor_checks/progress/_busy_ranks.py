@@ -1,5 +1,4 @@
-"""What logs tell of a rank that was busy with something else while the others waited: progress bars of work that is no
-training, and the messages beside them."""
+"""Work of one rank while the others waited, from logs: progress bars outside of training, and messages near them."""
 
 from __future__ import annotations
 
@@ -8,17 +7,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from doctor.analysis.logs.root_event import EXCEPTION, TIMED_OUT, nature_of_exception
-from doctor.core.facts import Event, LogEvidence
+from doctor.facts import Event, LogEvidence
 
 BARS = ("run.bar", "run.bar_named")
 LIMITS = (600.0, 1800.0)
-"""Seconds after which process groups give up by default: NCCL's since torch 2.2, and all others."""
+"""Default timeouts of process groups in seconds: NCCL's since torch 2.2, and that of all other backends."""
 REACHED = 0.9
-"""Share of the limit that the work has taken, from which it explains the time-out."""
+"""Share of the limit from which the duration of the work explains the timeout."""
 AT = 0.015
-"""Share of the limit by which a bar may be off it, to have been cut by those who gave up then."""
+"""Largest deviation from a limit, as a share of it, at which a bar counts as ended by that timeout."""
 CLOSE = 15
-"""Lines before a time-out within which a message tells what a rank was at when the others began to wait."""
+"""Lines before a timeout within which a message shows what a rank was doing when the others began to wait."""
 
 _TIMEOUTS = (
     *TIMED_OUT,
@@ -30,7 +29,7 @@ _TIMEOUTS = (
 _FIRST = frozenset(
     {"main_process_first", "local_main_process_first", "torch_distributed_zero_first", "rank_zero_first"}
 )
-"""Functions in which all ranks but the first wait until it has done something for all."""
+"""Functions in which all ranks but the first wait until it has done some work for all."""
 _KINDS = (
     ("evaluating", r"(?i)evaluat|validati"),
     ("saving", r"(?i)sav(?:e|ing)\b"),
@@ -41,12 +40,12 @@ _KINDS = (
 
 
 class BusyRank(NamedTuple):
-    """What a rank was busy with. ``kind``: a word for it; ``words`` of the message itself; ``events``: those that tell,
-    what it was busy with first; ``rank``: ``None`` where it is not told; ``seconds`` that it had taken, and ``limit``
-    after which the others gave up; ``confidence`` that the time-out comes from it."""
+    """Work of one rank. ``kind``: a key of the check's fixes; ``text`` of the message itself; ``events``: the evidence,
+    the work first; ``rank``: ``None`` if unknown; ``seconds`` since it began, and ``limit`` in seconds after which the
+    others timed out; ``confidence`` that it caused the timeout."""
 
     kind: str
-    words: str
+    text: str
     events: tuple[Event, ...]
     rank: int | None
     seconds: float | None
@@ -55,7 +54,7 @@ class BusyRank(NamedTuple):
 
 
 def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
-    """The work that ranks ran out of time for, where a log tells of both; the surest."""
+    """The work that most probably caused a timeout, if the log shows both."""
     waits = _waits(evidence)
     firsts = tuple(one for one in evidence.of(EXCEPTION) if _waits_for_first(one))
     found = [*_by_bars(evidence, waits, firsts), *_by_first(waits, firsts), *_by_messages(evidence, waits)]
@@ -63,7 +62,6 @@ def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
 
 
 def _waits(evidence: LogEvidence) -> tuple[Event, ...]:
-    """Messages of ranks that waited for too long."""
     raised = (one for one in evidence.of(EXCEPTION) if nature_of_exception(one) == "timeout")
     return (*evidence.of(*_TIMEOUTS), *raised)
 
@@ -77,16 +75,17 @@ def _by_bars(evidence: LogEvidence, waits: tuple[Event, ...], firsts: tuple[Even
     before = _seconds_before(evidence)
     for bar in _last_bars(evidence):
         seconds = seconds_of(bar.value("elapsed") or "")
-        sure = _sureness(seconds, before, limit, bool(waits), bool(firsts)) if seconds is not None else 0.0
+        sure = _confidence(seconds, before, limit, bool(waits), bool(firsts)) if seconds is not None else 0.0
         if sure:
             rank = bar.rank if bar.rank is not None else 0 if firsts else None
-            words = (bar.value("words") or "").strip() or "a long piece of work"
-            yield BusyRank(_kind(words, "working"), words, (bar, *firsts[:1], *waits[:2]), rank, seconds, limit, sure)
+            text = (bar.value("words") or "").strip() or "a long piece of work"
+            yield BusyRank(_kind(text), text, (bar, *firsts[:1], *waits[:2]), rank, seconds, limit, sure)
 
 
-def _sureness(seconds: float, before: float, limit: float | None, waits: bool, firsts: bool) -> float:
-    """How surely a bar that stands after ``seconds``, and work of ``before`` seconds that was done, made others run out
-    of time. A bar that stands at much less belongs to a rank that waited too: nobody moved it on."""
+def _confidence(seconds: float, before: float, limit: float | None, waits: bool, firsts: bool) -> float:
+    """Confidence that a bar that stopped after ``seconds``, after ``before`` seconds of other work, caused a timeout.
+
+    A bar that stopped much earlier belongs to a rank that was waiting too."""
     limits = (limit,) if limit else LIMITS
     if firsts:
         return 0.85 if any(REACHED * one <= seconds for one in limits) else 0.75
@@ -94,12 +93,12 @@ def _sureness(seconds: float, before: float, limit: float | None, waits: bool, f
         if any(REACHED * one <= seconds for one in limits):
             return 0.9
         return 0.7 if any(REACHED * one <= seconds + before for one in limits) else 0.0
-    # Nothing tells of a wait; a bar that stopped just when the others gave up does by itself.
+    # No rank reported a wait, but the bar stopped at a default timeout.
     return 0.4 if any(abs(seconds - one) <= AT * one for one in LIMITS) else 0.0
 
 
 def _seconds_before(evidence: LogEvidence) -> float:
-    """Seconds of all work that came to its end."""
+    """Seconds of all work that was completed."""
     done = {
         (bar.file, bar.rank, bar.value("total")): seconds_of(bar.value("elapsed") or "") or 0.0
         for bar in evidence.of(*BARS)
@@ -109,7 +108,7 @@ def _seconds_before(evidence: LogEvidence) -> float:
 
 
 def _last_bars(evidence: LogEvidence) -> list[Event]:
-    """The newest state of each bar that was not at its end yet."""
+    """The newest state of each bar that is not complete."""
     newest: dict[tuple[str, int | None, str], Event] = {}
     for event in sorted(evidence.of(*BARS), key=lambda bar: (bar.line, seconds_of(bar.value("elapsed") or "") or 0)):
         newest[event.file, event.rank, event.value("words") or ""] = event
@@ -124,32 +123,30 @@ def _by_first(waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[B
 
 
 def _by_messages(evidence: LogEvidence, waits: tuple[Event, ...]) -> Iterable[BusyRank]:
-    """Of messages that begin a piece of work which takes long at times: as long before a time-out as it takes."""
+    """From messages that announce long work, at about the timeout before a rank timed out."""
     limit = _limit(waits)
     for event in evidence.of("run.busy"):
-        words = event.value("words") or ""
+        text = event.value("words") or ""
         for wait in waits:
             gap = wait.at - event.at if wait.at is not None and event.at is not None else None
             by_time = gap is not None and limit is not None and REACHED * limit <= gap <= 1.2 * limit
             by_line = gap is None and wait.file == event.file and 0 < wait.line - event.line <= CLOSE
             if by_time or by_line:
-                yield BusyRank(
-                    _kind(words, "working"), words, (event, wait), event.rank, gap, limit, 0.75 if by_time else 0.45
-                )
+                yield BusyRank(_kind(text), text, (event, wait), event.rank, gap, limit, 0.75 if by_time else 0.45)
                 break
 
 
 def _limit(waits: Iterable[Event]) -> float | None:
-    """Seconds after which the first of them gave up."""
+    """The timeout in seconds that the first of them reports."""
     for wait in waits:
-        told = wait.value("timeout") or wait.value("ms")
-        if told and told.isdigit():
-            return int(told) / 1000
+        milliseconds = wait.value("timeout") or wait.value("ms")
+        if milliseconds and milliseconds.isdigit():
+            return int(milliseconds) / 1000
     return None
 
 
-def _kind(words: str, otherwise: str) -> str:
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, words)), otherwise)
+def _kind(text: str) -> str:
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, text)), "working")
 
 
 def seconds_of(clock: str) -> float | None:

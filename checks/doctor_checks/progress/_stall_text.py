@@ -1,0 +1,71 @@
+"""Phrases and evidence of findings about a hang: which ranks, where, for how long, and where the others wait."""
+
+from __future__ import annotations
+
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.rank_state import JobState, RankState
+from doctor.api import ranks_in_words
+from doctor.facts import Collective
+
+SHOWN = 8
+"""The number of ranks whose location a finding shows."""
+
+
+def stall_ranks(found: Diagnosis) -> str:
+    """``rank 2 (training, epoch 1, batch 40)``: the faulty ranks, and where the first of them is."""
+    place = found.first.place if found.first else ""
+    return ranks_in_words(found.ranks) + (f" ({place})" if place else "")
+
+
+def stall_waiters(found: Diagnosis) -> str:
+    """``; ranks 0 and 2-7 have waited 12 s in all_reduce at train.py:54 (step)``.
+
+    If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
+    if not found.waiting:
+        return f", for {found.seconds:.0f} s" if found.seconds else ""
+    site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
+    waited = f" {found.seconds_waited:.0f} s" if found.seconds_waited else ""
+    where = site.text if site else "a collective"
+    return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"
+
+
+def stall_evidence(found: Diagnosis) -> dict[str, object]:
+    """The locations of the ranks, the faulty ones first."""
+    chosen = [*found.ranks, *(rank for rank in found.states.ranks if rank not in found.ranks)]
+    shown = [found.states.ranks[rank] for rank in chosen if rank in found.states.ranks]
+    unseen = found.states.unseen[:64] if found.states.is_from_dumps else ()
+    times = {"seconds_without_progress": found.seconds, "seconds_waited": found.seconds_waited}
+    return {
+        **({"ranks_without_dumps": list(unseen)} if unseen else {}),
+        "where": {str(one.rank): stall_location(one) for one in shown[:SHOWN]},
+        "waiting_ranks": list(found.waiting[:64]),
+        **{name: seconds for name, seconds in times.items() if seconds is not None},
+    }
+
+
+def stall_location(rank_state: RankState) -> str:
+    """``stalled; training, epoch 0, batch 4; waits in all_gather at train.py:62; number 11 of group 0``."""
+    parts = [rank_state.state, rank_state.place]
+    if rank_state.site is not None:
+        verb = "waits in" if rank_state.waits or rank_state.may_wait_in_backward else "is at"
+        parts += [f"{verb} {rank_state.site.text}", rank_state.site.condition]
+    if rank_state.wait is not None:
+        parts.append(numbered_call(rank_state.wait))
+    return "; ".join(part for part in parts if part)
+
+
+def numbered_call(entry: Collective, states: JobState | None = None) -> str:
+    """``number 11 of group 0``; with the names of groups in ``states``, ``number 11 of the default group``."""
+    return f"number {entry.sequence} of {states.name_of(entry.group) if states else f'group {entry.group}'}"
+
+
+def missed_call(found: Diagnosis) -> Collective | None:
+    """The call that other ranks wait in and that a faulty rank did not reach."""
+    calls = (found.states.ranks[rank].wait for rank in found.waiting)
+    for call in calls:
+        members = found.states.members.get(call.group, ()) if call is not None and not call.is_p2p else ()
+        for rank in found.ranks:
+            rank_state = found.states.ranks.get(rank)
+            if call and rank in members and (rank_state is None or rank_state.entered(call.group) < call.sequence):
+                return call
+    return None
