@@ -17,7 +17,7 @@ from doctor.core.report_summary import primary_of
 from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, package_frame, running, stalled, user_frame, with_loader
 from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders
-from doctor_checks.progress._stall_text import stall_evidence
+from doctor_checks.progress.hang._stall_text import stall_evidence
 from tests.lab.cases import each_case
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")

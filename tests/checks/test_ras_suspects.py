@@ -5,7 +5,7 @@ from pathlib import Path
 from doctor.core.facts import LogEvidence
 from doctor.core.job import build_job
 from doctor.postmortem.ras.events import read_ras
-from doctor_checks.progress._ras_suspects import ras_suspects
+from doctor_checks.progress.hang._ras_suspects import ras_suspects
 
 DATA = Path(__file__).parents[1] / "data" / "ras"
 STALLED = (DATA / "stalled.txt").read_text()

@@ -27,7 +27,7 @@ from doctor.facts import (
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
 from doctor.testing.host_transfers import across, at_times, between, received_by, sent_by, touching, transferred
-from doctor_checks.network._slow_rails import bandwidth_evidence, rail_findings, rate_in_words
+from doctor_checks.network.connectivity._slow_rails import bandwidth_evidence, rail_findings, rate_in_words
 
 _NOISE = 500e-6
 """Seconds by which a round trip has to be longer besides. Moderated interrupts and sleeping processors add up to some

@@ -30,14 +30,14 @@ from doctor.api import (
 from doctor.facts import Collective, Event, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure
-from doctor_checks.progress._printed_collectives import (
+from doctor_checks.progress.hang._printed_collectives import (
     PrintedCollective,
     differ_in_first_size,
     differing_counts,
     last_calls,
     refused_calls,
 )
-from doctor_checks.progress._stall_text import stall_evidence
+from doctor_checks.progress.hang._stall_text import stall_evidence
 
 _RUNNING = re.compile(
     r"\bRank (\d+) is running collective: (.+?)(?=, but Rank|\.?\s{0,9}Collectives differ|\.?$)", re.DOTALL

@@ -10,8 +10,8 @@ from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdic
 from doctor.facts import ProgressFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
-from doctor_checks.progress._busy_ranks import busy_while_others_waited
-from doctor_checks.progress._stall_text import stall_evidence, stall_ranks, stall_waiters
+from doctor_checks.progress.hang._busy_ranks import busy_while_others_waited
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _FETCH = package_frame("torch/utils/data/_utils/fetch.py", 54, "fetch")
 _ITEM = user_frame(17, "__getitem__", file="/home/me/data.py")

@@ -26,7 +26,7 @@ from doctor.api import (
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
-from doctor_checks.progress._stall_text import stall_evidence, stall_ranks, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _ZERO = "if self.global_rank == 0, line 56"
 _GATHER = user_frame(57, condition=_ZERO)

@@ -26,8 +26,14 @@ from doctor.api import (
 from doctor.facts import Collective, EpochEnd, Event, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_late_ranks, without_recorders
-from doctor_checks.progress._ras_suspects import ras_suspects
-from doctor_checks.progress._stall_text import missed_call, numbered_call, stall_evidence, stall_ranks, stall_waiters
+from doctor_checks.progress.hang._ras_suspects import ras_suspects
+from doctor_checks.progress.hang._stall_text import (
+    missed_call,
+    numbered_call,
+    stall_evidence,
+    stall_ranks,
+    stall_waiters,
+)
 
 _SLEEPS = user_frame(58, "training_step")
 

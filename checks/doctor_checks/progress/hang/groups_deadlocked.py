@@ -10,7 +10,7 @@ from doctor.api import Finding, Job, Scope, Severity, Source, Verdict, check, ra
 from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
-from doctor_checks.progress._stall_text import stall_evidence, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_waiters
 
 
 def _crossed(world: int) -> JobBuilder:

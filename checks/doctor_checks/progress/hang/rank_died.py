@@ -35,9 +35,9 @@ from doctor.api import (
 from doctor.facts import Event, Failure, Frame, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
-from doctor_checks.progress._native_crashes import NativeCrash, native_crashes
-from doctor_checks.progress._ras_suspects import ras_suspects
-from doctor_checks.progress._stall_text import stall_evidence, stall_ranks
+from doctor_checks.progress.hang._native_crashes import NativeCrash, native_crashes
+from doctor_checks.progress.hang._ras_suspects import ras_suspects
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"

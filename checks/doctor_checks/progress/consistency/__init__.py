@@ -1,0 +1,1 @@
+"""Checks of replicas, models, losses and checkpoints that differ between ranks."""

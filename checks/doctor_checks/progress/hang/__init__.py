@@ -1,0 +1,1 @@
+"""Checks of ranks that hang, fail or call different collectives."""
