@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ FAMILIES = {
     "CODE": "code",
 }
 """Prefix of an id -> name of its family, in the order of reports."""
+
+LogJudge = Callable[[Job], Iterable[Verdict]]
 
 _ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
 _NAME = re.compile(r"[\w-]+")
@@ -49,8 +51,9 @@ class Case(Protocol):
 class Check:
     """One kind of fault and how to recognize it; made by :func:`check`.
 
-    ``from_logs``: the same check over log events (:class:`doctor.core.facts.LogEvidence`). ``or_needs``: sections
-    that replace ``needs`` on a rank that has all of them. ``compares_ranks``: with ranks missing, a result without
+    ``from_logs``: the same check over log events (:class:`doctor.core.facts.LogEvidence`), beside the findings that
+    :mod:`doctor.knowledge.log_patterns` declares. ``or_needs``: sections that replace ``needs`` on a rank that has all
+    of them. ``compares_ranks``: with ranks missing, a result without
     findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
     reference, and the check itself reports that a single rank has nothing to be compared with. ``limits``:
     thresholds by name. ``origin``: ``built-in``, a distribution or a file.
@@ -75,7 +78,7 @@ class Check:
     origin: str = "built-in"
     uses_baseline: bool = False
     or_needs: tuple[type[Section], ...] = ()
-    from_logs: Callable[[Job], Iterable[Verdict]] | None = None
+    from_logs: tuple[LogJudge, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject malformed metadata."""
@@ -95,6 +98,11 @@ class Check:
     def reads_logs(self) -> bool:
         """Whether the check evaluates log events only."""
         return self.when == "M" and not self.needs
+
+    def judge_logs(self, job: Job) -> Iterator[Verdict]:
+        """What the log events of a job show."""
+        for judge in self.from_logs:
+            yield from judge(job)
 
     @property
     def family(self) -> str:
@@ -118,7 +126,7 @@ def check(
     or_needs: tuple[type[Section], ...] = (),
     compares_ranks: bool | None = None,
     uses_baseline: bool = False,
-    from_logs: Callable[[Job], Iterable[Verdict]] | None = None,
+    from_logs: LogJudge | tuple[LogJudge, ...] = (),
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
     """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check named after it.
@@ -127,8 +135,8 @@ def check(
     ``needs``: sections without which a rank can't be checked; ``or_needs``: sections that serve as well, such as
     measurements of a run instead of an estimate. ``when``: the stages that can supply the facts, of P (preflight),
     R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
-    baseline replaces the majority. ``from_logs``: checks log events in addition; a check that reads logs only
-    (``when="M"``, no ``needs``) has none. ``cases`` is called by tests only.
+    baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
+    check that reads logs only (``when="M"``, no ``needs``) has none. ``cases`` is called by tests only.
 
     Raises:
         ValueError: the id or the name is malformed.
@@ -152,7 +160,7 @@ def check(
             limits=_read_limits(function),
             uses_baseline=uses_baseline,
             or_needs=or_needs,
-            from_logs=from_logs,
+            from_logs=from_logs if isinstance(from_logs, tuple) else (from_logs,),
         )
 
     return make

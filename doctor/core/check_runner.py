@@ -19,6 +19,7 @@ from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
 from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.core.job import Job
+from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.reported_findings import reported_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
 from doctor.core.section_table import IdenticalRanks
@@ -107,8 +108,10 @@ class Runner:
             return outcome
         if coverage.seen or not check.needs:
             outcome = self._call(check, check.judge, self._limits_of(check))
-        if check.from_logs is not None and evidence is not None:
-            logged = self._call(check, check.from_logs, {})
+        if evidence is not None:
+            outcome.findings.extend(declared_findings(self._job, check.id))
+        if check.from_logs and evidence is not None:
+            logged = self._call(check, check.judge_logs, {})
             outcome.findings.extend(logged.findings)
             outcome.crash = outcome.crash or logged.crash
         if all(finding.severity is Severity.INFO for finding in outcome.findings):

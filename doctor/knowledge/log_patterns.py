@@ -1,9 +1,12 @@
 """Messages of NCCL, torch, launchers, schedulers, kernels: how each is recognised in a line of a log.
 
-``log_lines/*.json``, one file a speaker, hold ``{"kind", "cues", "pattern", "examples"}``. ``cues``: texts of which at
+``log_lines/*.json`` hold ``{"kind", "check", "cues", "pattern", "finding", "examples"}``. ``cues``: texts of which at
 least one stands in every such line, so that lines are told apart without a regular expression; ``pattern`` is searched
 in the line without its prefixes (:mod:`doctor.postmortem.logs.prefixes`), its named groups are what the message names.
 ``examples`` are lines that it matches, in the wordings of different releases: tests read them.
+
+``check``: the id of the check that reports such a line as the root cause, if a log has nothing else. ``finding``
+declares what that check reports (:class:`LogFinding`) where no judgment is needed; otherwise its ``from_logs`` does.
 
 A kind that ends in ``.harmless`` looks like a failure and is none. A kind may have several entries.
 """
@@ -19,12 +22,36 @@ from doctor.core.decoding import prepared
 from doctor.knowledge.linear_regex import Pattern, linear
 
 
+class LogFinding(msgspec.Struct, frozen=True):
+    """What a check reports for each log with such a message.
+
+    ``summary`` and ``fix`` are templates: ``{name}`` is the value of a named group of the pattern, ``{name|other}`` the
+    first of several that has a value; text in brackets is left out if one of its values is absent. ``evidence``: key ->
+    such names. Messages with different values of ``by`` are different findings. ``unless``: kinds of which no log may
+    have a message. ``names_ranks``: the ranks that logged the message are at fault. ``severity``: by default the
+    check's. ``explains``: ids of checks whose findings are consequences; ``symptoms``: so are those of every failure.
+    """
+
+    summary: str
+    by: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    names_ranks: bool = True
+    evidence: dict[str, str] = {}
+    fix: str = ""
+    severity: str = ""
+    confidence: float = 0.9
+    explains: tuple[str, ...] = ()
+    symptoms: bool = True
+
+
 class LogPattern(msgspec.Struct, frozen=True):
     """One message. See above."""
 
     kind: str
     cues: tuple[str, ...]
     pattern: str
+    check: str = ""
+    finding: LogFinding | None = None
     examples: tuple[str, ...] = ()
 
     @property

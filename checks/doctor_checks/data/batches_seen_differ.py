@@ -63,12 +63,6 @@ def _then(more: int) -> Callable[[tuple[LoaderEpoch, ...]], tuple[LoaderEpoch, .
 
 def _told(job: Job) -> Iterator[Finding]:
     """What a run says of a rank that had no more batches."""
-    for told in event_groups(job, "ddp.inputs_exhausted"):
-        yield finding_from_logs(told, "a rank had no more batches while others had some", ranks=(), confidence=0.95)
-    for told in event_groups(job, "data.uneven"):
-        yield finding_from_logs(
-            told, "the program itself saw that ranks had different numbers of batches", ranks=(), confidence=0.85
-        )
     for told in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in told.values("rank")}))
         if not 1 < job.world_size <= len(named):

@@ -80,9 +80,6 @@ def _two_loaders(combined: str, second: Callable[[int], int]) -> JobBuilder:
 
 def _told(job: Job) -> Iterator[Finding]:
     """What ranks print of their loaders."""
-    for told in event_groups(job, "data.zero_rank"):
-        claim = f"`{told.value('loader')}` has no batch on a rank, and the others have some"
-        yield finding_from_logs(told, claim, confidence=0.9, explains=("DATA010",))
     for told in event_groups(job, "data.length", by=("words",)):
         lengths = {event.rank: int(event.value("n") or 0) for event in told.events if event.rank is not None}
         parted = split_by(lengths)

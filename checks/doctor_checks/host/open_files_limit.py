@@ -12,9 +12,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
-    finding_from_logs,
-    is_logged,
 )
 from doctor.facts import UNLIMITED, Limit, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -24,33 +21,12 @@ def _limited(soft: int, hard: int) -> JobBuilder:
     return healthy(hosts=2).alter(ProcessFacts, ranks=(2, 3), limits=(Limit("open_files", soft, hard),))
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "limit.files"):
-        yield finding_from_logs(
-            told,
-            "a process had as many files open as it may",
-            severity=Severity.ERROR,
-            confidence=0.95,
-            explains=("DATA012", "MEM010", "HOST009"),
-        )
-    for told in event_groups(job, "shm.unopened"):
-        if not is_logged(job, "limit.files", "shm.full"):
-            yield finding_from_logs(
-                told,
-                "a tensor in shared memory could not be opened, mostly because too many files are open",
-                severity=Severity.ERROR,
-                confidence=0.6,
-                explains=("DATA012",),
-            )
-
-
 @check(
     id="HOST002",
     severity=Severity.WARNING,
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
-    from_logs=_told,
     cases=lambda: (
         Passes("65,536 files", healthy(hosts=2)),
         Passes("1,024 files, the default of login shells", _limited(1024, 1048576)),

@@ -15,8 +15,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
-    finding_from_logs,
 )
 from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -41,23 +39,12 @@ def _pids(limit: int | None, used: int) -> JobBuilder:
 _SECOND = tuple(range(8, 16))
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "limit.processes"):
-        yield finding_from_logs(
-            told,
-            "a process could start no more threads or processes",
-            confidence=0.9,
-            explains=("DATA012",),
-        )
-
-
 @check(
     id="HOST007",
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts,),
-    from_logs=_told,
     cases=lambda: (
         Passes("half a million", healthy(hosts=2, per_host=8)),
         Passes("ulimit -u 4096, as Red Hat sets it", _limited(4096)),

@@ -27,14 +27,6 @@ def _heard(job: Job) -> Iterator[Finding]:
             evidence={"strategy": strategy or None},
             confidence=0.95,
         )
-    for told in event_groups(job, "accelerate.notebook", "python.spawn_main"):
-        yield finding_from_logs(
-            told,
-            "processes are started from a notebook that can't hand them its functions",
-            confidence=0.8,
-            fix="Move the training function into a file and import it, or run `torchrun --nproc-per-node=<GPUs> "
-            "train.py`; `accelerate.notebook_launcher(train)` needs a notebook that has not touched CUDA yet.",
-        )
 
 
 @check(

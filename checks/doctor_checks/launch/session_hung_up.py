@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
-from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import Job, Scope, Severity, Verdict, check
 from doctor.testing import Fails, Passes, logged
 
 
@@ -42,7 +42,7 @@ from doctor.testing import Fails, Passes, logged
         Fails("the shell says so", logged("run.sh: line 12:  4242 Hangup                  python train.py")),
     ),
 )
-def session_hung_up(job: Job) -> Iterator[Verdict]:
+def session_hung_up(job: Job) -> Iterable[Verdict]:
     """Ask whether the launcher was hung up on.
 
     Why it hurts: when a terminal or an ssh session closes, the system sends SIGHUP to what runs in it; torchrun passes
@@ -51,11 +51,4 @@ def session_hung_up(job: Job) -> Iterator[Verdict]:
     resume from the last checkpoint. torchrun installs its own handler for SIGHUP, so that nohup alone may not be
     enough.
     """
-    told = tuple(event_groups(job, "launch.hangup"))
-    if told:
-        yield finding_from_logs(
-            told[0],
-            "the launcher got SIGHUP: the terminal or ssh session that it ran in was closed",
-            ranks=(),
-            confidence=0.95,
-        )
+    return ()

@@ -68,13 +68,6 @@ SHOWN = (
 _HINT = "The `srun` command is available on your system but is not used."
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_lightning(job)
-    yield from _told_by_slurm(job)
-    yield from _told_by_waiting(job)
-    yield from _told_by_index(job)
-
-
 def _told_by_index(job: Job) -> Iterator[Finding]:
     """Lightning looks for the device of its local rank in the Trainer's list, which is shorter than SLURM's tasks."""
     if job.evidence is None or not is_logged(job, "slurm."):
@@ -85,91 +78,26 @@ def _told_by_index(job: Job) -> Iterator[Finding]:
         if event.value("type") == "IndexError" and any(frame.function == "root_device" for frame in event.frames[:2])
     )
     if events:
-        yield _refused(
+        yield finding_from_logs(
             EventGroup(events[0].kind, events),
             "SLURM started more tasks on a host than the Trainer has devices there",
-            {},
-            "`#SBATCH --ntasks-per-node` has to be what Trainer(devices=...) says, and --gpus-per-node as well.",
+            ranks=(),
+            confidence=0.95,
+            fix="`#SBATCH --ntasks-per-node` has to be what Trainer(devices=...) says, and --gpus-per-node as well.",
         )
-
-
-def _told_by_lightning(job: Job) -> Iterator[Finding]:
-    """Lightning compares the Trainer's numbers with those of SLURM and refuses."""
-    for told in event_groups(job, "pl.slurm_ntasks"):
-        yield _refused(
-            told,
-            f"--ntasks={told.value('n')} is set without --ntasks-per-node, which Lightning goes by",
-            {"ntasks": told.value("n")},
-            "In the batch script: `#SBATCH --nodes=<hosts>` and `#SBATCH --ntasks-per-node=<GPUs of a host>` in place "
-            "of --ntasks; `Trainer(devices=<GPUs of a host>, num_nodes=<hosts>)`.",
-        )
-    for told in event_groups(job, "pl.slurm_devices", by=("d", "t")):
-        devices, tasks = told.value("d"), told.value("t")
-        yield _refused(
-            told,
-            f"Trainer(devices={devices}) and --ntasks-per-node={tasks}: Lightning wants one task for each device",
-            {"devices": devices, "ntasks_per_node": tasks},
-            f"`#SBATCH --ntasks-per-node={devices}` and as many GPUs (`--gpus-per-node={devices}`), or "
-            f"Trainer(devices={tasks}).",
-        )
-    yield from _told_of_hosts(job)
-
-
-def _told_of_hosts(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "pl.slurm_nodes", by=("n", "s")):
-        asked, given = told.value("n"), told.value("s")
-        yield _refused(
-            told,
-            f"Trainer(num_nodes={asked}) in an allocation of {given} hosts",
-            {"num_nodes": asked, "nodes": given},
-            f"`#SBATCH --nodes={asked}`, or Trainer(num_nodes={given}).",
-        )
-
-
-def _refused(told: EventGroup, summary: str, evidence: dict[str, str | None], fix: str) -> Finding:
-    return finding_from_logs(told, summary, ranks=(), evidence=evidence, confidence=0.95, fix=fix)
 
 
 def _told_by_slurm(job: Job) -> Iterator[Finding]:
     """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
     for told in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
+        why = told.value("why", "why2") or "there are not enough slots"
         if not set_up_after(job, told.events[-1]):
             yield finding_from_logs(
                 told,
-                f"the tasks that are asked for can't be started: {_why(told)}",
+                f"the tasks that are asked for can't be started: {why}",
                 ranks=(),
                 confidence=0.85,
             )
-    for told in event_groups(job, "slurm.count_form", by=("value",)):
-        yield finding_from_logs(
-            told,
-            f"SLURM_TASKS_PER_NODE={told.value('value')} is read as a number: SLURM writes 4(x2) for 4 tasks on "
-            f"2 hosts each",
-            ranks=(),
-            evidence={"SLURM_TASKS_PER_NODE": told.value("value")},
-            confidence=0.9,
-            fix="Set --ntasks-per-node, and read SLURM_NTASKS_PER_NODE, which is a number.",
-        )
-    yield from _told_of_too_few(job)
-
-
-def _told_of_too_few(job: Job) -> Iterator[Finding]:
-    """Warnings about numbers that do not go together, after which a job may still run."""
-    for told in event_groups(job, "pl.slurm_tasks_few", "slurm.tasks_ignored", by=("gpus", "asked", "tasks")):
-        gpus, asked, tasks = (told.value(name) for name in ("gpus", "asked", "tasks"))
-        text = f"{gpus} GPUs are asked for" if gpus else f"srun ignores --ntasks-per-node={asked}"
-        yield finding_from_logs(
-            told,
-            f"{text}, and {tasks} tasks are started",
-            ranks=(),
-            severity=Severity.WARNING,
-            confidence=0.6,
-            symptoms=False,
-        )
-
-
-def _why(told: EventGroup) -> str:
-    return told.value("why") or told.value("why2") or "there are not enough slots"
 
 
 def _told_by_waiting(job: Job) -> Iterator[Finding]:
@@ -199,7 +127,7 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(LaunchFacts,),
     compares_ranks=False,
-    from_logs=_told,
+    from_logs=(_told_by_slurm, _told_by_waiting, _told_by_index),
     cases=lambda: (
         Fails(
             "Lightning finds no device for a task",

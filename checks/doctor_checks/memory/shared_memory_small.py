@@ -56,14 +56,6 @@ def _shm(total: int, free: int | None = None) -> Filesystem:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "shm.full"):
-        yield finding_from_logs(
-            told,
-            "shared memory (/dev/shm) has no room for what NCCL or the data workers put there",
-            evidence=_sizes_told(told),
-            confidence=0.95,
-            explains=_CONSEQUENCES,
-        )
     full = tuple(event for told in event_groups(job, "python.exception") for event in told.events if _is_full(event))
     if full and not is_logged(job, "shm.full"):
         yield finding_from_logs(
@@ -71,7 +63,9 @@ def _told(job: Job) -> Iterator[Finding]:
             "shared memory has no room for what processes hand each other",
             explains=_CONSEQUENCES,
         )
-    yield from _hints(job)
+
+
+def _bus_error(job: Job) -> Iterator[Finding]:
     for told in event_groups(job, "exit.bus_error"):
         if not is_logged(job, "shm.full"):
             yield finding_from_logs(
@@ -83,16 +77,10 @@ def _told(job: Job) -> Iterator[Finding]:
             )
 
 
-def _hints(job: Job) -> Iterator[Finding]:
-    """What points to /dev/shm without naming it as the cause of a failure."""
+def _started_with_little(job: Job) -> Iterator[Finding]:
+    """A warning about /dev/shm that names it as the cause of no failure."""
     if is_logged(job, "shm.full"):
         return
-    for told in event_groups(job, "shm.attach"):
-        yield finding_from_logs(
-            told,
-            "a rank could not open the shared memory of another: /dev/shm was full, or they do not share it",
-            confidence=0.5,
-        )
     failed = any(
         "unhandled system error" in event.text for told in event_groups(job, "nccl.result") for event in told.events
     )
@@ -118,19 +106,13 @@ def _is_full(event: Event) -> bool:
     return "[Errno 28]" in event.text and any(frame.file.endswith(_SHARING) for frame in event.frames)
 
 
-def _sizes_told(told: EventGroup) -> dict[str, object]:
-    """The segment that did not fit, and its size in bytes."""
-    names = {"segment": "segment", "path": "segment", "size": "bytes", "bytes": "bytes"}
-    return {key: value for name, key in names.items() if (value := told.value(name)) is not None}
-
-
 @check(
     id="MEM010",
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    from_logs=_told,
+    from_logs=(_told, _started_with_little, _bus_error),
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
         Passes(

@@ -48,13 +48,6 @@ def _told(job: Job) -> Iterator[Finding]:
                 confidence=0.9,
                 symptoms=False,
             )
-    for told in event_groups(job, "nccl.topo_attribute", "nccl.xml_bad"):
-        yield finding_from_logs(
-            told,
-            "the topology or graph file that NCCL is told to read is damaged or of another machine",
-            severity=Severity.ERROR,
-            confidence=0.85,
-        )
 
 
 @check(

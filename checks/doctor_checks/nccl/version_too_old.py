@@ -15,7 +15,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
     finding_from_logs,
     merge,
 )
@@ -54,15 +53,6 @@ _ROCE = RdmaFacts(devices=(RdmaDevice("mlx5_0", (RdmaPort(link_layer="Ethernet",
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.needs_newer"):
-        least = next((value for name in _LEAST if (value := told.value(name))), None)
-        yield finding_from_logs(
-            told,
-            f"what the program asks for needs NCCL {least} or newer",
-            evidence={"needs": least},
-            severity=Severity.ERROR,
-            confidence=0.9,
-        )
     lacking = tuple(event for event in events_of_kinds(job, *_FAILURES) if any(word in event.text for word in _NO_CODE))
     if lacking:
         yield finding_from_logs(
@@ -75,7 +65,6 @@ def _told(job: Job) -> Iterator[Finding]:
 
 
 _FAILURES = ("nccl.cuda_fail", "nccl.kernel_missing")
-_LEAST = ("least", "least2", "least3", "least4")
 _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid device function")
 """What CUDA says of a library without code for the device."""
 

@@ -17,8 +17,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
-    finding_from_logs,
 )
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -36,25 +34,12 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "version.architecture"):
-        code = next((value for name in ("sm", "sm2", "sm3", "compute") if (value := told.value(name))), None)
-        yield finding_from_logs(
-            told,
-            f"what was installed has no code for this GPU{f' ({code})' if code else ''}",
-            evidence={"architecture": code} if code else None,
-            confidence=0.95,
-            explains=("GPU022",),
-        )
-
-
 @check(
     id="VER003",
     severity=Severity.ERROR,
     scope=Scope.RANK,
     when="PM",
     needs=(SoftwareFacts, GpuFacts),
-    from_logs=_told,
     cases=lambda: (
         Passes("code for this GPU", _built(*_BUILT)),
         Passes("the files do not tell", healthy(hosts=2)),

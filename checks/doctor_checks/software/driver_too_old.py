@@ -36,25 +36,7 @@ def _drivers(
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "version.driver", by=("mismatch", "unloaded")):
-        if told.value("unloaded"):
-            yield finding_from_logs(
-                told,
-                "the NVIDIA driver is not loaded",
-                fix="`sudo modprobe nvidia`; after an update of the kernel the driver has to be built anew.",
-                confidence=0.6,
-                explains=_CONSEQUENCES,
-            )
-            continue
-        if told.value("mismatch"):
-            yield finding_from_logs(
-                told,
-                "the loaded driver is not of the release of its libraries: it was updated and not loaded anew",
-                fix="Reboot the host, or unload and load the nvidia modules.",
-                confidence=0.85,
-                explains=_CONSEQUENCES,
-            )
-            continue
+    for told in event_groups(job, "version.driver"):
         found = told.value("found")
         yield finding_from_logs(
             told,

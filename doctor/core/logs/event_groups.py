@@ -38,9 +38,9 @@ class EventGroup(NamedTuple):
         """The hosts on which the message was logged, as far as they are known."""
         return tuple(dict.fromkeys(one.host for one in self.events if one.host))
 
-    def value(self, name: str) -> str | None:
-        """The value of ``name`` in the first event that has one."""
-        return next((value for one in self.events if (value := one.value(name)) is not None), None)
+    def value(self, *names: str) -> str | None:
+        """The value of the first of these names that has one, from the first event that has it."""
+        return next((value for name in names for one in self.events if (value := one.value(name)) is not None), None)
 
     def values(self, name: str) -> tuple[str, ...]:
         """All distinct values of ``name`` in the events."""

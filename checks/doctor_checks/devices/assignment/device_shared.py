@@ -45,11 +45,6 @@ def _told(job: Job) -> Iterator[Finding]:
             confidence=0.95,
             explains=("MEM001", "MEM011"),
         )
-    for told in event_groups(job, "nccl.multi_rank_gpu"):
-        if not ranks:
-            yield finding_from_logs(
-                told, "NCCL found several ranks on one GPU", confidence=0.95, explains=("MEM001", "MEM011")
-            )
 
 
 def _named_ranks(event: Event) -> tuple[int, ...]:

@@ -59,14 +59,6 @@ def _told(job: Job) -> Iterator[Finding]:
             evidence=_named(told),
             confidence=0.75 if has is not None else 0.95,
         )
-    for told in event_groups(job, "gpu.ordinal_stored"):
-        yield finding_from_logs(
-            told,
-            "a checkpoint was saved from a GPU that this process does not see",
-            evidence=_named(told),
-            fix='torch.load(path, map_location="cpu"), then move what is needed to the rank\'s own device',
-            confidence=0.9,
-        )
 
 
 def _named(told: EventGroup) -> dict[str, object]:

@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
     finding_from_logs,
     is_logged,
 )
@@ -40,31 +39,8 @@ BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.lost"):
-        where = f" at {told.value('pci')}" if told.value("pci") else ""
-        yield finding_from_logs(
-            told,
-            f"the GPU{where} was lost: the driver no longer reaches it",
-            confidence=0.95,
-            explains=_CONSEQUENCES,
-        )
     if is_logged(job, "gpu.lost"):
         return
-    for told in event_groups(job, "gpu.unreadable"):
-        yield finding_from_logs(
-            told,
-            "nvidia-smi can't read a GPU (ERR!)",
-            confidence=0.6,
-            explains=_CONSEQUENCES,
-        )
-    for told in event_groups(job, "gpu.unavailable"):
-        yield finding_from_logs(
-            told,
-            "a GPU takes no new work: another process has it for itself, or it has to be reset",
-            fix="`nvidia-smi -q -d COMPUTE`: exclusive mode lets one process in (`sudo nvidia-smi -c DEFAULT`). Else "
-            "look at `sudo dmesg -T | grep -iE 'xid|nvrm'` and reset the GPU.",
-            confidence=0.45,
-        )
     for reported in logged_xids(job, {"lost"}):
         yield reported.finding(_CONSEQUENCES)
 

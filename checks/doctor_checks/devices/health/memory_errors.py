@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
     finding_from_logs,
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
@@ -23,10 +22,6 @@ from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.memory_error"):
-        yield finding_from_logs(
-            told, "the memory of a GPU failed: uncorrectable errors", confidence=0.95, explains=_CONSEQUENCES
-        )
     for reported in logged_xids(job, {"memory"}):
         yield reported.finding(_CONSEQUENCES)
 

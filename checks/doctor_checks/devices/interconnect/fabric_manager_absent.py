@@ -27,13 +27,6 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.fabric_unready"):
-        yield finding_from_logs(
-            told,
-            "CUDA or the fabric manager says that the NVSwitch fabric is not ready",
-            confidence=0.95,
-            explains=_CONSEQUENCES,
-        )
     for told in event_groups(job, "gpu.multicast_fails"):
         yield finding_from_logs(
             told,

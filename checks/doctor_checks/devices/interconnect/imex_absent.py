@@ -14,8 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
-    finding_from_logs,
 )
 from doctor.facts import DriverFacts, Fabric, GpuFacts, NcclFacts, Service
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -35,20 +33,12 @@ def _rack(
     return sketch
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.imex"):
-        yield finding_from_logs(
-            told, "NVLink between hosts does not work: IMEX is not set up everywhere", confidence=0.9
-        )
-
-
 @check(
     id="GPU023",
     severity=Severity.ERROR,
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
-    from_logs=_told,
     cases=lambda: (
         Passes("one rack with IMEX on every host", _rack()),
         Passes("NVSwitch inside each host alone", healthy(hosts=2, per_host=8)),

@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    event_groups,
     finding_from_logs,
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts, MigDevice, NvLink
@@ -36,16 +35,6 @@ def _bridged(pairs: int) -> JobBuilder:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.nvlink_error"):
-        yield finding_from_logs(
-            told, "an NVLink failed: errors that it can't repair", confidence=0.95, explains=_CONSEQUENCES
-        )
-    for told in event_groups(job, "gpu.switch_fatal", by=("pci", "sxid")):
-        yield finding_from_logs(
-            told,
-            f"the NVSwitch at {told.value('pci')} reported the fatal SXid {told.value('sxid')}",
-            explains=_CONSEQUENCES,
-        )
     for reported in logged_xids(job, {"nvlink"}):
         yield reported.finding(_CONSEQUENCES)
 

@@ -48,25 +48,6 @@ def _pair(path: str, status: str) -> tuple[PeerLink, ...]:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    yield from _from_the_start(job)
-    for told in event_groups(job, "gpu.peer_refused", by=("many",)):
-        if told.value("many"):
-            summary = "GPUs can't reach each other: CUDA gives a GPU eight peers at most, over PCIe"
-        else:
-            summary = "GPUs can't reach each other: CUDA refuses peer access between them"
-        yield finding_from_logs(told, summary, confidence=0.6 if told.value("many") else 0.9)
-    for told in event_groups(job, "gpu.peer_transport_fails"):
-        yield finding_from_logs(told, "NCCL can't map a peer's memory: peer access fails between GPUs", confidence=0.6)
-    for told in event_groups(job, "gpu.peer_corrupt", by=("acs",)):
-        if told.value("acs") is None:
-            yield finding_from_logs(told, "what GPUs copy to each other arrives changed", confidence=0.8)
-        else:
-            yield finding_from_logs(
-                told,
-                "PCI access control is on: what GPUs send each other takes the way through the IOMMU",
-                severity=Severity.WARNING,
-                confidence=0.6,
-            )
     for told in event_groups(job, "gpu.io_page_fault"):
         by_driver = told.value("driver") is not None
         of_a_job = is_logged(job, "nccl.", "torch.")
@@ -104,7 +85,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    from_logs=_told,
+    from_logs=(_from_the_start, _told),
     cases=lambda: (
         Passes("peer access over NVLink", healthy(hosts=2, per_host=4)),
         Passes(

@@ -46,29 +46,6 @@ _EFA = RdmaFacts(
 )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.net_missing", by=("name",)):
-        name = told.value("name")
-        yield finding_from_logs(
-            told,
-            f"NCCL_NET asks for the network {name}, which no plug-in provides",
-            evidence={"network": name},
-            confidence=0.95,
-        )
-    for told in event_groups(job, "nccl.plugin.fail", by=("msg",)):
-        if told.value("msg"):
-            continue
-        yield finding_from_logs(
-            told,
-            "NCCL could start no network at all: neither a plug-in nor InfiniBand nor sockets",
-            confidence=0.85,
-            fix="`env | grep -E 'NCCL_NET|NCCL_IB|SOCKET_IFNAME|LD_LIBRARY_PATH'`: unset what names a network or "
-            "plug-in that this host lacks (`unset NCCL_NET NCCL_NET_PLUGIN`), or install the plug-in and the devices "
-            "it needs.",
-        )
-    yield from _told_of_libfabric(job)
-
-
 def _told_of_libfabric(job: Job) -> Iterator[Finding]:
     """Where NCCL goes on by another network, this costs speed between hosts, and nothing on one."""
     for told in event_groups(job, "nccl.ofi_failed"):
@@ -95,7 +72,7 @@ def _goes_by_sockets(job: Job) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts,),
-    from_logs=_told,
+    from_logs=_told_of_libfabric,
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),

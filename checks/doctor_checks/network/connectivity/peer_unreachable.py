@@ -154,6 +154,7 @@ _MORE_EXACT = (
     "nccl.cuda_fail",
     "nccl.dup_gpu",
     "nccl.plugin.fail",
+    "nccl.plugin.ofi",
     "nccl.bootstrap.noif",
     "nccl.peer_closed",
     "nccl.peer_closed.old",

@@ -70,13 +70,6 @@ def _told(job: Job) -> Iterator[Finding]:
             confidence=0.7,
             explains=("NET013", "NET006", "NET020"),
         )
-    for told in event_groups(job, "net.family_missing"):
-        yield finding_from_logs(
-            told,
-            "NCCL finds no interface with an address that it could use: 'Address family not supported by protocol'",
-            confidence=0.7,
-            explains=("NET007", "NET013"),
-        )
     for told in event_groups(job, "net.peer.connect_failed", by=("err",)):
         if told.value("err") == "Network is down":
             yield finding_from_logs(told, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))

@@ -29,13 +29,6 @@ from doctor.testing import Fails, Passes, healthy, lines, logged
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.bootstrap.noif"):
-        yield finding_from_logs(
-            told,
-            "NCCL found no network interface that its settings select",
-            fix="Compare `env | grep SOCKET_IFNAME` with `ip -br address` there, then `unset NCCL_SOCKET_IFNAME` "
-            "or name an interface that every host has.",
-        )
     for told in event_groups(job, "gloo.noaddr"):
         name = gloo_name_refused(told.first)
         if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in told.first.text:
@@ -45,12 +38,6 @@ def _told(job: Job) -> Iterator[Finding]:
                 evidence={"GLOO_SOCKET_IFNAME": name},
                 confidence=0.95,
             )
-    for told in event_groups(job, "gloo.no_name"):
-        yield finding_from_logs(told, "GLOO_SOCKET_IFNAME is set and names nothing", confidence=0.85)
-    for told in event_groups(job, "nccl.address_garbled"):
-        yield finding_from_logs(
-            told, "a peer told NCCL no address: it found no interface that its settings select", confidence=0.7
-        )
 
 
 @check(

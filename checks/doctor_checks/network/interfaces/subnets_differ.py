@@ -60,20 +60,6 @@ class _EndpointSubnet(NamedTuple):
     address: IPv4Address | IPv6Address
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.if_filtered", by=("addr",)):
-        yield finding_from_logs(
-            told,
-            f"this host has no interface in the network of {told.value('addr')}, which NCCL_COMM_ID names",
-            evidence={"NCCL_COMM_ID": told.value("addr")},
-            confidence=0.8,
-            fix="`unset NCCL_COMM_ID`: torch needs none; or name an address that every host, and container, has a "
-            "way to.",
-            explains=("NET007", "NET008", "NET013"),
-        )
-    yield from _told_by_choice(job)
-
-
 def _told_by_choice(job: Job) -> Iterator[Finding]:
     """Hosts that told one another addresses of different networks, and a connection to one of them that failed."""
     chosen = _chosen(job)
@@ -118,7 +104,7 @@ def _wide(address: str) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts, NcclFacts),
-    from_logs=_told,
+    from_logs=_told_by_choice,
     cases=lambda: (
         Passes("one subnet", healthy(hosts=2, per_host=2)),
         Passes(

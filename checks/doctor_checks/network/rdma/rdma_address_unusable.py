@@ -119,8 +119,9 @@ def _told(job: Job) -> Iterator[Finding]:
                 evidence={"error": error, "queue_pair": told.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
             )
-    for told in event_groups(job, "nccl.ib_gid"):
-        yield finding_from_logs(told, "the RoCE address (GID) that NCCL would use is not usable", confidence=0.85)
+
+
+def _unanswered(job: Job) -> Iterator[Finding]:
     for told in event_groups(job, "host.ucx"):
         if told.value("msg2") and not has_worked(job, told.first):
             yield finding_from_logs(told, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5)
@@ -142,7 +143,7 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts, RdmaFacts),
     uses_baseline=True,
-    from_logs=_told,
+    from_logs=(_told, _unanswered),
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),
         Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),

@@ -21,8 +21,6 @@ from doctor.api import (
     baseline_value,
     check,
     correlates,
-    event_groups,
-    finding_from_logs,
     split_groups,
 )
 from doctor.facts import (
@@ -49,27 +47,6 @@ class _RankRdmaPorts(NamedTuple):
     choices: tuple[RdmaChoice, ...]
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.ib_incompatible"):
-        yield finding_from_logs(
-            told,
-            "NCCL was to connect an InfiniBand port with a RoCE port",
-            severity=Severity.ERROR,
-            confidence=0.95,
-            fix="Select ports of one kind on all hosts: `export NCCL_IB_HCA='=mlx5_0,mlx5_1'` with the names that "
-            "`ibstat` shows with the same link layer.",
-        )
-    for told in event_groups(job, "nccl.net.mixed", by=("what", "min", "max")):
-        least, most = told.value("min"), told.value("max")
-        yield finding_from_logs(
-            told,
-            f"ranks have between {least} and {most} {told.value('what')} devices",
-            evidence={"least": least, "most": most},
-            confidence=0.9,
-            symptoms=False,
-        )
-
-
 @check(
     id="NET022",
     severity=Severity.WARNING,
@@ -77,7 +54,6 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts,),
     uses_baseline=True,
-    from_logs=_told,
     cases=lambda: (
         Passes("the same ports everywhere", healthy(hosts=3, per_host=2, rdma=4)),
         Passes("no RDMA anywhere", healthy(hosts=2, per_host=2)),
