@@ -142,14 +142,6 @@ def _told_lengths(told: EventGroup, lengths: dict[int, int], parted: MajoritySpl
             logged("rank 0: 1563 batches", "rank 1: 1563 batches", "rank 2: 1560 batches"),
             ranks=(2,),
         ),
-        Fails(
-            "in a log, a rank without batches",
-            logged(
-                "[rank1]: RuntimeError: `CombinedLoader` within local rank has zero length. Please make sure that it "
-                "returns at least 1 batch."
-            ),
-            ranks=(1,),
-        ),
         Passes("a limit that all reach", with_loader(with_loader(running(), limit=90), ranks=(1,), length=103)),
         Passes(
             "max_steps ends all ranks before the shortest is over",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.visible_devices import on_processor
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, event_groups, finding_from_logs
 from doctor.facts import GpuFacts, GpuProcess, Namespace, ProcessFacts, TrainerFacts
-from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in include/linux/proc_ns.h: here a process has the number that the driver knows it by."""
@@ -67,25 +67,6 @@ def _told(job: Job) -> Iterator[Finding]:
             _notebook("ddp_fork_find_unused_parameters_true", interactive=False),
             ranks=(0,),
             severity=Severity.WARNING,
-        ),
-        Passes(
-            "a log speaks of forks",
-            logged(
-                "Forking 8 data workers",
-                "huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
-            ),
-        ),
-        Fails(
-            "torch says so in a log",
-            logged(
-                "[rank1]: RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
-                "multiprocessing, you must use the 'spawn' start method"
-            ),
-            ranks=(1,),
-        ),
-        Fails(
-            "Lightning says so in a notebook",
-            logged("RuntimeError: Lightning can't create new processes if CUDA is already initialized."),
         ),
     ),
 )

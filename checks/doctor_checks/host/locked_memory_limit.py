@@ -77,31 +77,6 @@ def _told(job: Job) -> Iterator[Finding]:
             "a log shows a low limit, and nothing that needs it",
             logged("max locked memory       (kbytes, -l) 64", "node7:41:77 [0] NCCL INFO NET/IB : No device found."),
         ),
-        Passes(
-            "a memory region can't be had for another reason, by a log",
-            logged("node7:41:77 [0] misc/ibvwrap.cc:180 NCCL WARN Call to ibv_reg_mr failed with error Bad address"),
-        ),
-        Fails(
-            "NCCL says so in a log",
-            logged(
-                "node7:41:77 [0] misc/ibvwrap.cc:180 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate "
-                "memory errno 12"
-            ),
-        ),
-        Fails(
-            "UCX says so in a log",
-            logged(
-                "ib_md.c:293 UCX ERROR ibv_reg_mr(address=0x7f0a, length=4096, access=0xf) failed: Cannot allocate "
-                "memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)"
-            ),
-        ),
-        Fails(
-            "the verbs library warns in a log",
-            logged(
-                "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes. This will severely limit memory registrations."
-            ),
-            severity=Severity.WARNING,
-        ),
     ),
 )
 def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[Verdict]:

@@ -14,7 +14,7 @@ from doctor.api import (
     check,
 )
 from doctor.facts import UNLIMITED, Limit, ProcessFacts
-from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 
 def _limited(soft: int, hard: int) -> JobBuilder:
@@ -33,31 +33,6 @@ def _limited(soft: int, hard: int) -> JobBuilder:
         Passes("no limit", _limited(UNLIMITED, UNLIMITED)),
         Fails("ulimit -n 256 on one host", _limited(256, 1048576), ranks=(2, 3)),
         Fails("hard limit low as well", _limited(512, 512), ranks=(2, 3)),
-        Passes("a log speaks of open files", logged("INFO opened 1024 files", "[Errno 2] No such file or directory")),
-        Fails(
-            "Python says so in a log",
-            logged("[rank2]: OSError: [Errno 24] Too many open files: '/data/train/0042.tar'"),
-            ranks=(2,),
-            severity=Severity.ERROR,
-        ),
-        Fails(
-            "a descriptor that got lost, by a log",
-            logged("RuntimeError: received 0 items of ancdata"),
-            severity=Severity.ERROR,
-        ),
-        Fails(
-            "the same in the words of an old torch",
-            logged("RuntimeError: unable to open shared memory object </torch_30997_2076642173> in read-write mode"),
-            severity=Severity.ERROR,
-        ),
-        Fails(
-            "shared memory that can't be opened, by a log",
-            logged(
-                "RuntimeError: unable to open shared memory object </torch_29919_1396182366> in read-write mode: Too "
-                "many open files (24)"
-            ),
-            severity=Severity.ERROR,
-        ),
     ),
 )
 def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:

@@ -59,14 +59,6 @@ _SECOND = tuple(range(8, 16))
             ranks=_SECOND,
         ),
         Passes("a busy socket, by a log", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
-        Fails("Python says so in a log", logged("[rank3]: RuntimeError: can't start new thread"), ranks=(3,)),
-        Fails(
-            "OpenBLAS says so in a log",
-            logged(
-                "OpenBLAS blas_thread_init: pthread_create failed for thread 23 of 64: Resource temporarily unavailable"
-            ),
-        ),
-        Fails("the shell says so in a log", logged("bash: fork: retry: Resource temporarily unavailable")),
     ),
 )
 def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:

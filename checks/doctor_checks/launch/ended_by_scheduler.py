@@ -42,25 +42,6 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
                 "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***",
             ),
         ),
-        Passes("a job that ended by itself", logged("`Trainer.fit` stopped: `max_epochs=10` reached.")),
-        Fails(
-            "the time limit",
-            logged("slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"),
-        ),
-        Fails(
-            "a host failed",
-            logged(
-                "srun: error: Node failure on node5",
-                "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 DUE TO NODE FAILURE, SEE "
-                "SLURMCTLD LOG FOR DETAILS ***",
-            ),
-        ),
-        Fails(
-            "somebody cancelled it",
-            logged("slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 ***"),
-        ),
-        Fails("LSF", logged("TERM_RUNLIMIT: job killed after reaching LSF run time limit.")),
-        Fails("PBS", logged("=>> PBS: job killed: walltime 86423 exceeded limit 86400")),
         Fails(
             "the time limit of a job that stood still",
             logged(

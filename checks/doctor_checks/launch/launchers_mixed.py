@@ -271,20 +271,6 @@ def _goes_on(job: Job, event: Event) -> bool:
         ),
         Passes("a run of one process", logged("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/1")),
         Fails(
-            "python in place of torchrun",
-            logged(
-                "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
-                "expected, but not set"
-            ),
-        ),
-        Fails(
-            "two jobs at one master",
-            logged(
-                "node1:41:77 [0] bootstrap.cc:240 NCCL WARN Bootstrap Root : mismatch in info from procs, "
-                "nranks 8 vs 16"
-            ),
-        ),
-        Fails(
             "srun starts two tasks, and each of them spawns a world of two",
             logged(
                 "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: "

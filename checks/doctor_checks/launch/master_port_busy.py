@@ -167,39 +167,6 @@ def _port_of(event: Event) -> int | None:
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
             ),
         ),
-        Fails(
-            "the store can't listen, IPv6 and IPv4",
-            logged(
-                "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29711 (errno: 98 - Address "
-                "already in use).",
-                "[W socket.cpp:426] [c10d] The server socket has failed to bind to 0.0.0.0:29711 (errno: 98 - Address "
-                "already in use).",
-                "[E socket.cpp:462] [c10d] The server socket has failed to listen on any local network address.",
-            ),
-        ),
-        Fails(
-            "the words of libuv",
-            logged(
-                "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
-                "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
-            ),
-        ),
-        Fails(
-            "a proxy answers in place of the store",
-            logged(
-                "[W1122 05:32:12.9 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
-                "10.0.0.1:29812 - retrying (try=0, timeout=6000ms, delay=567ms): Ping failed, invalid value returned "
-                "from server. Expected: 4825, Got: 1347703880"
-            ),
-        ),
-        Fails("torch before 1.10", logged("RuntimeError: Address already in use")),
-        Fails(
-            "accelerate looks before it starts",
-            logged(
-                "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is "
-                "utilizing it. Please specify a different port (such as using the `--main_process_port` flag)"
-            ),
-        ),
     ),
 )
 def master_port_busy(job: Job) -> Iterator[Verdict]:

@@ -44,24 +44,6 @@ def _heard(job: Job) -> Iterator[Finding]:
         Fails("ddp in a notebook", _told("ddp"), ranks=(0,)),
         Fails("DeepSpeed at a Python prompt", _told("deepspeed_stage_2"), ranks=(0,)),
         Fails("spawn in a notebook", _told("ddp_spawn"), ranks=(0,)),
-        Passes("a script by torchrun says nothing of notebooks", logged("GPU available: True (cuda), used: True")),
-        Fails(
-            "Lightning refuses",
-            logged(
-                "lightning.fabric.utilities.exceptions.MisconfigurationException: "
-                "`Trainer(strategy='ddp_spawn')` is not "
-                "compatible with an interactive environment. Run your code as a script, or choose a "
-                "notebook-compatible "
-                "strategy: `Trainer(strategy='ddp_notebook')`."
-            ),
-        ),
-        Fails(
-            "old Lightning",
-            logged(
-                "MisconfigurationException: Selected distributed backend ddp is not compatible with an interactive "
-                "environment. Run your code as a script, or choose one of the compatible backends: dp, ddp_spawn"
-            ),
-        ),
         Fails(
             "accelerate",
             logged(
@@ -69,10 +51,6 @@ def _heard(job: Job) -> Iterator[Finding]:
                 "initialized inside your training function. Restart your notebook and make sure no cells initializes "
                 "an `Accelerator`."
             ),
-        ),
-        Fails(
-            "spawned from a cell",
-            logged("AttributeError: Can't get attribute 'train' on <module '__main__' (built-in)>"),
         ),
     ),
 )

@@ -48,13 +48,6 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
                 "failed. See inner exception for details.",
             ),
         ),
-        Fails(
-            "the error file of torchrun",
-            logged(
-                '    "message": "RendezvousConnectionError: The connection to the C10d store has failed. See inner '
-                'exception for details.",'
-            ),
-        ),
     ),
 )
 def rendezvous_failed(job: Job) -> Iterator[Verdict]:

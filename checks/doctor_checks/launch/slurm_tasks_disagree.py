@@ -65,9 +65,6 @@ SHOWN = (
 """Variables that stand in the evidence."""
 
 
-_HINT = "The `srun` command is available on your system but is not used."
-
-
 def _told_by_index(job: Job) -> Iterator[Finding]:
     """Lightning looks for the device of its local rank in the Trainer's list, which is shorter than SLURM's tasks."""
     if job.evidence is None or not is_logged(job, "slurm."):
@@ -191,7 +188,6 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
             _batch().launched(SLURM_NTASKS="8", SLURM_NTASKS_PER_NODE="8"),
             ranks=(0,),
         ),
-        Passes("Lightning's hint on a login node", logged(_HINT, "Epoch 3: 100%|##########| 10/10")),
         Passes(
             "a step that had to wait, and then ran",
             logged(
@@ -199,31 +195,6 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
                 "srun: Step created for job 4711",
                 "All distributed processes registered. Starting with 8 processes",
             ),
-        ),
-        Fails(
-            "--ntasks in the batch script",
-            logged(
-                "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable is not supported. "
-                "HINT: Use `--ntasks-per-node=8` instead."
-            ),
-        ),
-        Fails(
-            "other devices than tasks",
-            logged(
-                "ValueError: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM "
-                "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`."
-            ),
-        ),
-        Fails(
-            "other hosts than are allocated",
-            logged(
-                "0: ValueError: You set `num_nodes=4` in Lightning, but the number of nodes configured in SLURM "
-                "`--nodes=2` does not match. HINT: Set `num_nodes=2`."
-            ),
-        ),
-        Fails(
-            "more tasks than the allocation has CPUs",
-            logged("srun: error: Unable to create step for job 4711: More processors requested than permitted"),
         ),
         Fails(
             "one task of eight",

@@ -12,7 +12,6 @@ from doctor.knowledge.alloc_conf import split_options as allocator_options
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
 
 GIB = 1 << 30
-MIB = 1 << 20
 
 
 def _full(
@@ -89,13 +88,6 @@ def _pressed(job: Job) -> Iterator[Finding]:
             logged(
                 "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 1; 31.75 GiB total "
                 "capacity; 30.10 GiB already allocated; 240.00 MiB free; 30.40 GiB reserved in total by PyTorch)"
-            ),
-        ),
-        Fails(
-            "caches that are flushed, by a log",
-            logged(
-                "[WARNING] [stage3.py:1850:step] 3 pytorch allocator cache flushes since last step. this happens when "
-                "there is high memory pressure and is detrimental to performance."
             ),
         ),
         Fails(

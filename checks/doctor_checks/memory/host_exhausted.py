@@ -74,15 +74,6 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             silent=False,
         ),
         Passes(
-            "possible causes that Ray lists",
-            logged(
-                "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. There are "
-                "some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory "
-                "usage. (2) ray stop --force is called.",
-            ),
-            silent=False,
-        ),
-        Passes(
             "a job that was cancelled",
             logged(
                 "slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***",
@@ -97,40 +88,8 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "srun: error: node7: task 0: Killed",
             ),
         ),
-        Passes(
-            "a limit that is stated", logged("SLURM_MEM_PER_NODE=262144", "Detected 0 oom_kill events in StepId=42.0")
-        ),
-        Fails(
-            "the kernel",
-            logged(
-                "[12345.6] Out of memory: Killed process 4321 (python) total-vm:104857600kB, anon-rss:98765432kB, "
-                "file-rss:0kB, shmem-rss:0kB",
-                name="dmesg.txt",
-            ),
-        ),
-        Fails(
-            "SLURM",
-            logged(
-                "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.0. Some of the step tasks have been OOM "
-                "Killed.",
-                "srun: error: node7: task 3: Out Of Memory",
-            ),
-            ranks=(3,),
-        ),
         Fails(
             "Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")
-        ),
-        Fails(
-            "a data worker that was killed",
-            logged("[rank0]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "),
-            ranks=(0,),
-        ),
-        Fails(
-            "nothing but the signal",
-            logged(
-                "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 4711) "
-                "of binary: /usr/bin/python3"
-            ),
         ),
     ),
 )

@@ -122,21 +122,6 @@ def _told(job: Job) -> Iterator[Finding]:
                 "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: device_memory_resource.hpp",
             ),
         ),
-        Fails(
-            "an array that does not fit, by a log",
-            logged(
-                "[rank2]: numpy.core._exceptions._ArrayMemoryError: Unable to allocate 35.3 GiB for an array with "
-                "shape (68719, 68719) and data type float64"
-            ),
-            ranks=(2,),
-        ),
-        Fails(
-            "torch says so in a log",
-            logged(
-                "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate "
-                "memory: you tried to allocate 34359738368 bytes. Error code 12 (Cannot allocate memory)"
-            ),
-        ),
     ),
 )
 def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: float = 0.97) -> Iterator[Verdict]:

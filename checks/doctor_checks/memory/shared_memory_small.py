@@ -152,19 +152,7 @@ def _is_full(event: Event) -> bool:
             ranks=tuple(range(8)),
         ),
         Passes(
-            "NCCL uses shared memory, by a log",
-            logged("node7:41:77 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
-        ),
-        Passes(
             "another disk is full, by a log", logged("OSError: [Errno 28] No space left on device: '/data/last.ckpt'")
-        ),
-        Fails(
-            "NCCL says so in a log",
-            logged(
-                "node7:41:77 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
-                "node7:41:77 [0] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Hn8Z3a (size "
-                "9637888)",
-            ),
         ),
         Passes(
             "a container's notice at its start, by a log",
@@ -179,14 +167,6 @@ def _is_full(event: Event) -> bool:
             ),
         ),
         Fails(
-            "a data worker says so in a log",
-            logged(
-                "[rank1]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible "
-                "that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
-            ),
-            ranks=(1,),
-        ),
-        Fails(
             "Python says so in a log",
             logged(
                 "Traceback (most recent call last):",
@@ -194,10 +174,6 @@ def _is_full(event: Event) -> bool:
                 "    os.ftruncate(self.fd, size)",
                 "OSError: [Errno 28] No space left on device",
             ),
-        ),
-        Fails(
-            "the launcher names the signal alone",
-            logged("failed (exitcode: -7) local_rank: 3 (pid: 4714) of binary: /usr/bin/python3"),
         ),
     ),
 )

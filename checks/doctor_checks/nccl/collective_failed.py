@@ -34,7 +34,6 @@ MEANINGS = (
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Destroy COMPLETE",
             ),
         ),
-        Passes("a program that speaks of invalid arguments", logged("train.py: error: invalid argument --lr: 'abc'")),
         Fails(
             "a result without a reason",
             logged(

@@ -83,19 +83,6 @@ def _told(job: Job) -> Iterator[Finding]:
                 "/var/run/nvidia-topologyd/virtualTopology.xml : No such file or directory"
             ),
         ),
-        Fails(
-            "the file of another cluster",
-            logged(
-                "node1:41:77 [0] graph/xml.cc:343 NCCL WARN Could not open XML topology file "
-                "/opt/topo/ndv4.xml : No such "
-                "file or directory"
-            ),
-        ),
-        Fails(
-            "a graph of eight GPUs on a machine of four",
-            logged("node1:41:77 [0] graph/search.cc:700 NCCL WARN XML Import Channel : dev 7 not found."),
-            severity=Severity.ERROR,
-        ),
     ),
 )
 def topology_file_unfit(job: Job) -> Iterator[Verdict]:

@@ -100,13 +100,6 @@ def _told(job: Job) -> Iterator[Finding]:
             ranks=(0, 1),
         ),
         Passes("one wheel", logged("[pip3] torch==2.8.0", "[pip3] nvidia-nccl-cu12==2.27.3")),
-        Fails(
-            "torch finds another NCCL than its own",
-            logged(
-                "ImportError: /opt/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: "
-                "ncclCommWindowRegister"
-            ),
-        ),
     ),
 )
 def two_libraries(job: Job) -> Iterator[Verdict]:

@@ -113,13 +113,6 @@ def _is_anothers(told: EventGroup) -> bool:
         ),
         Fails("an argument of a newer release", _told("1.9.5", barebones="1"), ranks=(0, 1)),
         Passes(
-            "a deprecation, by a log",
-            logged(
-                "LightningDeprecationWarning: Setting `Trainer(gpus=1)` is deprecated in v1.7 and will be removed in "
-                "v2.0. Please use `Trainer(accelerator='gpu', devices=1)` instead."
-            ),
-        ),
-        Passes(
             "an argument of another library, by a log",
             logged("TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'"),
         ),
@@ -132,29 +125,10 @@ def _is_anothers(told: EventGroup) -> bool:
             logged("TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'"),
         ),
         Fails(
-            "Python says so in a log",
-            logged("[rank0]: TypeError: Trainer.__init__() got an unexpected keyword argument 'gpus'"),
-            ranks=(0,),
-        ),
-        Fails(
             "an older Python says so in a log",
             logged(
                 "    trainer = pl.Trainer(**arguments)",
                 "TypeError: __init__() got an unexpected keyword argument 'progress_bar_refresh_rate'",
-            ),
-        ),
-        Fails(
-            "a strategy of the past, by a log",
-            logged(
-                "ValueError: You selected an invalid strategy name: `strategy='ddp_sharded'`. It must be either a "
-                "string or an instance of `lightning.pytorch.strategies.Strategy`."
-            ),
-        ),
-        Fails(
-            "a hook of the past, by a log",
-            logged(
-                "NotImplementedError: Support for `training_epoch_end` has been removed in v2.0.0. `Net` implements "
-                "this."
             ),
         ),
     ),

@@ -30,7 +30,7 @@ from doctor.api import (
     ranks_in_words,
 )
 from doctor.facts import EnvironmentFacts, Event, GpuFacts, TrainerFacts, TrainingFacts
-from doctor.testing import Fails, Passes, healthy, logged, running
+from doctor.testing import Fails, Passes, healthy, running
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -138,32 +138,6 @@ def _bus_id(event: Event) -> str:
             ),
             ranks=(0, 1),
             severity=Severity.WARNING,
-        ),
-        Passes(
-            "NCCL names the device of each rank",
-            logged(
-                "node7:41:77 [0] NCCL INFO comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 7000 commId 0x9 - Init "
-                "COMPLETE",
-                "node7:42:78 [1] NCCL INFO comm 0x56 rank 1 nranks 2 cudaDev 1 nvmlDev 1 busId b000 commId 0x9 - Init "
-                "COMPLETE",
-            ),
-        ),
-        Fails(
-            "NCCL refuses it in a log",
-            logged(
-                "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage",
-                "[rank0]: Last error:",
-                "[rank0]: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 7000",
-                "[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000",
-            ),
-            ranks=(0, 1),
-        ),
-        Fails(
-            "NCCL 2.30 refuses it without naming ranks",
-            logged(
-                "node7:41:77 [0] init.cc:1057 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set "
-                "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration."
-            ),
         ),
     ),
 )

@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    finding_from_logs,
     is_logged,
 )
 from doctor.facts import (
@@ -105,26 +104,6 @@ _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
             "Xid 79 since the job began",
             healthy(per_host=2).alter(KernelLogFacts, events=(KernelEvent("xid", 863100.0, 79, "0000:11:00"),)),
             ranks=(1,),
-        ),
-        Passes(
-            "what is lost in a log is no GPU",
-            logged("connection to node7 is lost, retrying", "gradient norm 1.2, loss is lost in the noise"),
-        ),
-        Fails(
-            "nvidia-smi says so in a log",
-            logged(
-                "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to "
-                "recover this GPU"
-            ),
-        ),
-        Fails(
-            "a GPU that takes no new work, by a log",
-            logged("[rank0]: torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
-            ranks=(0,),
-        ),
-        Fails(
-            "a table of nvidia-smi with errors in it",
-            logged("| ERR!   ERR! ERR!    N/A / ERR! |    315MiB / 81559MiB |     ERR!      Default |"),
         ),
         Fails(
             "the driver says so in the kernel log",

@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    finding_from_logs,
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
@@ -81,15 +80,6 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
         Passes(
             "counters of a health check, all zero",
             logged("GPU 0: 0 uncorrectable ECC errors", "ECC Errors: Volatile Uncorrectable : 0", "Xid errors: 0"),
-        ),
-        Fails(
-            "CUDA says so in a log",
-            logged("[rank3]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
-            ranks=(3,),
-        ),
-        Fails(
-            "NCCL says so in a log",
-            logged("node7:41:77 [2] NCCL WARN Cuda failure 214 'uncorrectable ECC error encountered'"),
         ),
         Fails(
             "the driver says so in the kernel log",

@@ -103,7 +103,6 @@ def _told_severity(reported: LoggedXid) -> Severity:
             ),
             silent=False,
         ),
-        Passes("a transaction id", logged("replication: xid=731204, xid: 4711002")),
         Fails(
             "a log holds what the driver said",
             logged(

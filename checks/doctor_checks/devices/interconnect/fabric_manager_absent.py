@@ -95,27 +95,8 @@ def _went_on(job: Job, told: EventGroup) -> bool:
             ranks=tuple(range(8)),
         ),
         Passes(
-            "a log of a machine without multicast",
-            logged("node7:41:77 [0] NCCL INFO NVLS multicast support is not available on dev 0"),
-        ),
-        Passes(
             "NCCL runs out of memory where it sets up multicast",
             logged("node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Cuda failure 2 'out of memory'"),
-        ),
-        Fails(
-            "CUDA says so in a log",
-            logged(
-                "[rank0]: UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: "
-                "system not yet initialized (Triggered internally at ../c10/cuda/CUDAFunctions.cpp:108.)"
-            ),
-            ranks=(0,),
-        ),
-        Fails(
-            "the fabric manager says so in a log",
-            logged(
-                "fabric manager NVIDIA GPU driver interface version 550.54.15 don't match with driver version "
-                "550.90.07."
-            ),
         ),
         Fails(
             "NCCL goes on without multicast, by a log",
@@ -127,13 +108,6 @@ def _went_on(job: Job, told: EventGroup) -> bool:
             ),
             ranks=(0,),
             severity=Severity.WARNING,
-        ),
-        Fails(
-            "NCCL's multicast fails in a log",
-            logged(
-                "node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory "
-                "of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'"
-            ),
         ),
     ),
 )

@@ -14,7 +14,6 @@ from doctor.api import (
     Unknown,
     Verdict,
     check,
-    finding_from_logs,
 )
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts, MigDevice, NvLink
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
@@ -110,11 +109,6 @@ _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
                 "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
                 "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
             ),
-        ),
-        Fails(
-            "CUDA says so in a log",
-            logged("[rank5]: RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution"),
-            ranks=(5,),
         ),
         Fails(
             "the driver and a switch say so in the kernel log",

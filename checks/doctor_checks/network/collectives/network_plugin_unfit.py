@@ -111,18 +111,6 @@ def _goes_by_sockets(job: Job) -> bool:
             ),
             silent=False,
         ),
-        Fails(
-            "a network that only the image of another cluster has",
-            logged("node1:41:77 [0] net.cc:200 NCCL WARN Error: network AWS Libfabric not found."),
-        ),
-        Fails("none can be started", logged("node1:41:77 [0] NCCL WARN Failed to initialize any NET plugin")),
-        Fails(
-            "EFA that a container does not see",
-            logged(
-                "node1:41:77 [0] nccl_net_ofi_create_plugin:259 NCCL WARN NET/OFI Unable to find a protocol that "
-                "worked.  Failing initialization."
-            ),
-        ),
     ),
 )
 def network_plugin_unfit(job: Job) -> Iterator[Verdict]:

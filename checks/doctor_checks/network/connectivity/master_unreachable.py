@@ -140,20 +140,12 @@ def _confidence(told: EventGroup) -> float:
             ),
         ),
         Fails(
-            "nothing answers at the master's port",
-            logged(
-                "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to "
-                "connect to (10.0.0.1, 29500)."
-            ),
-        ),
-        Fails(
             "every address of the master was tried",
             logged(
                 "RuntimeError: The client socket has failed to connect to any network address of (node1, 29500). The "
                 "client socket has failed to connect to 10.0.0.1:29500 (errno: 110 - Connection timed out)."
             ),
         ),
-        Fails("torch before 1.10", logged("RuntimeError: connect() timed out. Original timeout was 1800000 ms.")),
         Fails(
             "rank 0 failed for another reason before",
             logged(

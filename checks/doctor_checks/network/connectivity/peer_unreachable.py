@@ -256,13 +256,6 @@ _FIX_TOLD = (
             ),
         ),
         Fails(
-            "no route to a peer",
-            logged(
-                "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: connect to 10.0.0.2<41234> failed : "
-                "No route to host"
-            ),
-        ),
-        Fails(
             "the peer's port is filtered",
             logged(
                 "node1:41:77 [0] misc/socket.cc:484 NCCL WARN socketPollConnect: connect to node2<41234> returned "
@@ -283,14 +276,6 @@ _FIX_TOLD = (
                 )
             ),
             severity=Severity.WARNING,
-        ),
-        Fails(
-            "Gloo's mesh",
-            logged(
-                "RuntimeError: Gloo connectFullMesh failed with "
-                "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
-                "error"
-            ),
         ),
         Fails(
             "a peer that may have ended for a reason of its own",

@@ -87,32 +87,6 @@ def _unknown(told: EventGroup, name: str | None, confidence: float, error: str |
                 "All distributed processes registered. Starting with 8 processes",
             ),
         ),
-        Fails(
-            "the name of a pod that others do not know",
-            logged(
-                "[W socket.cpp:601] [c10d] The IPv6 network addresses of (train-x7f2, 29500) cannot be retrieved (gai "
-                "error: -2 - Name or service not known).",
-                "[W socket.cpp:601] [c10d] The IPv4 network addresses of (train-x7f2, 29500) cannot be retrieved (gai "
-                "error: -2 - Name or service not known).",
-            ),
-        ),
-        Fails(
-            "the name server does not answer",
-            logged(
-                "[W1218 20:27:21.4 socket.cpp:759] [c10d] The IPv6 network addresses of (leader, 35421) cannot be "
-                "retrieved (gai error: -3 - Temporary failure in name resolution)."
-            ),
-        ),
-        Fails("torch before 1.10", logged("ValueError: host not found: Name or service not known")),
-        Fails(
-            "NCCL_COMM_ID names nobody",
-            logged(
-                "node7:41:77 [0] misc/socket.cc:199 NCCL WARN Net : error encountered when getting address "
-                "info : Name or "
-                "service not known"
-            ),
-        ),
-        Fails("ssh of a launcher", logged("ssh: Could not resolve hostname worker-1: Name or service not known")),
     ),
 )
 def master_unresolvable(job: Job) -> Iterator[Verdict]:

@@ -233,15 +233,6 @@ def _is_infiniband(job: Job) -> bool:
             _cards(200.0, "MCX75310AAS-NEAT").expecting(healthy(2, 1, rdma=2)),
             ranks=(0,),
         ),
-        Passes(
-            "the subnet manager changes something",
-            logged("node1:41:77 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: client reregistration(17)"),
-        ),
-        Fails(
-            "a port that went down under a run",
-            logged("node1:41:77 [0] transport/net_ib.cc:101 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"),
-            severity=Severity.ERROR,
-        ),
         Fails(
             "a peer on InfiniBand that does not answer any more",
             logged(

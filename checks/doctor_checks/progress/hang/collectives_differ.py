@@ -259,13 +259,6 @@ _BATCHES = (
             logged(*(_REFUSED + _call_of(rank, f"4{rank}, 256", _OLD_REFUSAL, "") for rank in range(2))),
             ranks=(0, 1),
         ),
-        Fails(
-            "sizes that Gloo notices",
-            logged(
-                "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 48 "
-                "vs 40"
-            ),
-        ),
         Fails("one rank of four gives more elements", _of_size((2,), 4, size=12), ranks=(2,)),
         Fails(
             "one rank of four gives more elements, by dumps",

@@ -1,0 +1,192 @@
+"""What whole logs lead to: the root cause that all checks together report, and harmless logs without one."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from doctor.api import Severity, Status
+from doctor.core.check_registry import CheckRegistry, playbook_directory
+from doctor.core.check_runner import examine_job
+from doctor.core.report_summary import primary_of
+from doctor.core.settings import Settings
+from doctor.knowledge.log_patterns import known_patterns
+from doctor.session import load_checks
+from doctor.testing import logged
+from tests.lab.cases import assert_each, each_case
+
+CHECKS = load_checks(Settings())
+DATA = Path(__file__).parents[1] / "data"
+LOGS = [json.loads(line) for line in (DATA / "log_verdicts.jsonl").read_text().splitlines()]
+"""Texts are made from what libraries and launchers print, in the wordings of many releases; hosts and numbers are
+invented. ``causes``: the checks of which any may be the root cause, none for a harmless log."""
+PATTERNS = known_patterns()
+
+
+@functools.cache
+def examined(text):
+    return examine_job(logged(*text.splitlines()).job(), CHECKS)
+
+
+def findings_of(text, check_id):
+    return next(result.findings for result in examined(text) if result.id == check_id)
+
+
+@each_case(("text", "cause"), [(line, one.check) for one in PATTERNS if one.check for line in one.examples])
+def test_an_example_alone_leads_to_the_check_of_its_entry(text, cause):
+    assert primary_of(examined(text)) == cause
+
+
+DECLARED = [one for one in PATTERNS if one.finding]
+
+
+@each_case("pattern", DECLARED, ids=lambda one: one.kind)
+def test_a_declared_finding_uses_groups_of_its_pattern(pattern):
+    declared = pattern.finding
+    assert pattern.check in CHECKS.ids()
+    assert set(declared.explains) <= set(CHECKS.ids())
+    groups = {name for one in PATTERNS if one.kind == pattern.kind for name in re.findall(r"\(\?P<(\w+)>", one.pattern)}
+    places = re.findall(r"\{([\w|]+)\}", declared.summary + declared.fix)
+    assert {name for names in (*places, *declared.evidence.values()) for name in names.split("|")} <= groups
+    assert {*declared.by} <= groups
+    assert set(declared.unless) <= {one.kind for one in PATTERNS}
+
+
+@each_case("pattern", DECLARED, ids=lambda one: one.kind)
+def test_a_declared_finding_shows_the_message_and_names_the_rank_that_logged_it(pattern):
+    ranks = (3,) if pattern.finding.names_ranks else ()
+    for line in pattern.examples:
+        if not line.startswith("[rank"):
+            found = [one for one in findings_of(f"[rank3]: {line}", pattern.check) if one.ranks == ranks]
+            assert any(one.source and one.evidence["said"] for one in found), line
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_log_leads_to_its_cause(part):
+    assert_each(_leads_to_its_cause, [(log["log"], (log,)) for log in LOGS[part::4]])
+
+
+def _leads_to_its_cause(log):
+    results = examined(log["text"])
+    loud = [(one.id, f.summary) for one in results for f in one.findings if f.severity is not Severity.INFO]
+    assert primary_of(results) in (log["causes"] or [None]), loud
+    assert log["causes"] or not loud, loud
+    if "ranks" in log:
+        assert {rank for f in findings_of(log["text"], log["causes"][0]) for rank in f.ranks} == set(log["ranks"])
+
+
+OF_HOSTS = [one for one in CHECKS.checks if one.family in ("devices", "memory", "host", "software")]
+
+
+@each_case("check", [check for check in OF_HOSTS if "M" in check.when], ids=lambda check: check.id)
+def test_a_check_reports_the_texts_of_its_page(check):
+    """The texts that people paste into a search box."""
+    page = (playbook_directory() / f"{check.id}.md").read_text()
+    see = page.partition("## What you see")[2].partition("## Confirm it")[0]
+    shown = re.findall(r"```\w*\n(.*?)```", see, flags=re.DOTALL)
+    (result,) = examine_job(logged(*"\n".join(shown).splitlines()).job(), CheckRegistry((check,)))
+    assert result.findings
+
+
+REPORTED = [json.loads(line) for line in (DATA / "reported_failures.jsonl").read_text().splitlines()]
+OTHERWISE = {"308", "319", "348", "420", "530", "564", "596", "615"}
+"""Failures of which another cause is found, or none."""
+
+
+@each_case("case", REPORTED, ids=lambda case: case["id"])
+def test_a_reported_failure_leads_to_an_accepted_cause(case):
+    doubtful = case["text_states_cause"] or case["under_determined"] or case["text_source"] != "excerpt"
+    if not doubtful:
+        is_found = primary_of(examined(case["text"])) in (case["accepted_ids"] or [None])
+        assert is_found == (case["id"] not in OTHERWISE)
+
+
+def test_a_failure_of_the_program_comes_before_the_master_that_ended_with_it():
+    text = """
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/w/train.py", line 3, in <module>
+[rank0]:     import einops
+[rank0]: ModuleNotFoundError: No module named 'einops'
+[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to connect to (h, 29500).
+"""  # noqa: E501 - a line of a log
+    assert primary_of(examined(text)) != "NET006"
+    (finding,) = findings_of(text, "NET006")
+    assert finding.severity is Severity.WARNING
+    assert finding.confidence < 0.5
+
+
+def test_a_task_that_failed_comes_before_the_step_that_srun_cancelled():
+    text = """
+n3: ValueError: bad sample 17
+srun: error: n3: task 3: Exited with exit code 1
+slurmstepd: error: *** STEP 77121.0 ON n1 CANCELLED AT 2026-02-12T03:11:09 ***
+"""
+    assert all(finding.severity is Severity.INFO for finding in findings_of(text, "ENV017"))
+
+
+def test_an_unexplained_failure_of_nccl_says_what_to_collect():
+    text = "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:825, unhandled cuda error, NCCL version 2.7.8"
+    (finding,) = findings_of(text, "NCCL013")
+    assert "NCCL_DEBUG=INFO" in finding.fix
+    assert "TORCH_FR_BUFFER_SIZE" in finding.fix
+    assert finding.confidence < 0.5
+
+
+def test_the_place_of_an_exhaustion_is_named():
+    (log,) = (log for log in LOGS if log["log"] == "a rank without memory, and ranks that waited for it")
+    (finding,) = findings_of(log["text"], "MEM011")
+    assert finding.evidence["place"] == "train.py:57 (training_step)"
+    assert finding.evidence["cause"] == "demand"
+
+
+def test_checks_of_the_post_mortem_stage_read_logs():
+    declared = {one.check for one in DECLARED}
+    for check in CHECKS.checks:
+        if check.family in ("launch", "network", "nccl"):
+            assert ("M" in check.when) == bool(check.from_logs or check.reads_logs or check.id in declared), check.id
+
+
+HUGE = "9" * 400
+GARBLED = f"""\
+Bootstrap Root : rank {HUGE} of {HUGE} ranks has already checked in
+Timed out after 6 seconds waiting for clients. 1/{HUGE} clients joined.
+RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: k (world_size={HUGE}, \
+worker_count=1, timeout=0:30:00)
+Initializing distributed: GLOBAL_RANK: {HUGE}, MEMBER: 1/{HUGE}
+Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/{HUGE}
+Mismatched NCCL version detected : rank {HUGE} version {HUGE} rank 1 version 2
+The client socket has timed out after 5ms while trying to connect to (h, {HUGE}).
+The server socket has failed to bind to [::]:{HUGE} (errno: 98 - Address already in use).
+Ping failed, invalid value returned from server. Expected: {HUGE}, Got: {HUGE}
+  max_nodes        : {HUGE}
+torchrun --nnodes={HUGE} --node-rank={HUGE} --master-addr=x train.py
+You requested gpu: [{HUGE}, 1]
+But your machine only has: [0]
+But your machine only has: []
+comm 0x1 rank 0 nRanks {HUGE} nNodes {HUGE} localRanks 8
+Bootstrap : Using lo:999.999.999.999<0>
+connect [::::]:1: Connection refused
+NVRM: Xid (PCI:0000:3b:00): 000, foo
+Duplicate GPU detected : rank 99999999999999999999 and rank 1 both on CUDA device ffffffffffffffffffffffffffffffff
+srun: error: node7: tasks 0-99999999999999,5,,-: Out Of Memory
+RuntimeError: The NVIDIA driver on your system is too old (found version 99999999999999999999999)
+CPU Virtual Memory:  used = 1.1 GB, percent = 9.9.9%
+exits with return code = -9
+|    0     99999999999      C   x   9999999MiB |
+LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: []
+LOCAL_RANK: 1 - CUDA_VISIBLE_DEVICES: [,,,]
+Still waiting to acquire lock on x (elapsed: 1.2.3 seconds)
+Out of memory: Killed process 1 (x) total-vm:1kB, anon-rss:{HUGE}kB
+node7:41:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC
+node7:41:77 [0] NCCL INFO comm 0x55 rank 0 nranks 3000000000 cudaDev 0 busId 7000 commId 0x9 - Init COMPLETE
+[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=600000)
+CUDA out of memory. Tried to allocate {HUGE} GiB. GPU 99999 has a total capacity of 9.9.9 GiB of which 0 bytes is free.
+DefaultCPUAllocator: can't allocate memory: you tried to allocate {HUGE} bytes
+"""
+
+
+@each_case("text", [*GARBLED.splitlines(), GARBLED], ids=lambda text: text[:30])
+def test_no_check_fails_on_garbled_numbers(text):
+    assert not [result.id for result in examined(text) if result.crash or result.status is Status.ERROR]
