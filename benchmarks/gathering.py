@@ -140,8 +140,8 @@ def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyVal
         if not hasattr(local, "board"):
             local.board = boards()
         token, number, data = card
-        local.board.mailbox("nonce/hello").append(encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
-        local.board.mailbox("nonce/card").append(data)
+        local.board.append("nonce/hello", encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
+        local.board.append("nonce/card", data)
 
     began = time.perf_counter()
     keeper.open()

@@ -122,7 +122,7 @@ def forger(board: KeyValueStore) -> None:
                     tokens[hello.token] = hello.number
                     member = healthy(1, 2).members[hello.number % 2]
                     card = MemberFacts(hello.token, hello.number, pack_member(member))
-                    board.mailbox(f"{nonce}/card").append(encode(card))
+                    board.append(f"{nonce}/card", encode(card))
                     say(f"posed {hello.number}")
             board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
         time.sleep(0.05)

@@ -151,7 +151,7 @@ class Rank(threading.Thread):
             secret=self._secret,
             own_code=self._own_code,
         )
-        opened._join = lambda: self._joined(opened)  # type: ignore[method-assign]
+        opened._join = self._joined  # type: ignore[method-assign]
         with opened as gathering_:
             self._before()
             job = gathering_.gather()
@@ -160,10 +160,8 @@ class Rank(threading.Thread):
             self.job = job
         self.code = code
 
-    def _joined(self, opened: GatherSession) -> ConnectedStore:
-        opened._take_board(KeyValueStore(self.mortal, patience(PATIENCE)))  # type: ignore[arg-type]
-        assert opened._store is not None
-        return ConnectedStore(opened._store, ReachFacts())
+    def _joined(self) -> ConnectedStore:
+        return ConnectedStore(KeyValueStore(self.mortal, patience(PATIENCE)), ReachFacts())  # type: ignore[arg-type]
 
     def _participant(self) -> Participant:
         def collect(keys: tuple[str, ...]) -> dict[str, object]:

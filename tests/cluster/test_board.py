@@ -98,9 +98,9 @@ def test_every_mailbox_reader_gets_every_entry_once(boards):
     writer, early, late = boards(), boards().mailbox("nonce/card"), boards().mailbox("nonce/card")
     assert early.fresh() == []
     for data in (b"one", b"two", b""):
-        writer.mailbox("nonce/card").append(data)
+        writer.append("nonce/card", data)
     assert sorted(wait_for(early, 3)) == [b"", b"one", b"two"]
-    writer.mailbox("nonce/card").append(b"one")
+    writer.append("nonce/card", b"one")
     assert wait_for(early, 1) == [b"one"]
     assert early.fresh() == []
     assert sorted(wait_for(late, 4)) == [b"", b"one", b"one", b"two"]
@@ -114,7 +114,7 @@ def wait_for(box, count):
 
 def test_mailboxes_and_values_do_not_mix(boards):
     board = boards()
-    board.mailbox("nonce/card").append(b"card")
+    board.append("nonce/card", b"card")
     board.set("nonce/verdict", b"verdict")
     assert board.mailbox("nonce/hello").fresh() == []
     assert board.mailbox("other/card").fresh() == []
@@ -125,9 +125,9 @@ def test_nothing_is_lost_while_many_write_and_one_reads(boards):
     each, reader, seen = 10, boards().mailbox("nonce/card"), []
 
     def write(number):
-        box = boards().mailbox("nonce/card")
+        board = boards()
         for count in range(each):
-            box.append(b"%d %d" % (number, count))
+            board.append("nonce/card", b"%d %d" % (number, count))
 
     writing = threading.Thread(target=together, args=(write,))
     writing.start()

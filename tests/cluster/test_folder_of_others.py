@@ -61,7 +61,7 @@ def use(board):
     """All that is done with a board in a gathering."""
     board.get("call")
     board.set("call", b"1")
-    board.mailbox("doorbell").append(b"1")
+    board.append("doorbell", b"1")
     board.mailbox("doorbell").fresh()
     board.clear("0123456789abcdef")
 
@@ -172,7 +172,7 @@ def test_entries_that_are_no_messages_of_ours_cost_nothing(share, kind):
     if kind == "another user's":
         require_root()
     one = board(share)
-    one.mailbox("doorbell").append(b"whole")
+    one.append("doorbell", b"whole")
     for number in range(3):
         planted(share / ROOT / "doorbell" / f"planted-{number}", kind)
     planted(share / ROOT / "doorbell" / ".hidden", "file" if os.geteuid() else kind)
@@ -185,18 +185,19 @@ def test_entries_that_are_no_messages_of_ours_cost_nothing(share, kind):
 
 def test_a_box_with_too_many_names(share, monkeypatch):
     monkeypatch.setattr(opened, "MOST_NAMES", 20)
-    box = board(share).mailbox("doorbell")
+    one = board(share)
     for number in range(21):
-        box.append(b"%d" % number)
+        one.append("doorbell", b"%d" % number)
     with pytest.raises(StoreLost, match="more than 20 names"):
-        box.fresh()
+        one.mailbox("doorbell").fresh()
 
 
 def test_a_large_mailbox_is_read_in_several_calls(share, monkeypatch):
     monkeypatch.setattr("doctor.cluster.transport.file_store.AT_ONCE", 100)
-    box = board(share).mailbox("card")
+    one = board(share)
     for number in range(10):
-        box.append(b"%d" % number * 40)
+        one.append("card", b"%d" % number * 40)
+    box = one.mailbox("card")
     looks = [box.fresh() for _ in range(6)]
     assert max(map(len, looks)) < 5
     assert sorted(itertools.chain(*looks)) == [b"%d" % number * 40 for number in range(10)]
@@ -204,7 +205,7 @@ def test_a_large_mailbox_is_read_in_several_calls(share, monkeypatch):
 
 def test_a_gathering_is_removed_without_what_is_not_ours(share, home):
     one = board(share)
-    one.mailbox("ended/card").append(b"1")
+    one.append("ended/card", b"1")
     inner = share / ROOT / "ended" / "card"
     (inner / "link").symlink_to(home)
     kept = set()
@@ -254,13 +255,13 @@ class TestGroup:
         try:
             with as_user(ALICE, TEAM):
                 board(share, TEAM).set("call", b"1")
-                board(share, TEAM).mailbox("doorbell").append(b"alice")
+                board(share, TEAM).append("doorbell", b"alice")
             with as_user(BOB, TEAM):
                 theirs = board(share, TEAM)
                 assert theirs.get("call") == b"1"
-                theirs.mailbox("doorbell").append(b"bob")
+                theirs.append("doorbell", b"bob")
                 theirs.set("call", b"2")
-                theirs.mailbox("new/card").append(b"3")
+                theirs.append("new/card", b"3")
             with as_user(ALICE, TEAM):
                 ours = board(share, TEAM)
                 assert ours.get("call") == b"2"
@@ -314,8 +315,8 @@ class TestGroup:
 
     def test_what_was_made_for_one_user_is_made_anew(self, share):
         with as_user(ALICE, TEAM):
-            board(share).mailbox("doorbell").append(b"1")
-            board(share, TEAM).mailbox("doorbell").append(b"2")
+            board(share).append("doorbell", b"1")
+            board(share, TEAM).append("doorbell", b"2")
         with as_user(BOB, TEAM):
             assert board(share, TEAM).mailbox("doorbell").fresh() == [b"2"]
 

@@ -226,7 +226,7 @@ def test_malformed_messages_do_not_block_the_verdict(place):
     nonce = until(lambda: announcement_of(board)).nonce
     for _ in range(60):
         box = chance.choice(["hello", "card", "measured", "heard"])
-        board.mailbox(f"{nonce}/{box}").append(chance.randbytes(chance.randrange(30)))
+        board.append(f"{nonce}/{box}", chance.randbytes(chance.randrange(30)))
     waiting.set()
     assert wait_for(*ranks) == [CODE] * 4
     assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def scribble(board, chance):
     data = chance.randbytes(chance.randrange(40))
     try:
         if chance.random() < 0.5:
-            board.mailbox(name).append(data)
+            board.append(name, data)
         else:
             board.set(name, data)
     except StoreLost:  # a folder where a file should be, or the other way round

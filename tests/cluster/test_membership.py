@@ -47,12 +47,12 @@ def roll(board):
 
 
 def hello(board, number, name=None):
-    board.mailbox("nonce/hello").append(encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
+    board.append("nonce/hello", encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
 
 
 def bring(board, *cards):
     for one in cards:
-        board.mailbox("nonce/card").append(encode(one))
+        board.append("nonce/card", encode(one))
 
 
 def test_joined_and_missing_ranks(board, roll):
@@ -121,7 +121,7 @@ def test_probe_results_are_merged(board, roll):
     roll.records[arrival.token] = arrival
     assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
     measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
-    board.mailbox("nonce/measured").append(encode(measured))
+    board.append("nonce/measured", encode(measured))
     roll.look()
     assert roll.last_seen([arrival], {}) == ()
     [member] = roll.members()
@@ -145,7 +145,7 @@ def with_section(member, section):
     ],
 )
 def test_damaged_messages_are_noted_and_hide_no_rank(board, roll, box, data):
-    board.mailbox(f"nonce/{box}").append(data)
+    board.append(f"nonce/{box}", data)
     bring(board, card(0))
     roll.look()
     assert len(roll.damaged) == 1
@@ -170,9 +170,7 @@ def test_any_bytes_in_any_mailbox(board, roll):
         for _ in range(60):
             damaged = bytearray(whole)
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-            board.mailbox(f"nonce/{box}").append(
-                chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))])
-            )
+            board.append(f"nonce/{box}", chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))]))
     bring(board, card(0))
     roll.look()
     assert 0 in roll.numbers
@@ -184,7 +182,7 @@ def test_join_requests_of_an_earlier_gather(board):
     hello(board, 1)
     later = Membership(board, "later", WORLD)
     later.recall(encode(GatherAnnouncement("nonce", 0, 1.0)))
-    board.mailbox("later/card").append(encode(card(1)))
+    board.append("later/card", encode(card(1)))
     later.look()
     assert later.last_seen((), {}) == ((0, "node0", "joined"),)
 

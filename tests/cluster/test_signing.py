@@ -37,7 +37,7 @@ def opened(boards):
 def test_what_is_signed_is_read(opened):
     one, other = opened(KEY), opened(KEY)
     one.set("call", b"a")
-    one.mailbox("hello").append(b"b")
+    one.append("hello", b"b")
     one.set("empty", b"")
     assert (other.get("call"), other.mailbox("hello").fresh(), other.get("empty"), other.get("nothing")) == (
         b"a",
@@ -54,7 +54,7 @@ def test_what_is_signed_is_read(opened):
 def test_what_another_key_signed_is_ignored_and_counted_once(opened):
     one, other = opened(KEY), opened(OTHER)
     one.set("call", b"a")
-    one.mailbox("hello").append(b"b")
+    one.append("hello", b"b")
     hello = other.mailbox("hello")
     for _ in range(3):
         assert (other.get("call"), hello.fresh()) == (None, [])
@@ -80,9 +80,9 @@ def test_with_and_without_a_key(opened):
 def test_a_message_moved_elsewhere_is_ignored(opened, boards):
     one, raw = opened(KEY), boards()
     one.set("a/verdict", b"0")
-    one.mailbox("a/hello").append(b"h")
+    one.append("a/hello", b"h")
     raw.set("b/verdict", raw.get("a/verdict"))
-    raw.mailbox("b/hello").append(raw.mailbox("a/hello").fresh()[0])
+    raw.append("b/hello", raw.mailbox("a/hello").fresh()[0])
     other = opened(KEY)
     assert (other.get("a/verdict"), other.get("b/verdict"), other.mailbox("b/hello").fresh()) == (b"0", None, [])
     assert opened(KEY, "another run").get("a/verdict") is None

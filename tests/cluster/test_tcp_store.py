@@ -179,7 +179,7 @@ def test_a_damaged_index_blocks_no_reader():
     board, reader = boards(), boards().mailbox("nonce/card")
     board.set("nonce/card", chance.randbytes(160))
     assert reader.fresh() == []
-    board.mailbox("nonce/card").append(b"whole")
+    board.append("nonce/card", b"whole")
     assert soon(lambda: reader.fresh() == [b"whole"])
     board.set("nonce/card", chance.randbytes(7))
     assert reader.fresh() == []

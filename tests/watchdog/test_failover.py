@@ -101,9 +101,9 @@ def test_a_line_that_is_lost_costs_its_patience_once(both, faulty, trouble, monk
 
 
 def test_a_line_is_found_again_and_read_from_the_start(both, faulty, tmp_path):
-    reader = both.reader("box")
+    reader = both.mailbox("box")
     both.append("box", b"1")
-    assert sorted(beat(both).reader("box").fresh()) == [b"1", b"1"]
+    assert sorted(beat(both).mailbox("box").fresh()) == [b"1", b"1"]
     assert sorted(reader.fresh()) == [b"1", b"1"]
     faulty.refuses = True
     both.get("word")
@@ -147,10 +147,10 @@ def test_only_one_claims(tmp_path):
         opened(FailoverStore([StoreConnection("a", first), StoreConnection("b", second)])),
         opened(FailoverStore([StoreConnection("b", second)])),
     )
-    assert other.claim("turn", b"1")
-    assert not both.claim("turn", b"2"), "on one of its lines another one was quicker"
-    assert both.claim("turn-1", b"2")
-    assert not other.claim("turn-1", b"1")
+    assert other.exchange("turn", None, b"1")
+    assert not both.exchange("turn", None, b"2"), "on one of its lines another one was quicker"
+    assert both.exchange("turn-1", None, b"2")
+    assert not other.exchange("turn-1", None, b"1")
 
 
 def test_what_is_left_is_removed_or_emptied(tmp_path):
@@ -166,7 +166,7 @@ def test_what_is_left_is_removed_or_emptied(tmp_path):
     lines.set("card/1", b"1")
     lines.append("box", b"1")
     lines.all[1].set("bell/lead", b"1")
-    lines.clear(["card/1", "card/2"])
+    lines.clear_run(["card/1", "card/2"])
     assert [line.get("place/card/1") for line in lines.all] == [b"", None]
     assert lines.all[0].get("place/card/2") is None
     assert os.listdir(tmp_path / ".rankdoctor-third") == [MARK]
@@ -176,8 +176,8 @@ def test_without_lines_all_is_one_s_own():
     lines = beat(FailoverStore(()))
     lines.set("word", b"1")
     lines.append("box", b"1")
-    assert (lines.get("word"), lines.reader("box").fresh(), lines.get_many(["word"], ())) == (None, [], {})
-    assert lines.claim("turn", b"1")
+    assert (lines.get("word"), lines.mailbox("box").fresh(), lines.get_many(["word"], ())) == (None, [], {})
+    assert lines.exchange("turn", None, b"1")
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_an_acknowledgment_stays_as_long_as_the_decision(tmp_path, leaving):
 
 
 def test_nothing_is_acknowledged_on_a_board_that_was_cleared(tmp_path, leaving):
-    leaving.clear(())
+    leaving.clear_run(())
     assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
     assert entries(tmp_path) == []
 
@@ -207,7 +207,7 @@ def test_an_acknowledgment_is_removed_with_the_board(tmp_path, leaving, monkeypa
     """The rank that ruled clears the board just before this one writes."""
     [line] = leaving.all
     append = line.append
-    monkeypatch.setattr(line, "append", lambda *entry: (leaving.clear(()), append(*entry)))
+    monkeypatch.setattr(line, "append", lambda *entry: (leaving.clear_run(()), append(*entry)))
     assert leaving.acknowledge("end/ruling", "end/heard", b"0")
     assert entries(tmp_path) == []
 
@@ -222,6 +222,6 @@ def test_a_folder_is_removed_in_which_a_file_was_made_meanwhile(tmp_path, leavin
         remove(folder, name)
 
     monkeypatch.setattr(OpenFolder, "remove", removed)
-    leaving.clear(())
+    leaving.clear_run(())
     assert late == []
     assert not [*tmp_path.glob(".rankdoctor-runs/place")]

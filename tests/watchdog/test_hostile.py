@@ -71,7 +71,7 @@ class Stranger:
         return found
 
     def append(self, box, message):
-        self.board.mailbox(f"{self.place}/{box}").append(encode(message))
+        self.board.append(f"{self.place}/{box}", encode(message))
 
     def get(self, name):
         return self.board.get(f"{self.place}/{name}")

@@ -22,9 +22,10 @@ from doctor.cluster.gather.protocol import (
 )
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import encode
+from doctor.cluster.transport.failover import Store
 from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
-from doctor.cluster.transport.store import KeyValueStore, StoreLost
+from doctor.cluster.transport.store import StoreLost
 from doctor.core.job import Job, build_job
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Coordinator:
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Store,
         identity: ProcessIdentity,
         nonce: str,
         *,
@@ -96,7 +97,7 @@ class Coordinator:
         """
         self._store.set("call", self._announcement)
         if join_request is not None:
-            self._store.mailbox(f"{self._nonce}/hello").append(encode(join_request))
+            self._store.append(f"{self._nonce}/hello", encode(join_request))
 
     def take_over(self, after: bytes | None) -> bool:
         """Replace a lost coordinator; return ``False`` if another process did so first."""
@@ -250,15 +251,15 @@ class Coordinator:
 
         Waits for ``seconds`` at most, by default a few.
         """
-        acknowledgements, count = self._store.mailbox(f"{self._nonce}/heard"), 0
+        mailbox, acknowledged = self._store.mailbox(f"{self._nonce}/heard"), set[bytes]()
         others = self._others if others is None else others
         until, interval = (
             time.monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds),
             PollInterval(self._identity.world_size),
         )
         try:
-            while count < others and time.monotonic() < until:
-                count += len(acknowledgements.fresh())
+            while len(acknowledged) < others and time.monotonic() < until:
+                acknowledged.update(mailbox.fresh())  # a set: a member may have written to two connections
                 interval.rest(until)
             self._store.set(f"{self._nonce}/leave", b"")
             if self._store.get("call") == self._announcement:

@@ -28,9 +28,9 @@ from doctor.cluster.rendezvous.store_access import (
     open_store,
     secret_of_folder,
 )
-from doctor.cluster.transport.mirrored_store import mirror
+from doctor.cluster.transport.failover import FailoverStore, Store, StoreConnection
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
-from doctor.cluster.transport.store import PATIENCE, DeadlineWorker, KeyValueStore, StoreLost
+from doctor.cluster.transport.store import PATIENCE, DeadlineWorker, StoreLost
 from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import UntrustedPath
@@ -51,6 +51,7 @@ TO_THE_FOLDER = 0.5
 """Share of the timeout after which a rank that cannot reach the store uses the shared folder."""
 UNREACHED = "the other ranks can't be reached"
 """The whole message if names must not be shown."""
+FALLBACK_LOST = "lost the shared folder: ranks that cannot reach the store can no longer join"
 
 
 UNCONFIRMED = "its part of the verdict could not be confirmed, because messages are not signed (DOCTOR_SECRET_FILE)"
@@ -92,7 +93,7 @@ class GatherSession:
         self._write_line = write_line
         self._discreet = discreet
         self._torch: TorchImport | None = None
-        self._store: KeyValueStore | None = None
+        self._store: Store | None = None
         self._coordinator: Coordinator | None = None
         self._announced = False
 
@@ -128,7 +129,7 @@ class GatherSession:
     def _cancel_gather(self, code: int) -> None:
         """Tell all ranks, which may still be starting, that the gather is cancelled."""
         with contextlib.suppress(RendezvousFailed, PortInUse, StoreLost):
-            coordinator = self._new_coordinator(self._join().store)
+            coordinator = self._new_coordinator(self._use(self._join()))
             coordinator.open()
             coordinator.announce(code)
             coordinator.dismiss(self._identity.world_size - 1, CANCEL_SECONDS)
@@ -141,6 +142,7 @@ class GatherSession:
         """
         try:
             joined = self._join()
+            store = self._use(joined)
         except PortInUse as occupied:
             self._write_line(str(occupied))
             return self._alone()
@@ -149,16 +151,14 @@ class GatherSession:
         is_coordinator = self._identity.number == 0 and not joined.via_duplicate_host
         for _ in range(ROUNDS):
             try:
-                return (
-                    self._coordinate(joined.store) if is_coordinator else self._participate_or_take_over(joined.store)
-                )
+                return self._coordinate(store) if is_coordinator else self._participate_or_take_over(store)
             except Superseded:
                 is_coordinator, self._was_replaced = False, True
             except NoCoordinator:
                 break
             except StoreLost as lost:
-                raise self._leave_unreached(_how_lost(lost, joined.store, is_coordinator=is_coordinator)) from None
-        reason = f"{joined.store.description} answers, but nobody keeps a gathering there"
+                raise self._leave_unreached(_how_lost(lost, store, is_coordinator=is_coordinator)) from None
+        reason = f"{store.description} answers, but nobody keeps a gathering there"
         raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
     def _alone(self) -> Job:
@@ -166,14 +166,21 @@ class GatherSession:
         return build_job([self._participant.member()], world_size=self._identity.world_size)
 
     def _join(self) -> ConnectedStore:
-        joined = self._join_the_store() if self._plan.endpoint is not None else self._join_the_folder()
-        self._take_board(joined.store)
-        self._participant.set_reach(joined.reach)
-        return joined
+        return self._join_the_store() if self._plan.endpoint is not None else self._join_the_folder()
 
-    def _take_board(self, store: KeyValueStore) -> None:
-        store.wrap(lambda backend: SignedBackend(backend, self._identity.key, self._secret, self._rejected))
+    def _use(self, joined: ConnectedStore) -> Store:
+        """Use the store, with its fallback if it has one, for signed messages."""
+        self._participant.set_reach(joined.reach)
+        store, fallback = joined.store, joined.fallback
+        for one in (store, fallback):
+            if one is not None:
+                one.wrap(lambda backend: SignedBackend(backend, self._identity.key, self._secret, self._rejected))
         self._store = store
+        if fallback is not None:
+            fallback.patience = store.patience / 3  # a blocked folder must not delay the heartbeat on the store
+            optional = StoreConnection.over(fallback, on_lost=lambda lost: self._write_line(FALLBACK_LOST))
+            self._store = FailoverStore((StoreConnection.over(store, required=True), optional))
+        return self._store
 
     def _join_the_folder(self) -> ConnectedStore:
         assert self._plan.share is not None  # a plan has one or the other
@@ -200,12 +207,12 @@ class GatherSession:
         if self._identity.number != 0:
             return joined
         try:
-            return joined._replace(store=mirror(joined.store, self._join_the_folder().store, self._write_line))
+            return joined._replace(fallback=self._join_the_folder().store)
         except RendezvousFailed as lost:
             self._report_unreached(lost)
             return joined
 
-    def _new_coordinator(self, store: KeyValueStore) -> Coordinator:
+    def _new_coordinator(self, store: Store) -> Coordinator:
         overtime = self._schedule.overtime if self._schedule else 0.0
         return Coordinator(
             store,
@@ -217,7 +224,7 @@ class GatherSession:
             rejected=self._rejected,
         )
 
-    def _coordinate(self, store: KeyValueStore) -> Job:
+    def _coordinate(self, store: Store) -> Job:
         coordinator = self._new_coordinator(store)
         coordinator.open(self._participant.join_request)
         return self._gather_as(coordinator, self._schedule)
@@ -236,7 +243,7 @@ class GatherSession:
         if warning := self._rejected.warning:
             self._write_line(f"rank {self._identity.number}: {warning}")
 
-    def _participate_or_take_over(self, store: KeyValueStore) -> Job:
+    def _participate_or_take_over(self, store: Store) -> Job:
         try:
             return self._participate(store)
         except NoCoordinator as missing:
@@ -244,7 +251,7 @@ class GatherSession:
                 raise
             return self._take_over(store, missing.announcement)
 
-    def _take_over(self, store: KeyValueStore, after: bytes | None) -> Job:
+    def _take_over(self, store: Store, after: bytes | None) -> Job:
         """Coordinate a gather of the remaining processes, unless another one does so first."""
         self._close_at = time.monotonic() + TAKE_OVER
         coordinator = self._new_coordinator(store)
@@ -252,7 +259,7 @@ class GatherSession:
             raise Superseded
         return self._gather_as(coordinator, None)
 
-    def _participate(self, store: KeyValueStore) -> Job:
+    def _participate(self, store: Store) -> Job:
         member = GatherMember(
             store,
             self._identity,
@@ -321,7 +328,7 @@ class GatherSession:
             self._write_line(f"its facts can't be left in {folder}: {why}")
 
 
-def _how_lost(lost: StoreLost, store: KeyValueStore, *, is_coordinator: bool) -> RendezvousFailed:
+def _how_lost(lost: StoreLost, store: Store, *, is_coordinator: bool) -> RendezvousFailed:
     if is_coordinator or store.survives_coordinator:
         return RendezvousFailed(str(lost))
     return RendezvousFailed(f"{lost}: rank 0 ended or stopped before there was a verdict", "ENV005")

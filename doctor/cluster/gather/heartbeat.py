@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from doctor.cluster.transport.store import KeyValueStore
+from doctor.cluster.transport.failover import Store
 
 HEARTBEAT_EVERY, HEARTBEAT_TIMEOUT = 1.0, 5.0
 """Seconds between heartbeats, and without one after which a coordinator counts as dead or stopped."""
@@ -15,7 +15,7 @@ HEARTBEAT_PAUSED = b"rest"
 class CoordinatorHeartbeat:
     """Heartbeat that the coordinator of a gather writes."""
 
-    def __init__(self, store: KeyValueStore, nonce: str) -> None:
+    def __init__(self, store: Store, nonce: str) -> None:
         self._store = store
         self._name = f"{nonce}/pulse"
         self._count = 0
@@ -36,7 +36,7 @@ class CoordinatorHeartbeat:
 class HeartbeatMonitor:
     """Watches the heartbeat of a gather's coordinator."""
 
-    def __init__(self, store: KeyValueStore, nonce: str) -> None:
+    def __init__(self, store: Store, nonce: str) -> None:
         self._store = store
         self._name = f"{nonce}/pulse"
         self._last: bytes | None = None

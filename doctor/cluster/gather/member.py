@@ -21,9 +21,10 @@ from doctor.cluster.gather.protocol import (
 )
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import MalformedMessage, decode_or_none, encode, pack_member
+from doctor.cluster.transport.failover import Store
 from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
-from doctor.cluster.transport.store import KeyValueStore, StoreLost
+from doctor.cluster.transport.store import StoreLost
 from doctor.core.job import Member
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class GatherMember:
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Store,
         identity: ProcessIdentity,
         join_request: JoinRequest,
         member_facts: Callable[[], MemberFacts | None],
@@ -133,14 +134,14 @@ class GatherMember:
         evaluation += IN_TURN * min(self._identity.number, TURNS)
         self._deadline = time.monotonic() + min(announcement.seconds, self._max_seconds) + evaluation
         self._watch = HeartbeatMonitor(self._store, announcement.nonce)
-        self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
+        self._store.append(f"{announcement.nonce}/hello", encode(self._join_request))
 
     def _answer_unauthenticated(self) -> None:
         """Reply to an announcement with another key or none, so that its sender sees this rank."""
         data = self._rejected.latest.get("call", b"")
         if data != self._answered and (announcement := decode_or_none(data, GatherAnnouncement)) is not None:
             self._answered = data
-            self._store.mailbox(f"{announcement.nonce}/hello").append(encode(self._join_request))
+            self._store.append(f"{announcement.nonce}/hello", encode(self._join_request))
 
     def _is_covered_by(self, verdict: GatherVerdict) -> bool:
         """Whether this process was evaluated, or no process was."""
@@ -157,7 +158,7 @@ class GatherMember:
 
     def _run_due_work(self) -> None:
         if not self._sent_facts and (member_facts := self._member_facts()) is not None:
-            self._store.mailbox(f"{self._nonce}/card").append(encode(member_facts))
+            self._store.append(f"{self._nonce}/card", encode(member_facts))
             self._sent_facts = True
         if self._sent_facts and self._schedule is not None:
             task = decode_or_none(self._store.get(f"{self._nonce}/plan/{self._join_request.token}"), ProbeTask)
@@ -172,7 +173,7 @@ class GatherMember:
             return
         capture = pack_member(Member(self._identity.number, found.sections))
         result = ProbeResult(self._join_request.token, self._identity.number, capture, task.step, found.note)
-        self._store.mailbox(f"{self._nonce}/measured").append(encode(result))
+        self._store.append(f"{self._nonce}/measured", encode(result))
 
     def _verdict(self) -> GatherVerdict | None:
         data = self._store.get(f"{self._nonce}/verdict")
@@ -182,7 +183,7 @@ class GatherMember:
         """Acknowledge the verdict and wait for all others; the gather may be removed by then."""
         until, interval = time.monotonic() + LEAVING, PollInterval(self._identity.world_size)
         try:
-            self._store.mailbox(f"{self._nonce}/heard").append(encode(self._join_request))
+            self._store.append(f"{self._nonce}/heard", encode(self._join_request))
             while time.monotonic() < until:
                 if self._store.get(f"{self._nonce}/leave") is not None:
                     return

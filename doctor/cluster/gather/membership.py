@@ -9,7 +9,8 @@ from typing import NamedTuple
 from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, MemberFacts, ProbeResult
 from doctor.cluster.gather.section_merge import merge_sections
 from doctor.cluster.transport.codec import MalformedMessage, decode, unpack_capture
-from doctor.cluster.transport.store import KeyValueStore, Mailbox
+from doctor.cluster.transport.failover import Store
+from doctor.cluster.transport.store import Mailbox
 from doctor.collectors import MODULES
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import SECTIONS, HostFacts, MasterFacts, Missing, MissingReason, ReachFacts
@@ -47,7 +48,7 @@ class Membership:
     neither counts. By token: ``measured``, ``steps`` (the last finished task) and ``notes``.
     """
 
-    def __init__(self, store: KeyValueStore, nonce: str, world_size: int) -> None:
+    def __init__(self, store: Store, nonce: str, world_size: int) -> None:
         self.world_size = world_size
         self.join_requests: dict[str, JoinRequest] = {}
         self.records: dict[str, MemberRecord] = {}

@@ -42,11 +42,13 @@ BEHIND = 8.0
 class ConnectedStore(NamedTuple):
     """An open store, and the attempts to reach it.
 
-    ``via_duplicate_host``: another process was also configured to host the store, and does.
+    ``fallback``: a second store, for ranks that cannot reach the first. ``via_duplicate_host``: another process was
+    also configured to host the store, and does.
     """
 
     store: KeyValueStore
     reach: ReachFacts
+    fallback: KeyValueStore | None = None
     via_duplicate_host: bool = False
 
 

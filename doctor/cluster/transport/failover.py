@@ -1,4 +1,10 @@
-"""Store connections of the watchdog, with failover from the TCPStore to a shared folder."""
+"""Stores over several connections, so that the loss of one does not separate the ranks.
+
+A connection has one of two loss policies. A *required* one raises :class:`StoreLost`, and values are read from it
+alone, because it holds all that this process has written. Any other is optional: its calls return ``None`` once it is
+lost, ``on_lost`` is called, and it is reopened a few times if it can be. The coordinator of a gather requires its store
+and has the shared folder for ranks that cannot reach that store; a watchdog requires nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from doctor.cluster.transport.store import KeyValueStore, Mailbox, StoreBackend, StoreLost, UntrustedStore
+from doctor.cluster.transport.store import KeyValueStore, Mailbox, Marks, StoreBackend, StoreLost, UntrustedStore
 from doctor.core.background import BackgroundCall
 
 T = TypeVar("T")
@@ -22,27 +28,42 @@ CHUNK = 200
 """Keys that are read in one call."""
 
 
+def _ignore(lost: StoreLost) -> None:
+    """Do nothing."""
+
+
 class StoreConnection:
     """One connection to the other ranks, which may be lost and reopened.
 
-    ``admission_prefix`` is the key prefix under which new ranks request admission. ``refused`` is called once if the
-    store is not safe to use. Calls return ``None`` if the connection is not open, or is lost during the call.
+    ``opens`` returns its backend; ``admission_prefix`` is the key prefix under which new ranks request admission.
     """
 
+    is_required = False
+
     def __init__(
-        self,
-        admission_prefix: str,
-        opens: Callable[[], StoreBackend],
-        refused: Callable[[UntrustedStore], None] = lambda why: None,
+        self, admission_prefix: str, opens: Callable[[], StoreBackend], on_lost: Callable[[StoreLost], None] = _ignore
     ) -> None:
         self.admission_prefix = admission_prefix
-        self.description = ""
         self._opens = opens
-        self._refused = refused
+        self._on_lost = on_lost
         self._opening: BackgroundCall[StoreBackend] | None = None
         self._store: KeyValueStore | None = None
         self._tries = 0
         self._due = 0.0
+
+    @classmethod
+    def over(
+        cls, store: KeyValueStore, *, required: bool = False, on_lost: Callable[[StoreLost], None] = _ignore
+    ) -> StoreConnection:
+        """Return the connection of an open store, which is not reopened."""
+        connection = cls("", lambda: store.backend, on_lost)
+        connection._store, connection._tries, connection.is_required = store, TRIES, required
+        return connection
+
+    @property
+    def description(self) -> str:
+        """Description of its store; empty while it is not open."""
+        return self._store.description if self._store is not None else ""
 
     @property
     def is_alive(self) -> bool:
@@ -65,11 +86,9 @@ class StoreConnection:
 
     def _finish_opening(self, opened: BackgroundCall[StoreBackend], now: float) -> None:
         try:
-            backend = opened.result()
+            self._store = KeyValueStore(opened.result(), PATIENCE)
         except (OSError, RuntimeError, ValueError, ImportError):  # refused, not a TCPStore, or torch is missing
             self._lose(now)
-        else:
-            self._store, self.description = KeyValueStore(backend, PATIENCE), backend.description
 
     def _lose(self, now: float) -> None:
         if self._store is not None:
@@ -78,18 +97,22 @@ class StoreConnection:
         self._due = now + AGAIN * 2 ** max(0, self._tries - 1)
 
     def use(self, work: Callable[[KeyValueStore], T]) -> T | None:
-        """Run ``work`` with the store and return its result."""
+        """Run ``work`` with the store and return its result; ``None`` if it is not open or is lost.
+
+        Raises:
+            StoreLost: the connection is required.
+        """
         if self._store is None:
             return None
         try:
             return work(self._store)
-        except UntrustedStore as refused:
+        except StoreLost as lost:
+            if self.is_required:
+                raise
             self._lose(time.monotonic())
-            self._tries = TRIES
-            self._refused(refused)
-            return None
-        except StoreLost:
-            self._lose(time.monotonic())
+            if isinstance(lost, UntrustedStore):
+                self._tries = TRIES
+            self._on_lost(lost)
             return None
 
     def set(self, name: str, data: bytes) -> None:
@@ -106,7 +129,7 @@ class StoreConnection:
 
     def append(self, name: str, data: bytes) -> None:
         """Append an entry to a mailbox."""
-        self.use(lambda store: store.mailbox(name).append(data))
+        self.use(lambda store: store.append(name, data))
 
     def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
         """Return the values of those of the names that have one."""
@@ -115,9 +138,13 @@ class StoreConnection:
             found |= self.use(lambda store, some=names[at : at + CHUNK]: store.call(_get_each(some))) or {}  # type: ignore[misc]
         return found
 
-    def reader(self, name: str) -> ConnectionReader:
-        """Return a reader of the mailbox ``name``."""
-        return ConnectionReader(self, name)
+    def mailbox(self, name: str) -> Mailbox:
+        """Return a reader of the mailbox ``name``; it reads all entries again after a reconnect."""
+        return Mailbox(name, self.fetch)
+
+    def fetch(self, name: str, marks: Marks) -> list[bytes]:
+        """Return the entries of a mailbox beyond ``marks``."""
+        return self.use(lambda store: store.fetch(name, marks)) or []
 
     def clear(self, name: str) -> None:
         """Remove all keys below ``name``."""
@@ -136,37 +163,19 @@ def _get_each(names: Sequence[str]) -> Callable[[StoreBackend], dict[str, bytes]
     return lambda backend: {name: data for name in names if (data := backend.get(name)) is not None}
 
 
-class ConnectionReader:
-    """Reads each entry of a mailbox once, and all of them again after a reconnect."""
-
-    def __init__(self, connection: StoreConnection, name: str) -> None:
-        self._connection = connection
-        self._name = name
-        self._known: tuple[KeyValueStore, Mailbox] | None = None
-
-    def fresh(self) -> list[bytes]:
-        """Return the entries that this reader has not returned yet."""
-        return self._connection.use(self._look) or []
-
-    def _look(self, store: KeyValueStore) -> list[bytes]:
-        if self._known is None or self._known[0] is not store:
-            self._known = (store, store.mailbox(self._name))
-        return self._known[1].fresh()
-
-
 class FailoverStore:
-    """All store connections of a rank, the preferred one first.
+    """All store connections of a process, the preferred one first.
 
-    Names are relative to the ``namespace`` of this run. Writes go to every open connection, because other ranks may
-    have lost one of them. The preferred connection is read on each step, the others less often. ``are_authentic``:
-    messages are signed, so they come from ranks of this job.
+    Names are relative to the ``namespace``. Writes go to every open connection, because other ranks may have lost one
+    of them. Without :meth:`step` all are read; with it, the preferred one on each step and the others less often.
+    ``are_authentic``: messages are signed, so they come from ranks of this job.
     """
 
     def __init__(self, connections: Sequence[StoreConnection], *, are_authentic: bool = False) -> None:
         self.all = tuple(connections)
         self.are_authentic = are_authentic
         self.namespace = ""
-        self.reading: tuple[StoreConnection, ...] = ()
+        self.reading = self.alive
         self._began = time.monotonic()
         self._others_due = 0.0
 
@@ -182,11 +191,8 @@ class FailoverStore:
 
     def usable(self, now: float) -> tuple[StoreConnection, ...]:
         """Return the open connections, briefly waiting for a preferred one that is being opened."""
-        opening = (
-            namespace
-            for namespace, connection in enumerate(self.all)
-            if connection.is_opening and now < self._began + CONNECTING
-        )
+        may_open = now < self._began + CONNECTING
+        opening = (at for at, connection in enumerate(self.all) if connection.is_opening and may_open)
         return tuple(connection for connection in self.all[: next(opening, len(self.all))] if connection.is_alive)
 
     @property
@@ -198,6 +204,11 @@ class FailoverStore:
     def description(self) -> str:
         """Description of the open connections, for a sentence."""
         return " and ".join(connection.description for connection in self.alive)
+
+    @property
+    def survives_coordinator(self) -> bool:
+        """Whether the preferred connection outlives the coordinator; see :class:`StoreBackend`."""
+        return self.all[0].use(lambda store: store.survives_coordinator) or False
 
     def read_all(self) -> None:
         """Read every connection on this step."""
@@ -214,18 +225,26 @@ class FailoverStore:
             connection.set(self._key(name), data)
 
     def append(self, name: str, data: bytes) -> None:
-        """Append an entry to a mailbox on every connection."""
+        """Append an entry to a mailbox on every connection, where readers of several find it several times."""
         for connection in self.alive:
             connection.append(self._key(name), data)
 
     def get(self, name: str) -> bytes | None:
-        """Return the value of a name from the first connection that has one."""
-        found = (connection.get(self._key(name)) for connection in self.reading)
+        """Return the value of a name from the first connection that has one, or from the required one alone."""
+        found = (connection.get(self._key(name)) for connection in _deciding(self.reading))
         return next((data for data in found if data is not None), None)
 
-    def claim(self, name: str, data: bytes) -> bool:
-        """Write unless a value exists; return whether no other process was first on any connection."""
-        return False not in [connection.exchange(self._key(name), None, data) for connection in self.alive]
+    def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
+        """Write ``new`` where the value is ``old``; return whether no other process was first on any connection.
+
+        If a connection is required, it decides, and the others follow.
+        """
+        deciding = _deciding(self.alive)
+        won = False not in [connection.exchange(self._key(name), old, new) for connection in deciding]
+        for connection in self.alive if won else ():
+            if connection not in deciding:
+                connection.set(self._key(name), new)
+        return won
 
     def get_many(self, names: Iterable[str], connections: Sequence[StoreConnection]) -> dict[str, tuple[bytes, ...]]:
         """Return the values of each name on these connections; names without a value are omitted."""
@@ -236,34 +255,43 @@ class FailoverStore:
                 found[full[name]] = (*found.get(full[name], ()), data)
         return found
 
-    def reader(self, name: str) -> FailoverReader:
-        """Return a reader of a mailbox on all connections."""
-        return FailoverReader(self, self._key(name))
+    def mailbox(self, name: str) -> Mailbox:
+        """Return a reader of a mailbox on the connections that are read."""
+        return Mailbox(self._key(name), self.fetch)
 
-    def clear(self, names: Iterable[str]) -> None:
+    def fetch(self, key: str, marks: Marks) -> list[bytes]:
+        """Return the entries of a mailbox beyond ``marks``, from each connection that is read on this step."""
+        return [data for connection in self.reading for data in connection.fetch(key, marks)]
+
+    def clear(self, name: str) -> None:
+        """Remove all keys below ``name`` on every connection."""
+        for connection in self.alive:
+            connection.clear(self._key(name))
+
+    def clear_run(self, emptied: Iterable[str]) -> None:
         """Remove the keys of this run.
 
-        A TCPStore cannot delete keys: values under these ``names``, which are most of the data, are emptied.
+        A TCPStore cannot delete keys: values under the names ``emptied``, which are most of the data, are emptied.
         """
-        full = [self._key(name) for name in names]
+        full = [self._key(name) for name in emptied]
         for connection in self.alive:
             connection.clear(self.namespace)
             connection.clear(connection.admission_prefix)
             for name in connection.get_many(full):
                 connection.set(name, b"")
 
-    def acknowledge(self, ruling: str, box: str, data: bytes) -> bool:
-        """Append to ``box`` wherever ``ruling`` is set; return whether keys were removed.
+    def acknowledge(self, verdict: str, mailbox: str, data: bytes) -> bool:
+        """Append to ``mailbox`` wherever ``verdict`` is set; return whether keys were removed.
 
         The rank that decided clears the store once all others have acknowledged or its deadline has passed. An entry
         that was appended after that has created the folders again, and no other rank would remove them.
         """
         removed = False
         for connection in self.alive:
-            if connection.get(self._key(ruling)) is None:
+            if connection.get(self._key(verdict)) is None:
                 continue
-            connection.append(self._key(box), data)
-            if connection.get(self._key(ruling)) is None:
+            connection.append(self._key(mailbox), data)
+            if connection.get(self._key(verdict)) is None:
                 connection.clear(self.namespace)
                 removed = True
         return removed
@@ -274,21 +302,11 @@ class FailoverStore:
             connection.close()
 
     def _key(self, name: str) -> str:
-        return f"{self.namespace}/{name}"
+        return f"{self.namespace}/{name}" if self.namespace else name
 
 
-class FailoverReader:
-    """Reads each mailbox entry once per connection, so twice if two connections hold it."""
+def _deciding(connections: Sequence[StoreConnection]) -> Sequence[StoreConnection]:
+    return [connection for connection in connections if connection.is_required] or connections
 
-    def __init__(self, connections: FailoverStore, name: str) -> None:
-        self._connections = connections
-        self._name = name
-        self._readers: dict[StoreConnection, ConnectionReader] = {}
 
-    def fresh(self) -> list[bytes]:
-        """Return new entries of the connections that are read on this step."""
-        readers = [
-            self._readers.setdefault(connection, connection.reader(self._name))
-            for connection in self._connections.reading
-        ]
-        return [data for reader in readers for data in reader.fresh()]
+Store = KeyValueStore | FailoverStore

@@ -14,6 +14,9 @@ T = TypeVar("T")
 Tasks = queue.SimpleQueue[Callable[[], None] | None]
 """Work of a thread, in order; ``None`` ends it."""
 
+Marks = dict["KeyValueStore", object]
+"""How far a mailbox was read in each store; see :meth:`StoreBackend.fetch`."""
+
 LARGEST = 16 << 20
 """Bytes of one message. The facts of a process take tens of kilobytes, the tokens of a million processes 8 MB."""
 PATIENCE = 6.0
@@ -70,21 +73,19 @@ class StoreBackend(Protocol):
 
 
 class Mailbox:
-    """Mailbox of a store: entries are permanent, and this reader returns each once."""
+    """Reader of a mailbox: entries are permanent, and it returns each once per store.
 
-    def __init__(self, store: KeyValueStore, name: str) -> None:
-        self._store = store
+    ``fetch`` returns the entries of a mailbox beyond marks, which it updates.
+    """
+
+    def __init__(self, name: str, fetch: Callable[[str, Marks], list[bytes]]) -> None:
         self._name = name
-        self._mark: object = None
-
-    def append(self, data: bytes) -> None:
-        """Append an entry."""
-        self._store.call(lambda backend: backend.append(self._name, data))
+        self._fetch = fetch
+        self._marks: Marks = {}
 
     def fresh(self) -> list[bytes]:
         """Return the entries that this reader has not returned yet."""
-        entries, self._mark = self._store.call(lambda backend: backend.fetch(self._name, self._mark))
-        return entries
+        return self._fetch(self._name, self._marks)
 
 
 class KeyValueStore:
@@ -134,9 +135,18 @@ class KeyValueStore:
         """Write ``new`` if the value is ``old``; return whether it was written."""
         return self.call(lambda backend: backend.exchange(name, old, new))
 
+    def append(self, name: str, data: bytes) -> None:
+        """Append an entry to a mailbox."""
+        self.call(lambda backend: backend.append(name, data))
+
     def mailbox(self, name: str) -> Mailbox:
         """Return a reader of the mailbox ``name``."""
-        return Mailbox(self, name)
+        return Mailbox(name, self.fetch)
+
+    def fetch(self, name: str, marks: Marks) -> list[bytes]:
+        """Return the entries of a mailbox beyond ``marks``, which are updated."""
+        entries, marks[self] = self.call(lambda backend: backend.fetch(name, marks.get(self)))
+        return entries
 
     def clear(self, name: str) -> None:
         """Remove all keys below ``name``, if the backend can."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
-from doctor.cluster.transport.failover import ConnectionReader, StoreConnection
+from doctor.cluster.transport.failover import StoreConnection
+from doctor.cluster.transport.store import Mailbox
 from doctor.monitor.watchdog.protocol import AdmissionToken, LeaderClaim, MemberList
 
 LEAD = 10.0
@@ -103,7 +104,7 @@ class AdmissionLeader:
     def __init__(self, namespace: RunNamespace) -> None:
         self._namespace = namespace
         self._tokens: set[str] = set()
-        self._readers: dict[StoreConnection, ConnectionReader] = {}
+        self._readers: dict[StoreConnection, Mailbox] = {}
         self._answered: dict[StoreConnection, int] = {}
 
     @property
@@ -129,7 +130,7 @@ class AdmissionLeader:
         connection.set(f"{self._namespace.name}/roll", encode(MemberList(self._namespace.run, tokens)))
 
     def _claim_connection(self, connection: StoreConnection) -> None:
-        self._readers[connection] = connection.reader(f"{connection.admission_prefix}/doorbell")
+        self._readers[connection] = connection.mailbox(f"{connection.admission_prefix}/doorbell")
         current = connection.get(f"{connection.admission_prefix}/lead")
         lead = decode_or_none(current, LeaderClaim)
         if lead is None or lead.place != self._namespace.name:

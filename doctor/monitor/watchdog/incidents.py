@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.cluster.transport.codec import decode_all, encode
-from doctor.cluster.transport.failover import FailoverReader
+from doctor.cluster.transport.store import Mailbox
 from doctor.monitor.telemetry.progress import Stall
 from doctor.monitor.watchdog.abort import abort_process
 from doctor.monitor.watchdog.decision import Decision, OnHang
@@ -32,7 +32,7 @@ class ActiveIncident(NamedTuple):
     """
 
     decision: Decision
-    resumed: FailoverReader
+    resumed: Mailbox
     seconds: dict[int, float]
 
     @property
@@ -139,8 +139,8 @@ class IncidentHandler:
         )
 
     def _ended_ranks(self) -> Collection[int]:
-        reader = self._context.round_peers.store.reader("end/here")
-        return {presence.rank for presence in decode_all(reader.fresh(), RankPresence) if presence.came}
+        mailbox = self._context.round_peers.store.mailbox("end/here")
+        return {presence.rank for presence in decode_all(mailbox.fresh(), RankPresence) if presence.came}
 
     def _join_collection(self, now: float) -> None:
         """Join the collection round of an incident and report the position of this rank."""
@@ -167,7 +167,7 @@ class IncidentHandler:
         incident, confirmed = collection.name, message.ruling.sick
         self._stalls.evaluated(incident, now, confirmed=confirmed, passed=self._context.progress.passed)
         if confirmed:
-            resumed = self._context.round_peers.store.reader(_resumed(incident))
+            resumed = self._context.round_peers.store.mailbox(_resumed(incident))
             self._evaluated = ActiveIncident(message.ruling, resumed, {}) if message.by == self._context.rank else None
             self._resumed_locally = False
         if message.occasion == "failure":

@@ -21,7 +21,7 @@ from doctor.cluster.rendezvous.process_identity import RUN_MARKS, run_key
 from doctor.cluster.transport.failover import StoreConnection
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
-from doctor.cluster.transport.store import StoreBackend, UntrustedStore
+from doctor.cluster.transport.store import StoreBackend, StoreLost
 from doctor.cluster.transport.tcp_store import C10dStore, TCPStoreBackend, join_store
 from doctor.core.files.own_folder import OwnFolder
 
@@ -65,21 +65,21 @@ def open_connections(
     directory: Path | OwnFolder,
     run_number: int,
     derived: str,
-    refused: Callable[[UntrustedStore], None] = lambda error: None,
+    on_lost: Callable[[StoreLost], None] = lambda lost: None,
     secret: Secret | None = None,
     rejected: RejectedMessages | None = None,
 ) -> list[StoreConnection]:
     """Return the connections to the other ranks, the preferred one first.
 
     ``run_number``: number of earlier runs of this process, equal on all ranks, so that no two runs share admission
-    keys. ``derived``: see :func:`derived_run_id`. ``refused`` is called with the reason if the folder is not safe to
-    use. ``secret``: the key of the job; ``rejected`` counts unauthentic messages.
+    keys. ``derived``: see :func:`derived_run_id`. ``on_lost`` is called if the folder is lost or not safe to use.
+    ``secret``: the key of the job; ``rejected`` counts unauthentic messages.
     """
 
     def signed(backend: StoreBackend) -> StoreBackend:
         return SignedBackend(backend, KEY, secret, rejected or RejectedMessages())
 
-    folder = StoreConnection(f"bell-{derived}", lambda: signed(FileStoreBackend(directory, KEY)), refused)
+    folder = StoreConnection(f"bell-{derived}", lambda: signed(FileStoreBackend(directory, KEY)), on_lost)
     if address is None:
         return [folder]
     return [StoreConnection(f"bell-{run_number}", lambda: signed(_connect(address))), folder]

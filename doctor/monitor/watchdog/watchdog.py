@@ -15,7 +15,7 @@ from pathlib import Path
 
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.signing import RejectedMessages, Secret
-from doctor.cluster.transport.store import UntrustedStore
+from doctor.cluster.transport.store import StoreLost, UntrustedStore
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.background import BackgroundCall, start_thread
@@ -200,10 +200,10 @@ class Watchdog:
         with contextlib.suppress(OSError, ValueError):  # the console is gone
             self._write_line(line)
 
-    def _report_untrusted(self, refused: UntrustedStore) -> None:
+    def _report_untrusted(self, lost: StoreLost) -> None:
         """Report why the folder is not used for messages, unless its records reported the same."""
-        if self._folder.is_news(refused.reason):
-            self._report(f"rank {self._rank}: {refused}")
+        if isinstance(lost, UntrustedStore) and self._folder.is_news(lost.reason):
+            self._report(f"rank {self._rank}: {lost}")
 
     def _report_recovery(self, decision: Decision, seconds: float) -> None:
         self._report("progress goes on after all")

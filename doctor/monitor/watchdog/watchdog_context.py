@@ -149,7 +149,7 @@ class WatchdogContext:
 
     def clear(self) -> None:
         """Clear the store, now that the run is over for all ranks."""
-        self.store.clear(card_name(rank) for rank in range(self.world_size))
+        self.store.clear_run(card_name(rank) for rank in range(self.world_size))
         self.store.close()
         self.records.remove_empty_folder()
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from doctor.cluster.transport.codec import decode_all, encode
-from doctor.cluster.transport.failover import FailoverReader, FailoverStore
+from doctor.cluster.transport.failover import FailoverStore
+from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import Frame
 from doctor.core.files.own_folder import OwnFolder
@@ -36,12 +37,12 @@ class LocalPeerProbe:
         self._rank = rank
         self._folder = OwnFolder.of(directory)
         self._known: dict[int, PeerProcess] = {}
-        self._announcements: FailoverReader | None = None
+        self._announcements: Mailbox | None = None
         self._sizes: dict[int, int] = {}
 
     def announce(self, store: FailoverStore) -> None:
         """Announce this process and its stack signal to the other ranks on this host."""
-        self._announcements = store.reader(f"host-{self.host}")
+        self._announcements = store.mailbox(f"host-{self.host}")
         store.append(
             f"host-{self.host}",
             encode(PeerProcess(self._rank, os.getpid(), process_start_time(), *STACK_DUMPER.signal)),

@@ -81,9 +81,9 @@ class CollectionRound:
         self._evaluate = evaluate
         self._began = now
         self._observes = observes
-        self._all_presences = peers.store.reader(f"{name}/here")
-        self._local_presences = peers.store.reader(f"{name}/here-{peers.local_peers.host}")
-        self._observation_reader = peers.store.reader(f"{name}/seen")
+        self._all_presences = peers.store.mailbox(f"{name}/here")
+        self._local_presences = peers.store.mailbox(f"{name}/here-{peers.local_peers.host}")
+        self._observation_reader = peers.store.mailbox(f"{name}/seen")
         self._complete_at: float | None = None
         self._last_turn = -1
         self._own_message: DecisionMessage | None = None
@@ -197,7 +197,7 @@ class CollectionRound:
         store = self._peers.store
         if not store.alive and not self._observes and self._peers.rank > 0:
             return False  # isolated by its own connection: only a stall is worth reporting then
-        claimed = store.claim(f"{self.name}/turn-{turn}", b"%d" % self._peers.rank)
+        claimed = store.exchange(f"{self.name}/turn-{turn}", None, b"%d" % self._peers.rank)
         return claimed or (turn == 0 and not store.are_authentic and self._is_first_evaluator(now))
 
     def _is_complete(self, waited: float) -> bool:

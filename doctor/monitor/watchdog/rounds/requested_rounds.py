@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from doctor.cluster.transport.codec import decode_all
-from doctor.cluster.transport.failover import FailoverReader
+from doctor.cluster.transport.store import Mailbox
 from doctor.core.background import BackgroundCall
 from doctor.monitor.watchdog.decision import Decision, Sections
 from doctor.monitor.watchdog.incidents import IncidentHandler
@@ -41,7 +41,7 @@ class FinalRound(NamedTuple):
 
     open_round: OpenRound
     decision: Decision
-    acknowledgments: FailoverReader
+    acknowledgments: Mailbox
     acknowledged: set[int]
     until: float
 
@@ -135,7 +135,7 @@ class RequestedRounds:
         if open_round.request.trigger != "end":
             open_round.request.answer(decision)
         elif message is not None and message.by == context.rank:
-            acknowledgments = context.round_peers.store.reader(ACKNOWLEDGED)
+            acknowledgments = context.round_peers.store.mailbox(ACKNOWLEDGED)
             self._final = FinalRound(
                 open_round, message.ruling, acknowledgments, {context.rank}, now + ACKNOWLEDGE_TIMEOUT
             )
