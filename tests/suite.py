@@ -11,10 +11,12 @@ import pytest
 from tests.lab.speed import VARIABLE, patience, slowness
 
 TESTS = Path(__file__).parent
-REAL_TIME = {"cluster", "examples", "faults", "hostile", "integrations", "postmortem", "probes", "report", "watchdog"}
-"""Folders whose tests start processes that wait for each other with timeouts of the product. A scheduler that stops one
-of them for seconds changes what the others may report, so a failure counts if it repeats; every repetition is listed at
-the end of the run (``RERUN``)."""
+REAL_TIME = frozenset(
+    ("cluster", "examples", "faults", "hostile", "integrations", "lab", "postmortem", "probes", "report", "watchdog")
+)
+"""Folders whose tests start processes that wait for each other with timeouts of the product; tests elsewhere carry the
+marker ``real_time``. A scheduler that stops one process for seconds changes what the others may report, so a failure
+counts if it repeats, with new fixtures; every repetition is listed at the end of the run (``RERUN``)."""
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -55,9 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give every test its limit, and those that depend on the scheduling of processes a second attempt."""
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            if not REAL_TIME.isdisjoint(item.path.relative_to(TESTS).parts):
+            folders = item.path.relative_to(TESTS).parts
+            if item.get_closest_marker("real_time") or not REAL_TIME.isdisjoint(folders):
                 item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
     _scale_limits(config, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    """Make the fixtures of the module again for a second attempt: the first may have failed because of what is in them."""
+    if getattr(item, "execution_count", 1) > 1:
+        for definitions in item._fixtureinfo.name2fixturedefs.values():
+            for definition in definitions:
+                if definition.scope == "module":
+                    definition.finish(item._request)
 
 
 def _scale_limits(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,9 +30,10 @@ from doctor.monitor.telemetry.local_processes import process_start_time, process
 from doctor.monitor.telemetry.progress import Progress
 from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
 from doctor.monitor.telemetry.stacks.stack_files import HEAD, read_stack_file
+from tests.lab.speed import slowness
 
-STILL = 1.0
-PATIENCE = 30.0
+STILL = 1.0 * slowness()
+PATIENCE = 30.0 * slowness()
 
 
 class Ranks:

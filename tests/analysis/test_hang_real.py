@@ -16,8 +16,10 @@ from doctor.core.facts import SECTIONS, Missing, RecorderFacts
 from doctor.core.finding import Status
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import ReportFinding
+from tests.lab.speed import patience
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.real_time
 
 IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
 CHECKS = CheckRegistry(tuple(check for check in builtin_checks() if check.id in IDS))
@@ -56,8 +58,8 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...], str]] = {
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenes, at once: hanging costs nothing."""
     folder = tmp_path_factory.mktemp("scenes")
-    command = [sys.executable, str(SCENE), str(folder), *EXPECTED, "all_busy"]
-    subprocess.run(command, timeout=110, check=True, capture_output=True, cwd=SCENE.parents[2])
+    command = [sys.executable, "-m", "tests.analysis.hanging", str(folder), *EXPECTED, "all_busy"]
+    subprocess.run(command, timeout=patience(55), check=True, capture_output=True, cwd=SCENE.parents[2])
     return folder
 
 

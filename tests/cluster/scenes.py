@@ -42,6 +42,7 @@ class Scenes:
 
     def __init__(self) -> None:
         self._plays: dict[str, Callable[[Path], None]] = {}
+        self._started = False
 
     def scene(
         self, carriers: Sequence[str] = ("folder",), **choices: Sequence[object]
@@ -72,7 +73,8 @@ class Scenes:
         @pytest.fixture(scope="module")
         def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             _import_torch()
-            chosen = [item.name for item in request.session.items if item.name in self._plays]
+            chosen = [item.name for item in request.session.items if item.name in self._plays and not self._started]
+            self._started = True
             with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max(1, len(chosen))) as stage:
                 hurry(patch)
                 folders = {name: tmp_path_factory.mktemp("scene") for name in chosen}
@@ -82,12 +84,11 @@ class Scenes:
         return played
 
     def _result(self, name: str, futures: dict[str, Future[None]], folders: pytest.TempPathFactory) -> None:
-        """Wait for a scene; a test that is run again plays it again, by itself."""
-        future = futures.pop(name, None)
-        if future is None:
-            self._plays[name](folders.mktemp("scene"))
+        """Wait for a scene. For a second attempt the fixture is made again, and the scene is played by itself."""
+        if name in futures:
+            futures[name].result()
         else:
-            future.result()
+            self._plays[name](folders.mktemp("scene"))
 
 
 def _import_torch() -> None:
