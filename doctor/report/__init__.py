@@ -11,5 +11,5 @@ MACHINE_FORMATS = {
     "junit": render_junit,
     "github": render_github,
 }
-"""Format -> function from a report to text. ``text`` is drawn on a terminal by :mod:`doctor.report.terminal`,
-``html`` made by :mod:`doctor.report.html.document`; that and ``markdown`` tell more with the job that was judged."""
+"""Format -> function that renders a report. :mod:`doctor.report.terminal` draws ``text``, and
+:mod:`doctor.report.html.document` renders ``html``; ``html`` and ``markdown`` show more if they get the job, too."""

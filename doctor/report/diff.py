@@ -1,21 +1,25 @@
-"""What changed between two captures, written down."""
+"""Renders what changed between two captures, runs or reports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from doctor.core.diff.captures import Difference
-from doctor.report.formatting import as_json, cell, ranges, spelt_out
+from doctor.report.formatting import as_json, markdown_table, ranges, spelt_out
 
 
 def render_difference(differences: Sequence[Difference], before: str, after: str, form: str) -> str:
-    """The differences as ``text``, ``json`` (schema 1) or ``markdown``."""
+    """Return the differences as ``text``, ``json`` (schema 1) or ``markdown``."""
     if form == "json":
         document = {"schema": 1, "kind": "diff", "before": before, "after": after, "differences": list(differences)}
         return as_json(document) + "\n"
     if not differences:
         return spelt_out(f"no difference between {before} and {after}") + "\n"
-    lines = _markdown(differences, before, after) if form == "markdown" else _text(differences, before, after)
+    if form == "markdown":
+        head = ("likelihood", "fact", before, after, "ranks")
+        lines = list(markdown_table(head, map(_cells, differences)))
+    else:
+        lines = _text(differences, before, after)
     return "\n".join(map(spelt_out, lines)) + "\n"
 
 
@@ -33,14 +37,8 @@ def _text(differences: Sequence[Difference], before: str, after: str) -> list[st
     return lines
 
 
-def _markdown(differences: Sequence[Difference], before: str, after: str) -> list[str]:
-    head = f"| likelihood | fact | {cell(before)} | {cell(after)} | ranks |"
-    return [head, "| --- | --- | --- | --- | --- |", *map(_row, differences)]
-
-
-def _row(one: Difference) -> str:
-    cells = (one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks))
-    return "| " + " | ".join(map(cell, cells)) + " |"
+def _cells(one: Difference) -> tuple[str, ...]:
+    return one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks)
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Small words that all reports share: ranges of ranks, quantities, places."""
+"""Formatting that all reports share: ranges of ranks, locations, counts, evidence, and text of Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from doctor.core.report_document import CheckResult, Report, ReportFinding, RunO
 from doctor.core.text import byte_size
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing it, and what turns the direction of writing; not tabs and line breaks."""
+"""Control characters, except tabs and line breaks, and characters that change the direction of text."""
 
-_CODE = re.compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
-"""Between single backticks: a run of them means something else to Markdown."""
+INLINE_CODE = re.compile(r"`([^`]+)`")
+_MARKDOWN_CODE = re.compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
+"""Between single backticks: a run of several has another meaning in Markdown."""
 
 
 def spelt_out(text: str) -> str:
-    r"""``text`` with control characters as ``\x1b``: a host name of a capture must not steer the reader's terminal."""
+    r"""Escape control characters as ``\x1b``: a host name of a capture must not control the reader's terminal."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def as_json(document: object, indent: int = 2) -> str:
-    """A document as JSON that a terminal can show: what it would obey is written by JSON's own escapes."""
+    """Encode a document as JSON in which control characters are escaped."""
     return escaped(msgspec.json.format(msgspec.json.encode(document), indent=indent).decode())
 
 
 def escaped(text: str) -> str:
-    r"""``text``, which is JSON, with the controls that JSON lets stand (C1, bidirectional ones) as ``\u009b``."""
+    r"""Escape in JSON the control characters that JSON allows (C1, bidirectional ones) as ``\u009b``."""
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def printable(report: Report) -> Report:
-    """The report with every text spelt out; JSON alone shows them as they are, by its own escapes."""
+    """Return the report with control characters escaped in every text; only JSON has escapes of its own."""
     return msgspec.convert(_printable(msgspec.to_builtins(report)), prepared(Report))
 
 
@@ -53,27 +54,32 @@ def _printable(value: Any) -> Any:
 
 
 def explaining(result: CheckResult) -> str:
-    """The command that explains a check: one from a file is known to those alone who name the file."""
+    """Return the command that explains a check; for a check from a file, with the option that loads the file."""
     origin = result.origin or ""
     plugin = f" --plugin {shlex.quote(origin)}" if origin.endswith(tuple(all_suffixes())) else ""
     return f"doctor explain {result.id}{plugin}"
 
 
 def line_of(text: str) -> str:
-    """``text`` as one line of Markdown in which nothing but code is taken for markup, links or names of people."""
+    """Return ``text`` as one line of Markdown in which all markup except inline code is escaped."""
     return "".join(part if is_code else _prose(part) for is_code, part in _parts(text))
 
 
 def cell(text: str) -> str:
-    """``text`` as a cell of a table in Markdown."""
+    """Return ``text`` as a cell of a Markdown table."""
     parts = (part.replace("\\", "\\\\") if is_code else _prose(part) for is_code, part in _parts(text))
     return "".join(parts).replace("|", "\\|")
 
 
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]], *, rule: str = "---") -> Iterator[str]:
+    """Return the lines of a Markdown table. ``rule``: the delimiter cell of all columns but the first."""
+    for row in (head, ["---", *[rule] * (len(head) - 1)], *rows):
+        yield "| " + " | ".join(map(cell, row)) + " |"
+
+
 def _parts(text: str) -> Iterator[tuple[bool, str]]:
-    """Code and what is between. Addresses are shown as code: GitHub and GitLab make links of bare ones, and a line of a
-    log is no place to be sent anywhere from."""
-    for position, part in enumerate(_CODE.split(" ".join(text.split()))):
+    """Return pairs (is code, text). Addresses count as code, because GitHub and GitLab turn bare ones into links."""
+    for position, part in enumerate(_MARKDOWN_CODE.split(" ".join(text.split()))):
         if position % 2:
             yield True, part
             continue
@@ -86,22 +92,23 @@ def _parts(text: str) -> Iterator[tuple[bool, str]]:
 
 
 _ADDRESS = re.compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
-"""What GitHub's Markdown makes a link of without any markup (spec of GFM, extended autolinks)."""
+"""Extended autolinks of GitHub Flavored Markdown."""
 _MARKUP = re.compile(r"[\\`<*&]|(?<=\])[(\[:]")
-"""What begins code, HTML, a character reference or emphasis, and what makes a link of a word in brackets."""
+"""Starts of code, HTML, character references and emphasis, and what turns a word in brackets into a link."""
 _REFERENCES = {"<": "&lt;", "&": "&amp;"}
 _MENTION = re.compile(r"(?<![\w`])@(?=\w)")
 
 
 def _prose(text: str) -> str:
     plain = _MARKUP.sub(lambda match: _REFERENCES.get(match[0]) or f"\\{match[0]}", text)
-    # A zero-width space: a forge would tell the person of that name.
+    # A zero-width space: GitHub and GitLab would notify the user of that name.
     return _MENTION.sub("@\u200b", plain)
 
 
 def fix_parts(fix: str) -> tuple[str, list[str]]:
-    """The prose of a fix and the commands below it. A fix of several lines holds one command a line, below a line of
-    prose that ends with a colon, if there is one."""
+    """Split a fix into its prose and its commands.
+
+    A fix of several lines holds one command per line, after an optional line of prose that ends with a colon."""
     first, *rest = fix.split("\n")
     if not rest:
         return ("", [fix]) if _BARE_COMMAND.fullmatch(fix) else (fix, [])
@@ -109,11 +116,11 @@ def fix_parts(fix: str) -> tuple[str, list[str]]:
 
 
 _BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
-"""A fix that is one command and nothing else: without code marks, and without a comma or colon before a blank."""
+"""A fix that is a single command: without backticks, and without a comma or colon before a blank."""
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``0-7,9`` for sorted or unsorted whole numbers."""
+    """Return ``0-7,9`` for integers in any order."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -124,55 +131,44 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def some(words: Sequence[str], most: int = 4) -> str:
-    """The first few of many words."""
+    """Join the first words, and count the others."""
     shown = ", ".join(words[:most])
     return f"{shown} and {len(words) - most} more" if len(words) > most else shown
 
 
 def place(finding: ReportFinding, report: Report) -> str:
-    """``ranks 0-7 (node0)``: who is to blame; a job of one process is named by its host alone, what is found in a file
-    by its line."""
+    """Return the location of a finding: ``ranks 0-7 (node0)``; the host if the job is one process; file and line."""
     if report.job is None and finding.source is not None:
         return f"{finding.source.file}:{finding.source.line}" if finding.source.line else finding.source.file
     hosts = some(named_hosts(finding))
-    if _is_one_process(report):
-        return hosts or "this process"
+    job = report.job
+    if job is not None and job.world_size == report.coverage.ranks_seen == 1:
+        if all(host.name != UNKNOWN_HOST for host in job.hosts):
+            return hosts or "this process"
     if not finding.ranks:
         return hosts or "the whole job"
     word = "rank" if len(finding.ranks) == 1 else "ranks"
     return f"{word} {ranges(finding.ranks)}" + (f" ({hosts})" if hosts else "")
 
 
-def _is_one_process(report: Report) -> bool:
-    """Whether it is about a process of no job, that was looked at itself."""
-    if report.job is None or report.job.world_size != 1 or report.coverage.ranks_seen != 1:
-        return False
-    return not any(host.name == UNKNOWN_HOST for host in report.job.hosts)
-
-
 def named_hosts(finding: ReportFinding) -> list[str]:
-    """The hosts that a finding names, those that nobody knows left out."""
+    """Return the hosts that a finding names, without unknown ones."""
     return [host for host in finding.hosts if host != UNKNOWN_HOST]
 
 
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
-    """One ``name: value`` a line, with sizes in units that people read. What is empty is left out; where ranks stand
-    takes a line a rank, and a line that was read takes one of its own, with its file and line."""
-    told = {name: value for name, value in evidence.items() if value not in ("", (), [], {})}
-    return [line for name, value in told.items() for line in _evidence(name, value)]
-
-
-def _evidence(name: str, value: object) -> list[str]:
-    if name == "where" and isinstance(value, Mapping):
-        return [f"rank {rank}: {_value(name, place)}" for rank, place in value.items()]
-    if name == "said" and isinstance(value, (list, tuple)):
-        return [str(line) for line in value]
-    return [f"{_label(name)}: {_value(name, value)}"]
-
-
-def _label(name: str) -> str:
-    """``free_bytes`` in words; names of variables stay as they are."""
-    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+    """Return the values that are not empty, one ``name: value`` per line; ``where`` has a line per rank, and ``said``
+    the lines of logs themselves."""
+    lines: list[str] = []
+    for name, value in evidence.items():
+        if name == "where" and isinstance(value, Mapping):
+            lines += (f"rank {rank}: {_value(name, place)}" for rank, place in value.items())
+        elif name == "said" and isinstance(value, (list, tuple)):
+            lines += map(str, value)
+        elif value not in ("", (), [], {}):
+            label = name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+            lines.append(f"{label}: {_value(name, value)}")
+    return lines
 
 
 def _value(name: str, value: object) -> str:
@@ -185,37 +181,37 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_value(str(key), inner)}" for key, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return _sequence(name, value)
+        if "rank" in name and value and all(isinstance(item, int) for item in value):
+            return ranges(value)
+        return some([_value(name, item) for item in value], most=12) or "none"
     return str(value)
 
 
-def _sequence(name: str, values: Sequence[object]) -> str:
-    if "rank" in name and values and all(isinstance(item, int) for item in values):
-        return ranges(item for item in values if isinstance(item, int))
-    return some([_value(name, item) for item in values], most=12) or "none"
-
-
 LONGEST = 240
-"""Characters of a line of evidence that a terminal shows."""
+"""Characters of a line of evidence in a terminal."""
 
 
 def shortened(line: str) -> str:
-    """The begin of a line and its end, where it is long: a message says first what, and last why."""
+    """Return the start and the end of a long line: a message often says first what failed, and last why."""
     if len(line) <= LONGEST:
         return line
     tail = LONGEST // 3
     return f"{line[: LONGEST - tail - 3]} … {line[-tail:]}"
 
 
-def processes(report: Report) -> str:
-    """``8 ranks``; ``1 process`` of a job of its own."""
-    if report.job is None or not report.job.world_size:
-        return "no rank told"
-    return "1 process" if report.job.world_size == 1 else f"{report.job.world_size} ranks"
+def job_words(report: Report) -> list[str]:
+    """Return the number of ranks, the launcher and the hosts; nothing without a job."""
+    if report.job is None:
+        return []
+    size = report.job.world_size
+    count = f"{size} ranks" if size > 1 else "1 process" if size else "no rank told"
+    launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
+    hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
+    return [word for word in (count, launcher, some(hosts, 3)) if word]
 
 
 def counts_line(report: Report) -> str:
-    """``2 errors, 1 warning (1 ignored)`` over the findings of a report."""
+    """Return ``2 errors, 1 warning (1 ignored)``."""
     findings = [finding for result in report.results for finding in result.findings]
     parts = []
     for severity in ("error", "warning", "info"):
@@ -227,7 +223,7 @@ def counts_line(report: Report) -> str:
 
 
 def coverage_line(report: Report) -> str:
-    """How many checks could speak, on how many ranks."""
+    """Return how many checks could be evaluated, on how many ranks."""
     counts = report.coverage.checks
     judged = counts["pass"] + counts["fail"]
     checks = (
@@ -242,15 +238,21 @@ def coverage_line(report: Report) -> str:
 
 
 def coverage_in_words(report: Report) -> str:
-    """``14 of 139 checks applied``: what a report without findings rests on."""
+    """Return ``14 of 139 checks applied``."""
     counts = report.coverage.checks
     total = sum(counts.values())
     return f"{counts['pass'] + counts['fail']} of {total} {'check' if total == 1 else 'checks'} applied"
 
 
+def crash_of(result: CheckResult) -> str | None:
+    """Return the exception that a check raised, if any."""
+    return result.reason if result.status is Status.ERROR else result.crash
+
+
 def state_of(result: CheckResult) -> str:
-    """The status of a check in a word and a color: of one that found something, the severity of its worst finding.
-    Of one that raised ``crashed``, since ``error`` is a severity too."""
+    """Return the status of a check, or the severity of its worst finding.
+
+    ``crashed`` replaces the status ``error``, because ``error`` is a severity, too."""
     if result.status is Status.FAIL:
         return result.severity.value
     if result.status is Status.ERROR:
@@ -259,14 +261,14 @@ def state_of(result: CheckResult) -> str:
 
 
 def states_of(report: Report) -> dict[str, int]:
-    """How many checks ended in each state, the gravest first."""
+    """Return the number of checks in each state, the most severe first."""
     counts = Counter(map(state_of, report.results))
     order = ("error", "warning", "crashed", "info", "unknown", "ignored", "pass", "skip")
     return {state: counts[state] for state in order if counts[state]}
 
 
 def families(report: Report) -> dict[str, list[CheckResult]]:
-    """The results by family, in the order of the report."""
+    """Return the results by family, in the order of the report."""
     grouped: dict[str, list[CheckResult]] = {}
     for result in report.results:
         grouped.setdefault(result.family, []).append(result)
@@ -274,12 +276,12 @@ def families(report: Report) -> dict[str, list[CheckResult]]:
 
 
 _LIVE = ("capture", "record")
-"""Kinds of inputs that hold facts of ranks, and not only what is left of them."""
+"""Kinds of inputs that hold facts of ranks."""
 
 
 def unclear_outcome(report: Report) -> RunOutcome | None:
-    """How the run ended, where that is why the report is inconclusive: nothing shows that it is healthy, and no finding
-    tells what happened."""
+    """Return the outcome of the run if it is why the report is inconclusive: neither evidence of a healthy run nor a
+    finding that explains its end."""
     if report.verdict != "inconclusive" or report.outcome is None or report.outcome.is_orderly:
         return None
     findings = (finding for result in report.results for finding in result.findings)
@@ -288,7 +290,7 @@ def unclear_outcome(report: Report) -> RunOutcome | None:
 
 
 def why_inconclusive(report: Report) -> str:
-    """What stands in the way of a verdict."""
+    """Return why there is no verdict."""
     missing, expected = report.coverage.ranks_expected - report.coverage.ranks_seen, report.coverage.ranks_expected
     crashed = [result.id for result in report.results if result.status is Status.ERROR or result.crash is not None]
     if missing > 0 and not report.inputs:

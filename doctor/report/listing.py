@@ -1,4 +1,4 @@
-"""The list of checks and rules, for people and for programs."""
+"""Renders the list of checks and rules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _OF_RULES = ("id", "name", "family", "severity", "reads", "foreshadows", "origin
 
 
 def render_listing(catalog: CheckRegistry, book: Rulebook, form: str, stream: IO[str]) -> str:
-    """All checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1). Rules over launch files bear the
-    ids of the checks that they foreshadow."""
+    """Return all checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1).
+
+    Rules for launch files have the ids of the checks that they foreshadow."""
     checks = [_describe_check(check) for check in catalog.checks]
     told = [{**row, "limits": limits_of(check)} for row, check in zip(checks, catalog.checks, strict=True)]
     rules = [_describe_rule(rule) for rule in book.rules]

@@ -1,46 +1,65 @@
-"""Reports that programs read."""
+"""Renders reports for programs: JSON, JUnit XML and workflow commands of GitHub."""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 
 from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, Report, ReportFinding
-from doctor.report.formatting import as_json, counts_line, coverage_line, evidence_lines, families, place, printable
+from doctor.report.formatting import (
+    as_json,
+    counts_line,
+    coverage_line,
+    crash_of,
+    evidence_lines,
+    families,
+    place,
+    printable,
+    spelt_out,
+)
 from doctor.report.narrative import confidence
 
 
 def render_json(report: Report) -> str:
-    """The report document, schema 1."""
+    """Return the report document, schema 1."""
     return as_json(report)
 
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def xml_text(text: str) -> str:
-    """Without the characters that XML 1.0 forbids."""
+def _xml_text(text: str) -> str:
+    """Replace the characters that XML 1.0 forbids."""
     return _NOT_XML.sub("\ufffd", text)
 
 
 def render_junit(report: Report) -> str:
-    """A suite a family, a case a check. Errors and warnings that stand are failures; unknown and skip are skipped."""
-    report = printable(report)
-    root = ET.Element("testsuites", name="rankdoctor", time=f"{report.seconds:.3f}")
-    for family, results in families(report).items():
-        _suite(root, family, results, report)
+    """Return a suite per family with a case per check.
+
+    Errors and warnings that are not ignored are failures; unknown and skipped checks are skipped cases."""
+    return junit_document([("", report)], report.seconds)
+
+
+def junit_document(reports: Iterable[tuple[str, Report]], seconds: float) -> str:
+    """Return the suites of all reports, each name after the prefix of its report."""
+    root = ET.Element("testsuites", name="rankdoctor", time=f"{seconds:.3f}")
+    for prefix, report in reports:
+        shown = printable(report)
+        for family, results in families(shown).items():
+            _suite(root, prefix, family, results, shown)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Report) -> None:
+def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult], report: Report) -> None:
     cases = [_case(family, result, report) for result in results]
     count = {tag: str(sum(case.find(tag) is not None for case in cases)) for tag in ("failure", "error", "skipped")}
     suite = ET.SubElement(
         root,
         "testsuite",
-        name=xml_text(family),
+        name=_xml_text(prefix + family),
         tests=str(len(cases)),
         failures=count["failure"],
         errors=count["error"],
@@ -51,19 +70,19 @@ def _suite(root: ET.Element, family: str, results: list[CheckResult], report: Re
 
 
 def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
-    name = xml_text(f"{result.id} {result.name}")
-    case = ET.Element("testcase", classname=f"doctor.{xml_text(family)}", name=name, time=f"{result.seconds:.3f}")
+    name = _xml_text(f"{result.id} {result.name}")
+    case = ET.Element("testcase", classname=f"doctor.{_xml_text(family)}", name=name, time=f"{result.seconds:.3f}")
     loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]
     if loud:
-        failure = ET.SubElement(case, "failure", message=xml_text(loud[0].summary), type=result.severity.value)
-        failure.text = xml_text("\n\n".join(_plain(report, finding) for finding in loud))
+        failure = ET.SubElement(case, "failure", message=_xml_text(loud[0].summary), type=result.severity.value)
+        failure.text = _xml_text("\n\n".join(_plain(report, finding) for finding in loud))
     elif result.status is Status.ERROR or result.crash is not None:
-        ET.SubElement(case, "error", message=xml_text(result.crash or result.reason or ""), type="error")
+        ET.SubElement(case, "error", message=_xml_text(result.crash or result.reason or ""), type="error")
     elif result.status in (Status.UNKNOWN, Status.SKIP):
-        ET.SubElement(case, "skipped", message=xml_text(f"{result.status.value}: {result.reason}"))
+        ET.SubElement(case, "skipped", message=_xml_text(f"{result.status.value}: {result.reason}"))
     quiet = [f for f in result.findings if f not in loud]
     if quiet:
-        ET.SubElement(case, "system-out").text = xml_text("\n\n".join(_plain(report, finding) for finding in quiet))
+        ET.SubElement(case, "system-out").text = _xml_text("\n\n".join(_plain(report, finding) for finding in quiet))
     return case
 
 
@@ -81,34 +100,34 @@ def _plain(report: Report, finding: ReportFinding) -> str:
 _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
-def render_github(report: Report) -> str:
-    """Workflow commands: an annotation for each finding that stands; crashes too."""
-    report = printable(report)
+def render_github(report: Report, prefix: str = "") -> str:
+    """Return workflow commands: an annotation for each finding that is not ignored, and for each crash.
+
+    Each message starts with ``prefix``."""
+    report, prefix = printable(report), _github_text(spelt_out(prefix))
     lines = []
     for result in report.results:
-        title = _github_property(f"{result.id} {result.name}")
+        title = f"title={_github_property(f'{result.id} {result.name}')}::{prefix}"
         for finding in (finding for finding in result.findings if finding.stands):
-            where = _github_place(finding)
-            message = github_text(_plain(report, finding))
-            lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {where}title={title}::{message}")
-        crash = result.reason if result.status is Status.ERROR else result.crash
-        if crash is not None:
-            lines.append(f"::warning title={title}::{github_text(f'the check crashed: {crash}')}")
-    lines.append(f"rankdoctor: {report.verdict}; {counts_line(report)}; {github_text(coverage_line(report))}")
+            location, level = _github_location(finding), _GITHUB_LEVEL[finding.severity]
+            lines.append(f"::{level} {location}{title}{_github_text(_plain(report, finding))}")
+        if (crash := crash_of(result)) is not None:
+            lines.append(f"::warning {title}{_github_text(f'the check crashed: {crash}')}")
+    lines.append(f"rankdoctor: {prefix}{report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
     return "\n".join(lines) + "\n"
 
 
-def _github_place(finding: ReportFinding) -> str:
+def _github_location(finding: ReportFinding) -> str:
     if finding.source is None:
         return ""
     line = f"line={finding.source.line}," if finding.source.line else ""
     return f"file={_github_property(finding.source.file)},{line}"
 
 
-def github_text(text: str) -> str:
-    """``text`` as part of a workflow command, whose lines end it."""
+def _github_text(text: str) -> str:
+    """Escape what would end a workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _github_property(text: str) -> str:
-    return github_text(text).replace(":", "%3A").replace(",", "%2C")
+    return _github_text(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,12 +1,11 @@
-"""The report to paste into an issue or a ticket: the verdict, the way out and the lines that prove it; the rest folded.
+"""Renders the report for an issue or a ticket: the verdict, the fix and the evidence; the rest is folded.
 
-What was read stands in fences or is escaped, so that no line of a log becomes a link, a picture or a heading.
+Text of the inputs is fenced or escaped, so that no line of a log becomes a link, a picture or a heading.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from doctor.core.finding import Status
@@ -19,6 +18,7 @@ from doctor.report.formatting import (
     evidence_lines,
     fix_parts,
     line_of,
+    markdown_table,
     place,
     printable,
     spelt_out,
@@ -37,15 +37,15 @@ from doctor.report.narrative import (
 from doctor.report.rank_table import rank_rows, used_columns
 
 MOST = 60_000
-"""Characters of the whole: a comment on GitHub may have 65,536."""
+"""Characters of the page: a comment on GitHub may have 65,536."""
 SHOWN = 3
-"""Lines of evidence that stand before the fold."""
+"""Lines of evidence that are not folded."""
 _ROOM_OF_FINDING = 6_000
-"""Characters of one finding; evidence that is longer is cut."""
+"""Characters of the evidence of one finding; lines beyond them are cut."""
 
 
 def render_markdown(report: Report, job: Job | None = None) -> str:
-    """A page for an issue, a merge request or a ticket. ``job``: the facts that were judged, for the table of ranks."""
+    """Return a page for an issue, a merge request or a ticket. ``job``: the facts, for the table of ranks."""
     report = printable(report)
     story = narrative_of(report)
     text = "\n".join([*_verdict(report, story), ""])
@@ -60,7 +60,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     if story.primary is None:
         counts = counts_line(report)
         yield f"{counts[:1].upper()}{counts[1:]}. {coverage_line(report)}."
-        yield from _read_of_run(report)
+        yield from _overview(report)
         return
     primary, finding = story.primary, story.primary.finding
     where = line_of(place(finding, report))
@@ -77,8 +77,8 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
         yield f"\nIf it stays: {line_of(finding.effect)}"
 
 
-def _read_of_run(report: Report) -> Iterator[str]:
-    """What was read of a run whose outcome is unclear, and what to collect next."""
+def _overview(report: Report) -> Iterator[str]:
+    """Return what the inputs show of a run whose outcome is unclear, and what to collect next."""
     reading = evidence_overview_of(report)
     if reading is None:
         return
@@ -92,9 +92,9 @@ def _read_of_run(report: Report) -> Iterator[str]:
     yield "\n".join(f"- {line_of(way)}" for way in reading.collect)
 
 
-def _lines(told: CheckFinding) -> list[str]:
-    """The evidence, the lines that were read first."""
-    evidence = told.finding.evidence
+def _lines(one: CheckFinding) -> list[str]:
+    """Return the evidence, quoted lines first."""
+    evidence = one.finding.evidence
     ordered = {name: evidence[name] for name in sorted(evidence, key=lambda name: name != "said")}
     return [" ".join(line.split())[:_LONGEST] for line in evidence_lines(ordered)]
 
@@ -105,14 +105,14 @@ _TICKS = re.compile("`+")
 
 
 def _fenced(lines: Iterable[str], kind: str = "text") -> str:
-    """The lines between fences that none of them can close."""
+    """Return the lines in a fence that is longer than any run of backticks in them."""
     body = "\n".join(lines)
     fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(body)), default=0))
     return f"{fence}{kind}\n{body}\n{fence}"
 
 
 def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[str, list[str]]]:
-    """What is folded: its title, and parts of which each can be left out with all after it."""
+    """Return the title of each fold, and its parts, of which the last ones can be left out."""
     rest = _lines(story.primary)[SHOWN:] if story.primary else []
     if rest:
         yield "Further evidence", [_fenced(rest)]
@@ -120,19 +120,20 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
     if ways:
         yield "To see more next time", [f"- {line_of(way)} ({ids})" for ids, way in ways]
     parts = (("What followed from it", story.followed), ("Other findings", story.others), ("Remarks", story.remarks))
-    for title, told in parts:
-        if told:
-            yield f"{title}: {len(told)}", [_finding(one, report) for one in told]
+    for title, findings in parts:
+        if findings:
+            yield f"{title}: {len(findings)}", [_finding(one, report) for one in findings]
     rows = _ranks(report, job)
     if rows:
         yield f"Ranks: {len(rows) - 2}", rows
     if report.inputs:
-        yield f"What was read: {_read(report)}", _inputs(report)
+        read = sum(one.skipped is None for one in report.inputs)
+        yield f"What was read: {read} of {len(report.inputs)} files", _inputs(report)
     yield f"Checks: {coverage_line(report)}", _checks(report.results)
 
 
 def _folded(title: str, parts: list[str], room: int) -> str:
-    """``parts`` behind a line that opens them, as many as there is room for."""
+    """Return as many ``parts`` as there is room for, folded below ``title``."""
     head, tail = f"\n<details><summary>{cell(title)}</summary>\n\n", "\n\n</details>\n"
     left = room - len(head) - len(tail) - len(_LEFT_OUT) - 10
     kept: list[str] = []
@@ -151,11 +152,11 @@ _LEFT_OUT = "\n\n{} more are left out: the report as HTML or JSON has all of the
 _LEAST_ROOM = 1_000
 
 
-def _finding(told: CheckFinding, report: Report) -> str:
-    finding = told.finding
+def _finding(one: CheckFinding, report: Report) -> str:
+    finding = one.finding
     word = f"ignored: {finding.ignored.reason}, {finding.ignored.by}" if finding.ignored else finding.severity.value
     lines = [
-        f"### {told.id} {line_of(told.result.name)}: {line_of(word)}",
+        f"### {one.id} {line_of(one.result.name)}: {line_of(word)}",
         f"\n{line_of(finding.summary)}\n",
         f"- where: {line_of(place(finding, report))}; confidence {confidence(finding)}",
     ]
@@ -165,66 +166,57 @@ def _finding(told: CheckFinding, report: Report) -> str:
     words = {"effect": finding.effect, "fix": prose}
     lines += [f"- {name}: {line_of(text)}" for name, text in words.items() if text]
     lines += [f"\n{_fenced(below, 'sh')}"] if below else []
-    evidence = _lines(told)
+    evidence = _lines(one)
     while sum(map(len, evidence)) > _ROOM_OF_FINDING:
         evidence.pop()
     return "\n".join([*lines, *([f"\n{_fenced(evidence)}"] if evidence else []), ""])
 
 
 def _ranks(report: Report, job: Job | None) -> list[str]:
-    """The table of ranks, its head in the first two lines."""
+    """Return the table of ranks."""
     rows = rank_rows(report, job)
     if not rows:
         return []
     columns = used_columns(rows)
-    named = any(row.findings for row in rows)
-    head = ["rank", *columns.values(), *(["findings"] if named else [])]
+    head = ["rank", *columns.values(), *(["findings"] if any(row.findings for row in rows) else [])]
     body = (
-        [str(row.rank), *(getattr(row, name).text for name in columns), ", ".join(row.findings)][: len(head)]
+        [str(row.rank), *(spelt_out(getattr(row, name).text) for name in columns), ", ".join(row.findings)][: len(head)]
         for row in rows
     )
-    return [_row(head), _row(["---"] * len(head)), *map(_row, body)]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell(spelt_out(text)) for text in cells) + " |"
-
-
-def _read(report: Report) -> str:
-    skipped = sum(one.skipped is not None for one in report.inputs)
-    return f"{len(report.inputs) - skipped} of {len(report.inputs)} files"
+    return list(markdown_table(head, body))
 
 
 def _inputs(report: Report) -> list[str]:
-    """Files that were passed over first."""
+    """Return the table of the inputs, skipped ones first."""
     files = sorted(report.inputs, key=lambda one: one.skipped is None)
-    head = [_row(("file", "kind", "not read, because")), _row(["---"] * 3)]
-    return [*head, *(_row((one.path, one.kind, one.skipped or "; ".join(one.notes or ()))) for one in files)]
+    rows = ((one.path, one.kind, one.skipped or "; ".join(one.notes or ())) for one in files)
+    return list(markdown_table(("file", "kind", "not read, because"), rows))
 
 
 _ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
 
 
 def _checks(results: Iterable[CheckResult]) -> list[str]:
-    """All checks, those that found or lack something first."""
+    """Return the table of the checks, failed and unknown ones first; many with the same result share a row."""
     ordered = sorted(results, key=lambda result: _ORDER.index(result.status))
-    head = [_row(("check", "status", "seen", "reason")), _row(["---"] * 4)]
-    alike = Counter((result.status, result.reason) for result in ordered if result.status in _DULL)
-    many = {key for key, count in alike.items() if count > _FEW}
-    rows = [_check(result) for result in ordered if (result.status, result.reason) not in many]
-    return [*head, *rows, *(_many(key, ordered) for key in alike if key in many)]
+    same: dict[tuple[Status, str | None], list[str]] = {}
+    for result in ordered:
+        if result.status in (Status.PASS, Status.SKIP):
+            same.setdefault((result.status, result.reason), []).append(result.id)
+    shared = {key: ids for key, ids in same.items() if len(ids) > _FEW}
+    rows = [
+        (
+            f"{result.id} {result.name}",
+            state_of(result),
+            f"{result.seen}/{result.expected}",
+            result.crash or result.reason or "",
+        )
+        for result in ordered
+        if (result.status, result.reason) not in shared
+    ]
+    rows += ((", ".join(ids), status.value, "", reason or "") for (status, reason), ids in shared.items())
+    return list(markdown_table(("check", "status", "seen", "reason"), rows))
 
 
-_DULL = (Status.PASS, Status.SKIP)
 _FEW = 3
-"""Checks that ended alike and still take a line each."""
-
-
-def _check(result: CheckResult) -> str:
-    seen = f"{result.seen}/{result.expected}"
-    return _row((f"{result.id} {result.name}", state_of(result), seen, result.crash or result.reason or ""))
-
-
-def _many(key: tuple[Status, str | None], results: Iterable[CheckResult]) -> str:
-    ids = [result.id for result in results if (result.status, result.reason) == key]
-    return _row((", ".join(ids), key[0].value, "", key[1] or ""))
+"""Checks with the same result that still get a row each."""

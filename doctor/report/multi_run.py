@@ -1,9 +1,7 @@
-"""Reports on several runs that were read together: a line for each run, then each report by itself."""
+"""Renders the reports on several runs: a line for each run, then each report by itself."""
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,20 +9,20 @@ from markupsafe import Markup, escape
 
 from doctor.core.job import Job
 from doctor.core.report_document import RunReports
-from doctor.report.formatting import as_json, cell, spelt_out
-from doctor.report.machine_formats import github_text, render_github, render_junit, xml_text
+from doctor.report.formatting import as_json, cell, markdown_table, spelt_out
+from doctor.report.machine_formats import junit_document, render_github
 from doctor.report.markdown import render_markdown
 from doctor.report.narrative import headline
 
 
 class JudgedRuns(NamedTuple):
-    """What was found of each run, with the facts that were judged, in the same order."""
+    """The report on each run, and the facts it is based on, in the same order."""
 
     document: RunReports
     jobs: Sequence[Job]
 
     def lines(self) -> list[str]:
-        """The verdict of each run in a line: a table in plain text."""
+        """Return the verdict of each run in a line, as a table in plain text."""
         runs = self.document.runs
         width = max(len(spelt_out(run.name)) for run in runs)
         return [
@@ -32,44 +30,30 @@ class JudgedRuns(NamedTuple):
         ]
 
     def title(self) -> str:
-        """How many runs there are."""
+        """Return how many runs there are."""
         return f"{len(self.document.runs)} runs were found. Each has its own verdict; nothing is linked between them."
 
 
 def render_several_json(judged: JudgedRuns) -> str:
-    """One document: the worst verdict, and the report of each run."""
+    """Return one document with the worst verdict and the report of each run."""
     return as_json(judged.document) + "\n"
 
 
 def render_several_junit(judged: JudgedRuns) -> str:
-    """The suites of all runs, each named after its run."""
-    root = ET.Element("testsuites", name="rankdoctor", time=f"{judged.document.seconds:.3f}")
-    for run in judged.document.runs:
-        for suite in ET.fromstring(render_junit(run.report)):  # noqa: S314 - made here
-            suite.set("name", f"{xml_text(run.name)}: {suite.get('name')}")
-            root.append(suite)
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-_COMMAND = re.compile(r"^(::\w+ [^\n]*?::|rankdoctor: )", re.MULTILINE)
+    """Return the suites of all runs, each named after its run."""
+    runs = judged.document.runs
+    return junit_document(((f"{run.name}: ", run.report) for run in runs), judged.document.seconds)
 
 
 def render_several_github(judged: JudgedRuns) -> str:
-    """The annotations of all runs; each message begins with the name of its run."""
-    parts = []
-    for run in judged.document.runs:
-        name = github_text(spelt_out(run.name))
-        parts.append(_COMMAND.sub(lambda match, name=name: f"{match[1]}{name}: ", render_github(run.report)))  # type: ignore[misc]
-    return "".join(parts)
+    """Return the annotations of all runs; each message starts with the name of its run."""
+    return "".join(render_github(run.report, f"{run.name}: ") for run in judged.document.runs)
 
 
 def render_several_markdown(judged: JudgedRuns) -> str:
-    """A table of the verdicts, and the report of each run."""
-    lines = [f"{judged.title()}\n", "| run | verdict | what happened |", "| --- | --- | --- |"]
-    for run in judged.document.runs:
-        row = (run.name, run.report.verdict, headline(run.report))
-        lines.append("| " + " | ".join(cell(spelt_out(text)) for text in row) + " |")
+    """Return a table of the verdicts, and the report of each run."""
+    rows = ((spelt_out(run.name), run.report.verdict, spelt_out(headline(run.report))) for run in judged.document.runs)
+    lines = [f"{judged.title()}\n", *markdown_table(("run", "verdict", "what happened"), rows)]
     for run, job in zip(judged.document.runs, judged.jobs, strict=True):
         lines += [f"\n# {cell(spelt_out(run.name))}\n", render_markdown(run.report, job)]
     return "\n".join(lines)
@@ -105,7 +89,7 @@ _RUN = Markup(
 
 
 def render_several_html(judged: JudgedRuns) -> str:
-    """One page that holds the page of each run, each in a frame of its own origin."""
+    """Return one page that holds the page of each run in a frame of its own origin."""
     from doctor.report.html.document import render_html
 
     runs = Markup("").join(

@@ -1,8 +1,7 @@
-"""The pages of ``doctor explain``: read from the wheel, or from the checkout, without loading any check or rule; made
-from its docstring for a check that came with a plugin.
+"""The pages of ``doctor explain``: read from files without loading any check, or made from a plugin check's docstring.
 
-``python -m doctor.report.playbook`` writes the heads of all pages anew from the check and rule objects; a test sees
-to it that they are in step.
+``python -m doctor.report.playbook`` rewrites the heads of all pages from the check and rule objects; a test verifies
+that they match.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
 
 
 class PlaybookPage(msgspec.Struct, frozen=True):
-    """One page; ``markdown`` is the whole of it. ``limits``: defaults of the thresholds, by their names in settings."""
+    """One page; ``markdown``: all of it. ``limits``: defaults of the thresholds, by their names in settings."""
 
     id: str
     name: str
@@ -43,10 +42,10 @@ class PlaybookPage(msgspec.Struct, frozen=True):
 
 
 def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
-    """The page of an id or a name, in the playbook or among ``more``.
+    """Return the page of an id or a name, in the playbook or among ``more``.
 
     Raises:
-        UnusableError: there is none; with near names.
+        UnusableError: there is none; names similar ones.
     """
     from doctor.core.settings import suggestion
 
@@ -59,7 +58,7 @@ def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
 
 
 def all_pages() -> Iterator[PlaybookPage]:
-    """Every page, by id."""
+    """Return every page, by id."""
     for path in sorted(playbook_directory().glob("*.md")):
         yield _read(path)
 
@@ -76,7 +75,7 @@ def _read(path: Path) -> PlaybookPage:
 
 
 def page_of(check: Check | Rule) -> PlaybookPage:
-    """The page of a check or rule of somebody else, from its docstring."""
+    """Return the page of a plugin's check or rule, from its docstring."""
     title = _title(check)
     parts = {"Impact": check.effect, "Fix": check.fix, "From": check.origin}
     text = _facts(check) + "".join(f"\n## {name}\n\n{words}\n" for name, words in parts.items() if words)
@@ -84,13 +83,13 @@ def page_of(check: Check | Rule) -> PlaybookPage:
 
 
 def limits_of(check: Check | Rule) -> dict[str, float]:
-    """The defaults of its thresholds, by their names in settings."""
+    """Return the defaults of its thresholds, by their names in settings."""
     limits = check.limits if isinstance(check, Check) else {}
     return {f"{check.id}.{name}": value for name, value in limits.items()}
 
 
 def head_of(check: Check | Rule) -> str:
-    """The first lines of the page of a check or a rule."""
+    """Return the first lines of the page of a check or a rule."""
     return f"{_facts(check)}\n{_HEAD_END}\n"
 
 
@@ -110,13 +109,13 @@ def _title(check: Check | Rule) -> str:
 
 
 def with_head(check: Check | Rule, text: str) -> str:
-    """``text`` of a page with its head made anew."""
+    """Return the text of a page with a new head."""
     _, found, body = text.partition(_HEAD_END + "\n")
     return head_of(check) + "\n" + (body if found else text).lstrip("\n")
 
 
 def owners_of_pages() -> Iterator[Check | Rule]:
-    """The built-in checks, and the rules that bear no id of a check."""
+    """Return the built-in checks, and the rules that do not share the id of a check."""
     from doctor.core.check_registry import RULE_FAMILY, builtin_checks
     from doctor.lint.engine.registry import load_rules
 
@@ -125,7 +124,7 @@ def owners_of_pages() -> Iterator[Check | Rule]:
 
 
 def write_heads() -> None:
-    """Write the heads of all pages of the built-in checks and rules anew."""
+    """Rewrite the heads of all pages of the built-in checks and rules."""
     for check in owners_of_pages():
         path = playbook_directory() / f"{check.id}.md"
         if path.is_file():

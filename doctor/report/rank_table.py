@@ -1,4 +1,4 @@
-"""Every rank in a row: where it was, what it did last, what ended it."""
+"""The table of ranks: where each was, its last collective, its error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from doctor.core.text import byte_size
 
 
 class TableCell(NamedTuple):
-    """A cell of a table: what is shown, and the value by which its column is sorted."""
+    """A cell: its text, and the value by which its column is sorted."""
 
     text: str = ""
     order: float | str = ""
 
 
 class RankRow(NamedTuple):
-    """A rank. ``findings``: ids of those that name it, the primary one first."""
+    """A rank. ``findings``: ids of the findings that name it, the primary one first."""
 
     rank: int
     host: TableCell = TableCell()
@@ -40,11 +40,11 @@ COLUMNS = {
     "error": "error",
     "memory": "memory",
 }
-"""Fields of a row and what they are called; those that are empty for all ranks are not shown."""
+"""Fields of a row, and their labels; columns that are empty for all ranks are not shown."""
 
 
 def rank_rows(report: Report, job: Job | None) -> list[RankRow]:
-    """Every rank of the job, those that never came too; without facts as the report alone tells."""
+    """Return every rank of the job, absent ones included; without ``job``, only what the report holds."""
     blamed = _blamed(report)
     rows = {} if job is None else {rank.number: _row(rank, blamed) for rank in job.ranks}
     if report.job is not None:
@@ -58,12 +58,12 @@ def rank_rows(report: Report, job: Job | None) -> list[RankRow]:
 
 
 def used_columns(rows: list[RankRow]) -> dict[str, str]:
-    """The columns in which any row has something."""
+    """Return the columns that are not empty."""
     return {name: words for name, words in COLUMNS.items() if any(getattr(row, name).text for row in rows)}
 
 
 def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
-    """The ids of the errors and warnings that stand, by the ranks that they name; the primary one first."""
+    """Return the ids of the errors and warnings that are not ignored, by rank, the primary one first."""
     named: dict[int, dict[str, None]] = {}
     results = sorted(report.results, key=lambda result: result.id != report.primary)
     for result in results:
@@ -83,7 +83,7 @@ def _row(rank: Rank, blamed: Mapping[int, tuple[str, ...]]) -> RankRow:
         collective=_collective(rank.find(RecorderFacts)),
         batch=_batch(progress),
         error=_error(progress.failure if progress else None),
-        memory=_memory(rank),
+        memory=next(_memory(rank), TableCell()),
         findings=blamed.get(rank.number, ()),
     )
 
@@ -108,14 +108,14 @@ _POINTS = {"data": "waiting for data", "step": "step", "batch-end": "end of a ba
 
 
 def where(progress: ProgressFacts) -> str:
-    """``training, backward``; empty before anything is known."""
+    """Return ``training, backward``; empty before the first report."""
     if progress == ProgressFacts(state=progress.state, failure=progress.failure):
         return ""
     return place_words(progress.stage, progress.point)
 
 
 def place_words(stage: str, point: str) -> str:
-    """A stage of a run and a point of it in words."""
+    """Return a stage of a run and a point of it in words."""
     words = (_STAGES.get(stage, stage), _POINTS.get(point, point).replace("-", " "))
     return ", ".join(dict.fromkeys(word for word in words if word))
 
@@ -136,13 +136,13 @@ def _collective(recorder: RecorderFacts | None) -> TableCell:
 
 
 def call_words(call: Collective) -> str:
-    """``all_reduce 140 of group 0, not completed``."""
+    """Return ``all_reduce 140 of group 0, not completed``."""
     ended = "" if is_done(call) else ", not completed"
     return f"{call.operation} {call.sequence} of group {call.group}{ended}"
 
 
 def is_done(call: Collective) -> bool:
-    """Whether it is over, as far as the recorder tells."""
+    """Whether the recorder shows that the collective completed."""
     return call.retired or call.state == "completed"
 
 
@@ -156,15 +156,11 @@ def _error(failure: Failure | None) -> TableCell:
 
 
 _LONGEST = 160
-"""Characters of an error that a cell shows."""
+"""Characters of an error in a cell."""
 
 
-def _memory(rank: Rank) -> TableCell:
-    return next(_memory_words(rank), TableCell())
-
-
-def _memory_words(rank: Rank) -> Iterator[TableCell]:
-    """Most telling first: the peak on the device, else what the process holds of the host."""
+def _memory(rank: Rank) -> Iterator[TableCell]:
+    """Return the peak on the device, or else the host memory of the process."""
     snapshot = rank.find(MemorySnapshotFacts)
     if snapshot is not None and snapshot.reserved:
         yield TableCell(f"{byte_size(snapshot.reserved)} reserved", snapshot.reserved)

@@ -1,4 +1,4 @@
-"""What reports use of rich, which draws from ``random`` while it is imported (rich/style.py)."""
+"""The names of rich that reports use; importing rich draws from ``random`` (rich/style.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report that people read in a terminal: findings in full, the rest folded; narrow or wide, with colour or not."""
+"""Draws the report in a terminal: findings in full, all else folded; narrow or wide, with or without color."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from doctor.core.finding import Severity, Status
-from doctor.core.job import UNKNOWN_HOST
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.report.formatting import (
+    INLINE_CODE,
     counts_line,
     coverage_line,
     evidence_lines,
     explaining,
     families,
     fix_parts,
+    job_words,
     place,
     printable,
-    processes,
     ranges,
     shortened,
     some,
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from doctor.report.multi_run import JudgedRuns
 
 PIPED_WIDTH = 120
-"""Columns where the output is no terminal and COLUMNS is not set: log viewers scroll."""
+"""Columns if the output is not a terminal and COLUMNS is not set: log viewers scroll."""
 
 NARROW = 72
-"""Columns below which findings are hardly indented."""
+"""Columns below which findings have a smaller indent."""
 
 LEAST_WIDTH, MOST_WIDTH = 20, 1000
-"""Columns that are believed."""
+"""Limits of COLUMNS."""
 
 MOST_IDENTICAL = 3
-"""Findings of one check that are shown in full; more are counted, unless all are asked for."""
+"""Findings of one check that are shown in full; the others are counted, except with ``verbose``."""
 
 _TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 
 _EMPTY = re.compile(r"\n{3,}")
-_CODE = re.compile(r"`([^`]+)`")
 
-_STYLE = {
+VERDICT_COLORS = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
+STATE_STYLES = {
     "error": "bold red",
     "warning": "yellow",
     "info": "cyan",
@@ -84,13 +84,17 @@ _MARK = {
 
 
 def make_console(stream: IO[str], *, width: int | None = None) -> Console:
-    """A console for ``stream``: no colour where it is no terminal or NO_COLOR is set.
+    """Return a console for ``stream``, without color if it is not a terminal or NO_COLOR is set.
 
     Open MPI gives its ranks a terminal whatever mpirun's own output is (``orte_iof``): theirs counts as a pipe.
     """
     piped = not stream.isatty() or "OMPI_COMM_WORLD_RANK" in os.environ
     if width is None:
-        width = _stated_width() or (PIPED_WIDTH if piped else None)
+        columns = os.environ.get("COLUMNS", "")
+        if re.fullmatch("[0-9]{1,9}", columns):
+            width = min(max(int(columns), LEAST_WIDTH), MOST_WIDTH)
+        else:
+            width = PIPED_WIDTH if piped else None
     return Console(
         file=_DiscardingStream(stream),
         width=width,
@@ -99,14 +103,14 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
         markup=False,
         no_color=piped or None,
         force_terminal=False if piped and stream.isatty() else None,
-        # Read from COLUMNS and LINES without a look at what they hold, if they are there.
+        # rich reads COLUMNS and LINES without limits.
         _environ={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
     )
 
 
 class _DiscardingStream(io.StringIO):
-    """Where a console leaves what is not captured: nothing of value. It answers for ``stream``, so that a stream which
-    can't be written is met in one place, by whoever prints what was captured."""
+    """Discards what a console writes outside of a capture, with the properties of ``stream``: only the caller, who
+    prints what was captured, meets a stream that is not writable."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class _DiscardingStream(io.StringIO):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream: what it can't show is replaced by signs that it can."""
+        """The encoding of the stream, whose missing characters rich replaces."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
@@ -122,14 +126,8 @@ class _DiscardingStream(io.StringIO):
         return self._stream.isatty()
 
 
-def _stated_width() -> int | None:
-    """COLUMNS, where it is a number, within what can be read."""
-    stated = os.environ.get("COLUMNS", "")
-    return min(max(int(stated), LEAST_WIDTH), MOST_WIDTH) if re.fullmatch("[0-9]{1,9}", stated) else None
-
-
 class _TerminalStyle(NamedTuple):
-    """What is drawn, and how: ``indent`` columns before the text of a finding."""
+    """What is drawn, and how. ``indent``: columns before the text of a finding."""
 
     report: Report
     verbose: bool
@@ -139,7 +137,7 @@ class _TerminalStyle(NamedTuple):
 
 
 class _Unwrapped(NamedTuple):
-    """A line that is printed as it is, however long: a command that is broken in two can't be pasted."""
+    """A line that is never wrapped: a wrapped command can't be pasted."""
 
     text: Text
 
@@ -147,78 +145,62 @@ class _Unwrapped(NamedTuple):
 _Line = RenderableType | _Unwrapped
 
 
-def _print(console: Console, line: _Line) -> None:
-    if isinstance(line, _Unwrapped):
-        console.print(line.text, soft_wrap=True)
-    else:
-        console.print(line)
+def _drawn(console: Console, lines: Iterable[_Line]) -> str:
+    """Return the lines as ``console`` shows them, without trailing blanks and repeated empty lines."""
+    with console.capture() as paper:
+        for line in lines:
+            if isinstance(line, _Unwrapped):
+                console.print(line.text, soft_wrap=True)
+            else:
+                console.print(line)
+    return _EMPTY.sub("\n\n", _TRAILING.sub("", paper.get()))
 
 
 def draw_report(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
-    """The report as ``console`` would show it. ``verbose``: every check on a line of its own; ``quiet``: only findings
-    and the verdict."""
+    """Return the report as ``console`` shows it.
+
+    ``verbose``: every check on its own line; ``quiet``: only findings and the verdict."""
     report = printable(report)
-    look = _TerminalStyle(report, verbose, quiet, indent=_indent(console), width=console.width)
-    with console.capture() as paper:
-        if not quiet:
-            console.print(_title(report))
-        for line in _verdict(report, look) if report.inputs else ():
-            _print(console, line)
-        for family, results in families(report).items():
-            for line in _family(family, results, look):
-                _print(console, line)
-        console.print(_summary(report))
-    return _tidy(paper.get())
+    style = _TerminalStyle(report, verbose, quiet, indent=_indent(console), width=console.width)
+    return _drawn(console, _report(report, style))
+
+
+def _report(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
+    if not style.quiet:
+        yield Text(" · ".join([f"rankdoctor {report.tool.version}", *job_words(report)]), style="bold")
+    if report.inputs:
+        yield from _verdict(report, style)
+    for family, results in families(report).items():
+        yield from _family(family, results, style)
+    yield _summary(report)
 
 
 def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
-    """The verdict of each run in a line, then its findings; its report in full only where it is to be ``verbose``."""
-    with console.capture() as paper:
-        console.print(Text(judged.title(), style="bold"))
-        for line in judged.lines():
-            console.print(Text(line, overflow="fold"))
-    parts = [_tidy(paper.get())]
+    """Return the verdict of each run in a line, then its findings; with ``verbose``, its whole report."""
+    title = [Text(judged.title(), style="bold"), *(Text(line, overflow="fold") for line in judged.lines())]
+    parts = [_drawn(console, title)]
     for run in judged.document.runs:
-        with console.capture() as paper:
-            console.print(Text())
-            console.print(Rule(Text(spelt_out(run.name), style="bold"), align="left", characters="━"))
-        parts += [_tidy(paper.get()), draw_report(run.report, console, verbose=verbose, quiet=quiet or not verbose)]
+        rule = Rule(Text(spelt_out(run.name), style="bold"), align="left", characters="━")
+        parts.append(_drawn(console, (Text(), rule)))
+        parts.append(draw_report(run.report, console, verbose=verbose, quiet=quiet or not verbose))
     return "".join(parts)
 
 
 def draw_findings(report: Report, console: Console) -> str:
-    """All findings of ``report`` in full, as :func:`draw_report` shows them, and nothing else."""
+    """Return only the findings of ``report``, in full, as :func:`draw_report` shows them."""
     report = printable(report)
-    look = _TerminalStyle(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
-    with console.capture() as paper:
-        for result in report.results:
-            for line in _check(result, look) if result.findings else ():
-                _print(console, line)
-    return _tidy(paper.get())
+    style = _TerminalStyle(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
+    return _drawn(console, (line for result in report.results if result.findings for line in _check(result, style)))
 
 
 def _indent(console: Console) -> int:
     return 10 if console.width >= NARROW else 2
 
 
-def _tidy(text: str) -> str:
-    """Tables pad their last column; nobody wants to copy that."""
-    return _EMPTY.sub("\n\n", _TRAILING.sub("", text))
-
-
-def _title(report: Report) -> RenderableType:
-    words = [f"rankdoctor {report.tool.version}"]
-    if report.job is not None:
-        hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
-        launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
-        words += [processes(report), launcher, *([some(hosts, 3)] if hosts else [])]
-    return Text(" · ".join(words), style="bold")
-
-
-def _verdict(report: Report, look: _TerminalStyle) -> Iterable[_Line]:
-    """What happened first, in a sentence; for what was read after the event, where that is the question."""
+def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
+    """Return the headline of a post-mortem report: what happened first."""
     story = narrative_of(report)
-    sentence = Text(f"\n{headline(report)}", style=f"bold {_COLOUR[report.verdict]}")
+    sentence = Text(f"\n{headline(report)}", style=f"bold {VERDICT_COLORS[report.verdict]}")
     reading = evidence_overview_of(report)
     if story.primary is None and reading is not None:
         yield Group(sentence, *_read(reading))
@@ -235,11 +217,11 @@ def _verdict(report: Report, look: _TerminalStyle) -> Iterable[_Line]:
         Text(sure + (f"; explains {some(followed)}" if followed else ""), style="dim"),
         *(_quoted(quote) for quote in quotes(finding)[:_FIRST_QUOTES]),
     )
-    yield from _fix(finding.fix, "fix: ", 5, look.width)
+    yield from _fix(finding.fix, "fix: ", 5, style.width)
 
 
 def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:
-    """What was read of a run whose outcome is unclear, and what to collect next."""
+    """Return what the inputs show of a run whose outcome is unclear, and what to collect next."""
     yield from (Text(fact, style="dim") for fact in reading.facts)
     yield from map(_quoted, reading.lines)
     if reading.more > 0:
@@ -249,7 +231,7 @@ def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:
 
 
 _FIRST_QUOTES = 2
-"""Lines that the verdict rests on, shown with it."""
+"""Quoted lines that are shown with the verdict."""
 
 
 def _quoted(quote: LogQuote) -> RenderableType:
@@ -258,88 +240,77 @@ def _quoted(quote: LogQuote) -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-_COLOUR = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
-
-
-def _family(family: str, results: list[CheckResult], look: _TerminalStyle) -> Iterable[_Line]:
+def _family(family: str, results: list[CheckResult], style: _TerminalStyle) -> Iterable[_Line]:
     folded = Counter(result.status for result in results if _is_quiet(result))
-    shown = [result for result in results if look.verbose or not _is_quiet(result)]
-    if look.quiet:
+    shown = [result for result in results if style.verbose or not _is_quiet(result)]
+    if style.quiet:
         shown = [result for result in shown if result.findings or result.status is Status.ERROR]
     elif shown or folded:
         yield Text()
         yield Rule(Text(family, style="bold"), align="left", style="dim", characters="─")
     for result in shown:
-        yield from _check(result, look)
-    if folded and not look.verbose and not look.quiet:
-        yield _row("pass" if folded[Status.PASS] else "skip", Text(_fold(folded), style="dim"))
+        yield from _check(result, style)
+    if folded and not style.verbose and not style.quiet:
+        counts = [f"{folded[status]} {status.value}" for status in (Status.PASS, Status.SKIP) if folded[status]]
+        yield _row("pass" if folded[Status.PASS] else "skip", Text(", ".join(counts), style="dim"))
 
 
 def _is_quiet(result: CheckResult) -> bool:
     return result.status in (Status.PASS, Status.SKIP) and not result.findings
 
 
-def _fold(counts: Counter[Status]) -> str:
-    return ", ".join(f"{counts[status]} {status.value}" for status in (Status.PASS, Status.SKIP) if counts[status])
-
-
-def _row(state: str, text: RenderableType, word: str | None = None) -> RenderableType:
+def _row(state: str, text: RenderableType) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, width=9)
     table.add_column(overflow="fold")
-    table.add_row(Text(f"{_MARK[state]} {word or state}", style=_STYLE[state]), text)
+    table.add_row(Text(f"{_MARK[state]} {state}", style=STATE_STYLES[state]), text)
     return table
 
 
-def _check(result: CheckResult, look: _TerminalStyle) -> Iterable[_Line]:
-    state = state_of(result)
+def _check(result: CheckResult, style: _TerminalStyle) -> Iterable[_Line]:
     line = Text.assemble((result.id, "bold"), f" {result.name}")
     if result.reason and not result.findings:
         line.append(f": {result.reason}", style="dim")
-    yield _row(state, line)
-    shown = result.findings if look.verbose else result.findings[:MOST_IDENTICAL]
+    yield _row(state_of(result), line)
+    shown = result.findings if style.verbose else result.findings[:MOST_IDENTICAL]
     for finding in shown:
-        yield from _finding(result, finding, look)
+        yield from _finding(result, finding, style)
         yield Text()
-    rest = result.findings[len(shown) :]
-    if rest:
-        yield Padding(Text(_more(rest), style="dim"), (0, 0, 1, look.indent))
+    if rest := result.findings[len(shown) :]:
+        ranks = ranges(rank for finding in rest for rank in finding.ranks)
+        more = f"and {len(rest)} more findings like it{ranks and ', ranks '}{ranks} (--verbose shows all)"
+        yield Padding(Text(more, style="dim"), (0, 0, 1, style.indent))
     if result.crash is not None:
         yield _row("crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
 
 
-def _more(rest: tuple[ReportFinding, ...]) -> str:
-    ranks = ranges(rank for finding in rest for rank in finding.ranks)
-    return f"and {len(rest)} more findings like it" + (f", ranks {ranks}" if ranks else "") + " (--verbose shows all)"
-
-
 _MORE = ("evidence", "effect")
-"""What is left out of findings that are only good to know, unless everything is asked for."""
+"""Labels that findings of severity info have only with ``verbose``."""
 
 
-def _finding(result: CheckResult, finding: ReportFinding, look: _TerminalStyle) -> Iterable[_Line]:
-    summary = Text(finding.summary, style=_STYLE[finding.severity.value if finding.stands else "ignored"])
+def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle) -> Iterable[_Line]:
+    summary = Text(finding.summary, style=STATE_STYLES[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
     grid.add_column(overflow="fold")
-    for label, text in _parts(finding, look):
-        if look.verbose or finding.severity is not Severity.INFO or label not in _MORE:
+    for label, text in _parts(finding, style):
+        if style.verbose or finding.severity is not Severity.INFO or label not in _MORE:
             grid.add_row(label, text)
-    yield Padding(Group(summary, grid), (0, 0, 0, look.indent))
+    yield Padding(Group(summary, grid), (0, 0, 0, style.indent))
     if finding.ignored is not None:
         return
-    yield from _fix(finding.fix, f"{' ' * look.indent}{'fix':{_LABEL}}", look.indent + _LABEL, look.width)
+    yield from _fix(finding.fix, f"{' ' * style.indent}{'fix':{_LABEL}}", style.indent + _LABEL, style.width)
     if finding.severity is not Severity.INFO:
-        yield Text(f"{' ' * look.indent}{'more':{_LABEL}}{explaining(result)}", style="dim")
+        yield Text(f"{' ' * style.indent}{'more':{_LABEL}}{explaining(result)}", style="dim")
 
 
 _LABEL = 9
-"""Columns of the labels of a finding, the one after them counted."""
+"""Columns of the labels of a finding, with the blank after them."""
 
 
 def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
-    """The prose of a fix, wrapped between words and never within a command, and its commands, one a line."""
-    if not fix:  # as a plugin's check without a docstring
+    """Return the prose of a fix, wrapped between words and never within a command, and its commands, one per line."""
+    if not fix:  # of a plugin's check without a docstring
         return
     prose, below = fix_parts(fix)
     lines = [*_wrapped(prose, max(width - indent, 1)), *(Text(command, style="bold") for command in below)]
@@ -348,12 +319,12 @@ def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
 
 
 _BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
-"""A blank within code, and where code begins and ends, while lines are filled: private signs that no font shows."""
+"""Private-use characters for a blank within code, and for the start and end of code, while lines are wrapped."""
 
 
 def _wrapped(prose: str, width: int) -> list[Text]:
     plain = re.sub(f"[{_BLANK}-{_END}]", "\ufffd", prose)
-    marked = _CODE.sub(lambda match: f"{_BEGIN}{match[1].replace(' ', _BLANK)}{_END}", plain)
+    marked = INLINE_CODE.sub(lambda match: f"{_BEGIN}{match[1].replace(' ', _BLANK)}{_END}", plain)
     lines: list[str] = []
     for word in marked.split():
         if lines and _columns(lines[-1]) + 1 + _columns(word) <= width:
@@ -368,7 +339,7 @@ def _columns(marked: str) -> int:
 
 
 def _styled(marked: str) -> Text:
-    """A line with its commands in bold; the backticks go, because a shell would take them for its own."""
+    """Return a line with its commands in bold, without backticks, which a shell would interpret."""
     line = Text()
     for part in marked.replace(_BLANK, " ").split(_BEGIN):
         code, end, rest = part.partition(_END)
@@ -377,14 +348,14 @@ def _styled(marked: str) -> Text:
     return line
 
 
-def _parts(finding: ReportFinding, look: _TerminalStyle) -> Iterable[tuple[str, Text]]:
-    yield "where", Text(place(finding, look.report))
+def _parts(finding: ReportFinding, style: _TerminalStyle) -> Iterable[tuple[str, Text]]:
+    yield "where", Text(place(finding, style.report))
     if finding.source is not None:
         line = f":{finding.source.line}" if finding.source.line else ""
         yield "source", Text(f"{finding.source.file}{line}")
     if finding.evidence:
         lines = evidence_lines(finding.evidence)
-        yield "evidence", Text("\n".join(lines if look.verbose else map(shortened, lines)))
+        yield "evidence", Text("\n".join(lines if style.verbose else map(shortened, lines)))
     if finding.ignored is not None:
         yield "ignored", Text(f"{finding.ignored.reason} ({finding.ignored.by})")
         return
@@ -395,22 +366,21 @@ def _parts(finding: ReportFinding, look: _TerminalStyle) -> Iterable[tuple[str, 
 
 
 def _prose(text: str) -> Text:
-    """A sentence with its commands in bold; the backticks go, because a shell would take them for its own."""
+    """Return a sentence with its commands in bold, without backticks, which a shell would interpret."""
     prose = Text()
-    for position, part in enumerate(_CODE.split(text)):
+    for position, part in enumerate(INLINE_CODE.split(text)):
         prose.append(part, style="bold" if position % 2 else "")
     return prose
 
 
 def _summary(report: Report) -> RenderableType:
-    colour = _COLOUR[report.verdict]
     lines: list[RenderableType] = [Text(), Rule(style="dim", characters="─")]
-    headline = Text.assemble((report.verdict, f"bold {colour}"), f": {counts_line(report)}")
+    verdict = verdict_text(report)
     if report.verdict == "inconclusive":
-        headline.append(f"; {why_inconclusive(report)}")
+        verdict.append(f"; {why_inconclusive(report)}")
     elif report.coverage.checks["unknown"]:
-        headline.append(f"; {report.coverage.checks['unknown']} checks could not be judged")
-    lines.append(headline)
+        verdict.append(f"; {report.coverage.checks['unknown']} checks could not be judged")
+    lines.append(verdict)
     if report.primary:
         lines.append(_primary(report))
     lines.append(Text(f"{coverage_line(report)}; {report.seconds:.2f} s", style="dim"))
@@ -419,14 +389,19 @@ def _summary(report: Report) -> RenderableType:
     return Group(*lines)
 
 
+def verdict_text(report: Report) -> Text:
+    """Return the verdict in its color, and the counts of findings."""
+    return Text.assemble((report.verdict, f"bold {VERDICT_COLORS[report.verdict]}"), f": {counts_line(report)}")
+
+
 def _primary(report: Report) -> RenderableType:
-    explained = [
-        result.id for result in report.results for f in result.findings if f.explained_by == report.primary and f.stands
-    ]
     text = Text.assemble("start with ", (str(report.primary), "bold"))
     result = report.result(str(report.primary))
     if result is not None:
         text.append(f" {result.name}")
+    explained = {
+        result.id for result in report.results for f in result.findings if f.explained_by == report.primary and f.stands
+    }
     if explained:
-        text.append(f" (explains {some(sorted(set(explained)))})")
+        text.append(f" (explains {some(sorted(explained))})")
     return text

@@ -23,6 +23,7 @@ from doctor.report.html.charts.chart_data import chart_data
 from doctor.report.html.charts.lanes import MOST_LANES, MOST_MESSAGES
 from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import timeline_of
+from doctor.report.narrative import Narrative, narrative_of
 from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine
 from doctor.testing import healthy, running, stalled, user_frame
@@ -32,9 +33,15 @@ from doctor.testing.stalled_run import with_failure
 from doctor.testing.training_run import NOON
 from tests.report.pages import IDLE, logged_job, stalled_job
 
+NOBODY = Narrative(None, (), (), ())
+
+
+def story(job):
+    return narrative_of(examine(job))
+
 
 def timeline(job):
-    return timeline_of(examine(job), job)
+    return timeline_of(story(job), job)
 
 
 def said(at, rank, *, line=1, kind="x.y", host=None, text="words"):
@@ -111,7 +118,7 @@ def test_what_no_rank_says_has_a_lane_of_its_host():
 def test_without_times_there_is_no_chart():
     assert timeline(healthy(2, 2).job()) is None
     assert timeline(with_events(said(None, 0))) is None
-    assert timeline_of(examine(healthy().job()), None) is None
+    assert timeline_of(story(healthy().job()), None) is None
 
 
 def test_times_that_are_no_numbers_are_left_out():
@@ -151,7 +158,7 @@ def test_data_of_the_chart_names_every_text_once():
 def test_memory_is_drawn_for_each_measure_and_thinned_at_its_peaks():
     samples = tuple(MemorySample(step, reserved=(7 if step == 1234 else 1) << 30) for step in range(5000))
     job = running(1, 4).alter(RunMemoryFacts, samples=samples).job()
-    (chart,) = memory_of(examine(job), job)
+    (chart,) = memory_of(story(job), job)
     assert (chart.field, chart.limit) == ("reserved", 80 << 30)
     assert all(line.highest == (1234, 7 << 30) for line in chart.lines)
     assert sum(len(line.points) for line in chart.lines) <= ALL_POINTS
@@ -160,7 +167,7 @@ def test_memory_is_drawn_for_each_measure_and_thinned_at_its_peaks():
 
 def test_ranks_of_findings_about_memory_stand_out():
     job = stalled_job()
-    charts_of_job = memory_of(examine(job), job)
+    charts_of_job = memory_of(story(job), job)
     assert [chart.field for chart in charts_of_job] == ["reserved", "allocated", "resident"]
     assert all([line.rank for line in chart.lines if line.blamed] == [2] for chart in charts_of_job)
     assert charts_of_job[-1].limit is None
@@ -168,8 +175,8 @@ def test_ranks_of_findings_about_memory_stand_out():
 
 def test_without_samples_there_is_no_memory_chart():
     job = running().alter(RunMemoryFacts, samples=()).job()
-    assert memory_of(examine(job), job) == ()
-    assert memory_of(examine(job), None) == ()
+    assert memory_of(story(job), job) == ()
+    assert memory_of(story(job), None) == ()
 
 
 def test_pairs_show_the_worst_connection_of_two_hosts():
@@ -177,7 +184,7 @@ def test_pairs_show_the_worst_connection_of_two_hosts():
         attempts=(Reach("node1", "10.0.0.2", 29500, "open"), Reach("node1", "10.0.0.2", 29501, "silent"))
     )
     job = healthy(2, 2).put(tried, ranks=(0,)).job()
-    found = pairs_of(job)
+    found = pairs_of(NOBODY, job)
     assert found.hosts == ("node0", "node1")
     (chart,) = found.charts
     assert [(pair.source, pair.target, pair.text, pair.bad) for pair in chart.pairs] == [
@@ -189,7 +196,7 @@ def test_pairs_show_what_was_measured():
     paths = PathFacts(samples=(PathSample("node1", round_trip=0.0015, full_size_arrived=False),))
     sent = TransferFacts(samples=(Transfer("node1", "done", 2.0**31), Transfer("node1", "done", 2.0**30)))
     job = healthy(2, 1).put(paths, hosts=("node0",)).put(sent, hosts=("node0",)).job()
-    charts_of_job = {chart.name: chart for chart in pairs_of(job).charts}
+    charts_of_job = {chart.name: chart for chart in pairs_of(NOBODY, job).charts}
     assert charts_of_job["bandwidth"].pairs[0].text == "1 GiB/s"
     assert charts_of_job["round trip"].pairs[0].text == "1.5 ms"
     assert charts_of_job["full-size packets"].pairs[0].bad
@@ -199,7 +206,7 @@ def test_pairs_show_what_was_measured():
 def bad_ways(sketch):
     """Between which hosts the bandwidth is marked as bad."""
     job = sketch.job()
-    (bandwidth,) = [chart for chart in pairs_of(job, examine(job)).charts if chart.name == "bandwidth"]
+    (bandwidth,) = [chart for chart in pairs_of(story(job), job).charts if chart.name == "bandwidth"]
     return {(pair.source, pair.target) for pair in bandwidth.pairs if pair.bad}
 
 
@@ -208,7 +215,7 @@ def test_messages_of_ranks_over_the_back_end():
     for host in transferred(4).job().hosts:
         sketch = sketch.put(host.find(TransferFacts), hosts=(host.name,))
     job = sketch.job()
-    (chart,) = [chart for chart in pairs_of(job, examine(job)).charts if chart.name == "messages over nccl"]
+    (chart,) = [chart for chart in pairs_of(story(job), job).charts if chart.name == "messages over nccl"]
     assert {(pair.source, pair.target) for pair in chart.pairs} == {
         *itertools.permutations(("node0", "node1", "node2", "node3"), 2)
     }
@@ -231,13 +238,13 @@ def test_a_slow_pair_that_nobody_is_blamed_for_is_not_bad():
 
 def test_what_is_bad_is_drawn_first():
     job = transferred(6, touching(3)).job()
-    assert pairs_of(job).charts[0].name == "round trip"
-    assert pairs_of(job, examine(job)).charts[0].name == "bandwidth"
+    assert pairs_of(NOBODY, job).charts[0].name == "round trip"
+    assert pairs_of(story(job), job).charts[0].name == "bandwidth"
 
 
 def test_without_probes_there_are_no_pairs():
-    assert pairs_of(healthy(4, 2).job()) is None
-    assert pairs_of(None) is None
+    assert pairs_of(NOBODY, healthy(4, 2).job()) is None
+    assert pairs_of(NOBODY, None) is None
 
 
 def test_of_many_hosts_as_many_are_drawn_as_fit(monkeypatch):
@@ -246,7 +253,7 @@ def test_of_many_hosts_as_many_are_drawn_as_fit(monkeypatch):
     for host in range(5):
         paths = tuple(PathSample(f"node{peer}", round_trip=0.001) for peer in range(5) if peer != host)
         sketch = sketch.put(PathFacts(samples=paths), hosts=(f"node{host}",))
-    found = pairs_of(sketch.job())
+    found = pairs_of(NOBODY, sketch.job())
     assert (found.hosts, found.left_out, len(found.charts[0].pairs)) == (("node0", "node1", "node2"), 2, 6)
     assert len(chart_data(None, (), found)["pairs"]["charts"][0]["cells"]) == 6
 

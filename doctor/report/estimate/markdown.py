@@ -1,33 +1,27 @@
-"""An estimate as Markdown: for an issue, a merge request or a ticket."""
+"""Renders an estimate as Markdown, for an issue, a merge request or a ticket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from doctor.core.report_document import Report
-from doctor.core.text import byte_size
 from doctor.estimate.data_model import Estimate
-from doctor.report.estimate.terminal import not_judged
 from doctor.report.estimate.wording import (
-    SUGGESTION_HEADER,
     all_notes,
     batch_words,
-    conclusion,
     headline,
     host_words,
-    measured_cells,
-    measured_head,
     part_rows,
-    percent,
-    suggestion_cells,
+    tables,
     title_words,
+    unknown_checks,
     when_words,
 )
-from doctor.report.formatting import cell, line_of, printable
+from doctor.report.formatting import line_of, markdown_table, printable
 
 
 def render_estimate_markdown(report: Report, estimate: Estimate) -> str:
-    """The answer and the findings as a page."""
+    """Return the estimate and the findings as a page."""
     return "\n".join(_lines(printable(report), estimate)) + "\n"
 
 
@@ -36,18 +30,16 @@ def _lines(report: Report, estimate: Estimate) -> Iterator[str]:
     yield f"\n**{line_of(headline(estimate))}**"
     yield f"\n{line_of(' '.join(filter(None, [batch_words(estimate), when_words(estimate)])))}"
     yield f"\n{line_of(' · '.join(title_words(estimate)))}\n"
-    rows = [(row.label, byte_size(row.size), percent(row.share)) for row in part_rows(estimate)]
-    yield from _table(("at the peak", "bytes", "share"), rows)
-    if estimate.ways:
+    rows = (row.cells for row in part_rows(estimate))
+    yield from markdown_table(("at the peak", "bytes", "share"), rows, rule="---:")
+    for table in tables(estimate):
         yield ""
-        yield from _table(SUGGESTION_HEADER, list(map(suggestion_cells, estimate.ways)))
-    if estimate.measured:
-        yield ""
-        yield from _table(measured_head(estimate.measured), list(map(measured_cells, estimate.measured)))
-        yield f"\n{line_of(conclusion(estimate.measured))}"
-    yield f"\nHost: {line_of(host_words(estimate.host))}."
+        yield from markdown_table(table.head, table.rows, rule="---:")
+        if table.conclusion is not None:
+            yield f"\n{line_of(table.conclusion)}"
+    yield f"\n{line_of(host_words(estimate.host))}"
     yield from _findings(report)
-    notes = [*all_notes(estimate), *not_judged(report, verbose=False)]
+    notes = [*all_notes(estimate), *unknown_checks(report)]
     if notes:
         yield ""
         yield from (f"- {line_of(note)}" for note in notes)
@@ -59,15 +51,5 @@ def _findings(report: Report) -> Iterator[str]:
             word = f"ignored: {finding.ignored.reason}" if finding.ignored else finding.severity.value
             yield f"\n### {result.id} {line_of(result.name)}: {line_of(word)}"
             yield f"\n{line_of(finding.summary)}"
-            words = {"effect": finding.effect, "fix": finding.fix}
-            yield "".join(f"\n- {name}: {line_of(text)}" for name, text in words.items() if text)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield _row(head)
-    yield _row(["---", *["---:"] * (len(head) - 1)])
-    yield from map(_row, rows)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(cell, cells)) + " |"
+            parts = {"effect": finding.effect, "fix": finding.fix}
+            yield "".join(f"\n- {name}: {line_of(text)}" for name, text in parts.items() if text)

@@ -1,19 +1,13 @@
-"""What an estimate says, in words and numbers that all its reports share."""
+"""The rows and sentences of an estimate, as both the terminal and Markdown show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from doctor.core.report_document import Report
 from doctor.core.text import byte_size
-from doctor.estimate.data_model import (
-    MOST_SAMPLES,
-    Estimate,
-    HostMemory,
-    MeasuredThroughput,
-    MemoryBreakdown,
-    Suggestion,
-)
+from doctor.estimate.data_model import MOST_SAMPLES, Estimate, HostMemory, MeasuredThroughput
 from doctor.report.formatting import spelt_out
 
 LABELS = {
@@ -30,105 +24,88 @@ LABELS = {
     "context": "CUDA context, NCCL",
     "others": "others on the device",
 }
-"""The parts of a peak, as a report names them."""
+"""Labels of the fields of :class:`doctor.estimate.data_model.MemoryBreakdown`."""
 
 LEAST_SHARE = 0.01
-"""A smaller part of the peak is shown with the rest."""
+"""Smaller parts of the peak are summed up in one row."""
 
 
 class MemoryRow(NamedTuple):
-    """A part of the device's memory: its bytes, and its share of the whole device, or of the peak where nobody said
-    how large a device is."""
+    """A part of the device's memory: bytes, and the share of the device's memory, or of the peak if that is unknown."""
 
     label: str
     size: int
     share: float
 
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The row as text, the share as a percentage."""
+        return self.label, byte_size(self.size), percent(self.share)
+
+
+class EstimateTable(NamedTuple):
+    """A table of alternatives, and a sentence below it, if it has one."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    conclusion: str | None = None
+
 
 def title_words(estimate: Estimate) -> list[str]:
-    """What was estimated: the model, the devices, the strategy, the batch."""
+    """Return what was estimated: the model, the devices, the strategy, the batch."""
     plan = estimate.plan
-    device = estimate.device_name or "device"
-    count = plan.devices * plan.nodes
-    ranks = f", {plan.ranks_per_device} ranks each" if plan.ranks_per_device > 1 else ""
-    strategy = f"{plan.strategy}, {plan.world_size} ranks" if plan.world_size > 1 else "one rank"
+    count = estimate.parameter_count
+    unit, size = next((one for one in (("B", 10**9), ("M", 10**6), ("K", 10**3)) if count >= one[1]), ("", 1))
+    shared = f", {plan.ranks_per_device} ranks each" if plan.ranks_per_device > 1 else ""
     batch = f"batch {estimate.batch_size} a rank" if estimate.batch_size else "its batch"
-    times = f" x {plan.accumulate}" if plan.accumulate > 1 else ""
-    words = [f"{_count(estimate.parameter_count)} parameters", f"{count} x {device}{ranks}", strategy, plan.precision]
-    words += [*(["checkpointing"] if plan.checkpointing else []), *([plan.optimizer] if plan.optimizer else [])]
-    return [*words, f"{batch}{times}"]
-
-
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return str(number)
+    return [
+        f"{count / size:.3g} {unit} parameters" if unit else f"{count} parameters",
+        f"{plan.devices * plan.nodes} x {estimate.device_name or 'device'}{shared}",
+        f"{plan.strategy}, {plan.world_size} ranks" if plan.world_size > 1 else "one rank",
+        plan.precision,
+        *(["checkpointing"] if plan.checkpointing else []),
+        *([plan.optimizer] if plan.optimizer else []),
+        batch + (f" x {plan.accumulate}" if plan.accumulate > 1 else ""),
+    ]
 
 
 def headline(estimate: Estimate) -> str:
-    """Whether it fits, and by how much, in a sentence."""
-    need, usable, who = _need(estimate), _usable(estimate), _who(estimate)
-    most = "about " if estimate.bound else ""
-    if usable is None:
-        return f"{who} {most}{byte_size(need)} at the peak."
-    whole = byte_size(usable)
+    """Return one sentence: whether it fits, and by how much."""
+    ranks = estimate.plan.ranks_per_device
+    who = "a rank takes" if ranks == 1 else f"the {ranks} ranks on a device take"
+    need = estimate.peak_bytes * ranks
+    takes = f"{who} {'about ' if estimate.bound else ''}{byte_size(need)}"
+    if estimate.device_memory is None:
+        return f"{takes[:1].upper()}{takes[1:]} at the peak."
+    usable = estimate.device_memory - _held_by_others(estimate)
     if estimate.fits is None:
-        return f"Whether it fits can't be told: {_lower(who)} {most}{byte_size(need)}, and there are {whole}."
+        return f"Whether it fits can't be told: {takes}, and there are {byte_size(usable)}."
     if estimate.fits:
-        return (
-            f"It fits{_tightly(estimate)}: {_lower(who)} {most}{byte_size(need)} of {whole} ({percent(need / usable)})."
-        )
+        is_tight = estimate.safe_batch is None or estimate.batch_size > estimate.safe_batch
+        tightly = ", but tightly" if is_tight and estimate.largest_batch else ""
+        return f"It fits{tightly}: {takes} of {byte_size(usable)} ({percent(need / usable)})."
     missing = byte_size(need - usable)
-    return f"It does not fit: {_lower(who)} {byte_size(need)}, {missing} more than the {whole} that there are."
+    return f"It does not fit: {who} {byte_size(need)}, {missing} more than the {byte_size(usable)} that there are."
 
 
 def percent(share: float) -> str:
-    """``39 %``."""
+    """Return ``39 %``."""
     return "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
-def _tightly(estimate: Estimate) -> str:
-    """Whether the batch is above the one that leaves something to spare."""
-    is_tight = estimate.safe_batch is None or estimate.batch_size > estimate.safe_batch
-    return ", but tightly" if is_tight and estimate.largest_batch else ""
-
-
-def _who(estimate: Estimate) -> str:
-    ranks = estimate.plan.ranks_per_device
-    return "A rank takes" if ranks == 1 else f"The {ranks} ranks on a device take"
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _need(estimate: Estimate) -> int:
-    """Bytes on a device by all its ranks."""
-    return estimate.peak_bytes * estimate.plan.ranks_per_device
-
-
-def _usable(estimate: Estimate) -> int | None:
-    """What others leave of the device."""
-    if estimate.device_memory is None:
-        return None
-    others = estimate.parts.others - (estimate.plan.ranks_per_device - 1) * estimate.peak_bytes
-    return estimate.device_memory - others
+def _held_by_others(estimate: Estimate) -> int:
+    """Bytes of the device that processes of other jobs hold."""
+    return estimate.parts.others - (estimate.plan.ranks_per_device - 1) * estimate.peak_bytes
 
 
 def github_notice(estimate: Estimate) -> str:
-    """The answer as a workflow command: an annotation beside the findings."""
+    """Return the answer as a workflow command, which adds an annotation to those of the findings."""
     words = " ".join(filter(None, (headline(estimate), batch_words(estimate))))
     return f"::notice title=doctor estimate::{spelt_out(words).replace('%', '%25')}\n"
 
 
-def _shares_alone(estimate: Estimate) -> bool:
-    """Whether nobody but ranks of this job holds memory of the device."""
-    return estimate.parts.others == (estimate.plan.ranks_per_device - 1) * estimate.peak_bytes
-
-
 def batch_words(estimate: Estimate) -> str:
-    """The largest batch, and what a sample takes; empty where nothing is known of it."""
+    """Return sentences on the largest batch and the memory per sample; empty if neither is known."""
     parts = []
     if estimate.largest_batch == MOST_SAMPLES:
         parts.append(f"The memory does not limit the batch: {MOST_SAMPLES} samples a rank fit.")
@@ -146,55 +123,53 @@ def batch_words(estimate: Estimate) -> str:
 
 
 def when_words(estimate: Estimate) -> str:
-    """When the peak comes."""
+    """Return the sentence that says when the peak comes."""
     return f"The peak comes {estimate.when}."
 
 
 def part_rows(estimate: Estimate) -> list[MemoryRow]:
-    """The parts of the device's memory at the peak, the largest first, then the rest and what is free."""
-    parts: MemoryBreakdown = estimate.parts
+    """Return the parts of the device's memory at the peak, the largest first, then the rest and what is free."""
+    parts = estimate.parts
     whole = estimate.device_memory or parts.total
-    labels = LABELS | ({"others": "the other ranks"} if _shares_alone(estimate) else {})
+    labels = LABELS if _held_by_others(estimate) else LABELS | {"others": "the other ranks"}
     sizes = {labels[name]: getattr(parts, name) for name in parts.__struct_fields__}
-    shown = [MemoryRow(label, size, size / whole) for label, size in sizes.items() if size >= LEAST_SHARE * parts.total]
-    rows = sorted(shown, key=lambda row: -row.size)
-    rest = parts.total - sum(row.size for row in rows)
-    if rest > 0:
-        rows.append(MemoryRow("all other", rest, rest / whole))
-    free = (estimate.device_memory or 0) - parts.total
-    if free > 0:
-        rows.append(MemoryRow("free", free, free / whole))
-    return rows
+    shown = {label: size for label, size in sizes.items() if size >= LEAST_SHARE * parts.total}
+    last = {"all other": parts.total - sum(shown.values()), "free": (estimate.device_memory or 0) - parts.total}
+    rows = [*sorted(shown.items(), key=lambda row: -row[1]), *(row for row in last.items() if row[1] > 0)]
+    return [MemoryRow(label, size, size / whole) for label, size in rows]
 
 
-def suggestion_cells(way: Suggestion) -> tuple[str, str, str, str]:
-    """Its words; on a device the peak with it, and what it saves; the largest batch with it."""
-    largest = str(way.largest_batch) if way.largest_batch else "-"
-    peak = way.peak_bytes * way.plan.ranks_per_device
-    return way.words, byte_size(peak), byte_size(way.saved_bytes) if way.saved_bytes > 0 else "-", largest
-
-
-SUGGESTION_HEADER = ("what would help", "peak", "saves", "largest batch")
+def tables(estimate: Estimate) -> Iterator[EstimateTable]:
+    """Return the suggestions, and the throughput that was measured, each if there is any."""
+    if estimate.ways:
+        head = ("what would help", "peak", "saves", "largest batch")
+        rows = [
+            (
+                one.words,
+                byte_size(one.peak_bytes * one.plan.ranks_per_device),
+                byte_size(one.saved_bytes) if one.saved_bytes > 0 else "-",
+                str(one.largest_batch or "-"),
+            )
+            for one in estimate.ways
+        ]
+        yield EstimateTable(head, list(rows))
+    if estimate.measured:
+        device = next((one.device for one in estimate.measured if one.device), "this machine")
+        head = (f"measured here, on {device}", "samples/s", "ratio", "memory")
+        yield EstimateTable(head, list(map(_measured_cells, estimate.measured)), conclusion(estimate.measured))
 
 
 def host_words(host: HostMemory) -> str:
-    """Host memory of a node, in a sentence with its parts."""
+    """Return a sentence on the host memory of a node and its parts."""
     ranks = "its rank" if host.ranks == 1 else f"its {host.ranks} ranks"
     parts = {"processes": host.processes, "data set": host.dataset, "loader workers": host.workers}
     parts["pinned batches"] = host.pinned
-    told = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items() if size)
+    listed = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items() if size)
     resuming = f"; {byte_size(host.checkpoint)} more while all load a checkpoint" if host.checkpoint else ""
-    return f"{byte_size(host.total - host.checkpoint)} of a node's memory for {ranks}: {told}{resuming}"
+    return f"Host: {byte_size(host.total - host.checkpoint)} of a node's memory for {ranks}: {listed}{resuming}."
 
 
-def measured_head(measured: Sequence[MeasuredThroughput]) -> tuple[str, str, str, str]:
-    """The head of their table: on what they ran."""
-    device = next((one.device for one in measured if one.device), "this machine")
-    return f"measured here, on {device}", "samples/s", "ratio", "memory"
-
-
-def measured_cells(one: MeasuredThroughput) -> tuple[str, str, str, str]:
-    """A way to train as it was timed: samples a second, the ratio to one rank, bytes; or why there is nothing."""
+def _measured_cells(one: MeasuredThroughput) -> tuple[str, str, str, str]:
     if one.error:
         return f"{one.name}: {one.error}", "-", "-", "-"
     ratio = f"{one.ratio:.2f} ± {one.spread:.2f}" if one.ratio is not None else "-"
@@ -203,7 +178,7 @@ def measured_cells(one: MeasuredThroughput) -> tuple[str, str, str, str]:
 
 
 def conclusion(measured: Sequence[MeasuredThroughput]) -> str:
-    """What follows for several ranks on one device; empty where the measurements do not tell."""
+    """Return whether several ranks on one device are worth it; empty if the measurements do not show it."""
     shared = next((one for one in measured if one.plan.ranks_per_device > 1 and one.ratio is not None), None)
     alone = [one for one in measured if one.plan.ranks_per_device == 1 and one.ratio is not None]
     if shared is None or not alone or shared.ratio is None:
@@ -221,8 +196,20 @@ def conclusion(measured: Sequence[MeasuredThroughput]) -> str:
 
 
 def all_notes(estimate: Estimate) -> Iterator[str]:
-    """What a reader must know of how it was come by."""
+    """Return how the numbers were obtained, and what they leave out."""
     if estimate.bound:
         yield f"a calculation by a rule, no traced step: {estimate.bound}"
     yield from estimate.notes
     yield from estimate.host.notes
+
+
+def unknown_checks(report: Report, *, verbose: bool = False) -> Iterator[str]:
+    """Return the checks that could not be evaluated, by reason; with ``verbose``, the status of all others, too."""
+    reasons: dict[str, list[str]] = {}
+    for result in report.results:
+        if result.status.value == "unknown":
+            reasons.setdefault(result.reason or "", []).append(result.id)
+        elif verbose:
+            yield f"{result.id} {result.name}: {result.status.value}{f', {result.reason}' if result.reason else ''}."
+    for reason, ids in reasons.items():
+        yield spelt_out(f"Not judged: {', '.join(ids)}: {reason}.")

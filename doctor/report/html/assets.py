@@ -1,43 +1,41 @@
-"""What a page is put together from: its own files, the policy that lets nothing else run, data that end no script, and
-pages of the playbook as HTML."""
+"""Parts of an HTML page: its own files, its content security policy, JSON for scripts, and pages of the playbook."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doctor.core.errors import UnusableError
-from doctor.report.formatting import spelt_out
+from doctor.report.formatting import INLINE_CODE, spelt_out
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
 PAGE = Path(__file__).parent / "page"
-"""Templates, style and scripts; the library of charts beside them."""
+"""The folder of templates, styles and scripts."""
 
 
 @cache
 def asset(name: str) -> Markup:
-    """A file of the page itself."""
+    """Return a file of :data:`PAGE`."""
     return as_markup((PAGE / name).read_text(encoding="utf-8"))
 
 
 def as_markup(text: str) -> Markup:
-    """``text`` as markup: only for what this package made itself."""
+    """Mark text of this package as safe markup."""
     from markupsafe import Markup
 
     return Markup(text)  # noqa: S704 - the package's own files, JSON without brackets, pages of the playbook
 
 
 def policy(scripts: Iterable[str]) -> str:
-    """What the page may do: run these scripts, be styled, and nothing else; it can't reach any network."""
+    """Return the policy of a page that may only run these scripts and use inline styles, without network access."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
@@ -50,18 +48,15 @@ _IN_SCRIPT = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u
 
 
 def as_json(data: Mapping[str, Any]) -> Markup:
-    """JSON that no HTML parser takes for anything else."""
+    """Encode JSON without characters that are special in HTML."""
     return as_markup(json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_IN_SCRIPT))
 
 
-_CODE = re.compile(r"`([^`]+)`")
-
-
 def prose(text: str) -> Markup:
-    """A sentence with its commands as code."""
+    """Return a sentence with inline code as ``<code>``."""
     from markupsafe import Markup, escape
 
-    parts = (escape(spelt_out(part)) for part in _CODE.split(text))
+    parts = (escape(spelt_out(part)) for part in INLINE_CODE.split(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if position % 2 else part for position, part in enumerate(parts)
     )
@@ -69,7 +64,7 @@ def prose(text: str) -> Markup:
 
 @cache
 def playbook(check_id: str) -> Markup | None:
-    """The page of a check without its head, or ``None`` for a guest's check."""
+    """Return the page of a check without its head, or ``None`` for a plugin's check."""
     from doctor.report.playbook import find_page
 
     try:
@@ -82,7 +77,7 @@ def playbook(check_id: str) -> Markup | None:
 
 @cache
 def _reader() -> MarkdownIt:
-    """Markdown to HTML, raw HTML disabled."""
+    """Return the parser of Markdown, with raw HTML disabled."""
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -91,7 +86,7 @@ def _reader() -> MarkdownIt:
 
 
 def _fit_in(state: Any) -> None:
-    """Headings below those of the report, and heads of tables that say what they head."""
+    """Lower headings below those of the report, and set the scope of table heads."""
     for token in state.tokens:
         if token.type == "th_open":
             token.attrSet("scope", "col")

@@ -1,7 +1,7 @@
-"""The report as one page: no network, readable by people and screen readers, printable, with charts.
+"""Renders the report as one HTML page: offline, accessible to screen readers, printable, with charts.
 
-What was read from a job is text and never markup: the templates escape it, control characters are spelt out, data for
-the charts stand in a block that no browser runs, and the page's policy allows no script but its own.
+Text of a job never becomes markup: templates escape it and its control characters, chart data are in a block that no
+browser runs, and the page's content security policy allows only its own scripts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity, Status
-from doctor.core.job import UNKNOWN_HOST, Job
+from doctor.core.job import Job
 from doctor.core.report_document import Report, ReportFinding
 from doctor.core.text import byte_size
 from doctor.report.formatting import (
@@ -20,11 +20,10 @@ from doctor.report.formatting import (
     coverage_line,
     evidence_lines,
     fix_parts,
+    job_words,
     place,
     printable,
-    processes,
     ranges,
-    some,
     spelt_out,
     state_of,
     states_of,
@@ -54,15 +53,14 @@ if TYPE_CHECKING:
 
 WITHOUT_CHARTS = ("page.js",)
 WITH_CHARTS = ("charts/echarts.min.js", "page.js", "charts.js", "shapes.js", "timeline.js", "memory.js", "pairs.js")
-"""Scripts of a page; the library only where it draws something."""
+"""Scripts of a page, without or with the library for charts."""
 
 
 def render_html(report: Report, job: Job | None = None) -> str:
-    """The report as an HTML document. ``job``: the facts that were judged, for charts and the table of ranks; without
-    them the report is told as far as it goes."""
+    """Return the report as an HTML document. ``job``: the facts, for charts and the table of ranks."""
     report = printable(report)
     story = narrative_of(report)
-    timeline, memory, pairs = timeline_of(report, job), memory_of(report, job), pairs_of(job, report)
+    timeline, memory, pairs = timeline_of(story, job), memory_of(story, job), pairs_of(story, job)
     data = chart_data(timeline, memory, pairs)
     rows = rank_rows(report, job)
     scripts = [asset(name) for name in (WITH_CHARTS if data else WITHOUT_CHARTS)]
@@ -74,7 +72,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
             report=report,
             story=story,
             headline=headline(report),
-            job_line=_job_line(report),
+            job_line=" · ".join(job_words(report)),
             started=_when(report.started),
             heard=_blamed_rank_lines(story, job),
             evidence_files=evidence.files,
@@ -99,26 +97,18 @@ def render_html(report: Report, job: Job | None = None) -> str:
 
 
 def _blamed_rank_lines(story: Narrative, job: Job | None) -> list[LogQuote]:
-    """What logs say of the ranks to blame, where the finding itself quotes no line."""
+    """Return log events of the ranks that the primary finding names, if it quotes no line itself."""
     if story.primary is None or quotes(story.primary.finding):
         return []
     return lines_of_ranks(job, story.primary.finding.ranks[:MOST_RANK_LINES])
 
 
 MOST_RANK_LINES = 4
-"""Ranks of which the lines are quoted."""
-
-
-def _job_line(report: Report) -> str:
-    if report.job is None:
-        return ""
-    launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
-    hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
-    return " · ".join(filter(None, (processes(report), launcher, some(hosts, 3))))
+"""Ranks whose log events are quoted."""
 
 
 def _when(started: str) -> str:
-    """``2026-07-30 12:03:07 UTC``."""
+    """Return ``2026-07-30 12:03:07 UTC``."""
     try:
         return datetime.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:
@@ -126,7 +116,7 @@ def _when(started: str) -> str:
 
 
 def days(begin: float, end: float) -> str:
-    """``2026-07-30``, or the first and the last of several days."""
+    """Return ``2026-07-30``, or the first and the last of several days."""
     first, last = (_moment(at) for at in (begin, end))
     if first is None or last is None:
         return ""
@@ -134,7 +124,7 @@ def days(begin: float, end: float) -> str:
 
 
 def clock(at: float) -> str:
-    """``12:03:07.250``, UTC."""
+    """Return ``12:03:07.250``, in UTC."""
     moment = _moment(at)
     return "unknown" if moment is None else moment.strftime("%H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
 
@@ -182,17 +172,16 @@ def _environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Text of the job with its control characters spelt out; markup is only what this module made."""
+    """Escape control characters in text; markup was made by this package."""
     return spelt_out(value) if type(value) is str else value
 
 
 def _plain_evidence(finding: ReportFinding) -> list[str]:
-    """Evidence but for the lines that were read, which are quoted apart."""
+    """Return the evidence without log lines, which are quoted separately."""
     return evidence_lines({name: value for name, value in finding.evidence.items() if name != "said"})
 
 
 def _pages(story: Narrative) -> dict[str, Markup]:
-    """The playbook of every check that found something, as HTML, the primary one first."""
-    told = [*([story.primary] if story.primary else ()), *story.followed, *story.others, *story.remarks]
-    pages = {one.id: playbook(one.id) for one in told}
+    """Return the playbook pages of all findings as HTML, the primary one first."""
+    pages = {one.id: playbook(one.id) for one in (*story.faults, *story.remarks)}
     return {name: page for name, page in pages.items() if page is not None}

@@ -1,4 +1,4 @@
-"""Findings in files as SARIF 2.1.0, which code-scanning services and editors read.
+"""Renders findings in files as SARIF 2.1.0, which code-scanning services and editors read.
 
 https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from doctor.core.errors import UnusableError
-from doctor.core.finding import Severity, Status
+from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.lint.engine.rule import Replacement
-from doctor.report.formatting import as_json
+from doctor.report.formatting import as_json, crash_of
 from doctor.report.playbook import find_page
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -25,40 +25,41 @@ _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 
 class RuleDescription(Protocol):
-    """What is told of a rule."""
+    """The fields of a rule that SARIF describes."""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name."""
 
     @property
     def severity(self) -> Severity:
-        """As declared."""
+        """The declared severity."""
 
     @property
     def question(self) -> str:
-        """What it asks."""
+        """The question it answers."""
 
     @property
     def effect(self) -> str:
-        """Why it hurts."""
+        """The impact."""
 
     @property
     def fix(self) -> str:
-        """The way out."""
+        """The fix."""
 
 
 Fixes = Mapping[tuple[str, str, int], Sequence[Replacement]]
-"""By id of the rule, file and line of the finding."""
+"""Replacements by the id of the rule, and the file and line of the finding."""
 
 
 def render_sarif(report: Report, rules: Iterable[RuleDescription], fixes: Fixes | None = None) -> str:
-    """The report as a SARIF log of one run. ``rules``: whatever may bear the ids of its results."""
+    """Return the report as a SARIF log of one run. ``rules``: describe the results by their ids."""
     described = {rule.id: rule for rule in rules}
+    seen: Counter[tuple[str, str, str]] = Counter()
     driver = {
         "name": report.tool.name,
         "version": report.tool.version,
@@ -70,18 +71,23 @@ def render_sarif(report: Report, rules: Iterable[RuleDescription], fixes: Fixes 
         "columnKind": "unicodeCodePoints",
         "invocations": [_invocation(report)],
         "artifacts": [{"location": _location(one.path)} for one in report.inputs if one.skipped is None],
-        "results": list(_results(report, fixes or {})),
+        "results": [
+            _result(index, result, finding, fixes or {}, seen)
+            for index, result in enumerate(report.results)
+            for finding in result.findings
+        ],
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return as_json(document) + "\n"
 
 
 def _rule(result: CheckResult, rule: RuleDescription | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": result.id, "name": _camel(result.name)}
+    name = "".join(word.capitalize() for word in result.name.split("-"))
+    descriptor: dict[str, Any] = {"id": result.id, "name": name}
     if rule is None:
-        return told
+        return descriptor
     question = rule.question.removeprefix("Ask ")
-    return told | {
+    return descriptor | {
         "shortDescription": {"text": f"{question[:1].upper()}{question[1:]}"},
         "fullDescription": {"text": rule.effect},
         "help": _help(rule),
@@ -90,12 +96,8 @@ def _rule(result: CheckResult, rule: RuleDescription | None) -> dict[str, Any]:
     }
 
 
-def _camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("-"))
-
-
 def _help(rule: RuleDescription) -> dict[str, str]:
-    """The way out, and the page of ``doctor explain``; rules of guests have none."""
+    """Return the fix, and the page of ``doctor explain``, which a plugin's rule lacks."""
     try:
         return {"text": rule.fix, "markdown": find_page(rule.id).markdown}
     except UnusableError:
@@ -106,21 +108,21 @@ def _invocation(report: Report) -> dict[str, Any]:
     broken = [
         {"level": "error", "message": {"text": f"{result.id} {result.name} crashed {crash}"}}
         for result in report.results
-        if (crash := result.reason if result.status is Status.ERROR else result.crash) is not None
+        if (crash := crash_of(result)) is not None
     ]
     unread = [(one.path, f"passed over: {one.skipped}") for one in report.inputs if one.skipped is not None]
     unread += [(one.path, note) for one in report.inputs for note in one.notes or ()]
-    told = [{"level": "warning", "message": {"text": text}, "locations": [_where(path)]} for path, text in unread]
+    skipped = [{"level": "warning", "message": {"text": text}, "locations": [_where(path)]} for path, text in unread]
     return {
         "executionSuccessful": not broken,
         "exitCode": report.exit_code,
         "startTimeUtc": report.started.replace("+00:00", "Z"),
-        "toolExecutionNotifications": broken + told,
+        "toolExecutionNotifications": broken + skipped,
     }
 
 
 def _location(path: str) -> dict[str, Any]:
-    """Relative to where the command ran, if it lies there: services look for it in the repository."""
+    """Return a relative path as it is: services resolve it in the repository."""
     shown = path.replace(os.sep, "/")
     while shown.startswith("./"):
         shown = shown[2:]
@@ -133,53 +135,44 @@ def _where(path: str) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": _location(path)}}
 
 
-def _results(report: Report, fixes: Fixes) -> Iterator[dict[str, Any]]:
-    alike: Counter[tuple[str, str, str]] = Counter()
-    for index, result in enumerate(report.results):
-        for finding in result.findings:
-            yield _result(index, result, finding, fixes, alike)
-
-
 def _result(
-    index: int, result: CheckResult, finding: ReportFinding, fixes: Fixes, alike: Counter[tuple[str, str, str]]
+    index: int, result: CheckResult, finding: ReportFinding, fixes: Fixes, seen: Counter[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "ruleId": result.id,
         "ruleIndex": index,
         "level": _LEVEL[finding.severity],
         "message": {"text": f"{finding.summary}. {finding.fix}".replace("`", "")},
         "rank": round(100 * finding.confidence, 1),
-        "partialFingerprints": {"rankdoctorLine/v1": _fingerprint(result, finding, alike)},
+        "partialFingerprints": {"rankdoctorLine/v1": _fingerprint(result, finding, seen)},
         "properties": {"effect": finding.effect, "confidence": finding.confidence},
     }
     if finding.source is not None:
-        told["locations"] = [_region_of(finding)]
+        entry["locations"] = [_region_of(finding)]
         key = (result.id, finding.source.file, finding.source.line or 0)
         if key in fixes:
-            told["fixes"] = [_fix(finding, fixes[key])]
+            entry["fixes"] = [_fix(finding, fixes[key])]
     if finding.ignored is not None:
-        kind = "external" if _is_from_settings(finding) else "inSource"
-        told["suppressions"] = [{"kind": kind, "status": "accepted", "justification": finding.ignored.reason}]
-    return told
+        kind = "inSource" if finding.ignored.by.rpartition(":")[0] == _file(finding) else "external"
+        entry["suppressions"] = [{"kind": kind, "status": "accepted", "justification": finding.ignored.reason}]
+    return entry
 
 
-def _is_from_settings(finding: ReportFinding) -> bool:
-    file = finding.source.file if finding.source is not None else ""
-    return finding.ignored is not None and finding.ignored.by.rpartition(":")[0] != file
+def _file(finding: ReportFinding) -> str:
+    return finding.source.file if finding.source is not None else ""
 
 
-def _fingerprint(result: CheckResult, finding: ReportFinding, alike: Counter[tuple[str, str, str]]) -> str:
-    """The same when lines above it come and go: of the rule, the file, the text of the line, and which one of such."""
-    file = finding.source.file if finding.source is not None else ""
-    key = (result.id, file, " ".join(str(finding.evidence.get("code", "")).split()))
-    alike[key] += 1
-    return hashlib.sha256("\0".join((*key, str(alike[key]))).encode("utf-8", "replace")).hexdigest()[:32]
+def _fingerprint(result: CheckResult, finding: ReportFinding, seen: Counter[tuple[str, str, str]]) -> str:
+    """Return a digest of the rule, the file, the line's text, and its count so far: unchanged if other lines move."""
+    key = (result.id, _file(finding), " ".join(str(finding.evidence.get("code", "")).split()))
+    seen[key] += 1
+    return hashlib.sha256("\0".join((*key, str(seen[key]))).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _region_of(finding: ReportFinding) -> dict[str, Any]:
-    """Lines and columns count from 1; ``endColumn`` is the first behind it."""
+    """Return the location; lines and columns count from 1, and ``endColumn`` is the first one after the region."""
     if finding.source is None or not finding.source.line:
-        return _where(finding.source.file if finding.source is not None else "")
+        return _where(_file(finding))
     region: dict[str, Any] = {"startLine": finding.source.line}
     evidence = finding.evidence
     if "cell" not in evidence:

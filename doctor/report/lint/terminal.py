@@ -1,21 +1,19 @@
-"""What was found in files, as people read it in a terminal: a line that editors can follow, the code, the way out."""
+"""Draws findings in files in a terminal: a location that editors can open, the code, the fix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.core.finding import Status
 from doctor.core.report_document import CheckResult, Report, ReportFinding
-from doctor.report.formatting import counts_line, evidence_lines, explaining, printable, some
+from doctor.report.formatting import crash_of, evidence_lines, explaining, printable, some
 from doctor.report.rich_names import Console, Padding, Text
+from doctor.report.terminal import STATE_STYLES, verdict_text
 
-_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan", "ignored": "dim"}
-_VERDICT = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
 _SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable")
-"""Evidence that is shown in other ways."""
+"""Evidence that is not listed, because it is shown in another form."""
 _MOST_SKIPPED = 10
-"""Files that leave the report inconclusive which are named, unless all are asked for."""
+"""Skipped files that make the report inconclusive and are named, except with ``verbose``."""
 
 
 class _FileFinding(NamedTuple):
@@ -24,33 +22,40 @@ class _FileFinding(NamedTuple):
 
     @property
     def where(self) -> tuple[str, int]:
-        """File and line."""
+        """The file and the line."""
         source = self.finding.source
         return (source.file, source.line or 0) if source is not None else ("", 0)
 
     def number(self, name: str) -> int:
-        """A whole number of the evidence; 0 where it is not there."""
+        """Return an integer of the evidence, or 0."""
         value = self.finding.evidence.get(name)
         return value if isinstance(value, int) else 0
 
 
 def draw_lint(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
-    """The report as ``console`` would show it. ``quiet``: a line a finding, and the verdict; ``verbose``: ignored ones,
-    too, with all evidence, and every rule on a line of its own."""
+    """Return the report as ``console`` shows it.
+
+    ``quiet``: a line per finding, and the verdict; ``verbose``: ignored findings, too, with all evidence, and every
+    rule on its own line."""
     report = printable(report)
     with console.capture() as paper:
-        told: set[tuple[str, str]] = set()
+        shown: set[tuple[str, str]] = set()
         for hit in _in_order(report, ignored_too=verbose):
-            _draw_hit(hit, console, brief=quiet, told=set() if verbose else told, verbose=verbose)
-            told |= {(hit.result.id, ""), (hit.result.id, hit.finding.fix)}
+            _draw_hit(hit, console, brief=quiet, shown=set() if verbose else shown, verbose=verbose)
+            shown |= {(hit.result.id, ""), (hit.result.id, hit.finding.fix)}
         if verbose:
-            _draw_rules(report, console)
+            for result in report.results:
+                reason = f": {result.reason}" if result.reason else ""
+                seen = f"{result.seen} of {result.expected} files"
+                line = f"{result.status.value:8}{result.id} {result.name}, {seen}{reason}"
+                console.print(Text(line), soft_wrap=True)
+            console.print()
         _draw_summary(report, console, verbose=verbose, quiet=quiet)
     return "\n".join(line.rstrip() for line in paper.get().split("\n"))
 
 
 def _in_order(report: Report, *, ignored_too: bool) -> list[_FileFinding]:
-    """By file, as they were given, and line."""
+    """Return the findings in the order of the inputs, and by line."""
     files = {one.path: place for place, one in enumerate(report.inputs)}
     hits = [
         _FileFinding(result, one) for result in report.results for one in result.findings if ignored_too or one.stands
@@ -58,24 +63,24 @@ def _in_order(report: Report, *, ignored_too: bool) -> list[_FileFinding]:
     return sorted(hits, key=lambda hit: (files.get(hit.where[0], 0), hit.where, hit.number("column")))
 
 
-def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, told: set[tuple[str, str]], verbose: bool) -> None:
-    """``told``: ids, and ways out of them, that were shown in full already."""
+def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, shown: set[tuple[str, str]], verbose: bool) -> None:
+    """Draw one finding. ``shown``: pairs of id and fix that need not be repeated."""
     finding = hit.finding
     word = finding.severity.value if finding.stands else "ignored"
-    head = Text.assemble((_place(hit), "bold"), " ", (word, _STYLE[word]), " ", (hit.result.id, "bold"), " ")
+    head = Text.assemble((_place(hit), "bold"), " ", (word, STATE_STYLES[word]), " ", (hit.result.id, "bold"), " ")
     head.append(_plain(finding.summary))
     console.print(head, soft_wrap=True)
     if brief:
         return
     for line in _excerpt(hit):
         console.print(line, soft_wrap=True)
-    for label, text in _parts(hit, told, verbose=verbose):
+    for label, text in _parts(hit, shown, verbose=verbose):
         console.print(Padding(Text.assemble((f"{label}: ", "dim"), _plain(text)), (0, 0, 0, 4)))
     console.print()
 
 
 def _place(hit: _FileFinding) -> str:
-    """``train.py:12:5:``; in a notebook, the cell and its line, too."""
+    """Return ``train.py:12:5:``; in a notebook, with the cell and its line."""
     file, line = hit.where
     cell = f" (cell {hit.number('cell')}, line {hit.number('line_in_cell')})" if hit.number("cell") else ""
     place = [file, *([str(line)] if line else []), *([str(hit.number("column"))] if line and not cell else [])]
@@ -83,7 +88,7 @@ def _place(hit: _FileFinding) -> str:
 
 
 def _excerpt(hit: _FileFinding) -> Iterator[Text]:
-    """The line, and a mark below what is meant."""
+    """Return the line of code, and a line that marks the columns."""
     code = str(hit.finding.evidence.get("code", ""))
     if not code.strip():
         return
@@ -99,15 +104,15 @@ def _excerpt(hit: _FileFinding) -> Iterator[Text]:
         yield Text.assemble((" " * (len(margin) - 2) + "| ", "dim"), lead, (mark, "red"))
 
 
-def _parts(hit: _FileFinding, told: set[tuple[str, str]], *, verbose: bool) -> Iterator[tuple[str, str]]:
+def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> Iterator[tuple[str, str]]:
     finding = hit.finding
     if finding.ignored is not None:
         yield "ignored", f"{finding.ignored.reason} ({finding.ignored.by})"
         return
-    is_new = (hit.result.id, "") not in told
+    is_new = (hit.result.id, "") not in shown
     if is_new and finding.effect:
         yield "effect", finding.effect
-    if finding.fix and (hit.result.id, finding.fix) not in told:
+    if finding.fix and (hit.result.id, finding.fix) not in shown:
         yield "fix", finding.fix.rstrip(".") + (". --fix does it." if finding.evidence.get("fixable") else ".")
     if not is_new:
         return
@@ -121,27 +126,18 @@ def _parts(hit: _FileFinding, told: set[tuple[str, str]], *, verbose: bool) -> I
 
 
 def _plain(text: str) -> str:
-    """Without the backticks, which a shell would take for its own."""
+    """Remove backticks, which a shell would interpret."""
     return text.replace("`", "")
-
-
-def _draw_rules(report: Report, console: Console) -> None:
-    for result in report.results:
-        reason = f": {result.reason}" if result.reason else ""
-        seen = f"{result.seen} of {result.expected} files"
-        console.print(Text(f"{result.status.value:8}{result.id} {result.name}, {seen}{reason}"), soft_wrap=True)
-    console.print()
 
 
 def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:
     read = [one for one in report.inputs if one.skipped is None]
     hit = {one.source.file for result in report.results for one in result.findings if one.stands and one.source}
-    head = Text.assemble((report.verdict, f"bold {_VERDICT[report.verdict]}"), f": {counts_line(report)}")
+    head = verdict_text(report)
     head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {_counted(len(read), 'file')}")
     console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
     for result in report.results:
-        crash = result.reason if result.status is Status.ERROR else result.crash
-        if crash is not None:
+        if (crash := crash_of(result)) is not None:
             console.print(Text(f"{result.id} {result.name} crashed {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
     fixable = sum(
@@ -160,10 +156,10 @@ def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: boo
     for one in report.inputs:
         for note in one.notes or ():
             console.print(Text(f"{one.path}: {note}", style="magenta"), soft_wrap=True)
-    told = skipped if verbose else [one for one in skipped if one.decisive is True][:_MOST_SKIPPED]
-    for one in told:
+    named = skipped if verbose else [one for one in skipped if one.decisive is True][:_MOST_SKIPPED]
+    for one in named:
         console.print(Text(f"passed over {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
-    if rest := [one.path for one in skipped if one not in told]:
+    if rest := [one.path for one in skipped if one not in named]:
         console.print(
             Text(f"{_counted(len(rest), 'file')} passed over: {some(rest)} (--verbose says why)", style="dim"),
             soft_wrap=True,

@@ -1,4 +1,4 @@
-"""The charts of a page as the data that its script draws: short arrays, and every text once."""
+"""Encodes the charts of a page for its script: short arrays, and each text once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,41 @@ from doctor.report.html.charts.rank_timeline import Timeline
 def chart_data(
     timeline: Timeline | None, memory: tuple[MemoryChart, ...], pairs: PairCharts | None
 ) -> dict[str, Any] | None:
-    """What the script needs of the charts that there are; ``None`` where there is none."""
+    """Return the data of the charts, or ``None`` if there are none."""
     data: dict[str, Any] = {}
     if timeline is not None:
         data["timeline"] = _timeline(timeline)
     if memory:
-        data["memory"] = [_memory(chart) for chart in memory]
+        data["memory"] = [
+            {
+                "name": chart.name,
+                "limit": chart.limit,
+                "lines": [(line.rank, int(line.blamed), line.points) for line in chart.lines],
+            }
+            for chart in memory
+        ]
     if pairs is not None:
-        data["pairs"] = {"hosts": [spelt_out(host) for host in pairs.hosts], "charts": _pairs(pairs)}
+        position = {host: number for number, host in enumerate(pairs.hosts)}
+        charts = [_pair_chart(chart, position) for chart in pairs.charts]
+        data["pairs"] = {"hosts": [spelt_out(host) for host in pairs.hosts], "charts": charts}
     return data or None
 
 
 class _StringTable:
-    """Every text once: a number stands for it."""
+    """Numbers texts, so that each is written once."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Of ``text``, its control characters spelt out."""
+        """Return the number of ``text``, whose control characters are escaped."""
         return self.known.setdefault(spelt_out(text), len(self.known))
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
-    """Spans as (lane, begin, end, kind, text), marks as (lane, at, kind, text, place); times in milliseconds after
-    ``origin``, kinds and texts by number."""
+    """Encode spans as (lane, begin, end, kind, text) and marks as (lane, at, kind, text, place).
+
+    Times are milliseconds after ``origin``; kinds and texts are numbers."""
     texts = _StringTable()
     span_kinds, mark_kinds = list(SPANS), list(MARKS)
 
@@ -67,16 +77,6 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
         "marks": marks,
         "texts": list(texts.known),
     }
-
-
-def _memory(chart: MemoryChart) -> dict[str, Any]:
-    lines = [(line.rank, int(line.blamed), line.points) for line in chart.lines]
-    return {"name": chart.name, "limit": chart.limit, "lines": lines}
-
-
-def _pairs(pairs: PairCharts) -> list[dict[str, Any]]:
-    position = {host: number for number, host in enumerate(pairs.hosts)}
-    return [_pair_chart(chart, position) for chart in pairs.charts]
 
 
 def _pair_chart(chart: PairChart, position: dict[str, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What each rank did and when, for the chart of ranks by time: from records, recorders and logs."""
+"""The lanes of the timeline: what each rank did and when, from records, recorders and logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from doctor.report.narrative import Narrative, quotes
 from doctor.report.rank_table import call_words, is_done, place_words
 
 MOST_LANES = 128
-"""Ranks that a chart can show; of more, those that findings name, and others spread over the job."""
+"""Ranks that a chart shows; of more, those that findings name, and others evenly over the job."""
 MOST_CALLS = 40
-"""Collectives of a rank that are drawn, the newest."""
+"""Newest collectives of a rank that are drawn."""
 MOST_MESSAGES = 40
-"""Messages of a rank that are drawn, beside those that findings rest on."""
+"""Messages of a rank that are drawn, besides the evidence of findings."""
 ALL_DRAWN = 2_500
-"""Calls of all ranks together, and messages, so that a report of a large job stays small."""
+"""Collectives, and messages, of all ranks, so that the report on a large job stays small."""
 _LEAST_DRAWN = 6
 
 SPANS = {
@@ -39,11 +39,11 @@ MARKS = {
     "message": "message",
 }
 STUCK = ("still", "open")
-"""Kinds of spans that have no end of their own."""
+"""Kinds of spans that did not end."""
 
 
 class Span(NamedTuple):
-    """What a rank did from ``begin`` to ``end`` (seconds since the epoch). ``kind``: of :data:`SPANS`."""
+    """What a rank did from ``begin`` to ``end`` (seconds since the epoch). ``kind``: a key of :data:`SPANS`."""
 
     begin: float
     end: float
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What happened at a moment. ``kind``: of :data:`MARKS`; ``place``: file and line."""
+    """A log event or failure. ``kind``: a key of :data:`MARKS`; ``place``: file and line."""
 
     at: float
     kind: str
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A rank, or what speaks for none (a host, a launcher), by time. ``blamed``: the primary finding names it."""
+    """A rank, or a host or launcher that is no rank, by time. ``blamed``: the primary finding names it."""
 
     rank: int | None
     name: str
@@ -71,19 +71,15 @@ class Lane(NamedTuple):
 
     @property
     def last(self) -> Span | Mark | None:
-        """What it did last: what does not end, else what began last; ``None`` where nothing tells the time."""
+        """The last span or mark: one that did not end, or else the one that began last; ``None`` without times."""
         ends: list[Span | Mark] = [*self.marks, *(span for span in self.spans if span.kind != "log")]
-        return max(ends or self.spans, key=_stuck_last, default=None)
-
-
-def _stuck_last(one: Span | Mark) -> tuple[bool, float]:
-    return (one.kind in STUCK, one[0])
+        return max(ends or self.spans, key=lambda one: (one.kind in STUCK, one[0]), default=None)
 
 
 class _LaneStyle(NamedTuple):
-    """What decides how something is drawn. ``cited``: places of lines that findings rest on -> the kind of their mark;
-    ``blamed``: ranks that the primary finding names, ``began``: those whose own failure it is; ``calls`` and
-    ``messages``: how many of a rank are drawn."""
+    """What decides how events are drawn. ``cited``: places of lines that findings quote -> the kind of their mark;
+    ``blamed``: ranks that the primary finding names; ``began``: those whose own failure is the primary one; ``calls``
+    and ``messages``: how many are drawn per rank."""
 
     cited: Mapping[str, str]
     blamed: frozenset[int]
@@ -93,7 +89,7 @@ class _LaneStyle(NamedTuple):
 
 
 def lanes_of(job: Job, story: Narrative) -> list[Lane]:
-    """A lane for each rank, in order, those that never came too; then for each host, or nobody, that spoke for none."""
+    """Return a lane for each rank, in order, absent ones included; then for each host whose log names no rank."""
     look = _look(job, story)
     said = _by_speaker(job)
     logs = _logs(job)
@@ -115,7 +111,7 @@ def _look(job: Job, story: Narrative) -> _LaneStyle:
 
 
 def _by_speaker(job: Job) -> dict[int | str, list[Event]]:
-    """Events of which the time is known, by rank, else by host, else by nobody (an empty name)."""
+    """Return events with a time, by rank, or else by host, or else by an empty name."""
     said: dict[int | str, list[Event]] = {}
     for event in job.evidence.events if job.evidence else ():
         if event.at is not None and math.isfinite(event.at):
@@ -139,7 +135,7 @@ def _speaker(speaker: int | str, said: Iterable[Event], look: _LaneStyle) -> Lan
 
 
 def _logs(job: Job) -> dict[int, list[Span]]:
-    """From the first to the last stamp of logs in which one rank alone speaks."""
+    """Return the period of each log that only one rank wrote."""
     spans: dict[int, list[Span]] = {}
     for file in job.evidence.files if job.evidence else ():
         if len(file.ranks) == 1 and file.first_at is not None and file.last_at is not None:
@@ -148,7 +144,7 @@ def _logs(job: Job) -> dict[int, list[Span]]:
 
 
 def _progress_spans(rank: Rank) -> Iterator[Span]:
-    """Points that it passed, each until the next one; the last one until the facts were taken."""
+    """Return the points that the rank passed, each until the next one, the last one until the facts were taken."""
     progress = rank.find(ProgressFacts)
     if progress is None or progress.at is None:
         return
@@ -202,11 +198,11 @@ def _failure(rank: Rank, kind: str) -> Iterator[Mark]:
 
 
 _LONGEST = 200
-"""Characters of a message that a chart shows."""
+"""Characters of a message in a chart."""
 
 
 def _marks(events: Iterable[Event], look: _LaneStyle) -> list[Mark]:
-    """What findings rest on, and errors; of many other messages the first and the last ones."""
+    """Return the evidence of findings, and errors; of many other messages, the first and the last ones."""
     marks = [_mark(event, look.cited) for event in events]
     loud = [mark for mark in marks if mark.kind != "message"][: look.messages]
     quiet = [mark for mark in marks if mark.kind == "message"]

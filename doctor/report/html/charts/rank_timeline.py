@@ -1,4 +1,4 @@
-"""The chart of ranks by time, as plain data: its lanes, and what of the time is worth looking at."""
+"""The timeline of ranks as plain data: its lanes, and the period that is shown first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from doctor.core.job import Job
-from doctor.core.report_document import Report
 from doctor.report.html.charts.lanes import MOST_LANES, STUCK, Lane, Mark, Span, lanes_of
-from doctor.report.narrative import narrative_of
+from doctor.report.narrative import Narrative
 
 
 class Timeline(NamedTuple):
-    """All lanes, and the moments between which they are shown at first. ``first_at``: when it began, as far as known;
-    ``left_out``: lanes that are not drawn."""
+    """All lanes, and the period that is shown first, ``focus`` to ``end``.
+
+    ``first_at``: when the primary finding began, if that is known; ``left_out``: the number of lanes not drawn."""
 
     lanes: tuple[Lane, ...]
     begin: float
@@ -24,16 +24,16 @@ class Timeline(NamedTuple):
 
     @property
     def marks(self) -> list[tuple[Lane, Mark]]:
-        """What findings rest on, and errors, in the order in which they happened."""
+        """The evidence of findings, and errors, in the order of time."""
         marks = [(lane, mark) for lane in self.lanes for mark in lane.marks if mark.kind != "message"]
         return sorted(marks, key=lambda one: one[1].at)
 
 
-def timeline_of(report: Report, job: Job | None) -> Timeline | None:
-    """Where each rank was, as far as records, recorders and logs tell the time; ``None`` where they do not."""
+def timeline_of(story: Narrative, job: Job | None) -> Timeline | None:
+    """Return the timeline of all ranks, or ``None`` if records, recorders and logs of ranks have no times."""
     if job is None:
         return None
-    lanes = lanes_of(job, narrative_of(report))
+    lanes = lanes_of(job, story)
     if not any(lane.rank is not None and (lane.spans or lane.marks) for lane in lanes):
         return None
     shown = _chosen(lanes)
@@ -47,7 +47,7 @@ def timeline_of(report: Report, job: Job | None) -> Timeline | None:
 
 
 def _chosen(lanes: Sequence[Lane]) -> list[Lane]:
-    """At most :data:`MOST_LANES`: first those to blame and those that something is known of, then every n-th."""
+    """Return at most :data:`MOST_LANES`: first those of blamed ranks and those with errors, then every n-th."""
     if len(lanes) <= MOST_LANES:
         return list(lanes)
     telling = [lane for lane in lanes if lane.blamed or any(mark.kind != "message" for mark in lane.marks)]
@@ -59,7 +59,7 @@ def _chosen(lanes: Sequence[Lane]) -> list[Lane]:
 
 
 def _focus(first_at: float | None, spans: Sequence[Span], begin: float, end: float) -> float:
-    """From when on it is worth looking: a little before it began; the whole where that is most of the time anyway."""
+    """Return the start of the period to show: shortly before the first fault, or ``begin`` if that is not far."""
     starts = [span.begin for span in spans if span.kind in STUCK]
     moments = [at for at in (first_at, min(starts, default=None)) if at is not None]
     if not moments:
@@ -69,8 +69,8 @@ def _focus(first_at: float | None, spans: Sequence[Span], begin: float, end: flo
 
 
 _BEFORE = 0.5
-"""How much of the time before it is shown, of the time since."""
+"""Period shown before the first fault, as a share of the period after it."""
 _LEAST = 2.0
-"""Seconds before it that are shown at least."""
+"""Least seconds shown before the first fault."""
 _MOST_SHOWN = 0.3
-"""The share of the whole time that must be saved for the chart to begin later."""
+"""Least share of the whole period that must be skipped for the chart to start later."""
