@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from doctor.core.facts import (
+    SECTIONS,
     Address,
     Claim,
     Counter,
@@ -51,7 +52,6 @@ from doctor.core.facts import (
     Service,
     Setting,
     SoftwareFacts,
-    StorageFacts,
     TorchBuild,
     Variable,
 )
@@ -283,8 +283,8 @@ def healthy(hosts: int = 1, per_host: int = 2, *, gpus: int | None = None, rdma:
 def _shared_sections(gpus: int) -> dict[str, Section | Missing]:
     cuda = "12.8" if gpus else None
     return {
+        **{key: section() for key, section in SECTIONS.items() if section.origin == "collected"},
         EnvironmentFacts.key: EnvironmentFacts(variables=(Variable("OMP_NUM_THREADS", "4"),)),
-        NcclFacts.key: NcclFacts(),
         SoftwareFacts.key: SoftwareFacts(
             python="3.11.7",
             prefix="/opt/env",
@@ -350,7 +350,6 @@ def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Sec
         RdmaFacts.key: _rdma(host, rdma) if rdma else Missing(MissingReason.ABSENT, "no RDMA device"),
         GpuFacts.key: _gpus(host, gpus) if gpus else nothing,
         DriverFacts.key: _drivers(gpus, rdma) if gpus else nothing,
-        StorageFacts.key: StorageFacts(),
         KernelLogFacts.key: KernelLogFacts(job_started=863000.0),
     }
 

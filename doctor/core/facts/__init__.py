@@ -114,42 +114,9 @@ from doctor.core.facts.telemetry import (
 
 SECTIONS: dict[str, type[Section]] = {
     section.key: section
-    for section in (
-        LaunchFacts,
-        EnvironmentFacts,
-        MasterFacts,
-        ProcessFacts,
-        TrainerFacts,
-        SoftwareFacts,
-        NcclFacts,
-        HostFacts,
-        InterfaceFacts,
-        RdmaFacts,
-        GpuFacts,
-        DriverFacts,
-        StorageFacts,
-        KernelLogFacts,
-        SlurmFacts,
-        ReachFacts,
-        PathFacts,
-        ClockFacts,
-        TransferFacts,
-        CollectiveFacts,
-        DeviceSpeedFacts,
-        StorageSpeedFacts,
-        TrialFacts,
-        EstimateFacts,
-        TrainingFacts,
-        ProgressFacts,
-        RecorderFacts,
-        LoaderFacts,
-        StepFacts,
-        RunMemoryFacts,
-        ModelFacts,
-        ReplicaFacts,
-        HostUseFacts,
-        MemorySnapshotFacts,
-    )
+    for base in (Section, *Section.__subclasses__())
+    for section in base.__subclasses__()
+    if section.key
 }
 """Every section by its key in a capture."""
 
