@@ -1,10 +1,10 @@
-"""Collectors of facts about a process and its host: one module for each section, with one ``COLLECTOR``."""
+"""Collectors of facts about a process and its host, one function with ``@collector`` for each section."""
 
 from __future__ import annotations
 
 import importlib
 
-from doctor.collectors.base import Collector
+from doctor.collectors.base import COLLECTORS, Collector
 
 MODULES: dict[str, str] = {
     "launch": "launch.launcher",
@@ -28,6 +28,5 @@ MODULES: dict[str, str] = {
 
 def collector_for(key: str) -> Collector:
     """The collector of the section ``key``; ``KeyError`` for a section without a collector."""
-    module = importlib.import_module(f"doctor.collectors.{MODULES[key]}")
-    collector: Collector = module.COLLECTOR
-    return collector
+    importlib.import_module(f"doctor.collectors.{MODULES[key]}")
+    return COLLECTORS[key]

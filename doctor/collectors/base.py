@@ -1,4 +1,4 @@
-"""What a collector is, where it may look, and how it says that there is nothing to see."""
+"""The collector of a section, the machine that it reads, and readers that return nothing instead of raising."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from doctor.core.facts import Section
 
@@ -67,6 +68,44 @@ class Collector:
         return replace(self, deadline=min(self.deadline, seconds))
 
 
+COLLECTORS: dict[str, Collector] = {}
+"""The collectors of the modules that are loaded, by the key of their section."""
+
+Collect = TypeVar("Collect", bound=Callable[[Machine], Section])
+
+
+def collector(
+    section: type[Section],
+    *,
+    deadline: float = 5.0,
+    isolated: bool = False,
+    present: Callable[[Machine], None] | None = None,
+) -> Callable[[Collect], Collect]:
+    """Register the decorated function as the :class:`Collector` of ``section``."""
+
+    def register(collect: Collect) -> Collect:
+        COLLECTORS[section.key] = Collector(section, collect, deadline, isolated, present)
+        return collect
+
+    return register
+
+
+def listed(folder: Path) -> list[str]:
+    """The sorted names in ``folder``; none where it is missing or may not be read."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+
+
+def link_target(path: Path) -> str | None:
+    """What the symbolic link ``path`` holds, or ``None``."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return None
+
+
 def read_text(path: Path, limit: int = 1 << 20) -> str | None:
     """The stripped text of a small file, or ``None`` where it is missing or may not be read."""
     try:
@@ -74,6 +113,25 @@ def read_text(path: Path, limit: int = 1 << 20) -> str | None:
             return stream.read(limit).decode("utf-8", "replace").strip()
     except OSError:
         return None
+
+
+def read_rows(path: Path, limit: int = 1 << 20) -> list[list[str]]:
+    """The lines of a file, split at blanks; none if it cannot be read."""
+    return [line.split() for line in (read_text(path, limit) or "").splitlines()]
+
+
+def read_pairs(path: Path, separator: str, limit: int = 1 << 20) -> dict[str, str]:
+    """The lines ``name<separator>value`` of a file, stripped; of several with one name the first."""
+    found: dict[str, str] = {}
+    for line in (read_text(path, limit) or "").splitlines():
+        name, _, value = line.partition(separator)
+        found.setdefault(name.strip(), value.strip())
+    return found
+
+
+def first_known(*numbers: int | None) -> int | None:
+    """The first of ``numbers`` that is not ``None``."""
+    return next((number for number in numbers if number is not None), None)
 
 
 def read_int(path: Path) -> int | None:

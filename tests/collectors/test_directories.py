@@ -14,7 +14,7 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.collectors.storage.bounded_scan import DirectoryQuery, scan_directories
-from doctor.collectors.storage.directories import COLLECTOR, read_storage
+from doctor.collectors.storage.directories import collect_storage, read_storage
 from doctor.collectors.storage.directory_scan import LOCKS, scan_directory
 from doctor.collectors.storage.mounts import Mount, mount_of, read_mounts, resolve
 from doctor.core.facts import Directory, StorageFacts
@@ -40,7 +40,7 @@ def test_named_directories(tmp_path):
         "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/gone/rank_",
         "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p.log",
     }
-    facts = COLLECTOR.collect(here(environ, ("checkpoint", f"{tmp_path}/runs")))
+    facts = collect_storage(here(environ, ("checkpoint", f"{tmp_path}/runs")))
     assert [(one.role, one.path, one.source, one.exists) for one in facts.directories] == [
         ("flight-recorder", f"{tmp_path}/gone", "TORCH_FR_DUMP_TEMP_FILE", False),
         ("flight-recorder", f"{tmp_path}/fr", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", True),
@@ -58,18 +58,18 @@ def test_named_directories(tmp_path):
 
 
 def test_default_is_the_temporary_directory_alone():
-    facts = COLLECTOR.collect(here({}))
+    facts = collect_storage(here({}))
     assert [(one.role, one.path, one.source) for one in facts.directories] == [("temporary", "/tmp", "")]
 
 
 def test_standard_streams_are_no_debug_file(tmp_path):
-    facts = COLLECTOR.collect(here({"TMPDIR": str(tmp_path), "NCCL_DEBUG_FILE": "/dev/stdout"}))
+    facts = collect_storage(here({"TMPDIR": str(tmp_path), "NCCL_DEBUG_FILE": "/dev/stdout"}))
     assert by_role(facts, "nccl-debug") == []
 
 
 def test_file_in_the_place_of_a_directory(tmp_path):
     (tmp_path / "runs").write_text("")
-    facts = COLLECTOR.collect(here({"TMPDIR": str(tmp_path)}, ("checkpoint", f"{tmp_path}/runs")))
+    facts = collect_storage(here({"TMPDIR": str(tmp_path)}, ("checkpoint", f"{tmp_path}/runs")))
     directory = by_role(facts, "checkpoint")[0]
     assert (directory.exists, directory.error) == (False, "not a directory")
 
@@ -105,11 +105,11 @@ def caches(tmp_path: Path) -> dict[str, str]:
 
 
 def test_caches_are_told_only_where_they_exist(tmp_path):
-    assert by_role(COLLECTOR.collect(here(caches(tmp_path))), "cache") == []
+    assert by_role(collect_storage(here(caches(tmp_path))), "cache") == []
     (tmp_path / ".triton/cache").mkdir(parents=True)
     named = {**caches(tmp_path), "HF_HOME": f"{tmp_path}/hub"}
     (tmp_path / "hub").mkdir()
-    found = [(one.path, one.source) for one in by_role(COLLECTOR.collect(here(named)), "cache")]
+    found = [(one.path, one.source) for one in by_role(collect_storage(here(named)), "cache")]
     assert found == [(f"{tmp_path}/.triton/cache", ""), (f"{tmp_path}/hub", "HF_HOME")]
 
 
@@ -123,7 +123,7 @@ def test_locks_and_who_holds_them(tmp_path):
     put_parent(tmp_path / ".triton/cache/K7/kernel.lock").write_text("")
     with advisory.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        facts = COLLECTOR.collect(here(caches(tmp_path)))
+        facts = collect_storage(here(caches(tmp_path)))
     os.close(baton)
     locks = {Path(lock.path).parent.name: lock for lock in facts.locks}
     assert {name: (lock.kind, lock.blocking, lock.held) for name, lock in locks.items()} == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from doctor.collectors.base import Machine, NotPresent
-from doctor.collectors.gpu.drivers import COLLECTOR, collect_drivers, read_kernel_driver
+from doctor.collectors.gpu.drivers import collect_drivers, read_kernel_driver
 from doctor.core.facts import DriverFacts, Service
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@U22)  Wed Feb"
@@ -206,7 +206,7 @@ def test_kernel_driver(tmp_path: Path, text: str, release: str | None) -> None:
 
 def test_collector_on_this_machine() -> None:
     try:
-        facts = COLLECTOR.collect(Machine())
+        facts = collect_drivers(Machine())
     except NotPresent:
         pytest.skip("no NVIDIA and no InfiniBand here")
     assert isinstance(facts, DriverFacts)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from doctor.collectors import collector_for
 from doctor.collectors.base import Machine, NotPresent
-from doctor.collectors.gpu.gpus import COLLECTOR, cuda_release, set_bits
+from doctor.collectors.gpu.gpus import cuda_release, set_bits
 from doctor.collectors.runner import Outcome, run_collector
 from doctor.core.facts import Fabric, GpuFacts, GpuProcess, Missing, MissingReason, PeerLink
 from doctor.knowledge.nvidia import kernel_bus_id, reason_names
@@ -17,7 +18,7 @@ from tests.lab.nvml import FakeNvml
 
 
 def outcome(fake: FakeNvml, machine: str, *lines: str) -> Outcome:
-    return run_collector(COLLECTOR, Machine(environ=fake.environ(machine, *lines)))
+    return run_collector(collector_for("gpus"), Machine(environ=fake.environ(machine, *lines)))
 
 
 def facts(fake: FakeNvml, machine: str, *lines: str) -> GpuFacts:
@@ -232,7 +233,7 @@ def test_gpus_on_the_bus_without_a_loaded_driver_are_hidden(
         (folder / "vendor").write_text("0x10de\n")
         (folder / "class").write_text("0x030200\n")
     here = Machine(environ=fake_nvml.environ("driver_not_loaded"), sys=tmp_path)
-    found = run_collector(COLLECTOR, here, here=True)
+    found = run_collector(collector_for("gpus"), here, here=True)
     assert isinstance(found, Missing)
     assert found.lack is MissingReason.HIDDEN
     assert found.reason.startswith("2 NVIDIA GPUs are on the PCI bus")
@@ -251,7 +252,7 @@ def test_no_library_means_no_driver(tmp_path: Path) -> None:
 
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        found = run_collector(COLLECTOR, Machine(environ={"LD_LIBRARY_PATH": str(tmp_path)}))
+        found = run_collector(collector_for("gpus"), Machine(environ={"LD_LIBRARY_PATH": str(tmp_path)}))
         assert isinstance(found, Missing)
         assert found.lack is MissingReason.ABSENT
         assert "libnvidia-ml.so.1" in found.reason
@@ -261,7 +262,7 @@ def test_no_library_means_no_driver(tmp_path: Path) -> None:
 
 def test_hanging_driver_call_ends_at_the_deadline_and_leaves_no_process(fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ("hanging_driver")
-    found = run_collector(dataclasses.replace(COLLECTOR, deadline=1.0), Machine(environ=environ))
+    found = run_collector(dataclasses.replace(collector_for("gpus"), deadline=1.0), Machine(environ=environ))
     assert isinstance(found, Missing)
     assert found.lack is MissingReason.TIMEOUT
     assert processes_with(f"FAKE_NVML_CONF={environ['FAKE_NVML_CONF']}") == []

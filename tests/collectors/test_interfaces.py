@@ -8,8 +8,8 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.collectors.network.interfaces import (
-    COLLECTOR,
     KernelInterface,
+    collect_interfaces,
     prefix_length,
     read_interfaces,
     seen_interfaces,
@@ -174,7 +174,7 @@ def test_prefix_length(mask, length):
 
 
 def test_this_machine_has_a_loopback():
-    facts = COLLECTOR.collect(Machine())
+    facts = collect_interfaces(Machine())
     loopback = facts.named("lo")
     assert loopback.kind == "loopback"
     assert Address("inet", "127.0.0.1", 8) in loopback.addresses

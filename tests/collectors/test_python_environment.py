@@ -20,7 +20,7 @@ from doctor.collectors.nccl.libraries import NcclSearch, nccl_release
 from doctor.collectors.software.dynamic_loader import DynamicLoader, read_cache
 from doctor.collectors.software.elf import ElfError, exported_symbols, machine_of, read_library
 from doctor.collectors.software.packages import find_distributions, requirements_of
-from doctor.collectors.software.python_environment import COLLECTOR, collect_software
+from doctor.collectors.software.python_environment import collect_software
 from doctor.collectors.software.torch_build import TorchFiles, find_torch, read_torch_build
 from doctor.core.facts import NcclLibrary, Package, Requirement, SoftwareFacts, TorchBuild
 from tests.lab.nvml import compiler
@@ -465,7 +465,7 @@ def test_library_of_another_machine_is_passed_over(tree: Tree) -> None:
 
 
 def test_collector_as_the_runner_calls_it() -> None:
-    facts = COLLECTOR.collect(Machine())
+    facts = collect_software(Machine())
     assert isinstance(facts, SoftwareFacts)
     assert Package("nvidia-ml-py", facts.version("nvidia-ml-py") or "") in facts.packages
     assert hash(facts) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doctor.collectors.base import NotPresent, NotVisible
-from doctor.collectors.network.rdma import COLLECTOR, collect_rdma
+from doctor.collectors.network.rdma import collect_rdma
 from doctor.core.facts import Counter, Gid
 from tests.collectors.recorded import plant, put_parent, surroundings_at
 
@@ -13,7 +13,7 @@ TREE = "h100-eight-ndr-one-roce"
 
 
 def test_h100_host_has_nine_ports(tmp_path):
-    facts = COLLECTOR.collect(plant(TREE, tmp_path))
+    facts = collect_rdma(plant(TREE, tmp_path))
     assert [device.name for device in facts.devices] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 9, 10, 11)]
     ports = {device.name: device.ports[0] for device in facts.devices}
     ndr = [name for name, port in ports.items() if port.rate == 400.0]

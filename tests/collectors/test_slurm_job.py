@@ -216,6 +216,6 @@ def test_nonsense_can_always_be_written(value: str) -> None:
 
 
 def test_the_limit_fits_the_deadline() -> None:
-    from doctor.collectors.launch.slurm_job import COLLECTOR
+    from doctor.collectors import collector_for
 
-    assert COLLECTOR.deadline > LIMIT + 0.5
+    assert collector_for("slurm").deadline > LIMIT + 0.5

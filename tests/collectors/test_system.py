@@ -272,9 +272,9 @@ server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 server.bind(("127.0.0.1", 53))
 server.settimeout(5)
 from doctor.collectors.base import Machine
-from doctor.collectors.host.system import COLLECTOR
+from doctor.collectors import collector_for
 from doctor.collectors.runner import collect_sections
-outcome = collect_sections([COLLECTOR], Machine())["host"]
+outcome = collect_sections([collector_for("host")], Machine())["host"]
 print(type(outcome).__name__, len(server.recv(512)) > 12)
 print(json.dumps(msgspec.to_builtins(outcome)))
 """

@@ -48,7 +48,10 @@ class Breaker(MetaPathFinder):
         def exec_module(module):
             run(module)
             from dataclasses import replace
-            module.COLLECTOR = replace(module.COLLECTOR, collect=broken, isolated=False, present=None)
+            from doctor.collectors.base import COLLECTORS
+            for key, known in COLLECTORS.items():
+                if known.collect.__module__ == name:
+                    COLLECTORS[key] = replace(known, collect=broken, isolated=False, present=None)
         spec.loader.exec_module = exec_module
         return spec
 

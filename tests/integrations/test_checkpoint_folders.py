@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from doctor.collectors.filesystem import local_path
+from doctor.collectors.storage.mounts import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

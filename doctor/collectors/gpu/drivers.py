@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from doctor.collectors.base import Collector, Machine, NotPresent, read_text
-from doctor.collectors.filesystem import listed
-from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, is_initial, process_folders
+from doctor.collectors.base import Machine, NotPresent, collector, listed, read_rows, read_text
+from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, is_initial, process_folders
 from doctor.collectors.software.dynamic_loader import DynamicLoader
 from doctor.core.facts import DriverFacts, HiddenField, Service
 
@@ -31,10 +30,10 @@ SERVICES = {
 
 DEVICE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband")
 COMPAT = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
-_MODULES_LIMIT = 1 << 20
 _STATUS_LIMIT = 64 << 20
 
 
+@collector(DriverFacts)
 def collect_drivers(surroundings: Machine) -> DriverFacts:
     """The files around the drivers. Raises :class:`NotPresent` where nothing of NVIDIA or InfiniBand is there."""
     gpus, switches = nvidia_on_pci(surroundings.sys)
@@ -89,8 +88,7 @@ def _device_files(dev: Path) -> tuple[str, ...]:
 
 
 def _modules(proc: Path) -> tuple[str, ...]:
-    names = (line.split(" ", 1)[0] for line in (read_text(proc / "modules", _MODULES_LIMIT) or "").splitlines())
-    return tuple(sorted(name for name in names if MODULES.fullmatch(name)))
+    return tuple(sorted(row[0] for row in read_rows(proc / "modules") if row and MODULES.fullmatch(row[0])))
 
 
 def _is_telling(module: str) -> bool:
@@ -142,6 +140,3 @@ def _forward_compatibility(surroundings: Machine) -> str | None:
         return None
     match = COMPAT.fullmatch(path.resolve().name)
     return match[1] if match else None
-
-
-COLLECTOR = Collector(section=DriverFacts, collect=collect_drivers)

@@ -8,7 +8,7 @@ from typing import Any
 
 from doctor.collectors.base import read_text
 from doctor.collectors.gpu.nvml import Nvml
-from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, is_initial, owner
+from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, is_initial, owner
 from doctor.core.facts import GpuProcess
 
 KINDS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible
+from doctor.collectors.base import Machine, NotPresent, NotVisible, collector
 from doctor.collectors.gpu.drivers import nvidia_on_pci
 from doctor.collectors.gpu.gpu_processes import read_processes
 from doctor.collectors.gpu.interconnect import read_fabric, read_nvlinks, read_peer_links
@@ -26,6 +26,7 @@ COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclu
 """nvml.h nvmlComputeMode_t."""
 
 
+@collector(GpuFacts, deadline=10.0, isolated=True, present=require_library)
 def collect_gpus(surroundings: Machine) -> GpuFacts:
     """Every GPU that the driver shows. Raises ``NotPresent`` without a driver and ``NotVisible`` where NVML refuses."""
     nvml = _start(surroundings)
@@ -193,10 +194,3 @@ def set_bits(words: Any) -> tuple[int, ...]:
     return tuple(
         64 * position + bit for position, word in enumerate(words or ()) if word for bit in range(64) if word >> bit & 1
     )
-
-
-def _present(surroundings: Machine) -> None:
-    require_library(surroundings.environ)
-
-
-COLLECTOR = Collector(section=GpuFacts, collect=collect_gpus, deadline=10.0, isolated=True, present=_present)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from doctor.collectors.base import NotPresent, NotVisible
+from doctor.collectors.base import Machine, NotPresent, NotVisible
 from doctor.core.facts import HiddenField
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -92,9 +91,9 @@ def _gpus(indices: set[int]) -> str:
     return f"GPU {', '.join(map(str, known))}: " if known else ""
 
 
-def require_library(environ: Mapping[str, str]) -> None:
-    """Raise :class:`NotPresent` where a process with this environment can't load NVML; loading calls no driver."""
-    for directory in environ.get("LD_LIBRARY_PATH", "").split(":"):
+def require_library(machine: Machine) -> None:
+    """Raise :class:`NotPresent` where a process with its environment can't load NVML; loading calls no driver."""
+    for directory in machine.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if directory and Path(directory, LIBRARY).exists():
             return
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor.collectors.base import Machine, parse_int, read_int, read_text
+from doctor.collectors.base import Machine, parse_int, read_int, read_rows, read_text
 from doctor.collectors.storage.mounts import Mount, is_below, outside_view, read_mounts
 from doctor.core.facts import HiddenField
 
@@ -166,5 +166,4 @@ def _pids(folder: Path) -> float | None:
 
 def _table(path: Path) -> dict[str, int]:
     """Lines of a name and a number."""
-    rows = (line.split() for line in (read_text(path) or "").splitlines())
-    return {row[0]: value for row in rows if len(row) == 2 and (value := parse_int(row[1])) is not None}
+    return {row[0]: value for row in read_rows(path) if len(row) == 2 and (value := parse_int(row[1])) is not None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.collectors.base import Machine, read_text
-from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, INITIAL_UTS_NAMESPACE, is_initial
+from doctor.collectors.base import Machine, read_pairs, read_text
+from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, INITIAL_UTS_NAMESPACE, is_initial
 from doctor.collectors.storage.mounts import mount_of, read_mounts
 
 _BY_VARIABLE = (
@@ -95,9 +95,7 @@ def read_image(surroundings: Machine) -> str | None:
 
 
 def _podman_image(surroundings: Machine) -> str | None:
-    text = read_text(surroundings.etc.parent / "run" / ".containerenv") or ""
-    lines = (line.partition("=") for line in text.splitlines())
-    return next((value.strip('"') for name, _, value in lines if name == "image" and value.strip('"')), None)
+    return read_pairs(surroundings.etc.parent / "run" / ".containerenv", "=").get("image", "").strip('"') or None
 
 
 def _nvidia_image(surroundings: Machine) -> str | None:
@@ -127,9 +125,8 @@ def read_hypervisor(surroundings: Machine) -> str | None:
 
 def _has_flag(surroundings: Machine) -> bool | None:
     """Whether the processor says that it is virtual; ``None`` where it has no such flag (not x86)."""
-    text = read_text(surroundings.proc / "cpuinfo", 1 << 16) or ""
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), None)
-    return None if flags is None else "hypervisor" in flags
+    flags = read_pairs(surroundings.proc / "cpuinfo", ":", 1 << 16).get("flags")
+    return None if flags is None else "hypervisor" in flags.split()
 
 
 def _firmware_hypervisor(surroundings: Machine) -> str | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from doctor.collectors.base import Collector, Machine, NotVisible, parse_int, read_text
+from doctor.collectors.base import Machine, NotVisible, collector, parse_int, read_text
 from doctor.core.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.launcher_index import PROCESSES
 
@@ -39,6 +39,7 @@ _STARTERS = (*PROCESSES, "doctor", "rankdoctor")
 """Beginnings of the names of processes that belong to a job."""
 
 
+@collector(KernelLogFacts)
 def collect_kernel_log(surroundings: Machine) -> KernelLogFacts:
     """The events in the log. :class:`NotVisible` where the log is not there (containers) or may not be read."""
     lines = _records(_read(surroundings.dev / "kmsg"))
@@ -144,6 +145,3 @@ def _stat(folder: Path) -> tuple[str, int | None, int | None]:
     if len(fields) < 20:
         return "", None, None
     return head.partition("(")[2], parse_int(fields[1]), parse_int(fields[19])
-
-
-COLLECTOR = Collector(section=KernelLogFacts, collect=collect_kernel_log, deadline=5.0)

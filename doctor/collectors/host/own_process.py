@@ -8,8 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from doctor.collectors.base import Collector, Machine, parse_int, read_text
-from doctor.collectors.filesystem import link_target
+from doctor.collectors.base import (
+    Machine,
+    collector,
+    link_target,
+    parse_int,
+    read_pairs,
+)
 from doctor.core.facts import UNLIMITED, HiddenField, Limit, Namespace, ProcessFacts
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -30,6 +35,7 @@ LIMITS = {
 """The limits of getrlimit(2) that stop training."""
 
 
+@collector(ProcessFacts)
 def collect_process(surroundings: Machine) -> ProcessFacts:
     """What the kernel and the interpreter say of this process."""
     spaces = _namespaces(surroundings.proc)
@@ -71,8 +77,7 @@ def can_lock_memory(proc: Path) -> bool | None:
     """Whether RLIMIT_MEMLOCK does not bind this process: it has CAP_IPC_LOCK, and in the first user namespace, the
     only one that can_do_mlock() of the kernel asks. ``None`` where /proc does not tell."""
     namespace = link_target(proc / "self" / "ns" / "user")
-    rows = (read_text(proc / "self" / "status", limit=8192) or "").splitlines()
-    mask = next((row.partition(":")[2].strip() for row in rows if row.startswith("CapEff:")), None)
+    mask = read_pairs(proc / "self" / "status", ":", limit=8192).get("CapEff")
     if namespace is None or mask is None:
         return None
     try:
@@ -111,6 +116,3 @@ def _notes(spaces: tuple[Namespace, ...], device: int | None) -> tuple[HiddenFie
     if device is None:
         notes.append(HiddenField("shm_device", "no folder /dev/shm that can be read", "mount a tmpfs at /dev/shm"))
     return tuple(notes)
-
-
-COLLECTOR = Collector(section=ProcessFacts, collect=collect_process)

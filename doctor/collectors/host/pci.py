@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from doctor.collectors.base import Machine, read_int, read_text
-from doctor.collectors.filesystem import link_target
+from doctor.collectors.base import Machine, link_target, read_int, read_text
 from doctor.core.facts import HiddenField
 
 # Registers by the PCI Express base specification; names as in Linux, include/uapi/linux/pci_regs.h.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from doctor.collectors.base import Machine
-from doctor.collectors.host.process_table import (
+from doctor.collectors.host.processes import (
     INITIAL_IPC_NAMESPACE,
     INITIAL_PID_NAMESPACE,
     files_held_open,

@@ -7,9 +7,16 @@ import platform
 import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
-from pathlib import Path
 
-from doctor.collectors.base import Collector, Machine, parse_int, read_int, read_text
+from doctor.collectors.base import (
+    Machine,
+    collector,
+    parse_int,
+    read_int,
+    read_pairs,
+    read_rows,
+    read_text,
+)
 from doctor.collectors.host.cgroup import read_cgroup
 from doctor.collectors.host.container import read_container, read_hypervisor, read_image
 from doctor.collectors.host.host_identity import read_boot_id, read_machine_id
@@ -25,6 +32,7 @@ REVERSED = 4
 """Own addresses that are looked up backwards: enough to notice a silent name server, few enough not to burden it."""
 
 
+@collector(HostFacts, deadline=8.0)
 def collect_host(surroundings: Machine) -> HostFacts:
     """The host as this process sees it; the name look-ups take three seconds at most."""
     return read_host(surroundings, socket.gethostname(), own_addresses())
@@ -62,7 +70,7 @@ def read_host(surroundings: Machine, hostname: str, addresses: Iterable[str]) ->
         boot_id=read_boot_id(surroundings),
         kernel=read_text(proc / "sys" / "kernel" / "osrelease") or None,
         architecture=platform.machine() or None,
-        distribution=_distribution(surroundings),
+        distribution=read_pairs(surroundings.etc / "os-release", "=").get("PRETTY_NAME", "").strip("\"' ") or None,
         container=read_container(surroundings),
         hypervisor=read_hypervisor(surroundings),
         image=read_image(surroundings),
@@ -95,14 +103,6 @@ def read_host(surroundings: Machine, hostname: str, addresses: Iterable[str]) ->
     )
 
 
-def _distribution(surroundings: Machine) -> str | None:
-    for line in (read_text(surroundings.etc / "os-release") or "").splitlines():
-        name, _, value = line.partition("=")
-        if name == "PRETTY_NAME":
-            return value.strip("\"' ") or None
-    return None
-
-
 def _cpu_count(surroundings: Machine) -> int | None:
     """The processors that are online, from a list of ranges such as ``0-63,128-191``."""
     text = read_text(surroundings.sys / "devices" / "system" / "cpu" / "online") or ""
@@ -124,26 +124,19 @@ def _frequency(surroundings: Machine, name: str) -> str | None:
 
 def _memory(surroundings: Machine) -> dict[str, int]:
     """/proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
-    rows = (line.split() for line in (read_text(surroundings.proc / "meminfo") or "").splitlines())
+    rows = read_rows(surroundings.proc / "meminfo")
     numbers = ((row[0].rstrip(":"), parse_int(row[1])) for row in rows if len(row) == 3 and row[2] == "kB")
     return {name: value * 1024 for name, value in numbers if value is not None}
 
 
 def _port_range(surroundings: Machine) -> tuple[int, int] | None:
-    words = _words(surroundings.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
-    numbers = [number for word in words if (number := parse_int(word)) is not None]
+    rows = read_rows(surroundings.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
+    numbers = [number for row in rows for word in row if (number := parse_int(word)) is not None]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
 def _uptime(surroundings: Machine) -> float | None:
     try:
-        return float(_words(surroundings.proc / "uptime")[0])
+        return float(read_rows(surroundings.proc / "uptime")[0][0])
     except (IndexError, ValueError):
         return None
-
-
-def _words(path: Path) -> list[str]:
-    return (read_text(path) or "").split()
-
-
-COLLECTOR = Collector(section=HostFacts, collect=collect_host, deadline=8.0)

@@ -5,8 +5,8 @@ The decisions are pure functions of a mapping of environment variables.
 
 from __future__ import annotations
 
-from doctor.collectors.base import Collector, Machine
-from doctor.collectors.host.ancestors import ancestors_of
+from doctor.collectors.base import Machine, collector, first_known
+from doctor.collectors.host.processes import ancestors_of
 from doctor.collectors.launch.rank_variables import (
     Environ,
     any_set,
@@ -88,11 +88,11 @@ def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFac
     own = _own_claim(launcher, claims)
     return LaunchFacts(
         launcher=launcher,
-        rank=_first(whole_number(environ, "RANK"), own.rank),
-        world_size=_first(whole_number(environ, "WORLD_SIZE"), own.world_size),
-        local_rank=_first(whole_number(environ, "LOCAL_RANK"), own.local_rank),
-        local_world_size=_first(whole_number(environ, "LOCAL_WORLD_SIZE"), own.local_world_size),
-        node_rank=_first(own.node_rank, whole_number(environ, "GROUP_RANK", "NODE_RANK")),
+        rank=first_known(whole_number(environ, "RANK"), own.rank),
+        world_size=first_known(whole_number(environ, "WORLD_SIZE"), own.world_size),
+        local_rank=first_known(whole_number(environ, "LOCAL_RANK"), own.local_rank),
+        local_world_size=first_known(whole_number(environ, "LOCAL_WORLD_SIZE"), own.local_world_size),
+        node_rank=first_known(own.node_rank, whole_number(environ, "GROUP_RANK", "NODE_RANK")),
         running_together=running_together(environ),
         claims=claims,
         variables=mask_variables(environ, is_launch_variable),
@@ -100,6 +100,7 @@ def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFac
     )
 
 
+@collector(LaunchFacts)
 def collect_launch(surroundings: Machine) -> LaunchFacts:
     """The launch of this process, from its environment and the names of its parents."""
     ancestors = tuple(readable(parent.name) for parent in ancestors_of(surroundings.proc))
@@ -127,10 +128,3 @@ def _has_plain_rank(environ: Environ) -> bool:
     port = whole_number(environ, "MASTER_PORT")
     reachable = bool(environ.get("MASTER_ADDR", "").strip()) and port in PORTS
     return reachable and "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))
-
-
-def _first(number: int | None, other: int | None) -> int | None:
-    return other if number is None else number
-
-
-COLLECTOR = Collector(section=LaunchFacts, collect=collect_launch)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from doctor.collectors.base import Collector, Machine, NotPresent, parse_int
+from doctor.collectors.base import Machine, NotPresent, collector, first_known, parse_int
 from doctor.collectors.launch.rank_variables import is_slurm_step, task_counts, whole_number
 from doctor.core.facts import HiddenField, SlurmFacts
 from doctor.core.masking import mask_text, readable
@@ -48,6 +48,7 @@ class ScontrolResult(NamedTuple):
     unhide: str = ""
 
 
+@collector(SlurmFacts)
 def collect_slurm(surroundings: Machine) -> SlurmFacts:
     """The job's facts. Raises ``NotPresent`` outside SLURM; without an answer of scontrol, what the environment
     says."""
@@ -126,7 +127,7 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
     ``time_limit`` and ``time_left`` are ``None`` without a note where the job has no limit.
     """
     record = answer.record
-    nodes = _first(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
+    nodes = first_known(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
     limit = read_duration(record.get("TimeLimit"))
     return SlurmFacts(
         job_id=job_id,
@@ -134,11 +135,11 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
         partition=_words(record.get("Partition") or environ.get("SLURM_JOB_PARTITION")),
         node_count=nodes,
         node_list=_words(record.get("NodeList") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")),
-        task_count=_first(_count(record.get("NumTasks")), whole_number(environ, "SLURM_NTASKS")),
+        task_count=first_known(_count(record.get("NumTasks")), whole_number(environ, "SLURM_NTASKS")),
         tasks_per_node=_tasks_per_node(record, environ, nodes),
-        cpus_per_task=_first(_count(record.get("CPUs/Task")), whole_number(environ, "SLURM_CPUS_PER_TASK")),
+        cpus_per_task=first_known(_count(record.get("CPUs/Task")), whole_number(environ, "SLURM_CPUS_PER_TASK")),
         gpus_per_node=_gpus_per_node(record, environ, nodes),
-        gpus_per_task=_first(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
+        gpus_per_task=first_known(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
         gpu_binding=_gpu_binding(record, environ),
         time_limit=limit,
         time_left=_time_left(limit, record),
@@ -181,7 +182,7 @@ def _gpus_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> in
     total = _ALL_GPUS.search(record.get("AllocTRES") or record.get("TRES") or "")
     if asked is None and total and nodes and int(total.group(1)) % nodes == 0:
         asked = int(total.group(1)) // nodes
-    return _first(asked, whole_number(environ, "SLURM_GPUS_ON_NODE"))
+    return first_known(asked, whole_number(environ, "SLURM_GPUS_ON_NODE"))
 
 
 def _tasks_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> int | None:
@@ -225,10 +226,3 @@ def _count(text: str | None) -> int | None:
 
 def _words(text: str | None) -> str | None:
     return readable(mask_text(text)) if text else None
-
-
-def _first(number: int | None, other: int | None) -> int | None:
-    return other if number is None else number
-
-
-COLLECTOR = Collector(section=SlurmFacts, collect=collect_slurm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from doctor.collectors.base import Collector, Machine, NotPresent, parse_int
+from doctor.collectors.base import Machine, NotPresent, collector, parse_int
 from doctor.core.facts import TrainerFacts, Variable
 from doctor.core.masking import mask_value, readable
 
@@ -19,6 +19,7 @@ FABRIC_ARGUMENTS = ("accelerator", "devices", "num_nodes", "precision", "strateg
 """What Fabric reads; other LT_ names are not its own."""
 
 
+@collector(TrainerFacts)
 def collect_trainer(surroundings: Machine) -> TrainerFacts:
     """The arguments that variables set; those of the Trainer where both kinds are there. Raises ``NotPresent``."""
     arguments = arguments_from(surroundings.environ, TRAINER)
@@ -79,6 +80,3 @@ def _positive(text: str | None) -> int | None:
 
 def _is_fabric(name: str) -> bool:
     return name in FABRIC_ARGUMENTS
-
-
-COLLECTOR = Collector(section=TrainerFacts, collect=collect_trainer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from doctor.collectors.base import Collector, Machine
+from doctor.collectors.base import Machine, collector
 from doctor.collectors.nccl.config_files import ConfEntry, ambiguous_home, conf_paths, read_conf, read_references
 from doctor.collectors.nccl.plugins import read_plugins
 from doctor.collectors.software.dynamic_loader import DynamicLoader
@@ -14,6 +14,7 @@ from doctor.core.masking import mask_value, readable
 PREFIX = "NCCL_"
 
 
+@collector(NcclFacts)
 def collect_nccl(surroundings: Machine) -> NcclFacts:
     """The settings that NCCL would find when it starts in this process, and the files and plug-ins they name."""
     files: list[SettingsFile] = []
@@ -72,6 +73,3 @@ def _by_name(
 
 def _overridden(name: str, entries: Iterable[tuple[SettingsFile, ConfEntry]]) -> tuple[str, ...]:
     return tuple(f"{file.path}:{entry.line}={mask_value(name, entry.value)}" for file, entry in entries)
-
-
-COLLECTOR = Collector(section=NcclFacts, collect=collect_nccl)

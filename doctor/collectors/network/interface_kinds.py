@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from doctor.collectors.base import read_int, read_text
-from doctor.collectors.filesystem import listed
+from doctor.collectors.base import listed, read_int, read_pairs
 
 CARRIERS = frozenset({"bond", "vlan", "bridge", "other"})
 """Kinds that may carry a physical device's traffic under their own name (``other``: macvlan and ipvlan)."""
@@ -87,7 +86,7 @@ def _by_folder(folder: Path, name: str) -> str:
         return "bridge"
     if (folder / "wireless").is_dir() or (folder / "phy80211").exists():
         return "wireless"
-    kind = _DEVICE_TYPES.get(_device_type(folder))
+    kind = _DEVICE_TYPES.get(read_pairs(folder / "uevent", "=").get("DEVTYPE", ""))
     if kind:
         return kind
     hardware = read_int(folder / "type")
@@ -96,11 +95,6 @@ def _by_folder(folder: Path, name: str) -> str:
     if hardware == _ETHERNET:
         return _ethernet(folder, name)
     return "other" if hardware is None else _HARDWARE.get(hardware, "other")
-
-
-def _device_type(folder: Path) -> str:
-    lines = (read_text(folder / "uevent") or "").splitlines()
-    return next((line[len("DEVTYPE=") :] for line in lines if line.startswith("DEVTYPE=")), "")
 
 
 def _ethernet(folder: Path, name: str) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from doctor.collectors.base import Collector, Machine, NotVisible, parse_int, read_int, read_text
-from doctor.collectors.filesystem import link_target, listed
+from doctor.collectors.base import Machine, NotVisible, collector, link_target, listed, parse_int, read_int, read_text
 from doctor.collectors.host.pci import driver_name, numa_node, pci_address
 from doctor.collectors.network.interface_kinds import CARRIERS, kind_of, lower_interfaces
 from doctor.collectors.network.routes import read_routes, read_segments
@@ -54,6 +53,7 @@ class InterfaceTree:
     names: frozenset[str]
 
 
+@collector(InterfaceFacts)
 def collect_interfaces(surroundings: Machine) -> InterfaceFacts:
     """The interfaces of this process's network namespace; :class:`NotVisible` where the kernel lists none."""
     try:
@@ -246,6 +246,3 @@ def _driver(ask: socket.socket, name: str) -> str | None:
     except OSError:
         return None
     return answer.tobytes()[4:36].partition(b"\0")[0].decode("ascii", "replace") or None
-
-
-COLLECTOR = Collector(section=InterfaceFacts, collect=collect_interfaces, deadline=5.0)

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.collectors.base import read_text
-from doctor.collectors.filesystem import link_target, listed
-from doctor.collectors.host.ancestors import ancestors_of, read_process
-from doctor.collectors.host.process_table import process_folders
+from doctor.collectors.base import link_target, listed, read_text
+from doctor.collectors.host.processes import ancestors_of, process_folders, read_process
 from doctor.core.facts import Listener
 from doctor.core.masking import mask_command, readable
 from doctor.knowledge.launcher_index import PROCESSES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-from doctor.collectors.base import Collector, Machine, NotPresent
+from doctor.collectors.base import Machine, NotPresent, collector
 from doctor.collectors.launch.launcher import PORTS
 from doctor.collectors.launch.rank_variables import whole_number
 from doctor.collectors.network.dns import TimedLookup
@@ -32,6 +32,7 @@ class SelectedRoute(NamedTuple):
     trouble: str | None = None
 
 
+@collector(MasterFacts)
 def collect_master(surroundings: Machine) -> MasterFacts:
     """Look up MASTER_ADDR and look at MASTER_PORT. Raises ``NotPresent`` where MASTER_ADDR is not set.
 
@@ -156,6 +157,3 @@ def inspect_port(surroundings: Machine, port: int | None) -> tuple[Listener | No
 
 def _notes_of(route: SelectedRoute) -> tuple[HiddenField, ...]:
     return (HiddenField("interface", f"no route to MASTER_ADDR: {route.trouble}"),) if route.trouble else ()
-
-
-COLLECTOR = Collector(section=MasterFacts, collect=collect_master)

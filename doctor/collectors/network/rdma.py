@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from doctor.collectors.base import Collector, Machine, NotPresent, NotVisible, parse_int, read_int, read_text
-from doctor.collectors.filesystem import listed
+from doctor.collectors.base import Machine, NotPresent, NotVisible, collector, listed, parse_int, read_int, read_text
 from doctor.collectors.host.pci import driver_name, numa_node, pci_address
 from doctor.core.facts import Counter, Gid, HiddenField, RdmaDevice, RdmaFacts, RdmaPort
 from doctor.core.text import natural_key
@@ -37,6 +36,7 @@ _LIBRARY = re.compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
 _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 
 
+@collector(RdmaFacts)
 def collect_rdma(surroundings: Machine) -> RdmaFacts:
     """All RDMA devices. :class:`NotPresent` without one; :class:`NotVisible` where sysfs is not shown."""
     folder = surroundings.sys / "class" / "infiniband"
@@ -183,6 +183,3 @@ def _cached(cache: Path) -> list[str]:
     except OSError:
         return []
     return [os.fsdecode(path) for path in _LIBRARY.findall(data)]
-
-
-COLLECTOR = Collector(section=RdmaFacts, collect=collect_rdma, deadline=5.0)

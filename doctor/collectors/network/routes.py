@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
 
-from doctor.collectors.base import Machine, parse_int, read_text
+from doctor.collectors.base import Machine, parse_int, read_rows
 from doctor.core.facts import Route
 
 # Flags of include/uapi/linux/route.h and ipv6_route.h.
@@ -18,6 +18,7 @@ _CACHE = 0x01000000
 _LOCAL = 0x80000000
 
 _METRIC_MAX = 0xFFFFFFFF
+_TABLE = 8 << 20
 
 LIMIT = 1000
 """Routes that are kept of each family; a host that speaks BGP can have a million."""
@@ -25,13 +26,10 @@ LIMIT = 1000
 
 def read_routes(surroundings: Machine) -> tuple[Route, ...]:
     """Usable routes, IPv4 first; without rejecting, multicast and local ones."""
-    routes = [*_routes4(_lines(surroundings, "route"))][:LIMIT]
-    routes += [*_routes6(_lines(surroundings, "ipv6_route"))][:LIMIT]
+    folder = surroundings.proc / "net"
+    routes = [*_routes4(read_rows(folder / "route", _TABLE))][:LIMIT]
+    routes += [*_routes6(read_rows(folder / "ipv6_route", _TABLE))][:LIMIT]
     return tuple(routes)
-
-
-def _lines(surroundings: Machine, name: str) -> list[list[str]]:
-    return [line.split() for line in (read_text(surroundings.proc / "net" / name, 8 << 20) or "").splitlines()]
 
 
 def _routes4(rows: list[list[str]]) -> Iterator[Route]:
@@ -68,7 +66,7 @@ def _routes6(rows: list[list[str]]) -> Iterator[Route]:
 
 def read_segments(surroundings: Machine) -> tuple[int | None, int | None]:
     """TCP segments sent and sent again since boot, in this network namespace, from /proc/net/snmp."""
-    rows = [row for row in _lines(surroundings, "snmp") if row and row[0] == "Tcp:"]
+    rows = [row for row in read_rows(surroundings.proc / "net" / "snmp") if row and row[0] == "Tcp:"]
     if len(rows) != 2:
         return None, None
     counts = dict(zip(rows[0], rows[1], strict=False))

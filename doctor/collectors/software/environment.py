@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from doctor.collectors.base import Collector, Machine
+from doctor.collectors.base import Machine, collector
 from doctor.core.facts import EnvironmentFacts
 from doctor.core.masking import mask_variables
 
@@ -77,9 +77,7 @@ def is_setting(name: str) -> bool:
     return name in NAMES or name.startswith(PREFIXES) or _SLIPPED.match(name) is not None
 
 
+@collector(EnvironmentFacts)
 def collect_environment(surroundings: Machine) -> EnvironmentFacts:
     """The settings of this process by name; a variable that is set and empty has an empty value."""
     return EnvironmentFacts(variables=mask_variables(surroundings.environ, is_setting))
-
-
-COLLECTOR = Collector(section=EnvironmentFacts, collect=collect_environment)

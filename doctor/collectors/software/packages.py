@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor.collectors.base import read_text
-from doctor.collectors.filesystem import listed
+from doctor.collectors.base import listed, read_text
 from doctor.core.facts import Requirement
 
 NAMES = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from doctor.collectors.base import Collector, Machine
+from doctor.collectors.base import Machine, collector
 from doctor.collectors.nccl.libraries import NcclSearch, read_maps
 from doctor.collectors.software.dynamic_loader import DynamicLoader
 from doctor.collectors.software.packages import find_distributions, requirements_of
@@ -24,6 +24,7 @@ BOUND_TO_TORCH = (
 """Distributions whose requirement on torch is read."""
 
 
+@collector(SoftwareFacts, deadline=10.0)
 def collect_software(surroundings: Machine) -> SoftwareFacts:
     """Packages, torch and NCCL libraries as the interpreter of this process would find them."""
     paths = list(sys.path)
@@ -49,6 +50,3 @@ def collect_software(surroundings: Machine) -> SoftwareFacts:
         torch=read_torch_build(torch, distributions.get("torch")) if torch else None,
         nccl_libraries=search.libraries(),
     )
-
-
-COLLECTOR = Collector(section=SoftwareFacts, collect=collect_software, deadline=10.0)

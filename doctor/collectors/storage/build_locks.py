@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from doctor.collectors.base import Machine, read_text
-from doctor.collectors.host.process_table import INITIAL_PID_NAMESPACE, files_held_open, is_initial
+from doctor.collectors.base import Machine, read_rows
+from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, files_held_open, is_initial
 from doctor.collectors.storage.directory_scan import DirectoryRecord
 from doctor.collectors.storage.mounts import Mount
 from doctor.core.facts import BuildLock
@@ -53,5 +53,4 @@ def _is_locked(surroundings: Machine, sight: DirectoryRecord) -> bool:
     # Device numbers as the kernel prints them: major and minor in hexadecimal, see fs/locks.c.
     major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
     wanted = f"{major:02x}:{minor:02x}:{inode}"
-    rows = (line.split() for line in (read_text(surroundings.proc / "locks", 4 << 20) or "").splitlines())
-    return any(wanted in row for row in rows if "->" not in row)
+    return any(wanted in row for row in read_rows(surroundings.proc / "locks", 4 << 20) if "->" not in row)

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from doctor.collectors.base import Collector, Machine
-from doctor.collectors.filesystem import local_path
+from doctor.collectors.base import Machine, collector
 from doctor.collectors.storage.bounded_scan import COMMAND, LIMIT, DirectoryQuery, DirectoryResult, scan_directories
 from doctor.collectors.storage.build_locks import BATON, read_locks
-from doctor.collectors.storage.mounts import read_mounts
+from doctor.collectors.storage.mounts import local_path, read_mounts
 from doctor.core.facts import BuildLock, Directory, StorageFacts
 
 TRAINER = "trainer"
@@ -29,6 +28,7 @@ class NamedDirectory:
     lock_kind: str | None = None
 
 
+@collector(StorageFacts, deadline=6.0)
 def collect_storage(surroundings: Machine) -> StorageFacts:
     """The directories that the environment and the user's settings name, and the caches that exist."""
     return read_storage(surroundings)
@@ -121,6 +121,3 @@ def _locks(surroundings: Machine, place: NamedDirectory, seen: DirectoryResult) 
     if place.lock_kind is None:
         return []
     return read_locks(surroundings, place.lock_kind, seen.mount, seen.sight.get("locks") or ())
-
-
-COLLECTOR = Collector(section=StorageFacts, collect=collect_storage, deadline=6.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from doctor.collectors.base import Machine, read_text
-from doctor.collectors.filesystem import link_target
+from doctor.collectors.base import Machine, link_target, read_text
 
 _LOCAL = """
 aufs bcachefs bpf btrfs cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs erofs exfat ext2 ext3 ext4 f2fs
@@ -29,6 +29,11 @@ NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "juicefs", "glusterfs", "ceph", "rcl
 
 _SYMLINKS = 40
 """Links followed in one path before it counts as a loop (MAXSYMLINKS of Linux)."""
+
+
+_PROTOCOL = re.compile(r"(::|://)")
+_THIS_HOST = ("file", "local")
+"""What fsspec calls the file system of this host (fsspec/implementations/local.py)."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,15 @@ def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
 def is_below(path: str, folder: str) -> bool:
     """Whether ``path`` is ``folder`` or lies in it, by spelling alone."""
     return folder == "/" or path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def local_path(url: str) -> str | None:
+    """The path that ``url`` names on this host; ``None`` where it names another file system (``s3://bucket/runs``,
+    ``memory://runs``, ``simplecache::gs://…``), by fsspec's own rule (fsspec/utils.py, get_protocol)."""
+    protocol, *rest = _PROTOCOL.split(url, maxsplit=1)
+    if not rest:
+        return url
+    return rest[1] if protocol in _THIS_HOST and rest[0] == "://" else None
 
 
 def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:

@@ -109,14 +109,12 @@ from doctor.core.facts.telemetry import (
     StepFacts,
     TensorShape,
     TrainingFacts,
+    WatchedSection,
     Window,
 )
 
 SECTIONS: dict[str, type[Section]] = {
-    section.key: section
-    for base in (Section, *Section.__subclasses__())
-    for section in base.__subclasses__()
-    if section.key
+    section.key: section for section in (*Section.__subclasses__(), *WatchedSection.__subclasses__()) if section.key
 }
 """Every section by its key in a capture."""
 

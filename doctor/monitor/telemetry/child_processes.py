@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from doctor.collectors.base import parse_int, read_text
-from doctor.collectors.filesystem import listed
+from doctor.collectors.base import listed, parse_int, read_text
 from doctor.collectors.launch.rank_variables import RANK_VARIABLES
 from doctor.core.facts import ChildProcess
 

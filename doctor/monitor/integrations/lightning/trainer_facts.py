@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.collectors.base import parse_int
-from doctor.collectors.filesystem import local_path
+from doctor.collectors.storage.mounts import local_path
 from doctor.core.facts import TrainingFacts, Variable
 from doctor.monitor.integrations.adapter import Adapter
 from doctor.monitor.integrations.hook_guard import value_or_default

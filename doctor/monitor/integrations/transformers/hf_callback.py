@@ -13,7 +13,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doctor.collectors.filesystem import local_path
+from doctor.collectors.storage.mounts import local_path
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.transformers.transformers_run import TransformersRun, training_facts

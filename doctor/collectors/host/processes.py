@@ -1,16 +1,48 @@
-"""Which processes can be seen from here, and what files they hold."""
+"""The processes that /proc shows: their parents, namespaces and open files."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from doctor.collectors.filesystem import link_target, listed
+from doctor.collectors.base import link_target, listed, parse_int, read_pairs
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 INITIAL_IPC_NAMESPACE = "ipc:[4026531839]"
 INITIAL_UTS_NAMESPACE = "uts:[4026531838]"
 """Inode numbers that Linux fixes for the first namespaces (include/linux/proc_ns.h)."""
+DEEPEST = 64
+"""Parents that are followed. Real chains have about ten."""
+
+
+class ParentProcess(NamedTuple):
+    """A process in /proc: its number, its name (at most 15 characters, comm in proc(5)), the number of its parent."""
+
+    pid: int
+    name: str
+    parent: int
+
+
+def read_process(proc: Path, pid: int | str) -> ParentProcess | None:
+    """What ``proc/<pid>/status`` says, or ``None`` where it is gone or may not be read (hidepid in proc(5))."""
+    rows = read_pairs(proc / str(pid) / "status", ":", limit=4096)
+    number, parent = parse_int(rows.get("Pid")), parse_int(rows.get("PPid"))
+    return None if number is None or parent is None else ParentProcess(number, rows.get("Name", ""), parent)
+
+
+def ancestors_of(proc: Path, pid: int | str = "self") -> Iterator[ParentProcess]:
+    """The parents of ``pid``, nearest first, up to process 1 or the first that may not be read.
+
+    A parent outside the PID namespace shows as 0 (pid_namespaces(7)) and ends the chain.
+    """
+    process = read_process(proc, pid)
+    for _ in range(DEEPEST):
+        if process is None or process.parent <= 0:
+            return
+        process = read_process(proc, process.parent)
+        if process is not None:
+            yield process
 
 
 def is_initial(proc: Path, kind: str, initial: str) -> bool:
