@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     LocalRanks,
@@ -24,7 +22,8 @@ from doctor.facts import HostFacts, ProcessFacts
 from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 
 @check(
@@ -162,67 +161,48 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
     check=cpu_share_too_small,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "one CPU for eight ranks",
-            lines(
-                "#SBATCH --ntasks-per-node=1",
-                "#SBATCH --cpus-per-task=1",
-                "#SBATCH --gres=gpu:8",
-                "srun torchrun --nproc-per-node=8 train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=1",
+            "#SBATCH --cpus-per-task=1",
+            "#SBATCH --gres=gpu:8",
+            "srun torchrun --nproc-per-node=8 train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "one CPU for each rank",
-            lines(
-                "#SBATCH --ntasks-per-node=4",
-                "#SBATCH --cpus-per-task=1",
-                "#SBATCH --gpus-per-node=4",
-                "srun python train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=4",
+            "#SBATCH --cpus-per-task=1",
+            "#SBATCH --gpus-per-node=4",
+            "srun python train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "the step takes less than the job has",
-            lines(
-                "#SBATCH --cpus-per-task=32",
-                "#SBATCH --gres=gpu:4",
-                "srun --cpus-per-task=2 torchrun --nproc-per-node=4 train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --cpus-per-task=32",
+            "#SBATCH --gres=gpu:4",
+            "srun --cpus-per-task=2 torchrun --nproc-per-node=4 train.py  # !",
         ),
-        FilePasses(
+        script_passes(
             "eight CPUs for each rank",
-            lines(
-                "#SBATCH --ntasks-per-node=4",
-                "#SBATCH --cpus-per-task=8",
-                "#SBATCH --gpus-per-node=4",
-                "srun python train.py",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=4",
+            "#SBATCH --cpus-per-task=8",
+            "#SBATCH --gpus-per-node=4",
+            "srun python train.py",
         ),
-        FilePasses(
-            "nothing is said of CPUs",
-            lines("#SBATCH --gres=gpu:4", "srun torchrun --nproc-per-node=4 x.py"),
-            name="a.sh",
-        ),
-        FilePasses(
+        script_passes("nothing is said of CPUs", "#SBATCH --gres=gpu:4", "srun torchrun --nproc-per-node=4 x.py"),
+        script_passes(
             "a batch script with the CPUs of eight tasks",
-            lines(
-                "#SBATCH --ntasks-per-node=8",
-                "#SBATCH --cpus-per-task=4",
-                "#SBATCH --gres=gpu:8",
-                "torchrun --standalone --nproc-per-node=8 x.py",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=8",
+            "#SBATCH --cpus-per-task=4",
+            "#SBATCH --gres=gpu:8",
+            "torchrun --standalone --nproc-per-node=8 x.py",
         ),
-        FilePasses(
-            "no GPU", lines("#SBATCH --ntasks=64", "#SBATCH --cpus-per-task=1", "srun python simulate.py"), name="a.sh"
-        ),
-        FilePasses(
+        script_passes("no GPU", "#SBATCH --ntasks=64", "#SBATCH --cpus-per-task=1", "srun python simulate.py"),
+        script_passes(
             "one CPU for a single process",
-            lines("#SBATCH --ntasks=1", "#SBATCH --cpus-per-task=1", "#SBATCH --gres=gpu:1", "srun python train.py"),
-            name="job.sbatch",
+            "#SBATCH --ntasks=1",
+            "#SBATCH --cpus-per-task=1",
+            "#SBATCH --gres=gpu:1",
+            "srun python train.py",
         ),
     ),
 )

@@ -10,8 +10,6 @@ from doctor.analysis.interface_choice import is_loopback, parse_address
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
     EventGroup,
-    FileFails,
-    FilePasses,
     Finding,
     Host,
     Job,
@@ -37,7 +35,8 @@ from doctor.lint.launch.process_launches import (
     rank_of_host,
     starts_of,
 )
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 MOST_FINDINGS = 8
 """Places with a finding of their own; more have one cause, such as localhost on every host."""
@@ -323,55 +322,37 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
     check=master_disagrees,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "each host is told itself",
-            lines(
-                "# node 1",
-                f'{_OLD} --node_rank=0 --master_addr="192.168.1.3" --master_port=12581 train.py > 1.log 2>&1 &',
-                "# node 2",
-                f'{_OLD} --node_rank=1 --master_addr="192.168.1.2" --master_port=12581 train.py > 2.log 2>&1 &  # !',
-            ),
-            name="run.sh",
+            "# node 1",
+            f'{_OLD} --node_rank=0 --master_addr="192.168.1.3" --master_port=12581 train.py > 1.log 2>&1 &',
+            "# node 2",
+            f'{_OLD} --node_rank=1 --master_addr="192.168.1.2" --master_port=12581 train.py > 2.log 2>&1 &  # !',
         ),
-        FileFails(
+        script_fails(
             "another port on the second host",
-            lines(
-                f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
-                f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29501 train.py  # !",
-            ),
-            name="run.sh",
+            f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
+            f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29501 train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "accelerate",
-            lines(
-                "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip a x.py",
-                "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1 --main_process_ip b x.py  # !",
-            ),
-            name="run.sh",
+            "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip a x.py",
+            "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1 --main_process_ip b x.py  # !",
         ),
-        FilePasses(
+        script_passes(
             "both are told the first",
-            lines(
-                f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
-                f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py",
-            ),
-            name="run.sh",
+            f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
+            f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py",
         ),
-        FilePasses(
+        script_passes(
             "two jobs",
-            lines(
-                f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 pretrain.py",
-                f"{_OLD} --node_rank=1 --master_addr=10.0.0.2 --master_port=29500 finetune.py",
-            ),
-            name="run.sh",
+            f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 pretrain.py",
+            f"{_OLD} --node_rank=1 --master_addr=10.0.0.2 --master_port=29500 finetune.py",
         ),
-        FilePasses(
+        script_passes(
             "from outside",
-            lines(
-                f"{_OLD} --node_rank=0 --master_addr=$1 --master_port=29500 train.py",
-                f"{_OLD} --node_rank=1 --master_addr=$2 --master_port=29500 train.py",
-            ),
-            name="run.sh",
+            f"{_OLD} --node_rank=0 --master_addr=$1 --master_port=29500 train.py",
+            f"{_OLD} --node_rank=1 --master_addr=$2 --master_port=29500 train.py",
         ),
     ),
 )

@@ -30,7 +30,8 @@ from doctor.lint.launch.kubernetes import Workload
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, port_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 
@@ -262,29 +263,23 @@ SMALL = 4
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "all jobs of an array",
-            lines(*_ARRAY, "torchrun --nproc-per-node=2 --master-port=29500 train.py $SLURM_ARRAY_TASK_ID  # !"),
-            name="job.sbatch",
+            *_ARRAY,
+            "torchrun --nproc-per-node=2 --master-port=29500 train.py $SLURM_ARRAY_TASK_ID  # !",
         ),
-        FileFails(
+        script_fails(
             "two in the background",
-            lines(
-                "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 --master_port=29501 a.py &",
-                "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node=2 --master_port=29501 b.py &  # !",
-                "wait",
-            ),
-            name="train.sh",
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 --master_port=29501 a.py &",
+            "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node=2 --master_port=29501 b.py &  # !",
+            "wait",
         ),
-        FileFails(
+        script_fails(
             "a loop that waits for none of its runs",
-            lines(
-                "for seed in 0 1 2 3; do",
-                "  accelerate launch --num_processes 2 --main_process_port 29555 train.py --seed $seed &  # !",
-                "done",
-                "wait",
-            ),
-            name="seeds.sh",
+            "for seed in 0 1 2 3; do",
+            "  accelerate launch --num_processes 2 --main_process_port 29555 train.py --seed $seed &  # !",
+            "done",
+            "wait",
         ),
         FileFails(
             "a pod on the network of its host",
@@ -292,62 +287,54 @@ SMALL = 4
             name="job.yaml",
         ),
         FilePasses("a pod with a network of its own", _POD.replace("  # !", ""), name="job.yaml"),
-        FilePasses(
+        script_passes(
             "a port of its own for each job",
-            lines(
-                *_ARRAY,
-                "export MASTER_PORT=$((29500 + SLURM_ARRAY_TASK_ID))",
-                "torchrun --nproc-per-node=2 --master-port=$MASTER_PORT train.py",
-            ),
-            name="job.sbatch",
+            *_ARRAY,
+            "export MASTER_PORT=$((29500 + SLURM_ARRAY_TASK_ID))",
+            "torchrun --nproc-per-node=2 --master-port=$MASTER_PORT train.py",
         ),
-        FilePasses(
+        script_passes(
             "one job of the array at a time",
-            lines("#SBATCH --array=0-7%1", "#SBATCH --gres=gpu:2", "torchrun --master-port=29500 train.py"),
-            name="job.sbatch",
+            "#SBATCH --array=0-7%1",
+            "#SBATCH --gres=gpu:2",
+            "torchrun --master-port=29500 train.py",
         ),
-        FilePasses(
+        script_passes(
             "a host of its own for each job",
-            lines("#SBATCH --array=0-7", "#SBATCH --gres=gpu:8", "torchrun --master-port=29500 train.py"),
-            name="job.sbatch",
+            "#SBATCH --array=0-7",
+            "#SBATCH --gres=gpu:8",
+            "torchrun --master-port=29500 train.py",
         ),
-        FilePasses(
+        script_passes(
             "two ranks of one job, started by hand",
-            lines("export MASTER_PORT=1234", "RANK=0 python train.py &", "RANK=1 python train.py &"),
-            name="train.sh",
+            "export MASTER_PORT=1234",
+            "RANK=0 python train.py &",
+            "RANK=1 python train.py &",
         ),
-        FilePasses(
+        script_passes(
             "one step on each host",
-            lines(
-                "export MASTER_PORT=2345", "for n in $NODES; do", "  srun -w $n -N1 python train.py &", "done", "wait"
-            ),
-            name="job.sh",
+            "export MASTER_PORT=2345",
+            "for n in $NODES; do",
+            "  srun -w $n -N1 python train.py &",
+            "done",
+            "wait",
         ),
-        FilePasses(
-            "torchrun chooses", lines(*_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"), name="job.sbatch"
+        script_passes("torchrun chooses", *_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"),
+        script_passes("one after the other", "torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
+        script_passes(
+            "other ports", "torchrun --master_port=29501 a.py &", "torchrun --master_port=29502 b.py &", "wait"
         ),
-        FilePasses(
-            "one after the other",
-            lines("torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
-            name="train.sh",
-        ),
-        FilePasses(
-            "other ports",
-            lines("torchrun --master_port=29501 a.py &", "torchrun --master_port=29502 b.py &", "wait"),
-            name="train.sh",
-        ),
-        FilePasses(
+        script_passes(
             "the two hosts of one job, played on one",
-            lines(
-                "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
-                "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py &",
-            ),
-            name="train.sh",
+            "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
+            "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py &",
         ),
-        FilePasses(
+        script_passes(
             "it waits in the loop",
-            lines("for seed in 0 1; do", "  torchrun --master_port=29501 a.py --seed $seed &", "  wait", "done"),
-            name="train.sh",
+            "for seed in 0 1; do",
+            "  torchrun --master_port=29501 a.py --seed $seed &",
+            "  wait",
+            "done",
         ),
     ),
 )

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import PORT_CHOOSERS, has_value, launch_number
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -22,7 +20,8 @@ from doctor.api import (
 )
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.process_launches import starts_of
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 
 @check(
@@ -137,20 +136,16 @@ MOST = 65535
     check=master_port_invalid,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails("above the highest", lines("export MASTER_PORT=295000  # !", "srun python train.py"), name="job.sh"),
-        FileFails("an option", lines("torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"), name="train.sh"),
-        FileFails(
-            "summed up beyond it",
-            lines("BASE=65000", "export MASTER_PORT=$((BASE + 1000))  # !", "srun python train.py"),
-            name="job.sh",
+        script_fails("above the highest", "export MASTER_PORT=295000  # !", "srun python train.py"),
+        script_fails("an option", "torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"),
+        script_fails(
+            "summed up beyond it", "BASE=65000", "export MASTER_PORT=$((BASE + 1000))  # !", "srun python train.py"
         ),
-        FileFails("no number", lines("export MASTER_PORT=auto  # !", "srun python train.py"), name="job.sh"),
-        FilePasses("a port", lines("export MASTER_PORT=29500", "srun python train.py"), name="job.sh"),
-        FilePasses("any", lines("torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"), name="train.sh"),
-        FilePasses(
-            "by the job", lines("export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"), name="a.sh"
-        ),
-        FilePasses("not of this file", lines("MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"), name="train.sh"),
+        script_fails("no number", "export MASTER_PORT=auto  # !", "srun python train.py"),
+        script_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
+        script_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
+        script_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
+        script_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
     ),
 )
 def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:

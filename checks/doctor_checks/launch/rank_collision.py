@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from doctor.analysis.launch_origin import direct_launch
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     Rank,
@@ -26,7 +24,8 @@ from doctor.lint.launch.partial_text import names_in as untold_in
 from doctor.lint.launch.partial_text import shown
 from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -137,57 +136,54 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     check=rank_collision,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "the batch script fills in its own number",
-            lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py  # !"),
-            name="job.sbatch",
+            *_TWO,
+            "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "double quotes do not help",
-            lines(
-                *_TWO,
-                'srun bash -c "accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID x.py"  # !',
-            ),
-            name="job.sbatch",
+            *_TWO,
+            'srun bash -c "accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID x.py"  # !',
         ),
-        FileFails(
+        script_fails(
             "RANK is exported before srun",
-            lines(*_EIGHT, "export RANK=$SLURM_PROCID  # !", "export WORLD_SIZE=$SLURM_NTASKS", "srun python train.py"),
-            name="job.sbatch",
+            *_EIGHT,
+            "export RANK=$SLURM_PROCID  # !",
+            "export WORLD_SIZE=$SLURM_NTASKS",
+            "srun python train.py",
         ),
-        FileFails(
-            "a number for all hosts",
-            lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"),
-            name="job.sbatch",
+        script_fails(
+            "a number for all hosts", *_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"
         ),
-        FilePasses(
+        script_passes(
             "each task fills in its own",
-            lines(*_TWO, "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py'"),
-            name="job.sbatch",
+            *_TWO,
+            "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py'",
         ),
-        FilePasses(
+        script_passes(
             "escaped in double quotes",
-            lines(*_TWO, 'srun bash -c "torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$HEAD train.py"'),
-            name="job.sbatch",
+            *_TWO,
+            'srun bash -c "torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$HEAD train.py"',
         ),
-        FilePasses(
+        script_passes(
             "a rendezvous passes over the number",
-            lines(*_TWO, "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d train.py"),
-            name="job.sbatch",
+            *_TWO,
+            "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d train.py",
         ),
-        FilePasses(
+        script_passes(
             "a script that srun runs",
-            lines("export RANK=$SLURM_PROCID", "export LOCAL_RANK=$SLURM_LOCALID", "python train.py"),
-            name="task.sh",
+            "export RANK=$SLURM_PROCID",
+            "export LOCAL_RANK=$SLURM_LOCALID",
+            "python train.py",
         ),
-        FilePasses(
+        script_passes(
             "set again in the task",
-            lines(*_EIGHT, "export RANK=$SLURM_PROCID", "srun bash -c 'RANK=$SLURM_PROCID python train.py'"),
-            name="job.sbatch",
+            *_EIGHT,
+            "export RANK=$SLURM_PROCID",
+            "srun bash -c 'RANK=$SLURM_PROCID python train.py'",
         ),
-        FilePasses(
-            "one host", lines("#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"), name="job.sbatch"
-        ),
+        script_passes("one host", "#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"),
     ),
 )
 def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:

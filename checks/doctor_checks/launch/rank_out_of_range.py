@@ -22,7 +22,8 @@ from doctor.facts import LaunchFacts
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 
 @check(
@@ -112,26 +113,19 @@ _CONFIG = (
     check=rank_out_of_range,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "counted from one",
-            lines("torchrun --nnodes=2 --node_rank=2 --master_addr=10.0.0.1 --master_port=29500 train.py  # !"),
-            name="node2.sh",
+            "torchrun --nnodes=2 --node_rank=2 --master_addr=10.0.0.1 --master_port=29500 train.py  # !",
         ),
         FileFails("the second of one machine", _CONFIG.format("1  # !", 1), name="config.yaml"),
-        FileFails(
-            "accelerate",
-            lines("accelerate launch --num_machines 4 --machine_rank 4 --main_process_ip a train.py  # !"),
-            name="node.sh",
+        script_fails(
+            "accelerate", "accelerate launch --num_machines 4 --machine_rank 4 --main_process_ip a train.py  # !"
         ),
-        FilePasses(
-            "counted from zero",
-            lines("torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py"),
-            name="node2.sh",
+        script_passes(
+            "counted from zero", "torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py"
         ),
         FilePasses("the second of two machines", _CONFIG.format(1, 2), name="config.yaml"),
-        FilePasses(
-            "from outside", lines("torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"), name="x.sh"
-        ),
+        script_passes("from outside", "torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"),
     ),
 )
 def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:

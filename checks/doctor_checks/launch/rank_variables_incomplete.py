@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, values_of, whole_number
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -30,7 +28,8 @@ from doctor.lint.launch.process_launches import (
     uses_node_rank,
 )
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
+from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
@@ -195,55 +194,41 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
     check=rank_variables_incomplete,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "srun starts torchrun on two hosts, and both are host 0",
-            lines(*_BATCH, "srun torchrun --nnodes=2 --nproc-per-node=8 --master-addr=$HEAD train.py  # !"),
-            name="job.sbatch",
+            *_BATCH,
+            "srun torchrun --nnodes=2 --nproc-per-node=8 --master-addr=$HEAD train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "an endpoint without a backend",
-            lines(
-                *_BATCH,
-                "srun torchrun --nnodes=2 --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:29500 x.py  # !",
-            ),
-            name="job.sbatch",
+            *_BATCH,
+            "srun torchrun --nnodes=2 --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:29500 x.py  # !",
         ),
-        FileFails(
+        script_fails(
             "the same command on each host",
-            lines("torchrun --nnodes=4 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py  # !"),
-            name="train.sh",
+            "torchrun --nnodes=4 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py  # !",
         ),
-        FileFails(
-            "LLaMA-Factory",
-            lines("FORCE_TORCHRUN=1 NNODES=2 MASTER_ADDR=10.0.0.1 llamafactory-cli train sft.yaml  # !"),
-            name="train.sh",
+        script_fails(
+            "LLaMA-Factory", "FORCE_TORCHRUN=1 NNODES=2 MASTER_ADDR=10.0.0.1 llamafactory-cli train sft.yaml  # !"
         ),
-        FilePasses(
+        script_passes(
             "the rendezvous gives out the numbers",
-            lines(*_BATCH, "srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py"),
-            name="job.sbatch",
+            *_BATCH,
+            "srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py",
         ),
-        FilePasses(
+        script_passes(
             "each task says its number",
-            lines(*_BATCH, "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py'"),
-            name="job.sbatch",
+            *_BATCH,
+            "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py'",
         ),
-        FilePasses(
-            "options that can't be told",
-            lines("torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
-            name="train.sh",
-        ),
-        FilePasses(
-            "by variables",
-            lines("export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
-            name="train.sh",
-        ),
-        FilePasses(
+        script_passes("options that can't be told", "torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
+        script_passes("by variables", "export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
+        script_passes(
             "srun is missing, which is told alone",
-            lines("#SBATCH --nodes=2", "torchrun --nnodes=2 --nproc_per_node=8 train.py"),
-            name="job.sbatch",
+            "#SBATCH --nodes=2",
+            "torchrun --nnodes=2 --nproc_per_node=8 train.py",
         ),
-        FilePasses("one host", lines("torchrun --nproc_per_node=8 train.py"), name="train.sh"),
+        script_passes("one host", "torchrun --nproc_per_node=8 train.py"),
     ),
 )
 def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:

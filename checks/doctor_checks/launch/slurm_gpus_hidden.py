@@ -8,8 +8,6 @@ from typing import NamedTuple
 from doctor.analysis.launch_origin import devices_asked, has_value, inner_launcher, launch_number, slurm_step
 from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_to
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -31,7 +29,8 @@ from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of, trainer_option
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 OPTIONS = (
     "SLURM_GPUS_PER_TASK",
@@ -296,48 +295,42 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
     check=slurm_gpus_hidden,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "Lightning with four devices, of which a task sees one",
-            lines(*_EACH, "srun python train.py fit --trainer.devices=4  # !"),
-            name="job.sbatch",
+            *_EACH,
+            "srun python train.py fit --trainer.devices=4  # !",
         ),
-        FileFails(
+        script_fails(
             "LOCAL_RANK from SLURM_LOCALID",
-            lines(*_EACH, "srun bash -c 'LOCAL_RANK=$SLURM_LOCALID RANK=$SLURM_PROCID python train.py'  # !"),
-            name="job.sbatch",
+            *_EACH,
+            "srun bash -c 'LOCAL_RANK=$SLURM_LOCALID RANK=$SLURM_PROCID python train.py'  # !",
         ),
-        FileFails(
+        script_fails(
             "torchrun starts four ranks in a task with one GPU",
-            lines(
-                "#SBATCH --nodes=2",
-                "#SBATCH --ntasks-per-node=1",
-                "#SBATCH --gpus-per-task=1",
-                "srun torchrun --nnodes=2 --nproc-per-node=4 train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --nodes=2",
+            "#SBATCH --ntasks-per-node=1",
+            "#SBATCH --gpus-per-task=1",
+            "srun torchrun --nnodes=2 --nproc-per-node=4 train.py  # !",
         ),
-        FileFails(
+        script_fails(
             "bound to the nearest GPU",
-            lines(
-                "#SBATCH --ntasks-per-node=4",
-                "#SBATCH --gpus-per-node=4",
-                "srun --gpu-bind=single:1 python train.py --trainer.devices 4  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=4",
+            "#SBATCH --gpus-per-node=4",
+            "srun --gpu-bind=single:1 python train.py --trainer.devices 4  # !",
         ),
-        FilePasses(
-            "binding taken back", lines(*_EACH, "srun --gpu-bind=none python train.py --trainer.devices=4"), name="a.sh"
-        ),
-        FilePasses("each task uses device 0", lines(*_EACH, "srun python train.py"), name="job.sbatch"),
-        FilePasses(
+        script_passes("binding taken back", *_EACH, "srun --gpu-bind=none python train.py --trainer.devices=4"),
+        script_passes("each task uses device 0", *_EACH, "srun python train.py"),
+        script_passes(
             "one task a host has all GPUs",
-            lines("#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-task=4", "srun torchrun --nproc-per-node=4 x.py"),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=1",
+            "#SBATCH --gpus-per-task=4",
+            "srun torchrun --nproc-per-node=4 x.py",
         ),
-        FilePasses(
+        script_passes(
             "GPUs by host",
-            lines("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4", "srun python train.py --trainer.devices=4"),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=4",
+            "#SBATCH --gres=gpu:4",
+            "srun python train.py --trainer.devices=4",
         ),
     ),
 )

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.analysis.launch_origin import has_value, launch_number, starts_tasks_unlaunched
-from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, rule
+from doctor.api import FileFails, Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import LaunchFacts
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 
 @check(
@@ -81,37 +82,36 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
     check=srun_missing,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
-            "python in a batch script of four tasks",
-            lines(*_FOUR, "source activate env", "python train.py --epochs 10  # !"),
-            name="job.sbatch",
+        script_fails(
+            "python in a batch script of four tasks", *_FOUR, "source activate env", "python train.py --epochs 10  # !"
         ),
         FileFails(
             "Lightning on two hosts",
             lines(*_HOSTS, "python train.py fit --trainer.num_nodes=2 --trainer.devices=8  # !"),
             name="job.slurm",
         ),
-        FileFails(
+        script_fails(
             "torchrun for two hosts, started on the first alone",
-            lines(*_HOSTS, "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
-            name="job.sh",
+            *_HOSTS,
+            "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
         ),
-        FilePasses("srun", lines(*_FOUR, "python prepare_data.py", "srun python train.py"), name="job.sbatch"),
-        FilePasses("torchrun on one host", lines(*_FOUR, "torchrun --nproc-per-node=4 train.py"), name="job.sbatch"),
-        FilePasses(
+        script_passes("srun", *_FOUR, "python prepare_data.py", "srun python train.py"),
+        script_passes("torchrun on one host", *_FOUR, "torchrun --nproc-per-node=4 train.py"),
+        script_passes(
             "tasks for the CPUs of a program that uses one GPU",
-            lines("#SBATCH --ntasks=8", "#SBATCH --gres=gpu:1", "python train.py"),
-            name="job.sbatch",
+            "#SBATCH --ntasks=8",
+            "#SBATCH --gres=gpu:1",
+            "python train.py",
         ),
-        FilePasses("a script that may call srun", lines(*_HOSTS, "bash run.sh", "python train.py"), name="job.sbatch"),
-        FilePasses("no batch script", lines("torchrun --nnodes=2 --nproc-per-node=8 train.py"), name="train.sh"),
-        FilePasses("one task", lines("#SBATCH --gres=gpu:4", "python train.py --devices 4"), name="job.sbatch"),
-        FilePasses(
+        script_passes("a script that may call srun", *_HOSTS, "bash run.sh", "python train.py"),
+        script_passes("no batch script", "torchrun --nnodes=2 --nproc-per-node=8 train.py"),
+        script_passes("one task", "#SBATCH --gres=gpu:4", "python train.py --devices 4"),
+        script_passes(
             "ssh to the others",
-            lines(
-                *_HOSTS, "for host in $(scontrol show hostnames); do", "ssh $host torchrun --nnodes=2 x.py &", "done"
-            ),
-            name="job.sbatch",
+            *_HOSTS,
+            "for host in $(scontrol show hostnames); do",
+            "ssh $host torchrun --nnodes=2 x.py &",
+            "done",
         ),
     ),
 )

@@ -32,6 +32,7 @@ from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
+from doctor_checks.launch._scripts import script_fails, script_passes
 
 MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
@@ -179,10 +180,11 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        script_fails(
             "WORLD_SIZE written down",
-            lines(*_FOUR, "export WORLD_SIZE=4", "srun bash -c 'RANK=$SLURM_PROCID python train.py'  # !"),
-            name="job.sbatch",
+            *_FOUR,
+            "export WORLD_SIZE=4",
+            "srun bash -c 'RANK=$SLURM_PROCID python train.py'  # !",
         ),
         FileFails("eight processes on three machines", _config("MULTI_GPU", "3", "8  # !"), name="config.yaml"),
         FileFails("several processes that are not distributed", _config("'NO'", "1", "4  # !"), name="config.yaml"),
@@ -201,21 +203,18 @@ def _config(kind: str, machines: str, count: str) -> str:
             ).replace("100,", "100, # !"),
             name="ds_config.yaml",
         ),
-        FilePasses(
-            "from SLURM",
-            lines(*_FOUR, "export WORLD_SIZE=$SLURM_NTASKS", "srun bash -c 'RANK=$SLURM_PROCID python train.py'"),
-            name="job.sbatch",
+        script_passes(
+            "from SLURM", *_FOUR, "export WORLD_SIZE=$SLURM_NTASKS", "srun bash -c 'RANK=$SLURM_PROCID python train.py'"
         ),
-        FilePasses(
+        script_passes(
             "a step for each rank",
-            lines(*_FOUR, "export WORLD_SIZE=8", "for i in $(seq 0 7); do", "RANK=$i srun -n1 python t.py &", "done"),
-            name="job.sbatch",
+            *_FOUR,
+            "export WORLD_SIZE=8",
+            "for i in $(seq 0 7); do",
+            "RANK=$i srun -n1 python t.py &",
+            "done",
         ),
-        FilePasses(
-            "hosts, for a script of one's own",
-            lines(*_FOUR, "export WORLD_SIZE=2", "srun bash run_node.sh"),
-            name="job.sbatch",
-        ),
+        script_passes("hosts, for a script of one's own", *_FOUR, "export WORLD_SIZE=2", "srun bash run_node.sh"),
         FilePasses("sixteen processes on two machines", _config("FSDP", "2", "16"), name="config.yaml"),
         FilePasses("one process", _config("'NO'", "1", "1"), name="config.yaml"),
         FilePasses("four pods", _JOB.replace("REPLICAS", "3").replace("MARK", ""), name="job.yaml"),
