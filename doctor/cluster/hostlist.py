@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from doctor.core.report_document import Report
+from doctor.core.text import number_runs
 from doctor.knowledge.launcher_index import BY_NAME
 
 EXCLUDE = "exclude"
@@ -51,11 +52,6 @@ def as_hostlist(names: Iterable[str], launcher: str = "") -> str:
 
 
 def _fold(prefix: str, width: int, numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = [f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs]
+    runs = number_runs(numbers)
+    words = [f"{first:0{width}}" + (f"-{last:0{width}}" if last > first else "") for first, last in runs]
     return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
@@ -11,6 +12,17 @@ _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     """What sorts names by their numbers."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name))
+
+
+def number_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last number of each run of consecutive ``numbers``, which ascend."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
 
 
 def byte_size(count: float) -> str:

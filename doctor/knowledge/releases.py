@@ -1,6 +1,6 @@
-"""Releases that belong together: torch and its NCCL and CUDA, CUDA and the driver, NCCL and the GPU.
+"""Releases that belong together: Lightning and torch, CUDA and the driver, NCCL and the GPU.
 
-Sources: metadata of the torch and lightning wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
+Sources: metadata of the lightning wheels for Linux x86_64; NVIDIA's CUDA release notes, table of minimum
 drivers under minor-version compatibility; NCCL makefiles/common.mk by tag for the architectures.
 """
 
@@ -17,14 +17,6 @@ from doctor.knowledge.data_files import read
 Release = tuple[int, ...]
 
 
-class TorchRelease(msgspec.Struct, frozen=True):
-    """What the default wheel of a torch release is built with and asks for. ``python``: a version specifier."""
-
-    nccl: str
-    cuda: str
-    python: str
-
-
 class LightningRelease(msgspec.Struct, frozen=True):
     """A Lightning release: the torch that it requires, a specifier, and the newest ``x.y`` it was tested with."""
 
@@ -35,7 +27,6 @@ class LightningRelease(msgspec.Struct, frozen=True):
 class _Releases(msgspec.Struct, frozen=True):
     minimum_driver: dict[str, str]
     minimum_nccl: dict[str, str]
-    torch: dict[str, TorchRelease]
     lightning: dict[str, LightningRelease]
 
 
@@ -82,14 +73,6 @@ def minimum_driver(cuda: str) -> str | None:
 def minimum_nccl(compute_capability: str) -> str | None:
     """The first NCCL with code for a GPU of this compute capability (``9.0``); ``None`` where that is not known."""
     return _table().minimum_nccl.get(compute_capability.partition(".")[0])
-
-
-def torch_release(version: str) -> TorchRelease | None:
-    """What torch ``version`` (``2.8.0+cu128`` too) was released with; ``None`` for one that is not in the table.
-
-    The CUDA and NCCL are those of the default wheel: a wheel of another index has others.
-    """
-    return _table().torch.get(".".join(map(str, release(version))))
 
 
 class LightningMatch(NamedTuple):

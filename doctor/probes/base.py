@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+import msgspec
+
 from doctor.collectors.base import Machine
 from doctor.core.facts import Missing, Section
 from doctor.core.job import Job, Rank
@@ -42,6 +44,11 @@ class StageOrders(NamedTuple):
     by_token: Mapping[str, bytes]
     seconds: float
     words: str = ""
+
+    @classmethod
+    def of(cls, orders: Mapping[str, msgspec.Struct], seconds: float, words: str = "") -> StageOrders:
+        """Encode the orders of each token."""
+        return cls({token: msgspec.msgpack.encode(order) for token, order in orders.items()}, seconds, words)
 
 
 class StageResult(NamedTuple):

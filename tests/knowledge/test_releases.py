@@ -43,13 +43,6 @@ def test_within_is_closed_below_and_open_above() -> None:
     assert not releases.within("unknown", before="9")
 
 
-def test_what_a_torch_release_brings() -> None:
-    found = releases.torch_release("2.8.0+cu128")
-    assert found is not None
-    assert (found.nccl, found.cuda) == ("2.27.3", "12.8")
-    assert releases.torch_release("2.16.0a0+git1") is None
-
-
 def test_minimum_driver_and_nccl() -> None:
     assert releases.minimum_driver("12.8") == "525.60.13"
     assert releases.minimum_driver("13.0") == "580.65.06"
@@ -61,8 +54,7 @@ def test_minimum_driver_and_nccl() -> None:
 
 def test_every_line_of_the_table_is_a_release() -> None:
     table = releases._table()
-    versions = [*table.torch, *table.lightning, *table.minimum_driver.values(), *table.minimum_nccl.values()]
-    versions += [text for line in table.torch.values() for text in (line.nccl, line.cuda)]
+    versions = [*table.lightning, *table.minimum_driver.values(), *table.minimum_nccl.values()]
     assert all(releases.release(version) for version in versions)
 
 

@@ -14,10 +14,12 @@ import msgspec
 
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts, encode_outcome
-from doctor.probes import Assignment, Responder, probe_light
 from doctor.probes.ablation.stage import WhyStage
 from doctor.probes.bandwidth.stage import TransfersStage
 from doctor.probes.base import ProbeContext
+from doctor.probes.reachability.assignments import Assignment
+from doctor.probes.reachability.light_probe import probe_light
+from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 SECTIONS = ("launch", "environment", "master", "trainer", "nccl", "host", "interfaces", "gpus")

@@ -19,7 +19,8 @@ from doctor.core.check_runner import examine_job
 from doctor.core.job import Job, Member, build_job
 from doctor.core.report_document import CheckResult
 from doctor.facts import ClockFacts, PathFacts, Reach, ReachFacts
-from doctor.probes import Agent, Assignment, LightProbeResult, plan_light
+from doctor.probes.reachability.assignments import Agent, Assignment, LightProbeResult
+from doctor.probes.reachability.connection_plan import plan_light
 from tests.lab.hosts import LabHost
 from tests.lab.running import end
 from tests.probes import agent as program

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from doctor.api import Severity, Status
-from doctor.probes import budget_of
 from doctor.probes.reachability import connection_plan
+from doctor.probes.reachability.probe_cost import budget_of
 from tests.lab import network
 from tests.lab.delay import delayed
 from tests.lab.hosts import LabHost

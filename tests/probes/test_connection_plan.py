@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from doctor.facts import Address, HostFacts, Interface, InterfaceFacts, Listener, MasterFacts, NameLookup
-from doctor.probes import Agent, Assignment, Budget, budget_of, plan_light
-from doctor.probes.reachability.connection_plan import ALL_PAIRS, partners, reference_of
+from doctor.probes.reachability.assignments import Agent, Assignment
+from doctor.probes.reachability.connection_plan import ALL_PAIRS, partners, plan_light, reference_of
+from doctor.probes.reachability.probe_cost import Budget, budget_of
 from doctor.testing import JobBuilder, healthy
 
 SIZES = [*range(2, 140), 255, 256, 257, 1000, 1023, 1024, 4095, 4096]

@@ -14,11 +14,13 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.facts import ReachFacts
-from doctor.probes import Assignment, LightProbeResult, MasterTarget, ProbeTarget, Responder, probe_light
+from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget, ProbeTarget
 from doctor.probes.reachability.dns_lookups import peer_name_of
 from doctor.probes.reachability.interface_errors import read_interface_errors
+from doctor.probes.reachability.light_probe import probe_light
 from doctor.probes.reachability.master_port import try_master_port
 from doctor.probes.reachability.tcp_info import read_tcp_info
+from doctor.probes.responder.listener import Responder
 from doctor.probes.responder.wire_format import WELCOME_BYTES, greeting
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp, send_and_receive

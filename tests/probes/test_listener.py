@@ -11,8 +11,8 @@ from contextlib import closing, suppress
 
 import pytest
 
-from doctor.probes import Responder
 from doctor.probes.responder import server
+from doctor.probes.responder.listener import Responder
 from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol
 from doctor.probes.responder.wire_format import (
     GREETING_BYTES,

@@ -13,7 +13,6 @@ import pytest
 
 from doctor.analysis.fabric.localization.localizer import rounds
 from doctor.core.facts import Transfer
-from doctor.probes import Agent, Responder
 from doctor.probes.bandwidth import transfer_plan
 from doctor.probes.bandwidth.stage import TransfersStage
 from doctor.probes.bandwidth.transfer import (
@@ -30,8 +29,10 @@ from doctor.probes.bandwidth.transfer_plan import budget_of_rounds, transfer_sch
 from doctor.probes.bandwidth.transfer_wire import TransferHandshake, TransferReport, transfer_greeting
 from doctor.probes.bandwidth.transfer_worker import TransferWorker
 from doctor.probes.base import ProbeParticipant
+from doctor.probes.reachability.assignments import Agent
 from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
 from doctor.probes.responder.backlog import ConnectionBacklog
+from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp
 from doctor.testing import healthy

@@ -15,11 +15,12 @@ from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.job import Job, Rank
-from doctor.probes import LIMIT_SECONDS, Responder
 from doctor.probes.authorization import Forbidden
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StageResult
 from doctor.probes.collectives.mesh import Axis
+from doctor.probes.reachability.probe_cost import LIMIT_SECONDS
 from doctor.probes.reachability.stage import LightStage
+from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 MARGIN = 1.5

@@ -98,6 +98,12 @@ def own_addresses() -> Addresses:
     }
 
 
+def address_elsewhere(name: str, limit: float, own: Addresses) -> str | None:
+    """An address of ``name`` that does not lead back to this host, whose addresses are ``own``."""
+    addresses, _, _ = resolve(name, limit)
+    return next((address for address in addresses if not belongs_here(address, own)), None)
+
+
 def belongs_here(address: str, own: Addresses) -> bool:
     """Whether an address is loopback, the wildcard (which connects to this host) or one of this host's."""
     plain = _plain(address)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from doctor.core.text import number_runs
+
 NODE_LIMIT = 65_536
 """Names that one node list may stand for; SLURM's own limit on nodes."""
 TOTAL_LIMIT = 4 * NODE_LIMIT
@@ -58,11 +60,5 @@ def _span(part: str) -> tuple[int, int, int] | None:
 
 def folded(numbers: Iterable[int]) -> str:
     """Hosts by number as a node list: ``host-[1-4]``, or ``host-3`` for one."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in number_runs(numbers)]
     return f"host-{words[0]}" if len(words) == 1 and "-" not in words[0] else f"host-[{','.join(words)}]"

@@ -16,6 +16,7 @@ from doctor.analysis.visible_devices import gpu_of, local_rank_of, processor_ask
 from doctor.collectors.base import read_text
 from doctor.core.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial
 from doctor.core.message_bounds import Number, Processors, Rate
+from doctor.core.text import number_runs
 from doctor.probes.ablation.experiments import TrialRequest
 from doctor.probes.ablation.trials import ROUNDS, USUAL_SHARE, is_improvement, not_tried
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders
@@ -66,7 +67,7 @@ def device_orders(question: TrialRequest, posts: Sequence[ProbeParticipant]) -> 
         return None
     order = _order(post, question.what, question.usual)
     words = f"why the device of rank {post.number} is slow: once more in other children, {DEVICE_SECONDS:.0f} s at most"
-    return StageOrders({post.token: msgspec.msgpack.encode(order)}, DEVICE_SECONDS, words)
+    return StageOrders.of({post.token: order}, DEVICE_SECONDS, words)
 
 
 def _order(post: ProbeParticipant, what: What, usual: float) -> DeviceOrder:
@@ -143,13 +144,8 @@ def _bound(processors: Sequence[int], rank: int) -> str:
 
 def _listed(processors: Sequence[int]) -> str:
     """As taskset takes them: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for number in sorted(processors):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    runs = number_runs(sorted(processors))
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 Times = Mapping[int, tuple[int, int]]

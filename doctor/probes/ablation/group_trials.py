@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -176,28 +176,18 @@ class _Trials:
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
         prepares = {post.token: PrepareTrial(experiment, post.token == first.token) for post in self._assembly.posts}
-        posts = yield _orders(prepares, PREPARE_SECONDS, words)
+        posts = yield StageOrders.of(prepares, PREPARE_SECONDS, words)
         note = next((post.note for post in posts if post.token == first.token), b"")
         if (port := port_of(note)) is None:
             return GroupTrialOutcome(error="no store for the group could be made")
         joins = self._assembly.join(self._job, port, SET_UP_SECONDS, PATIENCE, pairs=False)
-        return _worst(self._outcomes((yield _orders(joins, RUN_SECONDS))))
-
-    def _outcomes(self, posts: Sequence[ProbeParticipant]) -> Iterator[GroupTrialOutcome]:
-        tokens = {post.token for post in self._assembly.posts}
-        for post in posts:
-            if post.token in tokens:
-                yield _outcome(post.note)
+        posts = yield StageOrders.of({token: RunTrial(join) for token, join in joins.items()}, RUN_SECONDS)
+        return _worst([_outcome(post.note) for post in posts if post.token in joins])
 
 
 def _seconds(length: int, value: float | None) -> float | None:
     """Of one message, by its bytes a second."""
     return length / value if value else None
-
-
-def _orders(orders: Mapping[str, PrepareTrial | JoinGroup], seconds: float, words: str = "") -> StageOrders:
-    every = {token: RunTrial(one) if isinstance(one, JoinGroup) else one for token, one in orders.items()}
-    return StageOrders({token: msgspec.msgpack.encode(one) for token, one in every.items()}, seconds, words)
 
 
 def _outcome(note: bytes) -> GroupTrialOutcome:
@@ -208,10 +198,9 @@ def _outcome(note: bytes) -> GroupTrialOutcome:
         return GroupTrialOutcome()
 
 
-def _worst(outcomes: Iterator[GroupTrialOutcome]) -> GroupTrialOutcome:
-    every = [*outcomes]
-    broken = next((one for one in every if one.value is None), None)
-    return broken or min(every, key=lambda one: one.value or 0.0, default=GroupTrialOutcome())
+def _worst(outcomes: Sequence[GroupTrialOutcome]) -> GroupTrialOutcome:
+    broken = next((one for one in outcomes if one.value is None), None)
+    return broken or min(outcomes, key=lambda one: one.value or 0.0, default=GroupTrialOutcome())
 
 
 def changes_of(experiment: ExperimentRow | None) -> dict[str, str | None]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from doctor.analysis.interface_choice import choice_of
 from doctor.core.job import Job, Rank
 from doctor.probes.ablation.alternative_paths import (
@@ -68,7 +66,7 @@ def _for_packets(question: TrialRequest, job: Job, own: ProbeParticipant, peer: 
         f"why packets of {question.host} do not reach {peer.name}: smaller ones{others}, "
         f"at most {most_packet_bytes(order) / 1e6:.1f} MB and {PACKET_SECONDS:.0f} s"
     )
-    return StageOrders({own.token: msgspec.msgpack.encode(order)}, PACKET_SECONDS, words)
+    return StageOrders.of({own.token: order}, PACKET_SECONDS, words)
 
 
 def _ways(peer: TrialPeer) -> str:
@@ -88,7 +86,7 @@ def _smaller_mtu(members: Mapping[str, Rank], hosts: Sequence[str]) -> str:
 
 def _for_connections(question: TrialRequest, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
     words = f"why {question.host} gets no connection to {peer.name}: {_ways(peer)}, at most {REACH_SECONDS:.0f} s"
-    return StageOrders({own.token: msgspec.msgpack.encode(ReachOrder(peer))}, REACH_SECONDS, words)
+    return StageOrders.of({own.token: ReachOrder(peer)}, REACH_SECONDS, words)
 
 
 def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbeParticipant, peer: TrialPeer) -> StageOrders:
@@ -106,10 +104,10 @@ def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbePartic
         f"at most {2 * len(ways) * MOST_BYTES / 1e9:.1f} GB and {seconds:.0f} s"
     )
     orders = {
-        own.token: msgspec.msgpack.encode(SpeedOrder(calls, peer.others, question.usual, question.lossy)),
-        there.token: msgspec.msgpack.encode(SpeedOrder(waits)),
+        own.token: SpeedOrder(calls, peer.others, question.usual, question.lossy),
+        there.token: SpeedOrder(waits),
     }
-    return StageOrders(orders, seconds, words)
+    return StageOrders.of(orders, seconds, words)
 
 
 def _sick(question: TrialRequest) -> str:

@@ -87,8 +87,7 @@ def not_tried(subject: Subject, reason: str, peer: str | None = None) -> Trial:
 
 def recording_orders(posts: Sequence[ProbeParticipant], trials: tuple[Trial, ...]) -> StageOrders:
     """Orders by which ``posts`` put them down: all that had a part."""
-    order = msgspec.msgpack.encode(RecordTrials(trials))
-    return StageOrders({post.token: order for post in posts}, RECORD_SECONDS)
+    return StageOrders.of({post.token: RecordTrials(trials) for post in posts}, RECORD_SECONDS)
 
 
 def is_improvement(before: Sequence[float | None], after: Sequence[float | None], usual: float | None = None) -> bool:

@@ -74,9 +74,9 @@ class TransfersStage:
         again = self._steps > 1
         routes = transfer_schedules(nodes, asked, first=self._rounds, confirms=again)
         self._rounds += len(asked)
-        orders = {tokens[place]: msgspec.msgpack.encode(route) for place, route in routes.items()}
+        orders = {tokens[place]: route for place, route in routes.items()}
         budget = budget_of_rounds(asked, confirms=again)
-        return StageOrders(orders, budget.seconds + LATE_START, budget.words())
+        return StageOrders.of(orders, budget.seconds + LATE_START, budget.words())
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Meet the other hosts that ``order`` names."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.collectors.network.master_address import belongs_here, own_addresses, resolve
+from doctor.collectors.network.master_address import address_elsewhere, own_addresses
 from doctor.core.facts import Transfer
 from doctor.core.facts.probe_results import TransferOutcome
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
@@ -67,7 +67,8 @@ class TransferWorker:
     def _run_pairing(self, pairing: TransferPairing, end: ProbeDeadline) -> Transfer:
         """Both ways, the caller's first."""
         if pairing.calls and pairing.address is None:
-            pairing = msgspec.structs.replace(pairing, address=_look_up(pairing.peer, end))
+            address = address_elsewhere(pairing.peer, end.left(RESOLVE_SECONDS), own_addresses())
+            pairing = msgspec.structs.replace(pairing, address=address)
         transfer = self._call if pairing.calls else self._await
         flows = {sends: transfer(pairing, end, sends=sends) for sends in (pairing.calls, not pairing.calls)}
         return self._transfer(pairing, flows[True])
@@ -135,10 +136,3 @@ class TransferWorker:
             return _Flow("cut")
         finally:
             reset_connection(connection)
-
-
-def _look_up(peer: str, end: ProbeDeadline) -> str | None:
-    """What the peer's name stands for here, without addresses that lead back to this host."""
-    addresses, _, _ = resolve(peer, end.left(RESOLVE_SECONDS))
-    own = own_addresses()
-    return next((address for address in addresses if not belongs_here(address, own)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -61,7 +61,7 @@ class GroupsStage:
         order = LoadTorch(job.world_size)
         who = "one process loads torch" if len(posts) == 1 else f"{len(posts)} processes load torch at once"
         words = f"groups: {who}, at most {in_seconds(LOAD_SECONDS)}"
-        return _orders({post.token: order for post in posts}, LOAD_SECONDS, words)
+        return StageOrders.of({post.token: order for post in posts}, LOAD_SECONDS, words)
 
     def _open(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
         self._plan = _nothing
@@ -69,13 +69,13 @@ class GroupsStage:
         if isinstance(found, GroupsNotRun):
             # Without words: a process puts down what it was told, and nothing is sent or started.
             known = [post for post in posts if post.note or found.error]
-            return _orders({post.token: found for post in known}, OPEN_SECONDS)
+            return StageOrders.of({post.token: found for post in known}, OPEN_SECONDS)
         if found is None:
             return None
         self._plan, self._assembly = self._join, found
         words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.posts)} to meet at"
         costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
-        return _orders({found.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
+        return StageOrders.of({found.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
 
     def _join(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
         self._plan = _nothing
@@ -87,7 +87,7 @@ class GroupsStage:
         seconds = seconds_of(assembly.backend, len(assembly.courses))
         orders = assembly.join(job, port, set_up_seconds(assembly.backend), PATIENCE)
         most = max(map(most_sent, orders.values()))
-        return _orders(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
+        return StageOrders.of(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Do what this process was asked to."""
@@ -95,31 +95,17 @@ class GroupsStage:
         if isinstance(task, LoadTorch):
             return _loaded(task, bench, deadline)
         if isinstance(task, GroupsNotRun):
-            return StageResult({CollectiveFacts.key: _told(task)})
+            told = CollectiveFacts(error=task.error) if task.error else Missing(MissingReason.HIDDEN, task.reason)
+            return StageResult({CollectiveFacts.key: told})
         if isinstance(task, OpenStore):
             return _opened(task, bench, deadline)
         require_peers(ends_of(task), same_host=True)
-        return StageResult(
-            {
-                CollectiveFacts.key: GroupDriver(
-                    task, bench.torch_child(), deadline.within(deadline.left() - MARGIN)
-                ).facts()
-            }
-        )
+        driver = GroupDriver(task, bench.torch_child(), deadline.within(deadline.left() - MARGIN))
+        return StageResult({CollectiveFacts.key: driver.facts()})
 
 
 def _nothing(job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
     return None
-
-
-def _orders(
-    orders: Mapping[str, LoadTorch | OpenStore | JoinGroup | GroupsNotRun], seconds: float, words: str = ""
-) -> StageOrders:
-    return StageOrders({token: msgspec.msgpack.encode(order) for token, order in orders.items()}, seconds, words)
-
-
-def _told(task: GroupsNotRun) -> CollectiveFacts | Missing:
-    return CollectiveFacts(error=task.error) if task.error else Missing(MissingReason.HIDDEN, task.reason)
 
 
 def _loaded(task: LoadTorch, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
@@ -130,9 +116,8 @@ def _loaded(task: LoadTorch, bench: ProbeContext, deadline: ProbeDeadline) -> St
         reason = f"torch {loaded.version} is built without torch.distributed"
         return StageResult({CollectiveFacts.key: Missing(MissingReason.HIDDEN, reason)})
     mesh = launcher_mesh(bench.surroundings.environ, task.world)
-    return StageResult(
-        {}, msgspec.msgpack.encode(TorchCapabilities(loaded.devices, loaded.nccl, loaded.backends, mesh))
-    )
+    capabilities = TorchCapabilities(loaded.devices, loaded.nccl, loaded.backends, mesh)
+    return StageResult({}, msgspec.msgpack.encode(capabilities))
 
 
 def _opened(task: OpenStore, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:

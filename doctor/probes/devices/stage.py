@@ -11,7 +11,7 @@ import msgspec
 from doctor.analysis.device_speed import compare_devices, samples_of, slow_devices
 from doctor.analysis.visible_devices import local_rank_of, processor_asked
 from doctor.core.decoding import prepared
-from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, MissingReason, Section
+from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, Section
 from doctor.core.job import Job
 from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES, DeviceTask
@@ -59,11 +59,15 @@ class DevicesStage:
         """Load; measure where torch is there; measure again, twice, where something is slow."""
         self._step += 1
         if self._step == 1:
-            return _to_load(posts)
+            who = f"{counted(len(posts), 'rank')} at the same time"
+            words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
+            return StageOrders.of({post.token: DevicesOrder("load") for post in posts}, LOAD_SECONDS, words)
         if self._step == 2:
             self._ready = frozenset(post.token for post in posts if post.note == _LOADED)
-            return _to_measure([post for post in posts if post.token in self._ready])
         ready = [post for post in posts if post.token in self._ready]
+        if self._step == 2:
+            words = f"devices: matrix products for a second on {counted(len(ready), 'rank')} at the same time"
+            return _orders([(post, _task(post)) for post in ready], words)
         if self._step == 3:
             suspects = {slow.rank for slow in slow_devices(samples_of(job, 0))}
             return _to_confirm(suspects, ready)
@@ -74,19 +78,10 @@ class DevicesStage:
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Do it in the child that has torch."""
         asked = msgspec.msgpack.decode(order, type=prepared(DevicesOrder))
-        return _load(bench, deadline) if asked.act == "load" else _measure(asked.task, bench, deadline)
-
-
-def _to_load(posts: Sequence[ProbeParticipant]) -> StageOrders:
-    order = msgspec.msgpack.encode(DevicesOrder("load"))
-    who = f"{counted(len(posts), 'rank')} at the same time"
-    words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
-    return StageOrders({post.token: order for post in posts}, LOAD_SECONDS, words)
-
-
-def _to_measure(posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-    words = f"devices: matrix products for a second on {counted(len(posts), 'rank')} at the same time"
-    return _orders([(post, _task(post)) for post in posts], words)
+        if asked.act == "measure":
+            return _measure(asked.task, bench, deadline)
+        loaded = loaded_in(bench.torch_child(), deadline.left())
+        return StageResult({DeviceSpeedFacts.key: loaded}) if isinstance(loaded, Missing) else StageResult({}, _LOADED)
 
 
 def _to_confirm(suspects: Collection[int], posts: Sequence[ProbeParticipant], pause: float = 0.0) -> StageOrders | None:
@@ -115,9 +110,9 @@ def _task(post: ProbeParticipant) -> DeviceTask:
 
 
 def _orders(tasks: Sequence[tuple[ProbeParticipant, DeviceTask]], words: str) -> StageOrders | None:
-    by_token = {post.token: msgspec.msgpack.encode(DevicesOrder("measure", task)) for post, task in tasks}
+    orders = {post.token: DevicesOrder("measure", task) for post, task in tasks}
     costs = f"{words}{_copies(tasks)}{in_seconds(MEASURE_SECONDS)}"
-    return StageOrders(by_token, MEASURE_SECONDS, costs) if by_token else None
+    return StageOrders.of(orders, MEASURE_SECONDS, costs) if orders else None
 
 
 def _copies(tasks: Iterable[tuple[ProbeParticipant, DeviceTask]]) -> str:
@@ -126,15 +121,6 @@ def _copies(tasks: Iterable[tuple[ProbeParticipant, DeviceTask]]) -> str:
         return ", at most "
     one, both = f"{COPIES + 1} copies of {COPY_BYTES >> 20} MiB to and from its GPU", 2 * (COPIES + 1) * COPY_BYTES
     return f", and {one}, at most {in_bytes(both)} a rank and "
-
-
-def _load(bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    loaded = loaded_in(bench.torch_child(), deadline.left())
-    return StageResult({DeviceSpeedFacts.key: loaded}) if isinstance(loaded, Missing) else StageResult({}, _LOADED)
-
-
-def _missing(lack: MissingReason, reason: str) -> StageResult:
-    return StageResult({DeviceSpeedFacts.key: Missing(lack, reason)})
 
 
 def _measure(task: DeviceTask, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:

@@ -20,7 +20,7 @@ Address = Annotated[str, Meta(max_length=64)]
 
 class Agent(msgspec.Struct, frozen=True):
     """The process that answers for a host and probes from it. ``host`` is the host's place in ``Job.hosts``; ``port``
-    and ``word`` are those of its :class:`~doctor.probes.Responder`."""
+    and ``word`` are those of its :class:`~doctor.probes.responder.listener.Responder`."""
 
     rank: int
     host: int

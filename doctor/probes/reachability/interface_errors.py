@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from doctor.collectors.base import Machine, parse_int, read_text
+from doctor.collectors.base import Machine, parse_int, read_pairs
 
-_RECEIVE_ERRORS, _TRANSMIT_ERRORS = 2, 10
+_ERRORS = (2, 10)
 """Columns of /proc/net/dev: eight of what was received, then eight of what was sent."""
 
 
 def read_interface_errors(surroundings: Machine, names: Iterable[str]) -> int | None:
     """Errors of receiving and sending that the interfaces called ``names`` counted; ``None`` where none can be read."""
-    wanted = set(names)
-    counts = [
-        count
-        for line in (read_text(surroundings.proc / "net" / "dev") or "").splitlines()
-        if line.partition(":")[0].strip() in wanted
-        for column in (_RECEIVE_ERRORS, _TRANSMIT_ERRORS)
-        if (count := _column(line.partition(":")[2].split(), column)) is not None
-    ]
-    return sum(counts) if counts else None
-
-
-def _column(columns: list[str], number: int) -> int | None:
-    return parse_int(columns[number]) if number < len(columns) else None
+    table = read_pairs(surroundings.proc / "net" / "dev", ":")
+    rows = [table[name].split() for name in set(names) if name in table]
+    counts = [parse_int(row[column]) for row in rows for column in _ERRORS if column < len(row)]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from doctor.collectors.base import Machine
-from doctor.collectors.network.master_address import belongs_here, own_addresses, resolve, route_to
+from doctor.collectors.network.master_address import address_elsewhere, own_addresses, resolve, route_to
 from doctor.core.facts import Reach, ReachFacts
 from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget
 from doctor.probes.reachability.dns_lookups import AT_ONCE, NameProbe
@@ -15,9 +15,9 @@ from doctor.probes.reachability.interface_errors import read_interface_errors
 from doctor.probes.reachability.master_port import try_master_port
 from doctor.probes.reachability.path_probe import PathProbe, PathResult
 from doctor.probes.reachability.results import TargetResult, clock_facts, master_reach, path_facts, peer_reach
-from doctor.probes.responder.connection_limits import affordable
 from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
+from doctor.probes.runtime.tcp_connect import affordable
 from doctor.probes.runtime.thread_pool import start_side_by_side, wait_for
 
 SECONDS = 8.0
@@ -83,7 +83,11 @@ class _LightProbe:
         master = self._assignment.master
         ways = [partial(self._try_master, master)] if master else []
         ways += [partial(self._try, found) for found in self._found]
-        names = [partial(self._look_up, found) for found in self._found if found.target.measured]
+        names = [
+            partial(self._names.look_up, found.target.peer, found.target.address, found.lookups)
+            for found in self._found
+            if found.target.measured
+        ]
         threads = start_side_by_side(ways, affordable(MOST_AT_ONCE), self._deadline)
         wait_for(threads + start_side_by_side(names, AT_ONCE, self._deadline), end)
 
@@ -100,21 +104,13 @@ class _LightProbe:
     def _try(self, found: TargetResult) -> None:
         target = found.target
         if found.address is None:
-            found.address = self._address_of(target.peer)
+            found.address = address_elsewhere(target.peer, self._deadline.left(RESOLVE_SECONDS), self._own)
         if found.address is None:
             found.path = PathResult("unresolved")
         elif target.measured:
             found.path = self._paths.measure(found.address, target.port, target.word, self._assignment.burst)
         else:
             found.path = self._paths.reach(found.address, target.port, target.word)
-
-    def _address_of(self, peer: str) -> str | None:
-        """What the peer's name stands for here, without addresses that lead back to this host."""
-        addresses, _, _ = resolve(peer, self._deadline.left(RESOLVE_SECONDS))
-        return next((address for address in addresses if not belongs_here(address, self._own)), None)
-
-    def _look_up(self, found: TargetResult) -> None:
-        self._names.look_up(found.target.peer, found.target.address, found.lookups)
 
     def _try_master(self, master: MasterTarget) -> None:
         addresses, _, _ = resolve(master.address, self._deadline.left(RESOLVE_SECONDS))

@@ -38,11 +38,8 @@ class LightStage:
         self._planned = True
         agents = [Agent(post.number, post.host, post.port, post.word) for post in speakers if post.port is not None]
         assignments = plan_light(job, agents)
-        orders = {
-            post.token: msgspec.msgpack.encode(assignment)
-            for post, assignment in zip(speakers, assignments, strict=True)
-        }
-        return StageOrders(orders, LIMIT_SECONDS, _words(assignments)) if orders else None
+        orders = {post.token: assignment for post, assignment in zip(speakers, assignments, strict=True)}
+        return StageOrders.of(orders, LIMIT_SECONDS, _words(assignments)) if orders else None
 
     def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Measure what this host was asked to."""

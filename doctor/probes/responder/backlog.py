@@ -6,9 +6,8 @@ import socket
 import threading
 
 from doctor.probes.bandwidth.transfer_wire import TransferHandshake
-from doctor.probes.responder.connection_limits import affordable
 from doctor.probes.runtime.deadline import ProbeDeadline
-from doctor.probes.runtime.tcp_connect import reset_connection
+from doctor.probes.runtime.tcp_connect import affordable, reset_connection
 
 MOST_WAITING = 64
 """That wait at the same time: a host has one caller a round, and a job of 4,096 hosts has a dozen rounds."""

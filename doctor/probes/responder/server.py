@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from doctor.probes.bandwidth.transfer_wire import TransferHandshake
 from doctor.probes.responder.backlog import ConnectionBacklog
-from doctor.probes.responder.connection_limits import affordable
 from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol, SilentProtocol
-from doctor.probes.runtime.tcp_connect import reset_connection
+from doctor.probes.runtime.tcp_connect import affordable, reset_connection
 
 MOST_CONNECTIONS = 256
 """At the same time, on all ports together; others wait in the kernel's backlog."""

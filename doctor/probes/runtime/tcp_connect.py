@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import struct
 import time
@@ -98,6 +99,13 @@ def _outcome(error: OSError | OverflowError) -> ReachOutcome | None:
         # A handshake that is refused ends as ECONNREFUSED: this one was completed, and then cut off.
         return "stranger"
     return "unroutable" if error.errno in _NO_WAY else None
+
+
+def affordable(most: int) -> int:
+    """``most``, or a quarter of the open files that this process is allowed where that is less: probing takes one
+    quarter, answering another, and the rest is for whatever else the process does."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))
 
 
 def reset_connection(connection: socket.socket) -> None:

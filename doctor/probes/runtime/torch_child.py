@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from subprocess import PIPE, Popen
 from typing import IO, TypeVar
 
@@ -78,7 +79,7 @@ class TorchChild:
         finally:
             if processors:
                 os.sched_setaffinity(0, own)
-        self._listen(self._child.stdout, self._answers.put, self._ended)
+        self._listen(self._child.stdout, self._answers.put, partial(self._answers.put, None))
         self._listen(self._child.stderr, self._keep, lambda: None)
 
     def _listen(self, pipe: IO[bytes] | None, take: Callable[[bytes], None], end: Callable[[], None]) -> None:
@@ -92,9 +93,6 @@ class TorchChild:
 
     def _keep(self, line: bytes) -> None:
         self._lines.append(line.decode("utf-8", "replace").rstrip())
-
-    def _ended(self) -> None:
-        self._answers.put(None)
 
     def ask(self, work: str, argument: object, kind: type[R], seconds: float) -> R:
         """What the child's ``work`` gives for ``argument`` (a msgspec Struct or plain data), as ``kind``.

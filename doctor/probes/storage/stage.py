@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from doctor.analysis.storage_speed import slow_storage, visibility_tests
 from doctor.core.decoding import prepared
@@ -131,7 +132,7 @@ class StorageStage:
         for reader, writer, path in dict.fromkeys(pairs):
             wrote = next(place for place in self._places[writer] if place.path == path)
             if reader != writer:
-                addressed = msgspec.structs.replace(wrote, writer=names.get(writer, ""))
+                addressed = replace(wrote, writer=names.get(writer, ""))
                 tasks[reader] = (*tasks.get(reader, ()), addressed)
         orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
         return _orders(posts, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
@@ -154,7 +155,11 @@ class StorageStage:
         for slow in slow_storage(job):
             usual = [host for host, _ in self._written(job, slow.path) if host not in slow.places][:USUAL_HOSTS]
             for host in (*slow.places, *usual):
-                again = [_renamed(place) for place in self._places.get(host, ()) if place.path == slow.path]
+                again = [
+                    replace(place, name=f"{place.name}-2")
+                    for place in self._places.get(host, ())
+                    if place.path == slow.path
+                ]
                 tasks[host] = (*tasks.get(host, ()), *again)
         words = f"what was slow once more, from {_each(len(tasks))}"
         orders: dict[int, _Task] = {host: ("write", places, False) for host, places in tasks.items()}
@@ -212,10 +217,6 @@ def _each(hosts: int) -> str:
     return "1 host" if hosts == 1 else f"each of {hosts} hosts"
 
 
-def _renamed(place: ProbeDirectory) -> ProbeDirectory:
-    return msgspec.structs.replace(place, name=f"{place.name}-2")
-
-
 _Task = tuple[Literal["write", "read", "clear"], tuple[ProbeDirectory, ...], bool]
 _CLEAR: _Task = ("clear", (), False)
 
@@ -223,11 +224,9 @@ _CLEAR: _Task = ("clear", (), False)
 def _orders(
     posts: Sequence[ProbeParticipant], tasks: dict[int, _Task], words: str, seconds: float
 ) -> StageOrders | None:
-    by_token = {
-        post.token: msgspec.msgpack.encode(StorageOrder(*tasks[post.host])) for post in posts if post.host in tasks
-    }
+    orders = {post.token: StorageOrder(*tasks[post.host]) for post in posts if post.host in tasks}
     files = [place.size for post in posts for place in tasks.get(post.host, _CLEAR)[1]]
-    return StageOrders(by_token, seconds, _costs(words, files, seconds)) if by_token else None
+    return StageOrders.of(orders, seconds, _costs(words, files, seconds)) if orders else None
 
 
 def _costs(words: str, files: Sequence[int], seconds: float) -> str:
