@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.api import Finding, Job, Rank, Scope, Severity, Unknown, Verdict, check, merge
 from doctor.facts import HostFacts, Namespace, ProcessFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -61,7 +61,10 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Fix: put all ranks of a machine into one container, or start them with `--ipc=host --pid=host --network=host`
     (Kubernetes: one pod with all GPUs of the node; hostIPC, hostPID, hostNetwork).
     """
-    machines = [_spaces_of(local) for local in job.by_machine()]
+    machines = [
+        [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
+        for local in job.by_machine()
+    ]
     for known in machines:
         if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if set(spaces) == {None})):
             yield Unknown(
@@ -70,14 +73,11 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     yield from merge(found for known in machines for found in _judge(known))
 
 
-def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
-    return [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
-
-
 def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:
     if len({spaces for _, spaces in known}) < 2:
         return
-    differing = tuple(kind for index, kind in enumerate(KINDS) if _differ(known, index))
+    values = zip(*(spaces for _, spaces in known), strict=True)
+    differing = tuple(kind for kind, seen in zip(KINDS, values, strict=True) if len({*seen} - {None}) > 1)
     if differing:
         yield _report(known, differing)
 
@@ -85,10 +85,6 @@ def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:
 def _spaces(process: ProcessFacts) -> Spaces:
     seen = {space.kind: space.identity for space in process.namespaces}
     return (process.shm_device, seen.get("ipc"), seen.get("pid"), seen.get("net"))
-
-
-def _differ(known: list[tuple[Rank, Spaces]], index: int) -> bool:
-    return len({spaces[index] for _, spaces in known if spaces[index] is not None}) > 1
 
 
 def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Finding:

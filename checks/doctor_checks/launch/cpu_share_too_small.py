@@ -222,9 +222,10 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
         cpus = _cpus(given, start) if given is not None else None
         ranks = _ranks(start)
         if given is not None and cpus and ranks and _is_short(start, given, cpus, ranks):
+            for_whom = "one rank" if ranks == 1 else f"{ranks} ranks"
             yield Violation(
                 start.launch.place,
-                f"{cpus} CPU{'' if cpus == 1 else 's'} for {_words(ranks)} with a GPU each",
+                f"{cpus} CPU{'' if cpus == 1 else 's'} for {for_whom} with a GPU each",
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
 
@@ -245,7 +246,3 @@ def _is_short(start: ProcessLaunch, given: Allocation, cpus: int, ranks: int) ->
     if start.is_agent:
         return ranks > 1 and cpus < ranks
     return start.step is not None and cpus == 1 and (given.tasks_per_node or 1) > 1
-
-
-def _words(ranks: int) -> str:
-    return "one rank" if ranks == 1 else f"{ranks} ranks"

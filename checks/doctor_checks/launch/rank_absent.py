@@ -62,12 +62,15 @@ def _told_by_barrier(job: Job) -> Iterator[Finding]:
         last, world = told.events[-1], parse_count(told.value("world")) or 0
         joined = max((parse_count(value) or 0 for value in told.values("got")), default=0)
         waiting = sorted(joined_ranks(told))
-        if joined >= world or set_up_after(job, last) or not _gave_up(told):
+        # A rank that gave up, or several that were still waiting in their last lines.
+        gave_up = any(event.kind == "torch.store.barrier_timeout" for event in told.events) or len(told.events) > 1
+        if joined >= world or set_up_after(job, last) or not gave_up:
             continue
         missing = tuple(rank for rank in range(world) if rank not in waiting) if len(waiting) == joined else ()
+        absent = ranks_in_words(missing) if missing else "the others"
         yield finding_from_logs(
             told,
-            f"{joined} of {world} ranks reached init_process_group(); {_who(missing)} did not",
+            f"{joined} of {world} ranks reached init_process_group(); {absent} did not",
             ranks=missing,
             evidence={"joined": joined, "world_size": world, "waiting": waiting},
             confidence=0.9 if missing else 0.85,
@@ -81,15 +84,6 @@ def _barriers(job: Job) -> Iterator[EventGroup]:
         groups.setdefault(event.value("key") or "", []).append(event)
     for events in groups.values():
         yield EventGroup(events[0].kind, tuple(events))
-
-
-def _gave_up(told: EventGroup) -> bool:
-    """Whether a rank gave up, or was still waiting in its last words."""
-    return any(event.kind == "torch.store.barrier_timeout" for event in told.events) or len(told.events) > 1
-
-
-def _who(missing: tuple[int, ...]) -> str:
-    return ranks_in_words(missing) if missing else "the others"
 
 
 def _told_by_rendezvous(job: Job) -> Iterator[Finding]:

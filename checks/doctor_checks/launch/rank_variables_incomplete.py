@@ -82,15 +82,15 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
     """
-    yield from merge(_judge(job))
+    findings = (one for launch, alike in job.each(LaunchFacts) for one in _judge(launch, alike))
+    yield from merge(findings)
     yield from merge(_judge_local_ranks(job))
 
 
-def _judge(job: Job) -> Iterator[Finding]:
-    for launch, alike in job.each(LaunchFacts):
-        values = values_of(launch)
-        yield from _judge_numbers(values, alike)
-        yield from _judge_missing(launch, values, alike)
+def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+    values = values_of(launch)
+    yield from _judge_numbers(values, alike)
+    yield from _judge_missing(launch, values, alike)
 
 
 def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:

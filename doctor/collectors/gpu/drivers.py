@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from doctor.collectors.base import Machine, NotPresent, collector, listed, read_rows, read_text
+from doctor.collectors.host.pci import DISPLAY_CLASSES
 from doctor.collectors.host.processes import INITIAL_PID_NAMESPACE, is_initial, process_folders
 from doctor.collectors.software.dynamic_loader import DynamicLoader
 from doctor.core.facts import DriverFacts, HiddenField, Service
 
 NVIDIA = "0x10de"
-DISPLAY_CLASSES = ("0x0300", "0x0302")
-"""PCI classes VGA and 3D controller; data-centre cards are of the second."""
-
 BRIDGE_OTHER = "0x0680"
 """The PCI class of an NVSwitch."""
 

@@ -5,14 +5,15 @@ Sources: the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst; pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor.collectors.base import Machine, parse_int, read_int, read_rows, read_text
+from doctor.collectors.base import Machine, first_known, parse_int, read_int, read_rows, read_text
 from doctor.collectors.storage.mounts import Mount, is_below, outside_view, read_mounts
 from doctor.core.facts import HiddenField
 
+_UNHIDE = "mount the control groups read-only at /sys/fs/cgroup in the container"
 UNLIMITED_BYTES = 1 << 60
 """Version 1 says "no limit" with a page-rounded LONG_MAX; no machine has an exbibyte."""
 
@@ -45,37 +46,35 @@ class Grant:
 
 def read_cgroup(surroundings: Machine) -> CgroupLimits:
     """The limits of this process. What cannot be seen because no group is mounted here is in ``hidden``."""
-    cpu, cpu_folders = _tightest(surroundings, "cpu", {1: _v1_quota, 2: _v2_quota})
-    memory, memory_folders = _tightest(surroundings, "memory", {1: _v1_memory, 2: _v2_memory})
-    pids, pids_folders = _tightest(surroundings, "pids", {1: _pids, 2: _pids})
-    periods, throttled = _throttling(cpu.folder if cpu else next(iter(cpu_folders), None))
+    cpu, cpu_folders = _tightest(surroundings, "cpu")
+    memory, memory_folders = _tightest(surroundings, "memory")
+    pids, pids_folders = _tightest(surroundings, "pids")
+    folder = cpu.folder if cpu else next(iter(cpu_folders), None)
+    counts = _table(folder / "cpu.stat") if folder else {}
     return CgroupLimits(
         cpu_quota=cpu.limit if cpu else None,
-        cpu_periods=periods,
-        cpu_throttled=throttled,
+        cpu_periods=counts.get("nr_periods"),
+        cpu_throttled=counts.get("nr_throttled"),
         memory_limit=int(memory.limit) if memory else None,
         memory_used=_memory_used(memory.folder) if memory else None,
         pids_limit=int(pids.limit) if pids else None,
         pids_used=read_int(pids.folder / "pids.current") if pids else None,
         hidden=tuple(
-            HiddenField(field, reason, "mount the control groups read-only at /sys/fs/cgroup in the container")
+            HiddenField(field, "the control group of this process is not visible here", _UNHIDE)
             for field, folders in (
                 ("cpu_quota", cpu_folders),
                 ("memory_limit", memory_folders),
                 ("pids_limit", pids_folders),
             )
             if not folders
-            for reason in ["the control group of this process is not visible here"]
         ),
     )
 
 
-def _tightest(
-    surroundings: Machine, controller: str, readers: dict[int, Callable[[Path], float | None]]
-) -> tuple[Grant | None, list[Path]]:
+def _tightest(surroundings: Machine, controller: str) -> tuple[Grant | None, list[Path]]:
     """The smallest limit of ``controller``, and the folders that were looked at, the process's own first."""
     version, folders = _folders(surroundings, controller)
-    grants = [Grant(limit, folder) for folder in folders if (limit := readers[version](folder)) is not None]
+    grants = [Grant(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
     return min(grants, key=lambda grant: grant.limit, default=None), folders
 
 
@@ -123,45 +122,27 @@ def _upwards(surroundings: Machine, mount: Mount, path: str) -> Iterator[Path]:
         yield folder
 
 
-def _v2_quota(folder: Path) -> float | None:
-    quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
-    return _cpus(parse_int(quota), parse_int(period))
-
-
-def _v1_quota(folder: Path) -> float | None:
-    return _cpus(read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us"))
-
-
-def _cpus(quota: int | None, period: int | None) -> float | None:
+def _limit(folder: Path, controller: str, version: int) -> float | None:
+    """The limit that a group sets itself: processors, bytes or processes."""
+    if controller == "pids":
+        return read_int(folder / "pids.max")
+    if controller == "memory":
+        limit = read_int(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+        return limit if limit is not None and limit < UNLIMITED_BYTES else None
+    if version == 2:
+        first, _, second = (read_text(folder / "cpu.max") or "").partition(" ")
+        quota, period = parse_int(first), parse_int(second)
+    else:
+        quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
     return quota / period if quota is not None and period and quota > 0 and period > 0 else None
 
 
-def _throttling(folder: Path | None) -> tuple[int | None, int | None]:
-    counts = _table(folder / "cpu.stat") if folder else {}
-    return counts.get("nr_periods"), counts.get("nr_throttled")
-
-
-def _v2_memory(folder: Path) -> float | None:
-    return read_int(folder / "memory.max")
-
-
-def _v1_memory(folder: Path) -> float | None:
-    limit = read_int(folder / "memory.limit_in_bytes")
-    return limit if limit is not None and limit < UNLIMITED_BYTES else None
-
-
 def _memory_used(folder: Path) -> int | None:
-    used = read_int(folder / "memory.current")
-    if used is None:
-        used = read_int(folder / "memory.usage_in_bytes")
+    used = first_known(read_int(folder / "memory.current"), read_int(folder / "memory.usage_in_bytes"))
     if used is None:
         return None
     counts = _table(folder / "memory.stat")
     return max(0, used - counts.get("total_inactive_file", counts.get("inactive_file", 0)))
-
-
-def _pids(folder: Path) -> float | None:
-    return read_int(folder / "pids.max")
 
 
 def _table(path: Path) -> dict[str, int]:

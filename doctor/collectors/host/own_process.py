@@ -38,7 +38,8 @@ LIMITS = {
 @collector(ProcessFacts)
 def collect_process(surroundings: Machine) -> ProcessFacts:
     """What the kernel and the interpreter say of this process."""
-    spaces = _namespaces(surroundings.proc)
+    links = ((kind, link_target(surroundings.proc / "self" / "ns" / kind)) for kind in NAMESPACES)
+    spaces = tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
     device = _device_of(surroundings.dev / "shm")
     return ProcessFacts(
         pid=os.getpid(),
@@ -95,11 +96,6 @@ def forked_after_cuda() -> bool | None:
 def _limit(name: str, number: int) -> Limit:
     soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
     return Limit(name, soft, hard)
-
-
-def _namespaces(proc: Path) -> tuple[Namespace, ...]:
-    links = ((kind, link_target(proc / "self" / "ns" / kind)) for kind in NAMESPACES)
-    return tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
 
 
 def _device_of(path: Path) -> int | None:

@@ -19,6 +19,8 @@ _REDIRECT = 0x04 | 0x08
 
 _SWITCH_PORTS = (5, 6)
 _BRIDGE_CLASS = 0x0604
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+"""VGA and 3D controllers, as sysfs writes their classes; data center GPUs are of the second."""
 _IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "iommu.strict=")
 
 

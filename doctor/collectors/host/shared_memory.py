@@ -45,7 +45,8 @@ def read_shared_memory(surroundings: Machine) -> SharedMemory:
     folder = surroundings.dev / "shm"
     try:
         sizes = os.statvfs(folder)
-        segments = _segments(folder)
+        found = [_segment(path) for path in folder.iterdir() if path.name.startswith(PREFIX)]
+        segments = [segment for segment in found if segment is not None]
     except OSError as error:
         note = HiddenField("shm", f"{folder}: {error.strerror}", "mount a tmpfs at /dev/shm")
         return SharedMemory(None, None, None, (note,))
@@ -62,11 +63,6 @@ def read_shared_memory(surroundings: Machine) -> SharedMemory:
         note = HiddenField("nccl_shm_files", reason, f"on the host, as root: fuser -v {folder}/{PREFIX}*")
         return SharedMemory(filesystem, None, None, (note,))
     return SharedMemory(filesystem, len(left), sum(segment.size for segment in left))
-
-
-def _segments(folder: Path) -> list[SharedMemoryFile]:
-    found = [_segment(path) for path in folder.iterdir() if path.name.startswith(PREFIX)]
-    return [segment for segment in found if segment is not None]
 
 
 def _segment(path: Path) -> SharedMemoryFile | None:

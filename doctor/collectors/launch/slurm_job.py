@@ -127,6 +127,8 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
     ``time_limit`` and ``time_left`` are ``None`` without a note where the job has no limit.
     """
     record = answer.record
+    # The environment never has the state and the times; the rest it has, or the job has none.
+    missing = ("state", "time_limit", "time_left") if answer.reason else ()
     nodes = first_known(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
     limit = read_duration(record.get("TimeLimit"))
     return SlurmFacts(
@@ -144,14 +146,8 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
         time_limit=limit,
         time_left=_time_left(limit, record),
         batch=_is_batch(record, environ),
-        hidden=_notes(answer),
+        hidden=tuple(HiddenField(name, answer.reason, answer.unhide) for name in missing),
     )
-
-
-def _notes(answer: ScontrolResult) -> tuple[HiddenField, ...]:
-    """The environment never has the state and the times; the rest it has, or the job has none."""
-    missing = ("state", "time_limit", "time_left") if answer.reason else ()
-    return tuple(HiddenField(name, answer.reason, answer.unhide) for name in missing)
 
 
 def read_duration(text: str | None) -> int | None:

@@ -25,9 +25,8 @@ def collect_trainer(surroundings: Machine) -> TrainerFacts:
     arguments = arguments_from(surroundings.environ, TRAINER)
     source = f"{TRAINER}*" if arguments else f"{FABRIC}*"
     if not arguments:
-        arguments = {
-            name: text for name, text in arguments_from(surroundings.environ, FABRIC).items() if _is_fabric(name)
-        }
+        named = arguments_from(surroundings.environ, FABRIC)
+        arguments = {name: named[name] for name in FABRIC_ARGUMENTS if name in named}
     if not arguments:
         raise NotPresent(f"no {TRAINER}* or {FABRIC}* variable is set")
     return TrainerFacts(
@@ -76,7 +75,3 @@ def _listed(text: str) -> int | None:
 def _positive(text: str | None) -> int | None:
     number = parse_int(text)
     return number if number is not None and 0 < number < 1 << 31 else None
-
-
-def _is_fabric(name: str) -> bool:
-    return name in FABRIC_ARGUMENTS

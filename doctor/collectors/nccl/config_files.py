@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from doctor.collectors.base import Machine
+from doctor.collectors.host.pci import DISPLAY_CLASSES
 from doctor.core.facts import HiddenField, Layer, ReferencedFile, SettingsFile
 
 LONGEST_LINE = 4095
@@ -24,8 +25,6 @@ NAMED_FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_CONFIG_FILE")
 """Variables that name a file to read. NCCL_*_DUMP_FILE and NCCL_DEBUG_FILE name files to write."""
 
 _CR_LF = "its lines end in CR LF; NCCL before 2.30 takes the CR for a part of the value"
-
-DISPLAY_CLASSES = ("0x0300", "0x0302")
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def collect_master(surroundings: Machine) -> MasterFacts:
     own = own_addresses()
     is_local = any(belongs_here(found, own) for found in resolved) if resolved else None
     route = route_to(resolved, own) if resolved else SelectedRoute()
+    trouble = route.trouble and f"no route to MASTER_ADDR: {route.trouble}"
+    unrouted = (HiddenField("interface", trouble),) if trouble else ()
     listener, notes = inspect_port(surroundings, port) if is_local and port in PORTS else (None, ())
     return MasterFacts(
         address=readable(mask_text(address)),
@@ -57,7 +59,7 @@ def collect_master(surroundings: Machine) -> MasterFacts:
         interface=route.interface,
         source_address=route.source,
         listener=listener,
-        hidden=(*_notes_of(route), *notes),
+        hidden=(*unrouted, *notes),
     )
 
 
@@ -159,7 +161,3 @@ def inspect_port(surroundings: Machine, port: int | None) -> tuple[Listener | No
     reason = f"a process that may not be seen from here listens on port {port}"
     unhide = f"as root, outside the container: ss -tlnp 'sport = :{port}'"
     return listener, (HiddenField("listener", reason, unhide),)
-
-
-def _notes_of(route: SelectedRoute) -> tuple[HiddenField, ...]:
-    return (HiddenField("interface", f"no route to MASTER_ADDR: {route.trouble}"),) if route.trouble else ()

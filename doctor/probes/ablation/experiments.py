@@ -81,14 +81,11 @@ def trial_requests(job: Job) -> tuple[TrialRequest, ...]:
     :data:`MOST_REQUESTS`. What follows from an earlier one is no question of its own."""
     found: list[TrialRequest] = []
     for question in _every(job):
-        if _has_room(found, question) and not any(_follows(job, question, earlier) for earlier in found):
+        collectives = sum(one.subject == "collective" for one in found)
+        has_room = len(found) < MOST_REQUESTS and (question.subject != "collective" or collectives < MOST_COLLECTIVES)
+        if has_room and not any(_follows(job, question, earlier) for earlier in found):
             found.append(question)
     return tuple(found)
-
-
-def _has_room(found: list[TrialRequest], question: TrialRequest) -> bool:
-    collectives = sum(one.subject == "collective" for one in found)
-    return len(found) < MOST_REQUESTS and (question.subject != "collective" or collectives < MOST_COLLECTIVES)
 
 
 def _every(job: Job) -> Iterator[TrialRequest]:

@@ -91,7 +91,7 @@ def group_plan(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipan
             return
     trials = _Trials(question, job, members, usual)
     before = yield from trials.run(None)
-    if _is_well(before, usual):
+    if before.value is not None and before.value >= USUAL_SHARE * (usual or 0.0):
         yield recording_orders(members, (trials.again(before),))
     else:
         yield recording_orders(members, (yield from trials.change(knobs, before)))
@@ -111,10 +111,6 @@ def _usual(
         return None
     outcome = yield from _Trials(question, job, controls, None).run(None)
     return outcome.value
-
-
-def _is_well(outcome: GroupTrialOutcome, usual: float | None) -> bool:
-    return outcome.value is not None and outcome.value >= USUAL_SHARE * (usual or 0.0)
 
 
 class _Trials:

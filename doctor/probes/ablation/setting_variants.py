@@ -94,12 +94,15 @@ def variant_of(experiment: ExperimentRow) -> SettingVariant:
 def variants_for(members: Sequence[Rank], backend: str, *, is_small: bool = False) -> tuple[SettingVariant, ...]:
     """What can be changed for a group of these ranks, what is likeliest first; at most :data:`MOST_VARIANTS`.
     ``is_small``: their messages are, and latency is what counts."""
-    every = _of_nccl(members, is_small) if "nccl" in backend else _of_gloo(members) if "gloo" in backend else ()
-    return tuple(knob for knob in every if not _is_set(members, knob))[:MOST_VARIANTS]
-
-
-def _of_gloo(members: Sequence[Rank]) -> Iterator[SettingVariant]:
-    yield from _interfaces(members, "gloo-interface")
+    every = (
+        _of_nccl(members, is_small)
+        if "nccl" in backend
+        else _interfaces(members, "gloo-interface")
+        if "gloo" in backend
+        else ()
+    )
+    unset = (knob for knob in every if any(_value(member, knob.name) != knob.value for member in members))
+    return tuple(unset)[:MOST_VARIANTS]
 
 
 def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[SettingVariant]:
@@ -168,10 +171,6 @@ def _other_order(members: Sequence[Rank]) -> Iterator[SettingVariant]:
         and not any(_value(member, "CUDA_VISIBLE_DEVICES") for member in members)
     ):
         yield variant_of(ExperimentRow("devices-backwards", devices=count))
-
-
-def _is_set(members: Sequence[Rank], knob: SettingVariant) -> bool:
-    return all(_value(member, knob.name) == knob.value for member in members)
 
 
 def _value(member: Rank, name: str) -> str | None:

@@ -101,13 +101,10 @@ def _words(orders: StageOrders) -> str:
     joins = [task.join for task in tasks if isinstance(task, RunTrial)]
     if joins:
         ranks, most = counted(len(joins), "rank"), in_bytes(max(map(most_sent, joins)))
-        return f"why the collective is slow or breaks: {ranks} at once, at most {most} a rank and {_limit(orders)}"
+        limits = f"at most {most} a rank and {in_seconds(orders.seconds)}"
+        return f"why the collective is slow or breaks: {ranks} at once, {limits}"
     more = next((words for task in tasks if (words := _rest(task, len(tasks)))), "")
     return f"{orders.words}; {more}" if more else orders.words
-
-
-def _limit(orders: StageOrders) -> str:
-    return in_seconds(orders.seconds)
 
 
 def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:

@@ -99,8 +99,9 @@ def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbePartic
         survey, 1, there.word, [_meeting(turn, 0, caller, way, calls=False) for turn, way in enumerate(ways)]
     )
     seconds = len(ways) * SPEED_SECONDS
+    what = f"packets get lost from {question.host} to" if question.lossy else f"{question.host} sends slowly to"
     words = (
-        f"why {_sick(question)} {peer.name}: {_ways(peer)}, {MOST_ROUNDS} times, "
+        f"why {what} {peer.name}: {_ways(peer)}, {MOST_ROUNDS} times, "
         f"at most {2 * len(ways) * MOST_BYTES / 1e9:.1f} GB and {seconds:.0f} s"
     )
     orders = {
@@ -108,12 +109,6 @@ def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbePartic
         there.token: SpeedOrder(waits),
     }
     return StageOrders.of(orders, seconds, words)
-
-
-def _sick(question: TrialRequest) -> str:
-    if question.lossy:
-        return f"packets get lost from {question.host} to"
-    return f"{question.host} sends slowly to"
 
 
 def _itinerary(survey: int, place: int, word: str, pairings: list[TransferPairing]) -> TransferSchedule:

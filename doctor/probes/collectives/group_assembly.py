@@ -56,7 +56,10 @@ class GroupAssembly(NamedTuple):
         """The orders of all by their tokens. ``port``: of the store; ``pairs``: exchange messages, too."""
         addresses = tuple(addresses_of(job, self.first))
         meets = pairs and self.backend != MEASURED
-        partners = partners_of(_seats(job, self.posts)) if meets else ()
+        partners: tuple[tuple[int, ...], ...] = ()
+        if meets:
+            places = places_on_hosts(job)
+            partners = partners_of([RankSlot(post.host, places[post.host][post.number]) for post in self.posts])
         numbers = tuple(post.number for post in self.posts)
         ranks = () if numbers == tuple(range(len(numbers))) else numbers
         shares = _shares(self.courses)
@@ -88,7 +91,8 @@ def assemble(
     joining = sorted((post for post in posts if post.token in ready), key=lambda post: post.number)
     if len(joining) < 2 and not any(one.devices for one in ready.values()):
         return _left_alone(posts, joining)
-    axes = mesh or _told(ready)
+    meshes = {one.mesh for one in ready.values()}
+    axes = mesh or (meshes.pop() if len(meshes) == 1 else ())
     world = job.world_size or len(posts)
     backend, device = _backend(joining, ready)
     if error := misfit(axes, world):
@@ -114,12 +118,6 @@ def _left_alone(posts: Sequence[ProbeParticipant], joining: Sequence[ProbePartic
     )
 
 
-def _told(ready: Mapping[str, TorchCapabilities]) -> tuple[Axis, ...]:
-    """The mesh of the launcher, where it tells all the same."""
-    meshes = {one.mesh for one in ready.values()}
-    return meshes.pop() if len(meshes) == 1 else ()
-
-
 def _backend(joining: Sequence[ProbeParticipant], ready: Mapping[str, TorchCapabilities]) -> tuple[str, str]:
     """What the job asks for, else NCCL where torch has it and sees devices that may be used, and Gloo elsewhere; and
     the kind of device that it takes, empty where none can be used."""
@@ -139,12 +137,6 @@ def _why_not(backend: str, device: str, count: int) -> str:
     if not device:
         return f"the back end {backend} can't be used here: torch has no device for it, or does not know it by itself"
     return f"Gloo is probed with {MOST_BY_GLOO} ranks at most" if backend == "gloo" and count > MOST_BY_GLOO else ""
-
-
-def _seats(job: Job, posts: Sequence[ProbeParticipant]) -> list[RankSlot]:
-    """Where those who take part sit."""
-    places = places_on_hosts(job)
-    return [RankSlot(post.host, places[post.host][post.number]) for post in posts]
 
 
 def _shares(lines: Sequence[AxisGroups]) -> dict[int, tuple[AxisMembership, ...]]:

@@ -92,12 +92,9 @@ class GroupDriver:
         yield from (VerifyCollectives(axis, self._is_over) for axis in dict.fromkeys((WORLD, *axes)))
         for turn in range(TURNS):
             for axis, members in axes.items():
-                if turn == 0 or self._has_siblings(members):
+                # An axis of several groups is timed again, to compare them.
+                if turn == 0 or 0 < len(members) < len(self._order.numbers):
                     yield TimeCollectives(axis, turn, self._is_over)
-
-    def _has_siblings(self, members: tuple[int, ...]) -> bool:
-        """Whether other groups lie along the axis, to be compared with again and again."""
-        return 0 < len(members) < len(self._order.numbers)
 
     @property
     def _is_over(self) -> bool:

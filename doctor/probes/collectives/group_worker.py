@@ -48,7 +48,9 @@ def work(argument: bytes) -> GroupStepResult:
     if _State.session is None:
         raise WorkRefused("there is no group")
     if isinstance(step, LeaveGroup):
-        return _leave(_State.session, step)
+        _State.session.leave(step, is_host=_State.hosted is not None)
+        _State.session = _State.hosted = None
+        return GroupStepResult()
     if isinstance(step, ExchangeMessages):
         return _State.session.meet(step)
     return _State.session.values(step) if isinstance(step, VerifyCollectives) else _State.session.pace(step)
@@ -61,9 +63,3 @@ def _open(step: OpenStore) -> GroupStepResult:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=step.seconds), wait_for_workers=False)
     _State.hosted = store
     return GroupStepResult(port=store.port)
-
-
-def _leave(session: ProcessGroupSession, step: LeaveGroup) -> GroupStepResult:
-    session.leave(step, is_host=_State.hosted is not None)
-    _State.session = _State.hosted = None
-    return GroupStepResult()

@@ -88,9 +88,12 @@ def axis_groups(axes: tuple[Axis, ...], posts: Sequence[ProbeParticipant]) -> tu
     """The axes that are probed: those of the mesh, else hosts and local; that of all ranks comes first, unless another
     one has them all. Of each group those who take part, were it one alone: all do every step of an axis."""
     there = {post.number for post in posts}
-    meshed = _by_mesh(axes) if axes else _by_hosts(posts)
-    cut = [_cut(course, there) for course in meshed]
-    kept = [course for course in cut if any(len(group) > 1 for group in course.groups)]
+    kept = []
+    for course in _by_mesh(axes) if axes else _by_hosts(posts):
+        cut = (tuple(rank for rank in group if rank in there) for group in course.groups)
+        groups = tuple(group for group in cut if group)
+        if any(len(group) > 1 for group in groups):
+            kept.append(course._replace(groups=groups))
     everybody = tuple(sorted(there))
     if any(course.groups == (everybody,) for course in kept):
         return tuple(kept)
@@ -99,13 +102,13 @@ def axis_groups(axes: tuple[Axis, ...], posts: Sequence[ProbeParticipant]) -> tu
 
 def _by_mesh(axes: tuple[Axis, ...]) -> list[AxisGroups]:
     return [
-        AxisGroups(axis.name, axis.bytes or _usual(axis.name), groups_along(axes, place))
+        AxisGroups(
+            axis.name,
+            axis.bytes or (BUCKET if axis.name.lower().startswith(DATA_PARALLEL) else ACTIVATION),
+            groups_along(axes, place),
+        )
         for place, axis in enumerate(axes)
     ]
-
-
-def _usual(name: str) -> int:
-    return BUCKET if name.lower().startswith(DATA_PARALLEL) else ACTIVATION
 
 
 def _by_hosts(posts: Sequence[ProbeParticipant]) -> list[AxisGroups]:
@@ -117,8 +120,3 @@ def _by_hosts(posts: Sequence[ProbeParticipant]) -> list[AxisGroups]:
     if len({len(ranks) for ranks in local}) != 1 or len(local) == 1 or len(local[0]) == 1:
         return []
     return [AxisGroups("hosts", BUCKET, tuple(zip(*local, strict=True))), AxisGroups("local", BUCKET, local)]
-
-
-def _cut(course: AxisGroups, there: set[int]) -> AxisGroups:
-    groups = (tuple(rank for rank in group if rank in there) for group in course.groups)
-    return course._replace(groups=tuple(group for group in groups if group))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from doctor.probes.bandwidth.transfer_wire import TransferHandshake
 from doctor.probes.responder.backlog import ConnectionBacklog
 from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol, SilentProtocol
 from doctor.probes.runtime.tcp_connect import affordable, reset_connection
@@ -178,13 +177,10 @@ class Server:
             self._drop(connection)
             return
         if connection.talk.visit is not None:
-            self._hand_over(connection, connection.talk.visit)
+            self._forget(connection)
+            self._backlog.bring(connection.talk.visit, connection.socket)
         else:
             self._send(connection, answer)
-
-    def _hand_over(self, connection: _ServedConnection, visit: TransferHandshake) -> None:
-        self._forget(connection)
-        self._backlog.bring(visit, connection.socket)
 
     def _send(self, connection: _ServedConnection, answer: bytes) -> None:
         """Answers are few and short: whoever lets them pile up does not read them."""

@@ -11,7 +11,6 @@ import os
 import queue
 import sys
 import threading
-from typing import IO
 
 import msgspec
 
@@ -35,18 +34,14 @@ def main() -> None:
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     while True:
-        _say(_answer(orders.get()), answers)
+        answers.write(msgspec.json.encode(_answer(orders.get())) + b"\n")
+        answers.flush()
 
 
 def _listen(orders: queue.SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         orders.put(line)
     os._exit(0)
-
-
-def _say(answer: WorkReply, answers: IO[bytes]) -> None:
-    answers.write(msgspec.json.encode(answer) + b"\n")
-    answers.flush()
 
 
 def _answer(line: bytes) -> WorkReply:
