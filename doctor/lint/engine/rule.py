@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -114,20 +114,30 @@ MARK = "# !"
 
 @dataclass(frozen=True)
 class FileFails:
-    """A file in which exactly the lines that end with :data:`MARK` are hit. ``fixed``: what ``--fix`` makes of it.
-    ``name``: of the file, where it matters. ``releases``: installed distributions and their releases. ``processors``:
-    of the machine."""
+    """A file in which exactly the lines that end with :data:`MARK` violate the rule.
+
+    ``fixed``: the text that ``--fix`` makes of it, or the parts of ``text`` that it replaces. ``name``: of the file.
+    ``releases``: installed distributions and their releases. ``processors``: of the machine.
+    """
 
     title: str
     text: str
-    fixed: str = ""
+    fixed: str | Mapping[str, str] = ""
     name: str = "train.py"
     releases: tuple[tuple[str, str], ...] = ()
     processors: int | None = None
 
+    def __post_init__(self) -> None:
+        """Derive the fixed text from the replaced parts."""
+        if not isinstance(self.fixed, str):
+            text = self.text
+            for old, new in self.fixed.items():
+                text = text.replace(old, new)
+            object.__setattr__(self, "fixed", text)
+
     @property
     def lines(self) -> tuple[int, ...]:
-        """The lines that must be hit."""
+        """The lines that violate the rule."""
         lines = enumerate(self.text.splitlines(), 1)
         return tuple(number for number, line in lines if line.rstrip().endswith(MARK))
 

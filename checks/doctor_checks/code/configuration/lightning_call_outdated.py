@@ -81,12 +81,9 @@ from pytorch_lightning import Trainer
 trainer = Trainer(gpus=8, accelerator="ddp", max_epochs=3)  # !
 trainer.fit(model)
 """,
-            fixed="""\
-from pytorch_lightning import Trainer
-
-trainer = Trainer(devices=8, strategy="ddp", max_epochs=3, accelerator="gpu")
-trainer.fit(model)
-""",
+            fixed={
+                'gpus=8, accelerator="ddp", max_epochs=3': 'devices=8, strategy="ddp", max_epochs=3, accelerator="gpu"'
+            },
         ),
         FileFails(
             "hooks and methods",

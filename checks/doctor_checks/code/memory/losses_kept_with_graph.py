@@ -34,17 +34,7 @@ for epoch in range(epochs):
         running_loss += loss  # !
     print(running_loss / len(loader))
 """,
-            fixed="""\
-for epoch in range(epochs):
-    running_loss = 0.0
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        running_loss += loss.detach()
-    print(running_loss / len(loader))
-""",
+            fixed={"running_loss += loss": "running_loss += loss.detach()"},
         ),
         FileFails(
             "a list of all losses, and a history by name",
@@ -58,16 +48,10 @@ for batch in loader:
     losses.append(loss)  # !
     history["train"].append(loss)  # !
 """,
-            fixed="""\
-losses = []
-history = {"train": []}
-for batch in loader:
-    loss = model(**batch).loss
-    accelerator.backward(loss)
-    optimizer.step()
-    losses.append(loss.detach())
-    history["train"].append(loss.detach())
-""",
+            fixed={
+                "losses.append(loss)": "losses.append(loss.detach())",
+                'history["train"].append(loss)': 'history["train"].append(loss.detach())',
+            },
         ),
         FileFails(
             "the epoch of a LightningModule",
@@ -84,19 +68,7 @@ class Model(L.LightningModule):
         self.training_step_outputs.append(loss)  # !
         return {"loss": loss}
 """,
-            fixed="""\
-import lightning as L
-
-class Model(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.training_step_outputs = []
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.training_step_outputs.append(loss.detach())
-        return {"loss": loss}
-""",
+            fixed={"self.training_step_outputs.append(loss)": "self.training_step_outputs.append(loss.detach())"},
         ),
         FileFails(
             "scaled, and summed by hand",
@@ -108,14 +80,7 @@ for x, y in loader:
     scaler.step(optimizer)
     total = total + loss  # !
 """,
-            fixed="""\
-total = 0
-for x, y in loader:
-    loss = criterion(model(x), y)
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    total = total + loss.detach()
-""",
+            fixed={"total = total + loss": "total = total + loss.detach()"},
         ),
         FileFails(
             "a step of a trainer of one's own",
@@ -128,15 +93,7 @@ class Trainer:
         self.optimizer.step()
         self.losses.append(loss)  # !
 """,
-            fixed="""\
-class Trainer:
-    def run_batch(self, source, targets):
-        self.optimizer.zero_grad()
-        loss = self.criterion(self.model(source), targets)
-        loss.backward()
-        self.optimizer.step()
-        self.losses.append(loss.detach())
-""",
+            fixed={"self.losses.append(loss)": "self.losses.append(loss.detach())"},
         ),
         FilePasses(
             "the number alone",
