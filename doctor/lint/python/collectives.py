@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from doctor.lint.python.rank_branches import is_of_the_job, rank_condition
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name, per_script
 
 _TORCH = {
     "all_reduce": 2,
@@ -114,20 +115,17 @@ class CollectiveCalls:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._inside: dict[ast.AST, str] | None = None
-        self._direct = tuple(self._find())
-        self._all: tuple[CollectiveCall, ...] | None = None
-
-    def _find(self) -> Iterator[CollectiveCall]:
-        for call in self._script.all(ast.Call):
-            if word := self.word(call):
-                yield CollectiveCall(call, word, grouped=_is_grouped(self._script, call))
+        self._direct = tuple(
+            CollectiveCall(call, word, grouped=_is_grouped(script, call))
+            for call in script.all(ast.Call)
+            if (word := self.word(call))
+        )
 
     def word(self, call: ast.Call) -> str:
         """What a call does among the ranks by itself; empty: nothing that is known. ``self.log(…, sync_dist=True)``
         reduces."""
         script = self._script
-        bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        bare = last_name(call.func)
         if isinstance(call.func, ast.Attribute) and bare not in _LAST:
             return ""
         name = script.name(call.func)
@@ -138,24 +136,21 @@ class CollectiveCalls:
         return _of_a_project(name, bare) or _of_a_wrapper(script, call, bare)
 
     def all(self) -> Iterator[CollectiveCall]:
-        """Every call that synchronises, those through functions of this file included, in the order of the text."""
-        if self._all is None:
-            direct = {one.call for one in self._direct}
-            through = [one for one in self._calls() if one.call not in direct]
-            self._all = tuple(sorted((*self._direct, *through), key=lambda one: (one.call.lineno, one.call.col_offset)))
+        """Every call that synchronizes, those through functions of this file included, in the order of the text."""
         yield from self._all
 
-    def _calls(self) -> Iterator[CollectiveCall]:
+    @cached_property
+    def _all(self) -> list[CollectiveCall]:
+        found = {one.call: one for one in self._direct}
         through = self._reaching()
         for call in self._script.all(ast.Call) if through else ():
             function = self._script.definition(call.func)
             if function is not None and function in through:
-                yield CollectiveCall(call, through[function], function.name)
+                found.setdefault(call, CollectiveCall(call, through[function], function.name))
+        return sorted(found.values(), key=lambda one: (one.call.lineno, one.call.col_offset))
 
     def _reaching(self) -> dict[ast.AST, str]:
-        """Functions that run a collective of all ranks whenever they are called in a job of several."""
-        if self._inside is not None:
-            return self._inside
+        """The functions that run a collective of all ranks whenever a job of several ranks calls them."""
         found: dict[ast.AST, str] = {}
         for one in self._direct:
             if not one.grouped:
@@ -168,7 +163,6 @@ class CollectiveCalls:
             for call, function in known:
                 if function in found:
                     self._note(found, call, found[function])
-        self._inside = found
         return found
 
     def _note(self, found: dict[ast.AST, str], call: ast.Call, word: str) -> None:
@@ -262,9 +256,7 @@ def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
     return False
 
 
+@per_script
 def collectives_of(script: Script) -> CollectiveCalls:
-    """The collectives of a script, kept with it."""
-    found = script.__dict__.get("_collectives")
-    if found is None:
-        found = script.__dict__["_collectives"] = CollectiveCalls(script)
-    return found
+    """The collectives of a script."""
+    return CollectiveCalls(script)

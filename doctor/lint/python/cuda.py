@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.script import UNKNOWN, Script
+from doctor.lint.python.script import UNKNOWN, Script, last_name
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
 JOINS = "torch.distributed.init_process_group"
@@ -58,7 +58,7 @@ def binds_device(script: Script) -> bool:
 
 
 def _binds(script: Script, call: ast.Call) -> bool:
-    bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    bare = last_name(call.func)
     if script.name(call.func).startswith("torch.cuda.get_"):
         return False
     return bool(_BINDS.search(bare))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.lint.python.collectives import collectives_of
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name
 
 _VALUES = frozenset(
     {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero", "numel"}
@@ -57,7 +57,7 @@ def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
 def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
     """What the value of an expression is computed from."""
     if isinstance(node, ast.Call):
-        bare = _bare(node.func)
+        bare = last_name(node.func)
         if isinstance(node.func, ast.Attribute):
             yield node.func.value
         if bare in _COMPUTES or script.name(node.func).startswith(_OF_TENSORS):
@@ -74,11 +74,11 @@ def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
 def _is_shared(script: Script, node: ast.AST, before: int | None) -> bool:
     """A value that a collective gave or changed before that line, or a function whose name says so."""
     if isinstance(node, ast.Call):
-        return bool(_AGREE.search(_bare(node.func)))
+        return bool(_AGREE.search(last_name(node.func)))
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
         return False
     line = _exchanged(script, script.function_of(node)).get(ast.unparse(node))
-    return bool(_AGREE.search(_bare(node))) or (line is not None and (before is None or line < before))
+    return bool(_AGREE.search(last_name(node))) or (line is not None and (before is None or line < before))
 
 
 def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
@@ -89,7 +89,7 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
         kept[function] = {}
         direct = {one.call for one in collectives_of(script).all()}
         for call in script.inside(function or script.tree, ast.Call):
-            if call in direct or _AGREE.search(_bare(call.func)):
+            if call in direct or _AGREE.search(last_name(call.func)):
                 for part in (part for argument in call.args for part in ast.walk(argument)):
                     if isinstance(part, (ast.Name, ast.Attribute)):
                         kept[function].setdefault(ast.unparse(part), call.lineno)
@@ -103,18 +103,12 @@ def _is_clock(script: Script, node: ast.AST) -> bool:
 def _is_own(script: Script, node: ast.AST) -> bool:
     """A value read off a tensor: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``; only of what is named like
     data of a step. Norms of gradients are not: they are the same everywhere once gradients are reduced."""
-    if not isinstance(node, ast.Call) or _bare(node.func) not in _VALUES:
+    if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
         return False
     name = script.name(node.func)
     if isinstance(node.func, ast.Attribute) and not name.startswith(_OF_TENSORS):
         read: ast.expr | None = node.func.value
     else:
         read = node.args[0] if node.args else None
-    words = [_bare(one) for one in ast.walk(read)] if read is not None else []
+    words = [last_name(one) for one in ast.walk(read)] if read is not None else []
     return any(_OWN.search(word) and "grad" not in word for word in words)
-
-
-def _bare(node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        return _bare(node.func)
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name, per_script
 from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE
 
 LOADERS = (
@@ -100,14 +100,10 @@ def target_name(script: Script, node: ast.AST) -> str:
 
 
 def _bare(node: ast.AST) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return node.attr
     if isinstance(node, ast.Subscript):
         key = node.slice.value if isinstance(node.slice, ast.Constant) else ""
         return f"{_bare(node.value)}_{key}" if isinstance(key, str) else ""
-    return ""
+    return "" if isinstance(node, ast.Call) else last_name(node)
 
 
 def _function_name(script: Script, node: ast.AST) -> str:
@@ -195,15 +191,14 @@ def _counted_by(script: Script, node: ast.expr) -> Iterator[ast.AST]:
         yield from (one.iter for one in scope.names[node.id] if isinstance(one, (ast.For, ast.comprehension)))
 
 
+@per_script
 def _assigned_to_attributes(script: Script) -> dict[str, list[ast.expr]]:
-    """What attributes of settings are given in a file, by their names: ``args.output = …``."""
-    found: dict[str, list[ast.expr]] | None = script.__dict__.get("_assigned_to_attributes")
-    if found is None:
-        found = script.__dict__["_assigned_to_attributes"] = {}
-        for statement in script.all(ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Attribute):
-                    found.setdefault(target.attr, []).append(statement.value)
+    """The values that attributes of any object get in a file, by their names: ``args.output = …``."""
+    found: dict[str, list[ast.expr]] = {}
+    for statement in script.all(ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Attribute):
+                found.setdefault(target.attr, []).append(statement.value)
     return found
 
 

@@ -6,7 +6,7 @@ import ast
 
 from doctor.lint.python.collectives import CollectiveCall, collectives_of
 from doctor.lint.python.rank_branches import RankCondition, rank_conditions
-from doctor.lint.python.script import UNKNOWN, Script
+from doctor.lint.python.script import UNKNOWN, Script, last_name
 
 _OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
 _LEAVES = frozenset({"exit", "_exit", "quit", "abort"})
@@ -31,7 +31,7 @@ def _asks_a_constant(script: Script, condition: RankCondition) -> bool:
     for one in ast.walk(test) if test is not None else ():
         if isinstance(one, ast.Compare) and len(one.comparators) == 1:
             for side in (one.left, one.comparators[0]):
-                bare = side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "")
+                bare = last_name(side)
                 if bare.isupper() and bare not in _OWN_RANK and script.value(side) is UNKNOWN:
                     return True
     return False
@@ -92,4 +92,4 @@ def _ends_process(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Raise):
         return True
     called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
-    return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in _LEAVES
+    return called is not None and last_name(called) in _LEAVES

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.python.script import FunctionNode, Script
+from doctor.lint.python.script import FunctionNode, Script, last_name
 
 RANK_NAMES = re.compile(
     r"^(?!.*(?:lora|low|matrix|tensor|page|adapter|max|num)_rank$)(?:.*_)?"
@@ -73,7 +73,7 @@ def is_rank(script: Script, node: ast.expr) -> bool:
 
 
 def _is_asked_rank(script: Script, call: ast.Call) -> bool:
-    called = _bare(call.func)
+    called = last_name(call.func)
     if _ASKED.match(called):
         return True
     if called in ("int", "str") and len(call.args) == 1:
@@ -124,15 +124,15 @@ def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
 
 def _is_in_the_world(node: ast.Compare) -> bool:
     """``rank < world_size``, ``rank >= nprocs``: processes that are no ranks, if there are any, are left out."""
-    bare = _bare(node.comparators[0])
+    bare = last_name(node.comparators[0])
     return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(bare))
 
 
 def _asks_for_one(node: ast.expr) -> bool:
     """``world_size == 1``, ``not distributed``: what is decided together with it happens in jobs of one process."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return bool(OF_THE_JOB.search(_bare(node.operand)))
-    if not isinstance(node, ast.Compare) or not OF_THE_JOB.search(_bare(node.left)):
+        return bool(OF_THE_JOB.search(last_name(node.operand)))
+    if not isinstance(node, ast.Compare) or not OF_THE_JOB.search(last_name(node.left)):
         return False
     value = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
     return (type(node.ops[0]), value) in ((ast.Eq, 1), (ast.Lt, 2), (ast.LtE, 1))
@@ -144,7 +144,9 @@ def is_of_the_job(script: Script, node: ast.expr) -> bool:
     for one in ast.walk(node):
         if isinstance(one, ast.Name) and _is_switch(script, one):
             return False
-    return any(OF_THE_JOB.search(_bare(one)) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+    return any(
+        OF_THE_JOB.search(last_name(one)) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))
+    )
 
 
 def _is_switch(script: Script, node: ast.Name) -> bool:
@@ -152,13 +154,6 @@ def _is_switch(script: Script, node: ast.Name) -> bool:
     given = scope.names[node.id] if scope is not None else []
     owned = isinstance(script.parent(node), ast.Attribute)
     return not owned and "size" not in node.id and any(isinstance(one, ast.arg) for one in given)
-
-
-def _bare(node: ast.AST) -> str:
-    """The last word of a name, attribute or call."""
-    if isinstance(node, ast.Call):
-        return _bare(node.func)
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _mentions_rank(script: Script, node: ast.expr) -> bool:
@@ -169,7 +164,7 @@ def _mentions_rank(script: Script, node: ast.expr) -> bool:
 
 
 def _is_asked_main(script: Script, call: ast.Call, depth: int) -> bool:
-    called = _bare(call.func)
+    called = last_name(call.func)
     if MAIN_NAMES.match(called):
         return True
     if called == "bool" and len(call.args) == 1:
@@ -235,7 +230,7 @@ def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankConditio
 def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:
     for decorator in function.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if script.name(called) in ON_ONE_RANK or _bare(called) in _DECORATORS:
+        if script.name(called) in ON_ONE_RANK or last_name(called) in _DECORATORS:
             return RankCondition(f"@{script.text_of(decorator)}", decorator)
     return None
 
@@ -259,7 +254,7 @@ def main_first(script: Script, node: ast.AST) -> ast.Call | None:
             return None
         if isinstance(outer, ast.With) and inner in outer.body:
             for item in outer.items:
-                if isinstance(item.context_expr, ast.Call) and _FIRST.match(_bare(item.context_expr.func)):
+                if isinstance(item.context_expr, ast.Call) and _FIRST.match(last_name(item.context_expr.func)):
                     return item.context_expr
         inner = outer
     return None

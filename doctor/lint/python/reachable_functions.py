@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, per_script
 from doctor.lint.python.training import CALLBACK, DATA_MODULE, MODULE, constructor_of
 
 _LAUNCHERS = frozenset(
@@ -19,16 +19,14 @@ _LAUNCHERS = frozenset(
 """Calls that start ranks, with the function that these run."""
 
 
+@per_script
 def run_by_all(script: Script) -> frozenset[ast.AST | None]:
     """Functions of this file that every rank runs, as far as one looks; ``None``: the statements of the module itself.
 
     Ranks that a launcher in the file starts run its function; ranks that came from outside run the module. From there
     calls are followed that stand under no condition on the rank, and functions that are handed on.
     """
-    found = script.__dict__.get("_run_by_all")
-    if found is None:
-        found = script.__dict__["_run_by_all"] = frozenset(_reached(script, _started(script)))
-    return found
+    return frozenset(_reached(script, _started(script)))
 
 
 def _started(script: Script) -> set[ast.AST | None]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, wraps
 from typing import Final, TypeVar
 
 from doctor.lint.python.aliases import canonical
 from doctor.lint.python.bindings import Bindings, LexicalScope
 
 N = TypeVar("N", bound=ast.AST)
+T = TypeVar("T")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEPTH = 12
 """Steps that a value is followed: names of names; cycles end here."""
@@ -249,16 +250,17 @@ class Script:
     def values_of(self, node: ast.expr) -> tuple[ast.expr, ...]:
         """The expressions that a name or an attribute of ``self`` was given in this file, in no order of time; the
         expression itself where it is no name."""
-        bound: Sequence[ast.AST | str] = ()
+        if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_self(node.value)):
+            return tuple(one for one in self._bound_to(node) if isinstance(one, ast.expr))
+        return (node,)
+
+    def _bound_to(self, node: ast.Name | ast.Attribute) -> Sequence[ast.AST | str]:
+        """What a name or an attribute of ``self`` was given; of other attributes nothing."""
         if isinstance(node, ast.Name):
             scope = self.bindings.scope_of(node, node.id)
-            bound = scope.names[node.id] if scope is not None else ()
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            owner = self.class_of(node)
-            bound = self.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
-        else:
-            return (node,)
-        return tuple(one for one in bound if isinstance(one, ast.expr))
+            return scope.names[node.id] if scope is not None else ()
+        owner = self.class_of(node) if _is_self(node.value) else None
+        return self.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
 
     def value(self, node: ast.expr | None, depth: int = DEPTH) -> object:
         """The value of a literal, or of a name that is given one literal only: numbers, strings, booleans, ``None``,
@@ -274,20 +276,10 @@ class Script:
             number = self.value(node.operand, depth - 1)
             return -number if isinstance(number, (int, float)) else UNKNOWN
         if isinstance(node, (ast.Name, ast.Attribute)):
-            return self._value_of_name(node, depth)
+            bound = self._bound_to(node)
+            if len(bound) == 1 and isinstance(bound[0], ast.expr):
+                return self.value(bound[0], depth - 1)
         return UNKNOWN
-
-    def _value_of_name(self, node: ast.Name | ast.Attribute, depth: int) -> object:
-        bound: Sequence[ast.AST | str] = ()
-        if isinstance(node, ast.Name):
-            scope = self.bindings.scope_of(node, node.id)
-            bound = scope.names[node.id] if scope is not None else ()
-        elif isinstance(node.value, ast.Name) and node.value.id == "self":
-            owner = self.class_of(node)
-            bound = self.bindings.members(owner).get(node.attr, ()) if owner is not None else ()
-        if len(bound) != 1 or not isinstance(bound[0], ast.expr):
-            return UNKNOWN
-        return self.value(bound[0], depth - 1)
 
     # -- calls
 
@@ -363,6 +355,27 @@ class Script:
         return self.bindings.scope_of(node, name)
 
 
+def per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
+    """Make a function of a script compute its result once per script."""
+    key = f"{function.__module__}.{function.__name__}"
+
+    @wraps(function)
+    def kept(script: Script) -> T:
+        if key not in script.__dict__:
+            script.__dict__[key] = function(script)
+        found: T = script.__dict__[key]
+        return found
+
+    return kept
+
+
+def last_name(node: ast.AST) -> str:
+    """The last part of what a name, an attribute or a call is written as: ``load`` of ``torch.load``; else empty."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def parsed(text: str) -> ast.Module:
     """The tree of a text; what Python would warn of (an escape that is none) is not told to whoever asked for faults.
 
@@ -404,6 +417,5 @@ def _unquoted(annotation: ast.expr) -> ast.expr:
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         return annotation.left
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, (ast.Name, ast.Attribute)):
-        named = annotation.value.attr if isinstance(annotation.value, ast.Attribute) else annotation.value.id
-        return annotation.slice if named == "Optional" else annotation
+        return annotation.slice if last_name(annotation.value) == "Optional" else annotation
     return annotation

@@ -7,7 +7,7 @@ import re
 
 from doctor.lint.python.loader_calls import depends_on_ranks
 from doctor.lint.python.rank_branches import is_rank_test, rank_condition
-from doctor.lint.python.script import FunctionNode, Script
+from doctor.lint.python.script import FunctionNode, Script, last_name
 from doctor.lint.python.training import calls_of
 
 _ROLES = re.compile(
@@ -85,7 +85,7 @@ def _may_ask(script: Script, test: ast.expr) -> bool:
     if is_rank_test(script, test):
         return True
     named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
-    names = [one.attr if isinstance(one, ast.Attribute) else one.id for one in named]
+    names = [last_name(one) for one in named]
     return (
         any(_ROLES.search(name) for name in names)
         or any(_DEVICES.search(name) for name in names)
@@ -98,8 +98,4 @@ def _never_with_ranks(script: Script) -> frozenset[str]:
     """Names that an assertion rules out where there are several ranks."""
     told = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
     parts = (part for one in told for part in ast.walk(one.test))
-    return frozenset(
-        part.attr if isinstance(part, ast.Attribute) else part.id
-        for part in parts
-        if isinstance(part, (ast.Attribute, ast.Name))
-    )
+    return frozenset(last_name(part) for part in parts if isinstance(part, (ast.Attribute, ast.Name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import unwrapped
 
 _ERRORS = ("RuntimeError", "Exception", "OutOfMemoryError", "BaseException")
@@ -23,7 +23,7 @@ def _named(node: ast.expr | None) -> str:
         return "BaseException"
     if isinstance(node, ast.Tuple):
         return next((name for one in node.elts if (name := _named(one)) in _ERRORS), "")
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return last_name(node)
 
 
 def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> bool:

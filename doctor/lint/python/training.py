@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.lint.python.script import UNKNOWN, FunctionNode, Script
+from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
@@ -57,7 +57,7 @@ def several_ranks(script: Script) -> ast.Call | None:
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
     """Whether a Trainer or a Fabric is given several devices or nodes, or a strategy for them; in the words of old
     releases, too."""
-    devices = script.value(script.argument(trainer, "devices", 2 if _is(script, trainer, TRAINER) else None))
+    devices = script.value(script.argument(trainer, "devices", 2 if script.name(trainer.func) == TRAINER else None))
     nodes = script.value(script.argument(trainer, "num_nodes"))
     strategy = script.argument(trainer, "strategy")
     if _is_one_process(script, trainer, devices, nodes):
@@ -78,10 +78,6 @@ def _is_one_process(script: Script, trainer: ast.Call, devices: object, nodes: o
     one = devices in (1, "1", (0,)) and not isinstance(devices, bool)
     unsaid = accelerator == "cpu" and not script.is_given(trainer, "devices")
     return accelerator == "ipu" or ((one or unsaid) and nodes in (1, UNKNOWN))
-
-
-def _is(script: Script, call: ast.Call, name: str) -> bool:
-    return script.name(call.func) == name
 
 
 def _is_several(devices: object) -> bool:
@@ -151,7 +147,7 @@ def loops(script: Script) -> Iterator[Loop]:
 def unwrapped(source: ast.expr) -> ast.expr:
     """What a loop goes through: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
     while isinstance(source, ast.Call) and source.args and not isinstance(source.args[0], ast.Starred):
-        called = source.func.attr if isinstance(source.func, ast.Attribute) else getattr(source.func, "id", "")
+        called = last_name(source.func)
         if called not in _WRAPPING:
             break
         source = source.args[0]
@@ -165,7 +161,7 @@ _SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
     """Whether a backward pass runs in it, also in functions of this file that it calls, if not in a loop of theirs."""
     for call in script.inside(node, ast.Call):
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        called = last_name(call.func)
         if (called in _BACKWARD and isinstance(call.func, ast.Attribute)) or _SCALERS.search(called):
             return True
         function = script.definition(call.func) if depth > 0 else None
@@ -175,22 +171,14 @@ def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
 
 
 def _steps_back(script: Script, function: FunctionNode, depth: int) -> bool:
-    looped = {inner for loop in _loops_in(script, function) for inner in script.inside(loop, ast.stmt)}
-    return any(one not in looped and has_backward(script, one, depth) for one in _simple_statements(script, function))
-
-
-def _loops_in(script: Script, function: FunctionNode) -> Iterator[ast.For | ast.While]:
-    yield from script.inside(function, ast.For)
-    yield from script.inside(function, ast.While)
-
-
-def _simple_statements(script: Script, function: FunctionNode) -> Iterator[ast.stmt]:
-    """Those without others in them."""
-    yield from (one for one in script.inside(function, ast.stmt) if not hasattr(one, "body"))
+    loops_in = (*script.inside(function, ast.For), *script.inside(function, ast.While))
+    looped = {inner for loop in loops_in for inner in script.inside(loop, ast.stmt)}
+    simple = (one for one in script.inside(function, ast.stmt) if not hasattr(one, "body"))
+    return any(one not in looped and has_backward(script, one, depth) for one in simple)
 
 
 def _sounds_like_a_loader(source: ast.expr) -> bool:
-    bare = source.attr if isinstance(source, ast.Attribute) else getattr(source, "id", "")
+    bare = last_name(source)
     return "loader" in bare.lower() or bare.lower().endswith("_dl")
 
 
@@ -241,15 +229,12 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
             yield statement
 
 
+@per_script
 def gradients_reduced(script: Script) -> frozenset[ast.Call]:
     """Calls ``loss.backward()`` of models that the file wraps so that gradients are reduced in them: in the function
     or class that wraps one, or in functions that are called there."""
-    found = script.__dict__.get("_gradients_reduced")
-    if found is None:
-        wrapping = list(script.calls(*WRAPPERS))
-        calls = [call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping)]
-        found = script.__dict__["_gradients_reduced"] = frozenset(calls)
-    return found
+    wrapping = list(script.calls(*WRAPPERS))
+    return frozenset(call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
 
 
 def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> bool:

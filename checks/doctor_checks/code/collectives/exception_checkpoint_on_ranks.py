@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import hooks, several_ranks, trains_on_several
 
 
@@ -135,7 +136,7 @@ def _trains(script: Script, tried: ast.Try) -> bool:
         if any(True for _ in script.inside(part, ast.For)):
             return True
         for call in script.inside(part, ast.Call):
-            bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            bare = last_name(call.func)
             if any(word in bare.split("_") or bare == word for word in words):
                 return True
     return False

@@ -9,7 +9,7 @@ from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import joins
 from doctor.lint.python.rank_branches import main_first, rank_condition
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import ACCELERATOR
 
 
@@ -77,7 +77,7 @@ _FETCHES = frozenset({"snapshot_download", "urlretrieve", "extractall", "downloa
 
 def _is_long(script: Script, call: ast.Call) -> bool:
     """Downloads, archives, and ``dataset.map(function)`` over data that is told when the script is started."""
-    bare = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    bare = last_name(call.func)
     if bare in _FETCHES:
         return True
     if bare != "map" or not isinstance(call.func, ast.Attribute) or not (call.args or call.keywords):

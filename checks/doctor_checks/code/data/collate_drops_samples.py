@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS
-from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.training import several_ranks
 
 _COLLATES = re.compile(r"collat", re.IGNORECASE)
@@ -101,7 +101,7 @@ def _batch_of(function: FunctionNode | ast.Lambda) -> str:
 
 def _refills(script: Script, function: ast.AST) -> bool:
     called = (call.func for call in script.inside(function, ast.Call))
-    names = {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in called}
+    names = {last_name(one) for one in called}
     return not names.isdisjoint(_REFILLS - {"append", "extend"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, loaders, target_name
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
 
 
@@ -107,7 +108,7 @@ def _looked_at(script: Script) -> set[str]:
 
 
 def _is(call: ast.Call, *names: str) -> bool:
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    called = last_name(call.func)
     return called in names
 
 

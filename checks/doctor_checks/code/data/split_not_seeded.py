@@ -10,6 +10,7 @@ from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import depends_on_ranks
 from doctor.lint.python.rank_branches import is_rank, rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import several_ranks
 
 _SPLITS = {
@@ -164,7 +165,7 @@ def _sliced_from(script: Script, name: ast.Name, names: set[str]) -> bool:
 def _seeding(script: Script) -> Iterator[ast.Call]:
     """Calls that seed, of torch, of a framework, or of a function that sounds like it."""
     for call in script.all(ast.Call):
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        called = last_name(call.func)
         if _SEEDS.search(called) and "get" not in called and "initial_seed" not in called:
             yield call
 

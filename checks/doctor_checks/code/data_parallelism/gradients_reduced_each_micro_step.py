@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
 
 _SPARES = re.compile(
@@ -139,7 +140,7 @@ def _is_optimizer_step(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in _STEPS:
         return False
     owner = call.func.value
-    name = (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")).lower()
+    name = last_name(owner).lower()
     return "opt" in name or ("scaler" in name and bool(call.args))
 
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import CALLBACK, MODULE, calls_of, has_backward
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
@@ -164,7 +165,7 @@ def _of_a_loop(script: Script, loop: ast.For | ast.While) -> str:
 def _steps(script: Script, node: ast.AST) -> bool:
     """Whether an optimizer or an engine steps in it: loops that look for a batch size do not."""
     for call in script.inside(node, ast.Call):
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        called = last_name(call.func)
         function = script.definition(call.func)
         if "step" in called or "scaler" in called or (function is not None and _has_step(script, function)):
             return True

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import FileFails, FilePasses, ReplaceExpression, Script, Severity, Violation, location_of, rule
-from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.training import hooks, lightning_modules
 
 _FREE = ("item", "detach", "tolist", "cpu", "numpy", "data")
@@ -310,7 +310,7 @@ def _is_plain(value: ast.expr) -> bool:
         return _is_plain(value.left) or _is_plain(value.right)
     if not isinstance(value, ast.Call):
         return False
-    bare = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+    bare = last_name(value.func)
     return bare in (*_FREE, *_PLAIN) or "reduce" in bare or "gather" in bare
 
 
