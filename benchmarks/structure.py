@@ -37,7 +37,7 @@ ROOMS: dict[str, str] = {
     "doctor.collectors": "core knowledge",
     "doctor.probes": "core knowledge analysis collectors",
     "doctor.postmortem": "core knowledge analysis",
-    "doctor.testing": "core analysis postmortem",
+    "doctor.testing": "core analysis postmortem lint.engine.rule",
     "doctor.api": "core core.check analysis knowledge.releases lint",
     "doctor.facts": "core.facts",
     "doctor.cluster": "core knowledge cluster.transport analysis collectors probes version",

@@ -5,25 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.training import gradients_reduced
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a reduction where the loss is finite", _FINITE),
-        FileFails("ranks with an empty mask have returned", _EMPTY),
-        FileFails("the backward pass of DDP", _BACKWARD),
-        FileFails("a barrier when the time is up", _CLOCK),
-        FileFails("as long as the rank's own loss is large", _WHILE),
-        FilePasses("the ranks agree first", _AGREED),
-        FilePasses("both branches reduce", _BRANCHES),
-        FilePasses("every so many steps", _STEPS),
-        FilePasses("what is done with the result depends on data", _AFTER),
-        FilePasses("a model of one process", _BACKWARD.replace("DDP(net)", "net").replace("  # !", "")),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -43,7 +29,18 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
         "perf_counter",
     ),
     foreshadows=("RUN002", "RUN006"),
-    cases=_cases,
+    cases=lambda: (
+        fails("a reduction where the loss is finite", _FINITE),
+        fails("ranks with an empty mask have returned", _EMPTY),
+        fails("the backward pass of DDP", _BACKWARD),
+        fails("a barrier when the time is up", _CLOCK),
+        fails("as long as the rank's own loss is large", _WHILE),
+        passes("the ranks agree first", _AGREED),
+        passes("both branches reduce", _BRANCHES),
+        passes("every so many steps", _STEPS),
+        passes("what is done with the result depends on data", _AFTER),
+        passes("a model of one process", _BACKWARD.replace("DDP(net)", "net")),
+    ),
 )
 def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a collective depends on what a rank alone knows: its data, or its clock.
@@ -126,9 +123,6 @@ def _has(part: ast.AST, node: ast.AST) -> bool:
 
 
 _FINITE = """\
-import torch
-import torch.distributed as dist
-
 def step(model, batch, optimizer):
     loss = model(batch).mean()
     loss.backward()
@@ -138,9 +132,6 @@ def step(model, batch, optimizer):
     return loss / dist.get_world_size()
 """
 _EMPTY = """\
-import torch
-import torch.distributed as dist
-
 class BoxLoss(torch.nn.Module):
     def forward(self, predictions, targets, mask):
         if mask.any().item() is False:
@@ -150,9 +141,6 @@ class BoxLoss(torch.nn.Module):
         return (predictions - targets)[mask].sum() / count
 """
 _BACKWARD = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer):
     model = DDP(net)
     for x, y in loader:
@@ -162,9 +150,6 @@ def train(net, loader, optimizer):
             optimizer.step()
 """
 _CLOCK = """\
-import time
-import torch.distributed as dist
-
 def train(model, loader, limit):
     began = time.time()
     for step, batch in enumerate(loader):
@@ -176,8 +161,6 @@ def train(model, loader, limit):
             break
 """
 _WHILE = """\
-import torch.distributed as dist
-
 def refine(model, batch):
     loss = model(batch).mean()
     while loss.item() > 0.1:
@@ -186,11 +169,6 @@ def refine(model, batch):
         loss = model(batch).mean()
 """
 _AGREED = """\
-import time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, limit, began):
     model = DDP(net)
     for batch in loader:
@@ -208,9 +186,6 @@ def train(net, loader, limit, began):
             dist.barrier()
 """
 _BRANCHES = """\
-import torch
-import torch.distributed as dist
-
 def count(mask):
     if mask.any():
         total = mask.sum()
@@ -221,9 +196,6 @@ def count(mask):
     return total
 """
 _STEPS = """\
-import time
-import torch.distributed as dist
-
 def train(model, loader, every, distributed):
     for step, batch in enumerate(loader):
         began = time.time()
@@ -235,9 +207,6 @@ def train(model, loader, every, distributed):
             dist.barrier()
 """
 _AFTER = """\
-import torch
-import torch.distributed as dist
-
 def check(loss, grads):
     dist.all_reduce(loss)
     if torch.isnan(loss).any():

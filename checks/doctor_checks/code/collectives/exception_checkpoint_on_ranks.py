@@ -5,25 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import hooks, several_ranks, trains_on_several
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("OnExceptionCheckpoint with DDP", _CHECKPOINT),
-        FileFails("a list of callbacks that is made before", _LIST),
-        FileFails("a callback of one's own", _HOOK),
-        FileFails("a barrier in the handler of an error", _HANDLER),
-        FilePasses("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1").replace("  # !", "")),
-        FilePasses("the Trainer of several devices is another one", _ANOTHER),
-        FilePasses("checkpoints by time", _CHECKPOINT.replace("OnException", "Model").replace("  # !", "")),
-        FilePasses("a hook that only writes what its rank knows", _WRITES),
-        FilePasses("all ranks are interrupted alike", _INTERRUPTED),
-        FilePasses("the end of all ranks, and the process group is taken down", _FINALLY),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -32,7 +18,18 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("OnExceptionCheckpoint", "on_exception", "barrier", "wait_for_everyone", "all_reduce", "save_checkpoint"),
     foreshadows=("RUN006",),
-    cases=_cases,
+    cases=lambda: (
+        fails("OnExceptionCheckpoint with DDP", _CHECKPOINT),
+        fails("a list of callbacks that is made before", _LIST),
+        fails("a callback of one's own", _HOOK),
+        fails("a barrier in the handler of an error", _HANDLER),
+        passes("one device", _CHECKPOINT.replace("devices=4, strategy='ddp'", "devices=1")),
+        passes("the Trainer of several devices is another one", _ANOTHER),
+        passes("checkpoints by time", _CHECKPOINT.replace("OnException", "Model")),
+        passes("a hook that only writes what its rank knows", _WRITES),
+        passes("all ranks are interrupted alike", _INTERRUPTED),
+        passes("the end of all ranks, and the process group is taken down", _FINALLY),
+    ),
 )
 def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
     """Ask whether a rank that has failed does something in which it waits for the others.
@@ -143,7 +140,6 @@ def _trains(script: Script, tried: ast.Try) -> bool:
 
 
 _CHECKPOINT = """\
-import lightning as L
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
 def main(model, data):
@@ -152,7 +148,6 @@ def main(model, data):
     trainer.fit(model, data)
 """
 _ANOTHER = """\
-import lightning as L
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
 def test(model):
@@ -182,7 +177,6 @@ class Rescue(pl.Callback):
 """
 _HANDLER = """\
 import torch
-import torch.distributed as dist
 
 def main(model, loader):
     try:
@@ -206,8 +200,6 @@ class Rescue(pl.Callback):
         trainer.save_checkpoint("last.ckpt")
 """
 _INTERRUPTED = """\
-import torch.distributed as dist
-
 def main(trainer, model, loader):
     try:
         for batch in loader:
@@ -220,8 +212,6 @@ def main(trainer, model, loader):
         dist.barrier()
 """
 _FINALLY = """\
-import torch.distributed as dist
-
 def main(model, loader):
     dist.init_process_group("nccl")
     try:

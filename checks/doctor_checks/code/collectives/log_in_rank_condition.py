@@ -5,28 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import Edit, FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.rank_branches import RankCondition, rank_condition
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails(
-            "a validation loss on rank 0",
-            _VALIDATION,
-            fixed=_VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)"),
-        ),
-        FileFails("a callback", _CALLBACK),
-        FileFails("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
-        FileFails("a method that returns on the others", _RETURNS),
-        FilePasses(
-            "on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "").replace("  # !", "")
-        ),
-        FilePasses("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
-        FilePasses("the logger itself, from rank 0", _LOGGER),
-        FilePasses("another log", _OTHER_LOG),
-        FilePasses("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -35,7 +16,21 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=(".log(", ".log_dict("),
     foreshadows=("RUN006",),
-    cases=_cases,
+    cases=lambda: (
+        fails(
+            "a validation loss on rank 0",
+            _VALIDATION,
+            fixed=_VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)"),
+        ),
+        fails("a callback", _CALLBACK),
+        fails("a hook of rank 0", _HOOK, fixed=_HOOK.replace("})  # !", "}, rank_zero_only=True)")),
+        fails("a method that returns on the others", _RETURNS),
+        passes("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "")),
+        passes("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
+        passes("the logger itself, from rank 0", _LOGGER),
+        passes("another log", _OTHER_LOG),
+        passes("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
+    ),
 )
 def log_in_rank_condition(script: Script) -> Iterator[Violation]:
     """Ask whether self.log is called by all ranks.

@@ -5,28 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import joins
 from doctor.lint.python.rank_branches import main_first, rank_condition
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import ACCELERATOR
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("the main process tokenises first", _FIRST),
-        FileFails("rank 0 downloads a model", _DOWNLOAD),
-        FileFails("the arguments of Transformers", _ARGUMENTS),
-        FilePasses(
-            "with a limit of its own",
-            _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)').replace("  # !", ""),
-        ),
-        FilePasses("all ranks load what was prepared", _PREPARED),
-        FilePasses("a known small data set", _SMALL),
-        FilePasses("nobody waits", _NOBODY),
-        FilePasses("the limit is given where the script is started", _PARSED),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -35,7 +20,16 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("init_process_group", "Accelerator", "TrainingArguments"),
     foreshadows=("RUN010",),
-    cases=_cases,
+    cases=lambda: (
+        fails("the main process tokenises first", _FIRST),
+        fails("rank 0 downloads a model", _DOWNLOAD),
+        fails("the arguments of Transformers", _ARGUMENTS),
+        passes("with a limit of its own", _DOWNLOAD.replace('"nccl"', '"nccl", timeout=timedelta(hours=3)')),
+        passes("all ranks load what was prepared", _PREPARED),
+        passes("a known small data set", _SMALL),
+        passes("nobody waits", _NOBODY),
+        passes("the limit is given where the script is started", _PARSED),
+    ),
 )
 def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     """Ask whether ranks wait, with the default time limit, for one that downloads or prepares data of any size.
@@ -106,7 +100,6 @@ _WAITS = frozenset({"barrier", "wait_for_everyone", "broadcast", "broadcast_obje
 
 _FIRST = """\
 import argparse
-from accelerate import Accelerator
 from datasets import load_dataset
 
 def main(args, tokenizer):
@@ -118,7 +111,6 @@ def main(args, tokenizer):
 """
 _DOWNLOAD = """\
 from datetime import timedelta
-import torch.distributed as dist
 from huggingface_hub import snapshot_download
 
 def main(name, folder):
@@ -140,7 +132,6 @@ def main(path, tokenizer):
         data = other.map(tokenizer, num_proc=8)  # !
 """
 _PREPARED = """\
-from accelerate import Accelerator
 from datasets import load_dataset, load_from_disk
 
 accelerator = Accelerator()
@@ -150,7 +141,6 @@ with accelerator.main_process_first():
 words = list(map(len, data))
 """
 _SMALL = """\
-from accelerate import Accelerator
 from datasets import load_dataset
 
 accelerator = Accelerator()
@@ -159,7 +149,6 @@ with accelerator.main_process_first():
     data = data.map(tokenise, batched=True)
 """
 _NOBODY = """\
-import torch.distributed as dist
 from huggingface_hub import snapshot_download
 
 def main(name, rank):

@@ -6,31 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.swallowed_errors import swallows_error
 from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
+from doctor.testing.script_cases import fails, passes
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a bad loss skips the step", _SKIPS),
-        FileFails("an empty batch skips the step", _NO_BATCH),
-        FileFails("a rank out of memory goes on with the next batch", _MEMORY),
-        FileFails("whatever fails is passed over", _PASSED_OVER),
-        FileFails("the time is up on one rank", _CLOCK),
-        FileFails("no loss from training_step", _LIGHTNING),
-        FilePasses("the ranks agree to skip", _AGREED),
-        FilePasses("a loss of zero takes part", _ZERO),
-        FilePasses("every rank stops at the same step", _STEPS),
-        FilePasses("a loop without collectives", _PLAIN),
-        FilePasses("the error goes on", _RAISED),
-        FilePasses("nothing after the last collective is skipped", _AFTER),
-    )
 
 
 @rule(
@@ -39,7 +23,20 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("backward", "distributed", "all_reduce", "all_gather", "training_step"),
     foreshadows=("DATA001", "RUN001"),
-    cases=_cases,
+    cases=lambda: (
+        fails("a bad loss skips the step", _SKIPS),
+        fails("an empty batch skips the step", _NO_BATCH),
+        fails("a rank out of memory goes on with the next batch", _MEMORY),
+        fails("whatever fails is passed over", _PASSED_OVER),
+        fails("the time is up on one rank", _CLOCK),
+        fails("no loss from training_step", _LIGHTNING),
+        passes("the ranks agree to skip", _AGREED),
+        passes("a loss of zero takes part", _ZERO),
+        passes("every rank stops at the same step", _STEPS),
+        passes("a loop without collectives", _PLAIN),
+        passes("the error goes on", _RAISED),
+        passes("nothing after the last collective is skipped", _AFTER),
+    ),
 )
 def loop_left_on_data(script: Script) -> Iterator[Violation]:
     """Ask whether a rank may skip a step, or end the loop, on account of its own data, clock or memory.
@@ -174,8 +171,6 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
 
 _SKIPS = """\
 import math
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 def train(net, loader, optimizer, device):
     model = DDP(net.to(device), device_ids=[device])
@@ -190,8 +185,6 @@ def train(net, loader, optimizer, device):
         optimizer.step()
 """
 _NO_BATCH = """\
-from accelerate import Accelerator
-
 accelerator = Accelerator()
 model, optimizer, loader = accelerator.prepare(build(), make_optimizer(), make_loader())
 for step, batch in enumerate(loader):
@@ -201,9 +194,6 @@ for step, batch in enumerate(loader):
     optimizer.step()
 """
 _MEMORY = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer):
     model = DDP(net)
     for batch in loader:
@@ -219,8 +209,6 @@ def train(net, loader, optimizer):
                 raise
 """
 _PASSED_OVER = """\
-from accelerate import Accelerator
-
 def main(accelerator: Accelerator, model, loader):
     for batch in loader:
         try:
@@ -230,9 +218,7 @@ def main(accelerator: Accelerator, model, loader):
             continue
 """
 _CLOCK = """\
-import time
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 def train(net, loader, optimizer, budget):
     model = DDP(net)
@@ -244,9 +230,6 @@ def train(net, loader, optimizer, budget):
             break  # !
 """
 _LIGHTNING = """\
-import torch
-import lightning as L
-
 class Net(L.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = self.net(batch).mean()
@@ -257,10 +240,6 @@ class Net(L.LightningModule):
 trainer = L.Trainer(devices=4, strategy="ddp")
 """
 _AGREED = """\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer):
     model = DDP(net)
     for batch in loader:
@@ -275,9 +254,6 @@ def train(net, loader, optimizer):
             break
 """
 _ZERO = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer):
     model = DDP(net)
     for batch in loader:
@@ -287,8 +263,6 @@ def train(net, loader, optimizer):
         loss.backward()
 """
 _STEPS = """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, most, skipped):
     model = DDP(net)
     for step, batch in enumerate(loader):
@@ -299,9 +273,6 @@ def train(net, loader, most, skipped):
         model(batch).mean().backward()
 """
 _PLAIN = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def look(net, loader):
     model = DDP(net)
     for batch in loader:
@@ -326,9 +297,6 @@ def expected(net):
             assert "unused" in str(error)
 """
 _RAISED = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer):
     model = DDP(net)
     for batch in loader:
@@ -346,9 +314,6 @@ def train(net, loader, optimizer):
             break
 """
 _AFTER = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(net, loader, optimizer, rank):
     model = DDP(net)
     for batch in loader:

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import MODULE, TRAINER, hooks, is_test, lightning_modules, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _STEPS = ("validation_step", "test_step")
 _ENDS = ("on_validation_epoch_end", "on_test_epoch_end", "validation_epoch_end", "test_epoch_end")
@@ -29,12 +30,12 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     reads=Script,
     mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end"),
     cases=lambda: (
-        FileFails(
+        fails(
             "the loss of validation",
             _model("self.log('val_loss', loss)  # !"),
             _model("self.log('val_loss', loss, sync_dist=True)  # !"),
         ),
-        FileFails(
+        fails(
             "a dictionary, where the line above is synchronised",
             _model(
                 "self.log('val_loss', loss, sync_dist=True)\n"
@@ -45,34 +46,34 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
                 "        self.log_dict({'val_acc': acc, 'lr': self.lr}, sync_dist=True)  # !"
             ),
         ),
-        FileFails(
+        fails(
             "a mean over the epoch, of this rank's outputs",
             _AT_THE_END,
             _AT_THE_END.replace("mean)", "mean, sync_dist=True)"),
         ),
-        FileFails(
+        fails(
             "a count, for which the right reduction is the author's to choose",
             _model("self.log('num_correct', hits)  # !"),
         ),
-        FileFails(
+        fails(
             "what a metric object returned for a batch", _model("self.log('val_acc', self.accuracy(logits, y))  # !")
         ),
-        FileFails(
+        fails(
             "the loss in what a model returned",
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss)  # !"),
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss, sync_dist=True)  # !"),
         ),
-        FilePasses("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
-        FilePasses("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
-        FilePasses("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
-        FilePasses("by step alone", _model("self.log('val_loss', loss, on_step=True, on_epoch=False)")),
-        FilePasses("of one rank by intention", _model("self.log('val_loss', loss, rank_zero_only=True)")),
-        FilePasses(
+        passes("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
+        passes("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
+        passes("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
+        passes("by step alone", _model("self.log('val_loss', loss, on_step=True, on_epoch=False)")),
+        passes("of one rank by intention", _model("self.log('val_loss', loss, rank_zero_only=True)")),
+        passes(
             "in training, where a mean over ranks is not worth its price",
             _model("pass", "self.log('train_loss', loss)"),
         ),
-        FilePasses("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
-        FilePasses(
+        passes("one device", _model("self.log('val_loss', loss)").replace("devices=4", "devices=1")),
+        passes(
             "a loss that the ranks reduced",
             _model("loss = self.all_gather(loss).mean()\n        self.log('val_loss', loss)"),
         ),
@@ -184,8 +185,7 @@ def _is_on_the_host(script: Script, value: ast.expr) -> bool:
 
 
 def _model(validation: str, training: str = "pass") -> str:
-    return f"""
-import lightning as L
+    return f"""\
 import torch.nn.functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -213,9 +213,8 @@ trainer = L.Trainer(devices=4, strategy="ddp", max_epochs=10)
 """
 
 
-_AT_THE_END = """
+_AT_THE_END = """\
 import pytorch_lightning as pl
-import torch
 from torchmetrics import Accuracy
 
 class Segmenter(pl.LightningModule):

@@ -5,32 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_of
 from doctor.lint.python.matching_collectives import unmatched_condition
 from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
 from doctor.lint.python.training import trains_on_several
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a loss is reduced on rank 0 alone", _REDUCED),
-        FileFails("evaluation in a function that gathers", _EVALUATED),
-        FileFails("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
-        FileFails("the others have returned", _RETURNED),
-        FileFails("the state of a sharded model", _SHARDED),
-        FileFails("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
-        FileFails("two ranks, two collectives", _DIFFERENT),
-        FilePasses("all reduce, one prints", _REDUCED_BY_ALL),
-        FilePasses("both branches broadcast", _BRANCHES),
-        FilePasses("the others wait, rank 0 works, rank 0 joins", _FIRST),
-        FilePasses("the others come to their call below", _BELOW),
-        FilePasses("ranks of two kinds", _KINDS),
-        FilePasses("no job of several ranks: -1 is no rank", _NO_JOB),
-        FilePasses("the ranks of a group reduce in it", _GROUP),
-        FilePasses("one process alone tests, with a Trainer of one device", _ALONE),
-        FilePasses("a condition on the rank in another function", _ELSEWHERE),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -39,7 +19,24 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
     foreshadows=("RUN006",),
-    cases=_cases,
+    cases=lambda: (
+        fails("a loss is reduced on rank 0 alone", _REDUCED),
+        fails("evaluation in a function that gathers", _EVALUATED),
+        fails("a hook of rank 0 saves a checkpoint and logs with sync_dist", _HOOK),
+        fails("the others have returned", _RETURNED),
+        fails("the state of a sharded model", _SHARDED),
+        fails("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
+        fails("two ranks, two collectives", _DIFFERENT),
+        passes("all reduce, one prints", _REDUCED_BY_ALL),
+        passes("both branches broadcast", _BRANCHES),
+        passes("the others wait, rank 0 works, rank 0 joins", _FIRST),
+        passes("the others come to their call below", _BELOW),
+        passes("ranks of two kinds", _KINDS),
+        passes("no job of several ranks: -1 is no rank", _NO_JOB),
+        passes("the ranks of a group reduce in it", _GROUP),
+        passes("one process alone tests, with a Trainer of one device", _ALONE),
+        passes("a condition on the rank in another function", _ELSEWHERE),
+    ),
 )
 def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     """Ask whether anything that synchronises ranks stands under a condition on the rank.
@@ -144,9 +141,6 @@ def _fix(script: Script, one: CollectiveCall) -> str:
 
 
 _REDUCED = """\
-import torch
-import torch.distributed as dist
-
 def train(model, loader, optimizer, rank):
     for step, (x, y) in enumerate(loader):
         loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -157,9 +151,6 @@ def train(model, loader, optimizer, rank):
             print(step, loss.item() / dist.get_world_size())
 """
 _REDUCED_BY_ALL = """\
-import torch
-import torch.distributed as dist
-
 def train(model, loader, optimizer, rank):
     for step, (x, y) in enumerate(loader):
         loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -171,10 +162,7 @@ def train(model, loader, optimizer, rank):
                 print(step, loss.item() / dist.get_world_size())
 """
 _EVALUATED = """\
-import os
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 def is_main():
     return int(os.environ["RANK"]) == 0
@@ -196,7 +184,6 @@ def main(model, train_loader, val_loader):
             print(evaluate(model, val_loader))  # !
 """
 _HOOK = """\
-import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
 class Keep(L.Callback):
@@ -211,9 +198,6 @@ class Net(L.LightningModule):
             self.log("val_loss", loss, sync_dist=True)  # !
 """
 _RETURNED = """\
-import torch
-import torch.distributed as dist
-
 def save(model, path):
     if dist.get_rank() != 0:
         return
@@ -221,10 +205,6 @@ def save(model, path):
     dist.barrier()  # !
 """
 _SHARDED = """\
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
 def main(build, path):
     dist.init_process_group("nccl")
     rank = dist.get_rank()
@@ -235,8 +215,6 @@ def main(build, path):
         torch.save(model.state_dict(), path)  # !
 """
 _ACCELERATE = """\
-from accelerate import Accelerator
-
 accelerator = Accelerator()
 
 def evaluate(model, loader):
@@ -251,7 +229,6 @@ with accelerator.main_process_first():
 """
 _DIFFERENT = """\
 import torch
-import torch.distributed as dist
 
 def share(rank, settings):
     if rank == 0:
@@ -260,8 +237,6 @@ def share(rank, settings):
         dist.barrier()  # !
 """
 _BRANCHES = """\
-import torch.distributed as dist
-
 def share(rank, settings):
     if rank == 0:
         box = [settings]
@@ -276,7 +251,6 @@ def share(rank, settings):
     return box[0]
 """
 _FIRST = """\
-import torch
 from contextlib import contextmanager
 
 def load(args, build):
@@ -296,8 +270,6 @@ def zero_first(local_rank):
         torch.distributed.barrier(device_ids=[0])
 """
 _BELOW = """\
-import torch.distributed as dist
-
 def best(metrics, score, is_last_rank):
     if metrics is None or not is_last_rank():
         dist.all_reduce(score)
@@ -315,8 +287,6 @@ def load(settings, build):
     return data
 """
 _KINDS = """\
-import torch.distributed as dist
-
 def player(model, group):
     dist.broadcast(model.weight, 0)
 
@@ -331,7 +301,6 @@ def main(rank, model, group):
 """
 _NO_JOB = """\
 import torch
-import torch.distributed as dist
 
 def reduce(loss, args, rank=None):
     if args.local_rank != -1:
@@ -344,8 +313,6 @@ def reduce(loss, args, rank=None):
         dist.barrier()
 """
 _GROUP = """\
-import torch.distributed as dist
-
 def reduce(loss, rank, ranks, tp_rank):
     group = dist.new_group(ranks)
     if rank in ranks:
@@ -354,8 +321,6 @@ def reduce(loss, rank, ranks, tp_rank):
         dist.broadcast(loss, 0, group)
 """
 _ALONE = """\
-import lightning as L
-
 def main(model, data):
     trainer = L.Trainer(devices=8, strategy="ddp")
     trainer.fit(model, data)
@@ -364,7 +329,6 @@ def main(model, data):
         tester.test(model, data)
 """
 _ELSEWHERE = """\
-import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 
 @rank_zero_only

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.testing.script_cases import fails, passes
 
 _PORT = "MASTER_PORT"
 _ADDRESS = "MASTER_ADDR"
@@ -27,31 +28,25 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
     foreshadows=("ENV008", "NET007"),
     cases=lambda: (
-        FileFails(
+        fails(
             "port and address of the tutorial, started by a launcher",
             """\
-import os
-import torch.distributed as dist
-
 local_rank = int(os.environ["LOCAL_RANK"])
 os.environ["MASTER_ADDR"] = "localhost"  # !
 os.environ["MASTER_PORT"] = "12355"  # !
 dist.init_process_group("nccl")
 """,
         ),
-        FileFails(
+        fails(
             "an interface that other hosts need not have",
             """\
-import os
-import torch.distributed as dist
-
 os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
 os.environ["GLOO_SOCKET_IFNAME"] = "ens5"  # !
 os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
 dist.init_process_group("nccl")
 """,
         ),
-        FileFails(
+        fails(
             "one host's address in the call",
             """\
 import torch.distributed as dist
@@ -59,12 +54,10 @@ import torch.distributed as dist
 dist.init_process_group("nccl", init_method="tcp://10.1.1.20:23456", rank=args.rank, world_size=4)  # !
 """,
         ),
-        FileFails(
+        fails(
             "a port of one's own for spawned ranks",
             """\
-import os, torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+import torch
 
 def worker(rank, world_size):
     os.environ["MASTER_ADDR"] = "localhost"
@@ -74,12 +67,9 @@ def worker(rank, world_size):
 mp.spawn(worker, args=(8,), nprocs=8)
 """,
         ),
-        FilePasses(
+        passes(
             "only where nothing is given",
             """\
-import os
-import torch.distributed as dist
-
 os.environ.setdefault("MASTER_ADDR", "localhost")
 os.environ.setdefault("MASTER_PORT", "29500")
 os.environ.setdefault("NCCL_SOCKET_IFNAME", "ib0")
@@ -90,12 +80,9 @@ if "LOCAL_RANK" not in os.environ:
 dist.init_process_group("nccl")
 """,
         ),
-        FilePasses(
+        passes(
             "a free port, an option, and interfaces left out",
             """\
-import os
-import torch.distributed as dist
-
 parser.add_argument("--dist-url", default="tcp://127.0.0.1:23456")
 os.environ["MASTER_ADDR"] = args.master
 os.environ["MASTER_PORT"] = str(find_free_port())
@@ -103,35 +90,26 @@ os.environ["NCCL_SOCKET_IFNAME"] = "^lo,docker0"
 dist.init_process_group("nccl", init_method=args.dist_url)
 """,
         ),
-        FilePasses(
+        passes(
             "read, and kept from before",
             """\
-import os
-import torch.distributed as dist
-
 port = os.environ["MASTER_PORT"]
 os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
 dist.init_process_group("nccl", init_method="env://")
 """,
         ),
-        FilePasses(
+        passes(
             "the address of ranks that tell themselves which they are",
             """\
-import os
-import torch.distributed as dist
-
 os.environ["RANK"] = os.environ["PMI_RANK"]
 os.environ["WORLD_SIZE"] = os.environ["PMI_SIZE"]
 os.environ["MASTER_ADDR"] = "127.0.0.1"
 dist.init_process_group("gloo", rank=int(os.environ["RANK"]))
 """,
         ),
-        FilePasses(
+        passes(
             "one process that needs a group",
             """\
-import os
-import torch.distributed as dist
-
 if int(os.environ.get("WORLD_SIZE", 1)) == 1:
     os.environ["MASTER_ADDR"] = "localhost"
     os.environ["MASTER_PORT"] = "29500"

@@ -6,25 +6,11 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initialises_cuda, joins
 from doctor.lint.python.training import WRAPPERS
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("the address, after the job was joined", _ADDRESS),
-        FileFails("visible GPUs, after CUDA has started", _VISIBLE),
-        FileFails("NCCL has its settings by then", _NCCL),
-        FileFails("the allocator has them too", _ALLOCATOR),
-        FileFails("joined in a function that was called before", _CALLED),
-        FilePasses("before", _BEFORE),
-        FilePasses("NCCL reads its own at the first collective", _LAZY),
-        FilePasses("for children", _CHILDREN),
-        FilePasses("in another branch", _BRANCHES),
-        FilePasses("a variable that is read when it is used", _AT_USE),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -33,7 +19,18 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("environ", "putenv"),
     foreshadows=("NCCL003", "NCCL005", "ENV005"),
-    cases=_cases,
+    cases=lambda: (
+        fails("the address, after the job was joined", _ADDRESS),
+        fails("visible GPUs, after CUDA has started", _VISIBLE),
+        fails("NCCL has its settings by then", _NCCL),
+        fails("the allocator has them too", _ALLOCATOR),
+        fails("joined in a function that was called before", _CALLED),
+        passes("before", _BEFORE),
+        passes("NCCL reads its own at the first collective", _LAZY),
+        passes("for children", _CHILDREN),
+        passes("in another branch", _BRANCHES),
+        passes("a variable that is read when it is used", _AT_USE),
+    ),
 )
 def environment_written_late(script: Script) -> Iterator[Violation]:
     """Ask whether variables of the environment are written before what reads them starts.
@@ -174,9 +171,6 @@ def _is_for_later(script: Script, at: ast.stmt) -> bool:
 
 
 _ADDRESS = """\
-import os
-import torch.distributed as dist
-
 def main(rank, world):
     dist.init_process_group("gloo", rank=rank, world_size=world)
     os.environ["MASTER_ADDR"] = "10.0.0.1"  # !
@@ -184,19 +178,11 @@ def main(rank, world):
     train()
 """
 _VISIBLE = """\
-import os
-import torch
-
 model = build().cuda()
 os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"  # !
 model = torch.nn.DataParallel(model)
 """
 _NCCL = """\
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def main(rank):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
@@ -206,9 +192,6 @@ def main(rank):
     train(model)
 """
 _ALLOCATOR = """\
-import os
-import torch
-
 def main():
     device = torch.device("cuda:0")
     model = build().to(device)
@@ -216,9 +199,6 @@ def main():
     train(model)
 """
 _CALLED = """\
-import os
-import torch.distributed as dist
-
 def setup(rank, world):
     dist.init_process_group("nccl", rank=rank, world_size=world)
 
@@ -228,9 +208,7 @@ def main(rank, world):
     train()
 """
 _BEFORE = """\
-import os
 import torch
-import torch.distributed as dist
 
 def setup(rank, world):
     os.environ["MASTER_ADDR"] = "localhost"
@@ -245,17 +223,12 @@ if __name__ == "__main__":
     setup(0, 1)
 """
 _LAZY = """\
-import os
-import torch.distributed as dist
-
 dist.init_process_group("nccl")
 os.environ["NCCL_DEBUG"] = "WARN"
 dist.barrier()
 """
 _CHILDREN = """\
-import os
 import subprocess
-import torch
 
 def main(commands):
     torch.zeros(1, device="cuda")
@@ -264,10 +237,6 @@ def main(commands):
         subprocess.Popen(command)
 """
 _BRANCHES = """\
-import os
-import torch
-import torch.distributed as dist
-
 def main(args):
     if args.distributed:
         dist.init_process_group("nccl")
@@ -280,9 +249,7 @@ def main(args):
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 """
 _AT_USE = """\
-import os
 import torch
-import torch.distributed as dist
 
 dist.init_process_group("gloo")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

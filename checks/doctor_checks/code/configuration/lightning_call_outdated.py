@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import Edit, FileFails, FilePasses, Script, Severity, Violation, is_older, rule
+from doctor.api import Edit, Script, Severity, Violation, is_older, rule
 from doctor.knowledge.lightning_api import argument as trainer_argument
 from doctor.knowledge.lightning_api import hook as lightning_hook
 from doctor.knowledge.lightning_api import imported as lightning_import
@@ -16,6 +16,7 @@ from doctor.lint.fix.trainer_arguments import HALF, STRATEGIES_AS_ACCELERATORS, 
 from doctor.lint.python.lightning_version import lightning_release
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import TRAINER, hooks, lightning_modules
+from doctor.testing.script_cases import fails, passes
 
 _V1 = (("lightning", "1.9.5"), ("pytorch-lightning", "1.9.5"))
 _V2 = (("lightning", "2.6.6"), ("pytorch-lightning", "2.6.6"))
@@ -30,7 +31,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     mentions=("lightning",),
     foreshadows=("VER006",),
     cases=lambda: (
-        FileFails(
+        fails(
             "written for 1.x",
             """\
 import pytorch_lightning as pl
@@ -59,7 +60,7 @@ trainer.fit(model)
 """,
             releases=_V2,
         ),
-        FileFails(
+        fails(
             "a dictionary of arguments",
             """\
 import pytorch_lightning as pl
@@ -73,7 +74,7 @@ trainer = pl.Trainer(**trainer_params)
 """,
             releases=_V2,
         ),
-        FileFails(
+        fails(
             "the strategy as accelerator",
             """\
 from pytorch_lightning import Trainer
@@ -85,10 +86,9 @@ trainer.fit(model)
                 'gpus=8, accelerator="ddp", max_epochs=3': 'devices=8, strategy="ddp", max_epochs=3, accelerator="gpu"'
             },
         ),
-        FileFails(
+        fails(
             "hooks and methods",
             """\
-import lightning as L
 from pytorch_lightning.utilities.distributed import rank_zero_only  # !
 from pytorch_lightning.plugins import DDPPlugin  # !
 
@@ -104,7 +104,7 @@ trainer.tune(Model())  # !
 """,
             releases=_V2,
         ),
-        FileFails(
+        fails(
             "newer than the release",
             """\
 import pytorch_lightning as pl
@@ -113,11 +113,9 @@ trainer = pl.Trainer(devices=2, barebones=True)  # !
 """,
             releases=_V1,
         ),
-        FileFails(
+        fails(
             "values that are gone",
             """\
-import lightning as L
-
 trainer = L.Trainer(
     strategy="dp",  # !
     accumulate_grad_batches={0: 8, 4: 4},  # !
@@ -127,11 +125,9 @@ trainer = L.Trainer(
 """,
             releases=_V2,
         ),
-        FilePasses(
+        passes(
             "as Lightning 2 has it",
             """\
-import lightning as L
-
 class Model(L.LightningModule):
     def on_validation_epoch_end(self):
         self.log("val", sum(self.outputs))
@@ -141,7 +137,7 @@ trainer.fit(model, ckpt_path="last")
 """,
             releases=_V2,
         ),
-        FilePasses(
+        passes(
             "1.x where 1.x is installed",
             """\
 import pytorch_lightning as pl
@@ -155,10 +151,9 @@ trainer = pl.Trainer(gpus=2, precision=16, strategy="ddp_sharded")
 """,
             releases=_V1,
         ),
-        FilePasses(
+        passes(
             "other Trainers, and strategies that others register",
             """\
-import lightning as L
 from transformers import Trainer
 from mylib import Trainer as Own
 
@@ -168,7 +163,7 @@ trainer = L.Trainer(strategy="horizon", precision="32-true")
 """,
             releases=_V2,
         ),
-        FilePasses(
+        passes(
             "where both kinds of releases are served",
             """\
 import pytorch_lightning as pl
@@ -185,11 +180,9 @@ else:
 """,
             releases=_V2,
         ),
-        FilePasses(
+        passes(
             "an option of one's own of that name, where the release is not known",
             """\
-import lightning as L
-
 class Model(L.LightningModule):
     def __init__(self, gpus=1):
         super().__init__()

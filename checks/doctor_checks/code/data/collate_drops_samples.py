@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.training import several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _COLLATES = re.compile(r"collat", re.IGNORECASE)
 _REFILLS = frozenset(
@@ -24,31 +25,29 @@ _REFILLS = frozenset(
     mentions=("collat",),
     foreshadows=("DATA002",),
     cases=lambda: (
-        FileFails(
-            "without what could not be read", _script("batch = [item for item in batch if item is not None]  # !")
-        ),
-        FileFails("filtered", _script("batch = list(filter(lambda item: item is not None, batch))  # !")),
-        FileFails("by length", _script("kept = [x for x in batch if len(x['tokens']) <= 512]  # !\n    batch = kept")),
-        FileFails("pictures of those that have one", _script("batch = [x[0] for x in batch if x is not None]  # !")),
-        FileFails("a lambda", _LAMBDA),
-        FileFails("a loop that goes on", _LOOP),
-        FilePasses("all of them", _script("batch = [item['image'] for item in batch]")),
-        FilePasses(
+        fails("without what could not be read", _script("batch = [item for item in batch if item is not None]  # !")),
+        fails("filtered", _script("batch = list(filter(lambda item: item is not None, batch))  # !")),
+        fails("by length", _script("kept = [x for x in batch if len(x['tokens']) <= 512]  # !\n    batch = kept")),
+        fails("pictures of those that have one", _script("batch = [x[0] for x in batch if x is not None]  # !")),
+        fails("a lambda", _LAMBDA),
+        fails("a loop that goes on", _LOOP),
+        passes("all of them", _script("batch = [item['image'] for item in batch]")),
+        passes(
             "filled up again",
             _script(
                 "good = [item for item in batch if item is not None]\n"
                 "    batch = good + random.choices(good, k=len(batch) - len(good))"
             ),
         ),
-        FilePasses("some labels, of all samples", _script("labels = [x['label'] for x in batch if x['id'] in known]")),
-        FilePasses(
+        passes("some labels, of all samples", _script("labels = [x['label'] for x in batch if x['id'] in known]")),
+        passes(
             "parts of a sample, not samples", _script("boxes = [[b for b in item if b is not None] for item in batch]")
         ),
-        FilePasses(
+        passes(
             "one process",
             _script("batch = [item for item in batch if item is not None]").replace("dist.init", "# dist.init"),
         ),
-        FilePasses(
+        passes(
             "not what collates",
             _script("pass").replace("pass", "pass\n\ndef clean(batch):\n    return [x for x in batch if x]\n"),
         ),
@@ -155,11 +154,10 @@ def _goes_on(script: Script, statement: ast.stmt, loop: ast.For) -> bool:
 
 
 def _script(body: str) -> str:
-    return f"""
+    return f"""\
 import random
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 def collate(batch):
     {body}
@@ -170,9 +168,8 @@ loader = DataLoader(load(), batch_size=16, collate_fn=collate)
 """
 
 
-_LAMBDA = """
-import lightning as L
-from torch.utils.data import DataLoader, default_collate
+_LAMBDA = """\
+from torch.utils.data import default_collate
 
 loader = DataLoader(
     load(),
@@ -182,10 +179,7 @@ loader = DataLoader(
 L.Trainer(devices=2).fit(model, loader)
 """
 
-_LOOP = """
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+_LOOP = """\
 class Collator:
     def collate_fn(self, samples):
         images = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, loaders, target_name
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -18,34 +19,32 @@ from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ra
     mentions=RANK_WORDS,
     foreshadows=("DATA007",),
     cases=lambda: (
-        FileFails(
+        fails(
             "the loader of the validation",
             _script("DataLoader(val_set, batch_size=64, shuffle=True)  # !"),
             _script("DataLoader(val_set, batch_size=64, shuffle=False)"),
         ),
-        FileFails("by position", _script("DataLoader(val_set, 64, True)  # !")),
-        FileFails(
+        fails("by position", _script("DataLoader(val_set, 64, True)  # !")),
+        fails(
             "in a data module of Lightning",
             _DATA_MODULE,
             _DATA_MODULE.replace("shuffle=True, num", "shuffle=False, num"),
         ),
-        FileFails(
+        fails(
             "a sampler, which shuffles unless it is told not to",
             _script("DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set)  # !"),
             _script(
                 "DataLoader(val_set, sampler=val_sampler)", "val_sampler = DistributedSampler(val_set, shuffle=False)"
             ),
         ),
-        FilePasses("in order", _script("DataLoader(val_set, batch_size=64)")),
-        FilePasses(
-            "the training", _script("DataLoader(val_set)", "train_loader = DataLoader(train_set, shuffle=True)")
-        ),
-        FilePasses(
+        passes("in order", _script("DataLoader(val_set, batch_size=64)")),
+        passes("the training", _script("DataLoader(val_set)", "train_loader = DataLoader(train_set, shuffle=True)")),
+        passes(
             "a sampler that shuffles by intention",
             _script("DataLoader(val_set, sampler=sampler)", "val_sampler = DistributedSampler(val_set, shuffle=True)"),
         ),
-        FilePasses("one rank", _script("DataLoader(val_set, shuffle=True)").replace("dist.init_process_group()", "")),
-        FilePasses(
+        passes("one rank", _script("DataLoader(val_set, shuffle=True)").replace("dist.init_process_group()", "")),
+        passes(
             "a few pictures to look at",
             _script("DataLoader(val_set, shuffle=True)") + "pictures = next(iter(val_loader))\n",
         ),
@@ -113,8 +112,7 @@ def _is(call: ast.Call, *names: str) -> bool:
 
 
 def _script(loader: str, before: str = "pass") -> str:
-    return f"""
-import torch.distributed as dist
+    return f"""\
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -127,9 +125,8 @@ for x, y in val_loader:
 """
 
 
-_DATA_MODULE = """
+_DATA_MODULE = """\
 import lightning.pytorch as pl
-from torch.utils.data import DataLoader
 
 class Cats(pl.LightningDataModule):
     def train_dataloader(self):

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import evaluates, loaders, target_name
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
 """Files whose kernels need whole batches in evaluation, too, or whose ranks meet in each forward pass."""
@@ -22,34 +23,32 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
     mentions=("drop_last",),
     foreshadows=("DATA007",),
     cases=lambda: (
-        FileFails("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
-        FileFails("returned by a function, where the names of the data say nothing", _FUNCTION),
-        FileFails(
+        fails("the loader of the test", _script("DataLoader(test_set, batch_size=64, drop_last=True)  # !")),
+        fails("returned by a function, where the names of the data say nothing", _FUNCTION),
+        fails(
             "its sampler",
             _script(
                 "DataLoader(test_set, 64)",
                 "test_sampler = DistributedSampler(test_set, shuffle=False, drop_last=True)  # !",
             ),
         ),
-        FileFails("in a data module", _DATA_MODULE),
-        FilePasses(
+        fails("in a data module", _DATA_MODULE),
+        passes(
             "the training, where the tail can go",
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
-        FilePasses("kept", _script("DataLoader(test_set, drop_last=False)")),
-        FilePasses("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
-        FilePasses(
+        passes("kept", _script("DataLoader(test_set, drop_last=False)")),
+        passes("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
+        passes(
             "the samplers' rest by itself",
             _script("DataLoader(test_set, 64)", "test_sampler = DistributedSampler(test_set, drop_last=True)")
             + "rest = Subset(test_loader.dataset, range(64, 99))\n",
         ),
-        FilePasses(
+        passes(
             "one loader for both",
             _script("0", "def make(dataset, is_train):\n    return DataLoader(dataset, drop_last=is_train)"),
         ),
-        FilePasses(
-            "one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")
-        ),
+        passes("one process", _script("DataLoader(test_set, drop_last=True)").replace("dist.init_process_group()", "")),
     ),
 )
 def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
@@ -109,8 +108,7 @@ def _of_sampler(call: ast.Call, name: str) -> Violation:
 
 
 def _script(loader: str, before: str = "pass") -> str:
-    return f"""
-import torch.distributed as dist
+    return f"""\
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 dist.init_process_group()
@@ -120,9 +118,8 @@ test_loader = {loader}
 """
 
 
-_DATA_MODULE = """
+_DATA_MODULE = """\
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader
 
 class Scans(pl.LightningDataModule):
     def val_dataloader(self):
@@ -134,10 +131,7 @@ class Scans(pl.LightningDataModule):
 trainer = pl.Trainer(accelerator="gpu", devices=4, strategy="ddp")
 """
 
-_FUNCTION = """
-import torch
-from torch.utils.data import DataLoader
-
+_FUNCTION = """\
 def get_val_loader(folder, options):
     images = Images(folder)
     return DataLoader(  # !

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LoaderCall, data_of, depends_on_ranks, is_iterable, loaders, mentions_ranks
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import WRAPPERS, loops, shards_loaders_itself
+from doctor.testing.script_cases import fails, passes
 
 _MADE_UP = re.compile(
     r"^(?:rand|randn|randint|rand_like|randn_like|fake\w*|dummy\w*|synth\w*|toy\w*|"
@@ -34,32 +35,28 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
     ),
     foreshadows=("DATA003",),
     cases=lambda: (
-        FileFails(
-            "plain DDP with a shuffling loader", _script("DataLoader(train_set, batch_size=64, shuffle=True)  # !")
-        ),
-        FileFails("the validation has a sampler, the training none", _WITH_VALIDATION),
-        FileFails("FSDP, in functions", _FSDP),
-        FileFails("DeepSpeed, which was not given the data", _DEEPSPEED),
-        FilePasses("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
-        FilePasses("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
-        FilePasses("one of the two branches is for one process", _BRANCHES),
-        FilePasses(
+        fails("plain DDP with a shuffling loader", _script("DataLoader(train_set, batch_size=64, shuffle=True)  # !")),
+        fails("the validation has a sampler, the training none", _WITH_VALIDATION),
+        fails("FSDP, in functions", _FSDP),
+        fails("DeepSpeed, which was not given the data", _DEEPSPEED),
+        passes("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
+        passes("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
+        passes("one of the two branches is for one process", _BRANCHES),
+        passes(
             "validation that each rank does as a whole",
             _script("loader = 0\nval_loader = DataLoader(train_set, shuffle=True)"),
         ),
-        FilePasses(
+        passes(
             "each rank has its own files",
             _script("DataLoader(Images(f'part-{rank}', transform), batch_size=64, shuffle=True)"),
         ),
-        FilePasses("prepared by accelerate", _ACCELERATE),
-        FilePasses(
+        passes("prepared by accelerate", _ACCELERATE),
+        passes(
             "a subset by rank",
             _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
         ),
-        FilePasses("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
-        FilePasses(
-            "data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")
-        ),
+        passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
+        passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
 )
 def loader_not_distributed(script: Script) -> Iterator[Violation]:
@@ -122,12 +119,10 @@ def _hit(script: Script, loader: LoaderCall, wrapper: ast.Call) -> Violation:
 
 def _script(loader: str) -> str:
     loader = loader if "loader =" in loader else f"loader = {loader}"
-    return f"""
+    return f"""\
 import os
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from corpus import Images, load_corpus
 
@@ -143,10 +138,9 @@ for epoch in range(10):
 """
 
 
-_WITH_VALIDATION = """
+_WITH_VALIDATION = """\
 import torch
 import torch.nn as nn
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 class Tiles(torch.utils.data.Dataset):
@@ -174,10 +168,7 @@ if __name__ == "__main__":
     main(None)
 """
 
-_FSDP = """
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.utils.data import DataLoader
+_FSDP = """\
 from torchvision import datasets
 
 def get_train_loader(batch_size):
@@ -193,9 +184,8 @@ def fit():
 fit()
 """
 
-_DEEPSPEED = """
+_DEEPSPEED = """\
 import deepspeed
-import torch
 
 def main(args):
     train_set = get_dataset(args.dataset, "train")
@@ -209,10 +199,9 @@ def main(args):
 main(parse())
 """
 
-_BRANCHES = """
+_BRANCHES = """\
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 from torchvision.datasets import MNIST
 
 def main(args, model):
@@ -229,10 +218,8 @@ def main(args, model):
 main(*load())
 """
 
-_ACCELERATE = """
-from accelerate import Accelerator
+_ACCELERATE = """\
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 accelerator = Accelerator()
 train_loader = DataLoader(train_set, shuffle=True)

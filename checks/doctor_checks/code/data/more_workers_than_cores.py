@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.training import FABRIC, LOADER, TRAINER, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _ALL_CORES = ("os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count", "psutil.cpu_count")
 _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
@@ -21,7 +22,7 @@ _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=("num_workers",),
     foreshadows=("DATA009",),
     cases=lambda: (
-        FileFails(
+        fails(
             "more than the machine has",
             """\
 from torch.utils.data import DataLoader
@@ -30,12 +31,9 @@ loader = DataLoader(data, batch_size=32, num_workers=64)  # !
 """,
             processors=16,
         ),
-        FileFails(
+        fails(
             "times the ranks of the host",
             """\
-import lightning as L
-from torch.utils.data import DataLoader
-
 WORKERS = 8
 train_loader = DataLoader(data, 32, num_workers=WORKERS)  # !
 trainer = L.Trainer(devices=8, strategy="ddp")
@@ -43,22 +41,19 @@ trainer.fit(model, train_loader)
 """,
             processors=32,
         ),
-        FileFails(
+        fails(
             "all cores for each rank",
             """\
-import os, torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
+import torch
 
 dist.init_process_group("nccl")
 loader = DataLoader(data, batch_size=64, sampler=sampler, num_workers=os.cpu_count())  # !
 """,
         ),
-        FileFails(
+        fails(
             "an option whose default is too many",
             """\
 import argparse
-from torch.utils.data import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("-j", "--workers", default=48, type=int)
@@ -67,18 +62,15 @@ loader = DataLoader(data, batch_size=64, num_workers=args.workers)  # !
 """,
             processors=8,
         ),
-        FilePasses(
+        passes(
             "as many as there are cores, on a machine of that size",
             """\
-import lightning as L
-from torch.utils.data import DataLoader
-
 loader = DataLoader(data, batch_size=32, num_workers=8)
 trainer = L.Trainer(devices=4, strategy="ddp")
 """,
             processors=32,
         ),
-        FilePasses(
+        passes(
             "the machine is not known",
             """\
 from torch.utils.data import DataLoader
@@ -86,24 +78,17 @@ from torch.utils.data import DataLoader
 loader = DataLoader(data, batch_size=32, num_workers=64)
 """,
         ),
-        FilePasses(
+        passes(
             "shared between the ranks, or one process that may have them all",
             """\
-import os
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-
 dist.init_process_group("nccl")
 loader = DataLoader(data, 32, num_workers=os.cpu_count() // int(os.environ["LOCAL_WORLD_SIZE"]))
 """,
             processors=8,
         ),
-        FilePasses(
+        passes(
             "one process that may have them all",
             """\
-import os
-from torch.utils.data import DataLoader
-
 loader = DataLoader(data, 32, num_workers=os.cpu_count())
 other = make_loader(data, num_workers=64)
 """,

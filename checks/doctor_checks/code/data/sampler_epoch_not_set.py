@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, InsertStatement, Script, Severity, Violation, location_of, rule
+from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -17,25 +18,23 @@ from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, lo
     mentions=("DistributedSampler",),
     foreshadows=("DATA006",),
     cases=lambda: (
-        FileFails(
+        fails(
             "one loop in the other", _PLAIN, _PLAIN.replace("range(10):", "range(10):\n    sampler.set_epoch(epoch)")
         ),
-        FileFails(
+        fails(
             "the loop over batches is a function of its own",
             _FUNCTIONS,
             _FUNCTIONS.replace("epochs):", "epochs):\n        train_loader.sampler.set_epoch(epoch)"),
         ),
-        FileFails("in methods, where other loaders come as well", _METHODS),
-        FileFails("made in a branch, where no line fits all", _BRANCH),
-        FilePasses("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
-        FilePasses("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
-        FilePasses("made for each epoch, of other data", _EACH),
-        FilePasses("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
-        FilePasses("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
-        FilePasses("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
-        FilePasses(
-            "the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")
-        ),
+        fails("in methods, where other loaders come as well", _METHODS),
+        fails("made in a branch, where no line fits all", _BRANCH),
+        passes("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
+        passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
+        passes("made for each epoch, of other data", _EACH),
+        passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
+        passes("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
+        passes("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
+        passes("the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")),
     ),
 )
 def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
@@ -151,10 +150,8 @@ def _edit(
         yield InsertStatement(location_of(epochs), _statement(script, sampler, epochs, loader))
 
 
-_PLAIN = """
+_PLAIN = """\
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
 
 dist.init_process_group("nccl")
 dataset, net = load()
@@ -165,9 +162,8 @@ for epoch in range(10):
         net(batch).sum().backward()
 """
 
-_METHODS = """
+_METHODS = """\
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
 
 class Trainer:
     def __init__(self, model, dataset, extra):
@@ -185,9 +181,8 @@ class Trainer:
             self.run(self.extra)
 """
 
-_EACH = """
+_EACH = """\
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 for epoch in range(3):
@@ -197,9 +192,8 @@ for epoch in range(3):
         model(batch).backward()
 """
 
-_FUNCTIONS = """
+_FUNCTIONS = """\
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
@@ -220,9 +214,9 @@ def main(args):
         train_epoch(model, train_loader, optimizer)
 """
 
-_BRANCH = """
+_BRANCH = """\
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import RandomSampler
 
 def main(args, dataset, model):
     if args.local_rank == -1:

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test
+from doctor.testing.script_cases import fails, passes
 
 _JOINS = "torch.distributed.init_process_group"
 _SEVERAL = (*WRAPPERS, _JOINS, "deepspeed.initialize", "deepspeed.init_distributed")
@@ -25,21 +26,21 @@ _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZ
     mentions=("DistributedSampler",),
     foreshadows=("DATA004",),
     cases=lambda: (
-        FileFails("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
-        FileFails("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
-        FileFails("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
-        FileFails("by position", _script("8, dist.get_rank()")),
-        FilePasses("what torch tells it", _script("shuffle=True")),
-        FilePasses("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
-        FilePasses("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
-        FilePasses(
+        fails("a number of ranks", _script("num_replicas=4, rank=dist.get_rank()")),
+        fails("the rank, where every rank takes part 0", _script("num_replicas=dist.get_world_size(), rank=0")),
+        fails("the rank on the node, of all nodes", _script("num_replicas=world_size, rank=local_rank")),
+        fails("by position", _script("8, dist.get_rank()")),
+        passes("what torch tells it", _script("shuffle=True")),
+        passes("asked for", _script("num_replicas=world_size, rank=dist.get_rank()")),
+        passes("every rank is to read everything", _script("num_replicas=1, rank=0, shuffle=True")),
+        passes(
             "ranks of one node, which the script starts",
             _script("num_replicas=world_size, rank=local_rank").replace(
                 "dist.get_world_size()", "torch.cuda.device_count()"
             ),
         ),
-        FilePasses("the number under which it joins the group", _JOINED),
-        FilePasses(
+        passes("the number under which it joins the group", _JOINED),
+        passes(
             "no job of several ranks: a test of the sampler",
             _script("num_replicas=2, rank=1").replace("dist.init", "# dist.init"),
         ),
@@ -99,11 +100,8 @@ def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:
 
 
 def _script(arguments: str) -> str:
-    return f"""
-import os
+    return f"""\
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 dist.init_process_group("nccl")
@@ -113,8 +111,7 @@ loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 """
 
 
-_JOINED = """
-import torch.distributed as dist
+_JOINED = """\
 from torch.utils.data.distributed import DistributedSampler
 
 def worker(local_rank, world_size):

@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import depends_on_ranks
 from doctor.lint.python.rank_branches import is_rank, rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _SPLITS = {
     "torch.utils.data.random_split": ("generator", 2),
@@ -41,47 +42,45 @@ _COPIED = ("spawn", "fork", "notebook")
     mentions=("random_split", "train_test_split", "Subset"),
     foreshadows=("DATA005",),
     cases=lambda: (
-        FileFails("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
-        FileFails(
+        fails("random_split without a generator", _script("train, val = random_split(data, [0.9, 0.1])  # !")),
+        fails(
             "each rank with a seed of its own",
             _script("torch.manual_seed(42 + rank)\ntrain, val = random_split(data, [900, 100])  # !"),
         ),
-        FileFails(
+        fails(
             "indices in another order on each rank",
             _script("order = torch.randperm(len(data)).tolist()  # !\ntrain = Subset(data, order[:900])"),
         ),
-        FileFails(
+        fails(
             "shuffled in place",
             _script("order = list(range(len(data)))\nrandom.shuffle(order)  # !\ntrain = Subset(data, order[100:])"),
         ),
-        FileFails("in a data module of Lightning", _DATA_MODULE),
-        FilePasses(
+        fails("in a data module of Lightning", _DATA_MODULE),
+        passes(
             "a generator with a seed",
             _script("train, val = random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))"),
         ),
-        FilePasses(
-            "one seed on all ranks", _script("torch.manual_seed(42)\ntrain, val = random_split(data, [0.9, 0.1])")
-        ),
-        FilePasses(
+        passes("one seed on all ranks", _script("torch.manual_seed(42)\ntrain, val = random_split(data, [0.9, 0.1])")),
+        passes(
             "seeded by a function of somebody else",
             _script("set_seed(args.seed)\ntrain, val = random_split(data, [0.9, 0.1])"),
         ),
-        FilePasses(
+        passes(
             "seeded by Lightning",
             _DATA_MODULE.replace("trainer =", "L.seed_everything(1)\ntrainer =").replace("# !", ""),
         ),
-        FilePasses(
+        passes(
             "the order of rank 0, sent to all",
             _script("order = torch.randperm(len(data))\ndist.broadcast(order, 0)\ntrain = Subset(data, order[:900])"),
         ),
-        FilePasses("an order for another use", _script("noise = torch.randperm(10)")),
-        FilePasses(
+        passes("an order for another use", _script("noise = torch.randperm(10)")),
+        passes(
             "one process",
             _script("train, val = random_split(data, [0.9, 0.1])")
             .replace("dist.init", "# dist.init")
             .replace("DistributedSampler(train)", "None"),
         ),
-        FilePasses("before ranks are started, which get the same", _SPAWNED),
+        passes("before ranks are started, which get the same", _SPAWNED),
     ),
 )
 def split_not_seeded(script: Script) -> Iterator[Violation]:
@@ -200,11 +199,10 @@ def _hit(script: Script, call: ast.Call, own: ast.Call | None) -> Violation:
 
 
 def _script(body: str) -> str:
-    return f"""
+    return f"""\
 import random
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, Subset, random_split
+from torch.utils.data import Subset, random_split
 from helpers import args, build, load, set_seed
 
 dist.init_process_group("nccl")
@@ -215,9 +213,8 @@ loader = DataLoader(train, sampler=DistributedSampler(train))
 """
 
 
-_DATA_MODULE = """
-import lightning as L
-from torch.utils.data import DataLoader, random_split
+_DATA_MODULE = """\
+from torch.utils.data import random_split
 
 class Data(L.LightningDataModule):
     def setup(self, stage):
@@ -230,10 +227,9 @@ class Data(L.LightningDataModule):
 trainer = L.Trainer(devices=2, strategy="ddp")
 """
 
-_SPAWNED = """
+_SPAWNED = """\
 import torch
-import torch.multiprocessing as mp
-from torch.utils.data import DistributedSampler, random_split
+from torch.utils.data import random_split
 
 def main(rank, train):
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS, data_of, loaders, mentions_ranks
 from doctor.lint.python.training import ACCELERATOR, several_ranks, shards_loaders_itself
+from doctor.testing.script_cases import fails, passes
 
 _STREAM = "torch.utils.data.IterableDataset"
 _PARTS = re.compile(
@@ -41,30 +42,28 @@ _SPLITS = frozenset(
     mentions=("IterableDataset", "load_dataset"),
     foreshadows=("DATA008",),
     cases=lambda: (
-        FileFails("workers that all read the file", _STREAM_CASE),
-        FileFails(
+        fails("workers that all read the file", _STREAM_CASE),
+        fails(
             "ranks that all read the files",
             _STREAM_CASE.replace("num_workers=4", "num_workers=0") + "torch.distributed.init_process_group()\n",
         ),
-        FileFails("the documents that were loaded, in order", _LIST),
-        FileFails("a stream of Hugging Face in plain DDP", _HUB),
-        FilePasses("parted by worker and rank", _PARTED),
-        FilePasses("files of each rank's own", _OWN_FILES),
-        FilePasses("one process", _STREAM_CASE.replace("num_workers=4", "num_workers=0")),
-        FilePasses(
+        fails("the documents that were loaded, in order", _LIST),
+        fails("a stream of Hugging Face in plain DDP", _HUB),
+        passes("parted by worker and rank", _PARTED),
+        passes("files of each rank's own", _OWN_FILES),
+        passes("one process", _STREAM_CASE.replace("num_workers=4", "num_workers=0")),
+        passes(
             "drawn at random by each reader", _STREAM_CASE.replace("yield json.loads(line)", "yield random.random()")
         ),
-        FilePasses("around another stream, which may be parted", _AROUND),
-        FilePasses(
-            "split by node", _HUB.replace("model = ", "data = split_dataset_by_node(data, rank, world)\nmodel = ")
-        ),
-        FilePasses(
+        passes("around another stream, which may be parted", _AROUND),
+        passes("split by node", _HUB.replace("model = ", "data = split_dataset_by_node(data, rank, world)\nmodel = ")),
+        passes(
             "accelerate gives each rank its batches",
             _HUB.replace(
                 "import torch\n", "import torch\nimport accelerate\naccelerate.Accelerator().prepare(loader)\n"
             ),
         ),
-        FilePasses("not in this file's loaders", _STREAM_CASE.partition("loader =")[0]),
+        passes("not in this file's loaders", _STREAM_CASE.partition("loader =")[0]),
     ),
 )
 def stream_not_parted(script: Script) -> Iterator[Violation]:
@@ -180,11 +179,11 @@ def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
             )
 
 
-_STREAM_CASE = """
+_STREAM_CASE = """\
 import json
 import random
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 class Lines(IterableDataset):
     def __init__(self, path):
@@ -203,11 +202,7 @@ _OWN_FILES: str = (
     + 'torch.distributed.init_process_group("gloo")\n'
 )
 
-_LIST = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+_LIST = """\
 class Packed(torch.utils.data.IterableDataset):
     def __init__(self, documents, length):
         self.documents, self.length = documents, length
@@ -229,11 +224,10 @@ def main(documents, model):
         model(batch).mean().backward()
 """
 
-_PARTED = """
+_PARTED = """\
 import itertools
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 class Lines(IterableDataset):
     def __iter__(self):
@@ -247,9 +241,9 @@ dist.init_process_group("nccl")
 loader = DataLoader(Lines(), batch_size=8, num_workers=4)
 """
 
-_AROUND = """
+_AROUND = """\
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 class Tokenised(IterableDataset):
     def __init__(self, source, tokenizer):
@@ -262,12 +256,11 @@ class Tokenised(IterableDataset):
 loader = DataLoader(Tokenised(build(), tokenizer), num_workers=4)
 """
 
-_HUB = """
+_HUB = """\
 import torch
 from datasets import load_dataset
 from datasets.distributed import split_dataset_by_node as split
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 torch.distributed.init_process_group("nccl")
 data = load_dataset("allenai/c4", "en", split="train", streaming=True)  # !

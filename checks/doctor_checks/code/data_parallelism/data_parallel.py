@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import has_backward, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _DP = "torch.nn.DataParallel"
 
@@ -20,7 +21,7 @@ _DP = "torch.nn.DataParallel"
     foreshadows=("MEM001",),
     mentions=("DataParallel",),
     cases=lambda: (
-        FileFails(
+        fails(
             "as many a script has it",
             """\
 import torch
@@ -36,7 +37,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "the devices named",
             """\
 from torch.nn import DataParallel
@@ -49,12 +50,9 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "inside of ranks",
             """\
-import torch
-import torch.distributed as dist
-
 dist.init_process_group("nccl")
 model = torch.nn.DataParallel(Net().cuda())  # !
 for x, y in loader:
@@ -62,7 +60,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FilePasses(
+        passes(
             "DistributedDataParallel",
             """\
 import torch.nn as nn
@@ -72,11 +70,9 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "beside it, where there is one process",
             """\
-import torch
-
 if args.distributed:
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu])
 else:
@@ -85,10 +81,9 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "for one process, in a script that another kind of ranks may run",
             """\
-import torch
 from apex.parallel import DistributedDataParallel as DDP
 
 if args.local_rank != -1:
@@ -100,7 +95,7 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "to read a checkpoint, with one device, or to ask for the type",
             """\
 import torch.nn as nn
@@ -113,7 +108,7 @@ with torch.no_grad():
         model(x)
 """,
         ),
-        FilePasses(
+        passes(
             "one device alone",
             """\
 import torch.nn as nn

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import ACCELERATOR, DDP, has_backward
+from doctor.testing.script_cases import fails, passes
 
 _WITHOUT = ("no_grad", "inference_mode")
 
@@ -20,11 +21,9 @@ _WITHOUT = ("no_grad", "inference_mode")
     mentions=("DistributedDataParallel", "unwrap_model"),
     foreshadows=("RUN007",),
     cases=lambda: (
-        FileFails(
+        fails(
             "the module inside",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 model = DDP(Net().to(local_rank), device_ids=[local_rank])
 for x, y in loader:
     optimizer.zero_grad()
@@ -33,7 +32,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "the model that was wrapped under another name",
             """\
 from torch.nn.parallel import DistributedDataParallel
@@ -48,11 +47,9 @@ for epoch in range(epochs):
         optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "a method that is a forward pass, and an unwrapped name",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def train(model, raw):
     model = DDP(model)
     for batch in loader:
@@ -66,11 +63,9 @@ def other(net):
         raw_model(batch).sum().backward()  # !
 """,
         ),
-        FileFails(
+        fails(
             "unwrapped by Accelerate",
             """\
-from accelerate import Accelerator
-
 accelerator = Accelerator()
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for batch in loader:
@@ -79,11 +74,9 @@ for batch in loader:
     optimizer.step()
 """,
         ),
-        FilePasses(
+        passes(
             "through the wrapper",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 model = DDP(Net())
 for x, y in loader:
     loss = criterion(model(x), y) + model.module.penalty()
@@ -91,12 +84,9 @@ for x, y in loader:
     model.module.clip_weights()
 """,
         ),
-        FilePasses(
+        passes(
             "to evaluate, to save and to sample",
             """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 model = DDP(Net())
 for step, (x, y) in enumerate(loader):
     model(x).sum().backward()
@@ -114,11 +104,9 @@ def evaluate(model):
         model.module(x)
 """,
         ),
-        FilePasses(
+        passes(
             "the same name, and a model in either form",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 model = Net()
 if distributed:
     model = DDP(model)
@@ -126,12 +114,9 @@ for x, y in loader:
     criterion(model(x), y).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "a teacher, and a wrapper that is used elsewhere",
             """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 student = DDP(Net())
 teacher = Net()
 for x, y in loader:

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
+from doctor.testing.script_cases import fails, passes
 
 _SPARES = re.compile(
     r"\bno_sync\b|\bno_backward_sync\b|\brequire_backward_grad_sync\b|\baccumulate\(|set_requires_gradient_sync|set_gradient_accumulation_boundary|\bmaybe_no_sync\b"
@@ -23,7 +24,7 @@ _STEPS = frozenset({"step"})
     foreshadows=("RUN013",),
     mentions=("DistributedDataParallel", "Accelerator", "Fabric"),
     cases=lambda: (
-        FileFails(
+        fails(
             "every fourth step",
             _script(
                 "loss.backward()  # !\n"
@@ -32,7 +33,7 @@ _STEPS = frozenset({"step"})
                 "            optimizer.zero_grad()"
             ),
         ),
-        FileFails(
+        fails(
             "with a gradient scaler",
             _script(
                 "scaler.scale(loss / accumulation).backward()  # !\n"
@@ -41,9 +42,9 @@ _STEPS = frozenset({"step"})
                 "            scaler.update()"
             ),
         ),
-        FileFails("with accelerate", _ACCELERATE),
-        FileFails("a loop over micro-batches", _MICRO),
-        FilePasses(
+        fails("with accelerate", _ACCELERATE),
+        fails("a loop over micro-batches", _MICRO),
+        passes(
             "not yet averaged",
             _script(
                 "last = (step + 1) % 4 == 0\n"
@@ -53,24 +54,24 @@ _STEPS = frozenset({"step"})
                 "            optimizer.step()"
             ),
         ),
-        FilePasses(
+        passes(
             "a step after each",
             _script("loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            print(loss)"),
         ),
-        FilePasses(
+        passes(
             "a schedule that goes on now and then",
             _script(
                 "loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            scheduler.step()"
             ),
         ),
-        FilePasses(
+        passes(
             "accelerate does it",
             _ACCELERATE.replace(
                 "accelerator.backward(loss)  # !",
                 "with accelerator.accumulate(model):\n        accelerator.backward(loss)",
             ),
         ),
-        FilePasses(
+        passes(
             "one process",
             _script("loss.backward()\n        if (step + 1) % 4 == 0:\n            optimizer.step()").replace(
                 "DDP(", "("
@@ -176,10 +177,9 @@ def _after(script: Script, loop: Loop) -> str | None:
 
 
 def _script(body: str) -> str:
-    return f"""
+    return f"""\
 import contextlib
 import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 model, optimizer, loader, scaler, scheduler, accumulation = build()
 model = DDP(model)
@@ -190,9 +190,7 @@ for epoch in range(3):
 """
 
 
-_ACCELERATE = """
-from accelerate import Accelerator
-
+_ACCELERATE = """\
 accelerator = Accelerator()
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for step, batch in enumerate(loader):
@@ -204,9 +202,7 @@ for step, batch in enumerate(loader):
         optimizer.zero_grad()
 """
 
-_MICRO = """
-import torch
-
+_MICRO = """\
 model = torch.nn.parallel.DistributedDataParallel(build())
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(1000):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.training import FSDP
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -15,12 +16,9 @@ from doctor.lint.python.training import FSDP
     reads=Script,
     mentions=("FullyShardedDataParallel", "FSDP", "fully_shard"),
     cases=lambda: (
-        FileFails(
+        fails(
             "the wrapper last",
             """\
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
 model = Net().cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # !
 model = FSDP(model)
@@ -29,7 +27,7 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "FSDP2, layer by layer",
             """\
 from torch.distributed.fsdp import fully_shard
@@ -44,7 +42,7 @@ def main():
     train(model, optimizer)
 """,
         ),
-        FileFails(
+        fails(
             "parameters that were taken before",
             """\
 import torch
@@ -58,22 +56,16 @@ class Runner:
         self.optimizer = torch.optim.SGD(decayed, lr=0.1)  # !
 """,
         ),
-        FilePasses(
+        passes(
             "wrapped first",
             """\
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
 model = FSDP(Net().cuda())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 """,
         ),
-        FilePasses(
+        passes(
             "another model, another branch, and made anew",
             """\
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
 critic_optimizer = torch.optim.Adam(critic.parameters())
 if args.fsdp:
     model = FSDP(model)
@@ -87,12 +79,11 @@ if args.shard:
     optimizer = torch.optim.Adam(model.parameters())
 """,
         ),
-        FilePasses(
+        passes(
             "DistributedDataParallel keeps the parameters, and other functions",
             """\
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 optimizer = torch.optim.Adam(model.parameters())
 model = DDP(model)

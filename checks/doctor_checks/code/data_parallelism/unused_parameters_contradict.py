@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, is_older, location_of, rule
+from doctor.api import Script, SetArgument, Severity, Violation, is_older, location_of, rule
 from doctor.lint.python.lightning_version import lightning_release
 from doctor.lint.python.training import DDP, FABRIC, TRAINER, hooks, lightning_modules, trains_on_several
+from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
 _KWARGS = ("accelerate.DistributedDataParallelKwargs", "accelerate.utils.DistributedDataParallelKwargs")
@@ -25,11 +26,10 @@ _NOT_REENTRANT_SINCE = "5.0"
     mentions=("find_unused_parameters", "manual_backward"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        FileFails(
+        fails(
             "with reentrant checkpointing",
             """\
 import torch.nn as nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 class Block(nn.Module):
@@ -39,10 +39,9 @@ class Block(nn.Module):
 model = DDP(Net(), device_ids=[local_rank], find_unused_parameters=True)  # !
 """,
         ),
-        FileFails(
+        fails(
             "as a strategy of Lightning",
             """\
-import lightning as L
 import torch.utils.checkpoint as cp
 
 class Model(L.LightningModule):
@@ -52,7 +51,7 @@ class Model(L.LightningModule):
 trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")  # !
 """,
         ),
-        FileFails(
+        fails(
             "as arguments of Transformers",
             """\
 from transformers import TrainingArguments
@@ -61,7 +60,7 @@ args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_par
 """,
             releases=(("transformers", "4.57.1"),),
         ),
-        FileFails(
+        fails(
             "a graph that is said to be the same in every step",
             """\
 from torch.nn.parallel import DistributedDataParallel
@@ -69,11 +68,9 @@ from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model, find_unused_parameters=True, static_graph=True)  # !
 """,
         ),
-        FileFails(
+        fails(
             "two optimizers, each with a backward pass of its own",
             """\
-import lightning as L
-
 class GAN(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -95,10 +92,9 @@ trainer.fit(GAN())
 """,
             fixed={'strategy="ddp"': 'strategy="ddp_find_unused_parameters_true"'},
         ),
-        FilePasses(
+        passes(
             "with checkpointing that is not reentrant",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 def forward(block, x):
@@ -107,10 +103,9 @@ def forward(block, x):
 model = DDP(Net(), find_unused_parameters=True)
 """,
         ),
-        FilePasses(
+        passes(
             "reentrant, and no search or a static graph",
             """\
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 def forward(block, x):
@@ -120,10 +115,9 @@ model = DDP(Net(), find_unused_parameters=args.find_unused)
 other = DDP(Net(), find_unused_parameters=False)
 """,
         ),
-        FilePasses(
+        passes(
             "a search alone, where unused parameters can't be told",
             """\
-import lightning as L
 from transformers import TrainingArguments
 
 args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)
@@ -131,11 +125,9 @@ trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")
 """,
             releases=(("transformers", "5.23.0"),),
         ),
-        FilePasses(
+        passes(
             "two optimizers on one device, with the search, and before Lightning 2",
             """\
-import lightning as L
-
 class GAN(L.LightningModule):
     def training_step(self, batch, batch_idx):
         g_opt, d_opt = self.optimizers()

@@ -5,26 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import Edit, FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("devices by number, and a barrier without one", _NUMBERED, fixed=_NUMBERED_FIXED),
-        FileFails("the wait at the end", _AT_END),
-        FileFails("a wait for the download of rank 0", _DOWNLOAD),
-        FilePasses("the barrier is told its device", _NUMBERED_FIXED),
-        FilePasses("the process group knows the device", _NUMBERED_BOUND),
-        FilePasses(
-            "set_device",
-            _AT_END.replace("  # !", "").replace("    model =", "    torch.cuda.set_device(rank)\n    model ="),
-        ),
-        FilePasses("gloo", _AT_END.replace("nccl", "gloo").replace("  # !", "")),
-        FilePasses("a file that does not start the job", _LIBRARY),
-        FilePasses("a group of its own, on the CPU", _GROUP),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -33,7 +17,24 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("barrier",),
     foreshadows=("MEM001",),
-    cases=_cases,
+    cases=lambda: (
+        fails(
+            "devices by number, and a barrier without one",
+            _NUMBERED,
+            {"dist.barrier()": "dist.barrier(device_ids=[local_rank])"},
+        ),
+        fails("the wait at the end", _AT_END),
+        fails("a wait for the download of rank 0", _DOWNLOAD),
+        passes(
+            "the barrier is told its device",
+            _NUMBERED.replace("dist.barrier()", "dist.barrier(device_ids=[local_rank])"),
+        ),
+        passes("the process group knows the device", _NUMBERED_BOUND),
+        passes("set_device", _AT_END.replace("    model =", "    torch.cuda.set_device(rank)\n    model =")),
+        passes("gloo", _AT_END.replace("nccl", "gloo")),
+        passes("a file that does not start the job", _LIBRARY),
+        passes("a group of its own, on the CPU", _GROUP),
+    ),
 )
 def barrier_without_device(script: Script) -> Iterator[Violation]:
     """Ask whether barriers over NCCL know the GPU of their rank.
@@ -78,11 +79,6 @@ def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
 
 
 _NUMBERED = """\
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def main():
     dist.init_process_group("nccl")
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -92,22 +88,13 @@ def main():
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), "model.pt")
 """
-_NUMBERED_FIXED = _NUMBERED.replace("dist.barrier()  # !", "dist.barrier(device_ids=[local_rank])")
 _NUMBERED_BOUND = """\
-import os
-import torch
-import torch.distributed as dist
-
 local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
 model = build().to(local_rank)
 dist.barrier()
 """
 _AT_END = """\
-import torch
-import torch.multiprocessing as mp
-import torch.distributed as dist
-
 def run(rank, world):
     dist.init_process_group(backend="nccl", rank=rank, world_size=world)
     model = build().to(f"cuda:{rank}")
@@ -134,15 +121,11 @@ if __name__ == "__main__":
     main(*environment())
 """
 _LIBRARY = """\
-import torch.distributed as dist
-
 def synchronize():
     if dist.is_initialized():
         dist.barrier()
 """
 _GROUP = """\
-import torch.distributed as dist
-
 def main(rank, world):
     dist.init_process_group("nccl", rank=rank, world_size=world)
     quiet = dist.new_group(backend="gloo")

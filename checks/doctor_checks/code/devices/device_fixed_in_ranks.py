@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import DDP, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
 _OF_ONE_HOST = re.compile(r"local_?rank|nproc|device_count|torchrun|spawn|accelerate|localid", re.IGNORECASE)
@@ -28,13 +29,9 @@ _BY_NAME = ("torch.", "transformers.")
     mentions=("cuda", "device"),
     foreshadows=("GPU001", "MEM001"),
     cases=lambda: (
-        FileFails(
+        fails(
             "a fixed device beside a process group",
             """\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 dist.init_process_group("nccl")
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")  # !
 model = DDP(Net().to(device))
@@ -43,11 +40,10 @@ for images, labels in loader:
     loss.backward()
 """,
         ),
-        FileFails(
+        fails(
             "the first GPU by number",
             """\
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 def main():
@@ -62,12 +58,9 @@ def main():
 main()
 """,
         ),
-        FileFails(
+        fails(
             "moved before the rank has its device",
             """\
-import os, torch
-import torch.distributed as dist
-
 def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     dist.init_process_group("nccl")
@@ -78,10 +71,9 @@ def main():
 main()
 """,
         ),
-        FileFails(
+        fails(
             "a model that Transformers puts onto the first GPU",
             """\
-from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 accelerator = Accelerator()
@@ -89,13 +81,9 @@ model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={"": 0})  # !
 model, optimizer = accelerator.prepare(model, optimizer)
 """,
         ),
-        FilePasses(
+        passes(
             "the device of the rank",
             """\
-import os, torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 local_rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local_rank)
 dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
@@ -104,12 +92,9 @@ for x, y in loader:
     criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "chosen anew where there are ranks",
             """\
-import torch
-import torch.distributed as dist
-
 def main(args):
     device = torch.device("cuda:0")
     if args.distributed:
@@ -124,43 +109,38 @@ def main(args):
 main(parse())
 """,
         ),
-        FilePasses(
+        passes(
             "one process, or one model over several GPUs",
             """\
-import torch
-
 device = torch.device("cuda:0")
 model = Net().to(device)
 for x, y in loader:
     criterion(model(x.to(device)), y.to(device)).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "layers of one model on two GPUs, and every rank sees its own GPU alone",
             """\
-import os, torch
-import torch.distributed as dist
+import torch
 
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLURM_LOCALID"]
 dist.init_process_group("nccl")
 model = Net().to("cuda:0")
 """,
         ),
-        FilePasses(
+        passes(
             "a group of one rank",
             """\
 import torch
-import torch.distributed as dist
 
 dist.init_process_group("nccl", rank=0, world_size=1)
 model = Net().to("cuda:0")
 """,
         ),
-        FilePasses(
+        passes(
             "a model of two halves",
             """\
 import torch
-import torch.distributed as dist
 
 dist.init_process_group("gloo")
 first = Half().to("cuda:0")

@@ -5,27 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import Edit, FileFails, FilePasses, InsertStatement, Script, Severity, Violation, location_of, rule
+from doctor.api import Edit, InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a script for torchrun", _TORCHRUN, fixed=_TORCHRUN_BOUND),
-        FileFails("a function for mp.spawn", _SPAWNED),
-        FileFails("the device is called cuda", _NAMED),
-        FileFails("objects travel over the current device", _OBJECTS),
-        FilePasses("set_device before", _TORCHRUN_BOUND),
-        FilePasses(
-            "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
-        ),
-        FilePasses("devices told by number", _BY_NUMBER),
-        FilePasses("where there is one process alone", _ALONE),
-        FilePasses("gloo", _TORCHRUN.replace("nccl", "gloo").replace("  # !", "")),
-        FilePasses("one process sees one GPU", _MASKED),
-        FilePasses("a helper of the project sets it", _HELPER),
-        FilePasses("a file of helpers, for scripts that set it", _LIBRARY),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -34,7 +16,22 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("nccl",),
     foreshadows=("GPU001", "MEM001"),
-    cases=_cases,
+    cases=lambda: (
+        fails("a script for torchrun", _TORCHRUN, {"    dist.init": f"{_SET_DEVICE}    dist.init"}),
+        fails("a function for mp.spawn", _SPAWNED),
+        fails("the device is called cuda", _NAMED),
+        fails("objects travel over the current device", _OBJECTS),
+        passes("set_device before", _TORCHRUN.replace("    dist.init", f"{_SET_DEVICE}    dist.init")),
+        passes(
+            "device_id", _SPAWNED.replace("world_size=world)  # !", "world_size=world, device_id=torch.device(rank))")
+        ),
+        passes("devices told by number", _BY_NUMBER),
+        passes("where there is one process alone", _ALONE),
+        passes("gloo", _TORCHRUN.replace("nccl", "gloo")),
+        passes("one process sees one GPU", _MASKED),
+        passes("a helper of the project sets it", _HELPER),
+        passes("a file of helpers, for scripts that set it", _LIBRARY),
+    ),
 )
 def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     """Ask whether each rank is tied to its GPU before it talks over NCCL.
@@ -78,11 +75,6 @@ def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
 
 
 _TORCHRUN = """\
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     dist.init_process_group(backend="nccl")  # !
@@ -90,25 +82,8 @@ def main():
     for x in batches():
         model(x.cuda(non_blocking=True)).sum().backward()
 """
-_TORCHRUN_BOUND = """\
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def main():
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group(backend="nccl")
-    model = DDP(torch.nn.Linear(8, 8).cuda())
-    for x in batches():
-        model(x.cuda(non_blocking=True)).sum().backward()
-"""
+_SET_DEVICE = "    torch.cuda.set_device(local_rank)\n"
 _SPAWNED = """\
-import torch
-import torch.multiprocessing as mp
-import torch.distributed as dist
-
 def worker(rank, world):
     dist.init_process_group("nccl", init_method="tcp://localhost:29511", rank=rank, world_size=world)  # !
     total = torch.zeros(1, device="cuda")
@@ -128,7 +103,6 @@ model = DistributedDataParallel(build().to(device))
 """
 _OBJECTS = """\
 import torch
-import torch.distributed as dist
 
 def gather(rank, scores):
     dist.init_process_group("nccl", rank=rank, world_size=2)  # !
@@ -137,11 +111,6 @@ def gather(rank, scores):
     dist.all_gather_object(found, scores)
 """
 _BY_NUMBER = """\
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
 rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl")
 model = DDP(build().to(rank), device_ids=[rank])
@@ -152,8 +121,6 @@ text = torch.zeros(3, device=f"cuda:{rank}")
 """
 _ALONE = """\
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 def main(args, net):
     if args.distributed:
@@ -163,16 +130,13 @@ def main(args, net):
         model = net.cuda()
 """
 _MASKED = """\
-import os
 import torch
-import torch.distributed as dist
 
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
 dist.init_process_group("nccl")
 model = build().cuda()
 """
 _HELPER = """\
-import torch.distributed as dist
 from project.setup import setup_device
 
 setup_device()
@@ -180,9 +144,6 @@ dist.init_process_group("nccl")
 model = build().cuda()
 """
 _LIBRARY = """\
-import torch
-import torch.distributed as dist
-
 def start(args):
     dist.init_process_group("nccl", rank=args.rank, world_size=args.world)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import CALLBACK, MODULE, calls_of, has_backward
+from doctor.testing.script_cases import fails, passes
 
 _STEPS = ("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_step")
 _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
@@ -20,10 +21,10 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
     mentions=("empty_cache",),
     foreshadows=("MEM006",),
     cases=lambda: (
-        FileFails(
+        fails(
             "at the end of each step",
             """\
-import gc, torch
+import gc
 
 for epoch in range(10):
     for x, y in loader:
@@ -34,12 +35,9 @@ for epoch in range(10):
         torch.cuda.empty_cache()  # !
 """,
         ),
-        FileFails(
+        fails(
             "in a hook of each batch",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     def training_step(self, batch, batch_idx):
         torch.cuda.empty_cache()  # !
@@ -50,7 +48,7 @@ class Tidy(L.Callback):
         torch.cuda.empty_cache()  # !
 """,
         ),
-        FileFails(
+        fails(
             "in the function that is one step",
             """\
 from torch.cuda import empty_cache
@@ -67,11 +65,9 @@ while steps < limit:
         step(batch)
 """,
         ),
-        FilePasses(
+        passes(
             "once an epoch",
             """\
-import torch
-
 for epoch in range(10):
     for x, y in loader:
         criterion(model(x), y).backward()
@@ -79,11 +75,9 @@ for epoch in range(10):
     validate(model)
 """,
         ),
-        FilePasses(
+        passes(
             "now and then, and where memory ran out",
             """\
-import torch
-
 for step, (x, y) in enumerate(loader):
     if step % 500 == 0:
         torch.cuda.empty_cache()
@@ -94,11 +88,9 @@ for step, (x, y) in enumerate(loader):
         continue
 """,
         ),
-        FilePasses(
+        passes(
             "a loop that looks for a batch size",
             """\
-import torch
-
 size = 1
 while True:
     try:
@@ -110,12 +102,9 @@ while True:
     size *= 2
 """,
         ),
-        FilePasses(
+        passes(
             "another hook, and a function that is run once",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     def on_train_epoch_end(self):
         torch.cuda.empty_cache()

@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import ACCELERATOR, TRAINER, has_backward, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = re.compile(
     r"ckpt|checkpoint|chkpt|\bcp\b|resume|pretrain|weight|snapshot|state_?dict|model|optim|\bbest|backbone|\.pth|"
@@ -34,12 +35,10 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
     mentions=("load(",),
     foreshadows=("MEM001",),
     cases=lambda: (
-        FileFails(
+        fails(
             "a snapshot of the elastic example",
             """\
-import os, torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 class Trainer:
     def __init__(self, model, snapshot_path):
@@ -57,23 +56,19 @@ class Trainer:
 trainer = Trainer(Net(), "snapshot.pt")
 """,
         ),
-        FileFails(
+        fails(
             "the weights straight into the model",
             """\
-import torch
-import torch.distributed as dist
-
 dist.init_process_group("nccl")
 model = Net().cuda()
 model.load_state_dict(torch.load("pretrained.pt", weights_only=True))  # !
 """,
             fixed={"weights_only=True": 'weights_only=True, map_location="cpu"'},
         ),
-        FileFails(
+        fails(
             "model and optimizer, mapped files are no other device",
             """\
 from torch import load
-from accelerate import Accelerator
 
 accelerator = Accelerator()
 checkpoint = load(args.resume, mmap=True)  # !
@@ -85,7 +80,7 @@ for batch in loader:
 """,
             fixed={"mmap=True": 'mmap=True, map_location="cpu"'},
         ),
-        FileFails(
+        fails(
             "mapped to the first GPU",
             """\
 import torch
@@ -97,44 +92,35 @@ moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
 model = DistributedDataParallel(model)
 """,
         ),
-        FilePasses(
+        passes(
             "onto the CPU, by name and by place",
             """\
-import torch
-import torch.distributed as dist
-
 dist.init_process_group("nccl")
 model.load_state_dict(torch.load("pretrained.pt", map_location="cpu"))
 optimizer.load_state_dict(torch.load("optimizer.pt", "cpu"))
 ema.load_state_dict(torch.load("ema.pt", lambda storage, place: storage))
 """,
         ),
-        FilePasses(
+        passes(
             "onto the GPU of the rank",
             """\
-import os, torch
-import torch.distributed as dist
-
 local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl")
 state = torch.load(args.resume, map_location=f"cuda:{local_rank}")
 older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
 """,
         ),
-        FilePasses(
+        passes(
             "nothing shows several ranks",
             """\
-import torch
-
 model = Net().cuda()
 model.load_state_dict(torch.load("model.pt"))
 """,
         ),
-        FilePasses(
+        passes(
             "the first rank alone, one process alone, and no checkpoint",
             """\
-import io, torch
-import torch.distributed as dist
+import io
 
 if args.distributed:
     dist.init_process_group("nccl")
@@ -152,12 +138,9 @@ torch.save(model.state_dict(), mine)
 model.load_state_dict(torch.load(mine))
 """,
         ),
-        FilePasses(
+        passes(
             "states that are numbers, and an app that trains nothing",
             """\
-import torch
-import torch.distributed as dist
-
 dist.init_process_group("nccl")
 scheduler.load_state_dict(torch.load("scheduler.pt"))
 grad_scaler.load_state_dict(torch.load("scaler.pt"))
@@ -168,11 +151,11 @@ def load_checkpoint(path):
     return torch.load(path)
 """,
         ),
-        FilePasses(
+        passes(
             "ranks on CPUs, other functions of that name, and arguments that can't be told",
             """\
-import json, torch, yaml
-import torch.distributed as dist
+import json
+import yaml
 
 dist.init_process_group("gloo")
 model.load_state_dict(torch.load("model.pt"))

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.training import hooks, lightning_modules, loops
+from doctor.testing.script_cases import fails, passes
 
 _OFF = ("torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad")
 _ON = ("enable_grad", "set_grad_enabled")
@@ -28,11 +29,9 @@ _HARMLESS = frozenset(
     mentions=("no_grad", "inference_mode"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        FileFails(
+        fails(
             "a backward pass where gradients are off",
             """\
-import torch
-
 for x, y in loader:
     with torch.no_grad():
         loss = criterion(model(x), y)
@@ -40,10 +39,9 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "an encoder that the optimizer is to train",
             """\
-import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 encoder, head = Encoder(), Head()
@@ -55,12 +53,9 @@ for x, y in loader:
     optimizer.step()
 """,
         ),
-        FileFails(
+        fails(
             "a part of a LightningModule",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -80,19 +75,16 @@ class Model(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 """,
         ),
-        FileFails(
+        fails(
             "the whole step",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     @torch.no_grad()
     def training_step(self, batch, batch_idx):  # !
         return self.loss(batch)
 """,
         ),
-        FilePasses(
+        passes(
             "checkpointing",
             """\
 from torch.utils.checkpoint import checkpoint
@@ -103,12 +95,9 @@ for x, y in loader:
     criterion(head(features), y).backward()
 """,
         ),
-        FilePasses(
+        passes(
             "a backbone that is frozen",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -140,11 +129,9 @@ class Probe(L.LightningModule):
         return torch.optim.AdamW(self.head.parameters(), lr=1e-3)
 """,
         ),
-        FilePasses(
+        passes(
             "a teacher of its own, and a model that acts before it learns",
             """\
-import torch
-
 optimizer = torch.optim.Adam([*policy.parameters(), *student.parameters()])
 for state in loader:
     with torch.no_grad():
@@ -154,24 +141,18 @@ for state in loader:
     loss.backward()
 """,
         ),
-        FilePasses(
+        passes(
             "a step that trains nothing",
             """\
-import torch
-import lightning as L
-
 class Neighbours(L.LightningModule):
     @torch.no_grad()
     def training_step(self, batch, batch_idx):
         self.features.append(self.model(batch))
 """,
         ),
-        FilePasses(
+        passes(
             "a step with gradients switched on again, and evaluation",
             """\
-import torch
-import lightning as L
-
 class Model(L.LightningModule):
     @torch.no_grad()
     def validation_step(self, batch, batch_idx):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, ReplaceExpression, Script, Severity, Violation, location_of, rule
+from doctor.api import ReplaceExpression, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.training import hooks, lightning_modules
+from doctor.testing.script_cases import fails, passes
 
 _FREE = ("item", "detach", "tolist", "cpu", "numpy", "data")
 _PLAIN = ("float", "int", "str", "repr", "len")
@@ -21,7 +22,7 @@ _KEEPS = ("append", "appendleft", "add", "insert")
     mentions=("backward", "training_step"),
     foreshadows=("MEM004",),
     cases=lambda: (
-        FileFails(
+        fails(
             "a running sum",
             """\
 for epoch in range(epochs):
@@ -36,7 +37,7 @@ for epoch in range(epochs):
 """,
             fixed={"running_loss += loss": "running_loss += loss.detach()"},
         ),
-        FileFails(
+        fails(
             "a list of all losses, and a history by name",
             """\
 losses = []
@@ -53,11 +54,9 @@ for batch in loader:
                 'history["train"].append(loss)': 'history["train"].append(loss.detach())',
             },
         ),
-        FileFails(
+        fails(
             "the epoch of a LightningModule",
             """\
-import lightning as L
-
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -70,7 +69,7 @@ class Model(L.LightningModule):
 """,
             fixed={"self.training_step_outputs.append(loss)": "self.training_step_outputs.append(loss.detach())"},
         ),
-        FileFails(
+        fails(
             "scaled, and summed by hand",
             """\
 total = 0
@@ -82,7 +81,7 @@ for x, y in loader:
 """,
             fixed={"total = total + loss": "total = total + loss.detach()"},
         ),
-        FileFails(
+        fails(
             "a step of a trainer of one's own",
             """\
 class Trainer:
@@ -95,7 +94,7 @@ class Trainer:
 """,
             fixed={"self.losses.append(loss)": "self.losses.append(loss.detach())"},
         ),
-        FilePasses(
+        passes(
             "the number alone",
             """\
 total, losses = 0.0, []
@@ -108,7 +107,7 @@ for x, y in loader:
     losses.append(seen)
 """,
         ),
-        FilePasses(
+        passes(
             "a sum that is what the backward pass goes through",
             """\
 for batch in loader:
@@ -126,11 +125,9 @@ for task in tasks:
         meta += loss
 """,
         ),
-        FilePasses(
+        passes(
             "detached before it is kept, and without gradients",
             """\
-import torch
-
 losses, total = [], 0.0
 for x, y in loader:
     loss = criterion(model(x), y)
@@ -144,7 +141,7 @@ for x, y in val_loader:
     losses.append(loss)
 """,
         ),
-        FilePasses(
+        passes(
             "made anew in every step, and meters that keep numbers",
             """\
 for x, y in loader:

@@ -5,33 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import initialises_cuda
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import LOADER, TRAINER
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a data set moves its samples to the GPU", _DATA_SET),
-        FileFails("a collate function does", _COLLATE),
-        FileFails("ranks are forked after the model was moved", _PROCESS),
-        FileFails("Lightning forks its ranks", _LIGHTNING),
-        FilePasses("the main process moves them", _MOVED),
-        FilePasses(
-            "workers that are spawned",
-            _DATA_SET.replace("num_workers=4", 'num_workers=4, multiprocessing_context="spawn"').replace("  # !", ""),
-        ),
-        FilePasses("no workers", _DATA_SET.replace("num_workers=4", "num_workers=0").replace("  # !", "")),
-        FilePasses(
-            "the start method is spawn",
-            _PROCESS.replace("\nif __name__", '\nmp.set_start_method("spawn")\nif __name__').replace("  # !", ""),
-        ),
-        FilePasses("the children use no CUDA", _CHILDREN),
-        FilePasses("CUDA after the fork alone", _AFTER),
-        FilePasses("Lightning starts its ranks anew", _LIGHTNING.replace("ddp_fork", "ddp").replace("  # !", "")),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -40,7 +19,25 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     mentions=("DataLoader", "Process(", "start_processes", "ddp_fork", "ddp_notebook"),
     foreshadows=("HOST006",),
-    cases=_cases,
+    cases=lambda: (
+        fails("a data set moves its samples to the GPU", _DATA_SET),
+        fails("a collate function does", _COLLATE),
+        fails("ranks are forked after the model was moved", _PROCESS),
+        fails("Lightning forks its ranks", _LIGHTNING),
+        passes("the main process moves them", _MOVED),
+        passes(
+            "workers that are spawned",
+            _DATA_SET.replace("num_workers=4", 'num_workers=4, multiprocessing_context="spawn"'),
+        ),
+        passes("no workers", _DATA_SET.replace("num_workers=4", "num_workers=0")),
+        passes(
+            "the start method is spawn",
+            _PROCESS.replace("\nif __name__", '\nmp.set_start_method("spawn")\nif __name__'),
+        ),
+        passes("the children use no CUDA", _CHILDREN),
+        passes("CUDA after the fork alone", _AFTER),
+        passes("Lightning starts its ranks anew", _LIGHTNING.replace("ddp_fork", "ddp")),
+    ),
 )
 def cuda_before_fork(script: Script) -> Iterator[Violation]:
     """Ask whether CUDA is used in a process and in children that are forked from it.
@@ -159,7 +156,7 @@ def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Violation]:
 
 _DATA_SET = """\
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 class Images(Dataset):
     def __init__(self, paths):
@@ -179,9 +176,6 @@ def main(model, paths):
         model(batch).mean().backward()
 """
 _COLLATE = """\
-import torch
-from torch.utils.data import DataLoader
-
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def collate(rows):
@@ -194,9 +188,6 @@ def main(data, model, args):
     return [model(x) for x in loader]
 """
 _PROCESS = """\
-import torch
-import torch.multiprocessing as mp
-
 def run(rank, model):
     torch.cuda.set_device(rank)
     model = model.cuda()
@@ -210,9 +201,6 @@ if __name__ == "__main__":
         processes.append(process)
 """
 _LIGHTNING = """\
-import torch
-import lightning as L
-
 def main(model, data):
     print(torch.cuda.get_device_name(0))
     trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp_fork")  # !
@@ -220,7 +208,7 @@ def main(model, data):
 """
 _MOVED = """\
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 class Images(Dataset):
     def __getitem__(self, index):
@@ -245,9 +233,6 @@ def main(model, queue):
     writer.start()
 """
 _AFTER = """\
-import torch
-import torch.multiprocessing as mp
-
 def run(rank):
     torch.cuda.set_device(rank)
     build().cuda()

@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode
 from doctor.lint.python.single_rank import may_run_alone
 from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks
+from doctor.testing.script_cases import fails, passes
 
 _WRITERS = {
     "torch.save": ("f", 1),
@@ -36,8 +37,8 @@ _OWN = re.compile(
     reads=Script,
     mentions=RANK_WORDS,
     cases=lambda: (
-        FileFails("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
-        FileFails(
+        fails("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
+        fails(
             "in a function",
             _script(
                 "save(model, epoch)",
@@ -46,70 +47,70 @@ _OWN = re.compile(
                 "    torch.save(model.state_dict(), path)  # !",
             ),
         ),
-        FileFails(
+        fails(
             "results as JSON",
             _script("with open(OUT + '/results.json', 'w') as file:  # !\n        json.dump({'epoch': epoch}, file)"),
         ),
-        FileFails(
+        fails(
             "the best one",
             _script("if loss < best:\n        torch.save({'model': model.state_dict()}, f'{OUT}/best.pth')  # !"),
         ),
-        FileFails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
-        FileFails("in ranks that the script starts", _SPAWNED),
-        FileFails("a path that the caller hands in", _HANDED),
-        FilePasses(
+        fails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
+        fails("in ranks that the script starts", _SPAWNED),
+        fails("a path that the caller hands in", _HANDED),
+        passes(
             "a path that the caller hands in, with the rank in it",
             _HANDED.replace("{name}/", "{name}/{dist.get_rank()}"),
         ),
-        FilePasses("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
-        FilePasses("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
-        FilePasses(
+        passes("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
+        passes("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
+        passes(
             "a folder for each rank",
             _script("torch.save(model, os.path.join(mine, 'last.pt'))", "mine = f'{OUT}/{dist.get_rank()}'"),
         ),
-        FilePasses(
+        passes(
             "in a function that rank 0 calls",
             _script("if rank == 0: save(model)", "def save(model):\n    torch.save(model, 'last.pt')"),
         ),
-        FilePasses(
+        passes(
             "in a function that nobody calls here",
             _script("pass", "def save(model):\n    torch.save(model, 'last.pt')"),
         ),
-        FilePasses("in a method that the process of device 0 calls", _BY_DEVICE),
-        FilePasses(
+        passes("in a method that the process of device 0 calls", _BY_DEVICE),
+        passes(
             "what rank 0 alone has",
             _script("if found is not None:\n        np.save('found.npy', found)", "found = None").replace(
                 "    predictions", "    if rank == 0:\n        found = loss\n    predictions"
             ),
         ),
-        FilePasses(
+        passes(
             "one of many, by turns", _script("for n in range(rank, 24, 8):\n        np.save(f'{n}.npy', predictions)")
         ),
-        FilePasses("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
-        FilePasses("a cache that rank 0 makes first, while the others wait", _CACHED),
-        FilePasses("what is not there yet", _LEFT),
-        FilePasses("a mode that is not for several ranks", _EVOLVED),
-        FilePasses(
+        passes("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
+        passes("a cache that rank 0 makes first, while the others wait", _CACHED),
+        passes("what is not there yet", _LEFT),
+        passes("a mode that is not for several ranks", _EVOLVED),
+        passes(
             "returned before by the others",
             _script(
                 "save(model)",
                 "def save(model):\n    if dist.get_rank() != 0:\n        return\n    torch.save(model, 'last.pt')",
             ),
         ),
-        FilePasses(
+        passes(
             "a checkpoint of all ranks together",
             _script("torch.distributed.checkpoint.save(state, checkpoint_id='last')"),
         ),
-        FilePasses("read", _script("with open('settings.json') as file:\n        settings = json.load(file)")),
-        FilePasses(
+        passes("read", _script("with open('settings.json') as file:\n        settings = json.load(file)")),
+        passes(
             "before the ranks are started",
             _SPAWNED.replace("def main", "np.save('a.npy', data)\n\ndef main").replace("torch.save", "print"),
         ),
-        FilePasses(
+        passes(
             "one process",
             _script("torch.save(model, 'last.pt')").replace("dist.init", "# dist.init").replace("DDP(", "("),
         ),
-        FilePasses("saved by accelerate", _ACCELERATE),
+        passes("saved by accelerate", _ACCELERATE),
     ),
 )
 def file_written_by_all(script: Script) -> Iterator[Violation]:
@@ -191,14 +192,12 @@ def _handed_in(script: Script, name: str, function: FunctionNode | None) -> Iter
 
 
 def _script(body: str, before: str = "pass") -> str:
-    return f"""
+    return f"""\
 import json
 import os
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 OUT = "runs/a"
 {before}
@@ -216,10 +215,9 @@ for epoch in range(10):
 """
 
 
-_SPAWNED = """
+_SPAWNED = """\
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 def main(rank, world_size):
@@ -232,9 +230,8 @@ if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
 """
 
-_HANDED = """
+_HANDED = """\
 import json
-import torch.distributed as dist
 
 def train(model, output_file):
     with open(output_file, "w") as file:  # !
@@ -248,9 +245,7 @@ def main(name):
 main("bert")
 """
 
-_ACCELERATE = """
-from accelerate import Accelerator
-
+_ACCELERATE = """\
 accelerator = Accelerator()
 model, loader = accelerator.prepare(model, loader)
 accelerator.wait_for_everyone()
@@ -260,10 +255,7 @@ if accelerator.is_main_process:
         file.write("done")
 """
 
-_BY_DEVICE = """
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+_BY_DEVICE = """\
 class Trainer:
     def __init__(self, model, gpu_id):
         self.gpu_id = gpu_id
@@ -281,10 +273,7 @@ trainer = Trainer(build(), 0)
 trainer.train()
 """
 
-_EVOLVED = """
-import os
-import torch
-
+_EVOLVED = """\
 if int(os.environ["RANK"]) != -1:
     assert not opt.evolve, "one process"
     torch.distributed.init_process_group("nccl")
@@ -296,10 +285,7 @@ else:
 """
 
 
-_LEFT = """
-import os
-import torch
-
+_LEFT = """\
 torch.distributed.init_process_group("nccl")
 for image in images:
     path = os.path.join("out", os.path.basename(image))
@@ -308,10 +294,8 @@ for image in images:
     torch.save(annotate(image), path)
 """
 
-_CACHED = """
-import os
+_CACHED = """\
 import pickle
-import torch
 
 class Texts:
     def __init__(self, path):

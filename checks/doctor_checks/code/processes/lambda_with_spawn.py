@@ -5,23 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Script, Severity, Violation, rule
+from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import LOADER
-
-
-def _cases() -> tuple[FileFails | FilePasses, ...]:
-    return (
-        FileFails("a lambda is spawned", _LAMBDA),
-        FileFails("a function of a function is spawned", _LOCAL),
-        FileFails("a collate function, where workers are spawned", _COLLATE),
-        FileFails("an argument of the spawned function", _ARGUMENT),
-        FileFails("a process of a context that spawns", _CONTEXT),
-        FilePasses("functions of the module", _MODULE),
-        FilePasses("workers that are forked", _FORKED),
-        FilePasses("no workers", _NO_WORKERS),
-        FilePasses("a call that makes the argument", _CALLED),
-    )
+from doctor.testing.script_cases import fails, passes
 
 
 @rule(
@@ -30,7 +17,17 @@ def _cases() -> tuple[FileFails | FilePasses, ...]:
     reads=Script,
     foreshadows=("RUN004",),
     mentions=("spawn", "forkserver"),
-    cases=_cases,
+    cases=lambda: (
+        fails("a lambda is spawned", _LAMBDA),
+        fails("a function of a function is spawned", _LOCAL),
+        fails("a collate function, where workers are spawned", _COLLATE),
+        fails("an argument of the spawned function", _ARGUMENT),
+        fails("a process of a context that spawns", _CONTEXT),
+        passes("functions of the module", _MODULE),
+        passes("workers that are forked", _FORKED),
+        passes("no workers", _NO_WORKERS),
+        passes("a call that makes the argument", _CALLED),
+    ),
 )
 def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     """Ask whether anything that can't be pickled goes to processes that are spawned.
@@ -126,8 +123,6 @@ def _unpicklable(script: Script, node: ast.expr) -> str:
 
 
 _LAMBDA = """\
-import torch.multiprocessing as mp
-
 def train(rank, world, settings):
     run(rank, world, settings)
 
@@ -136,8 +131,6 @@ if __name__ == "__main__":
     mp.spawn(lambda rank: train(rank, 4, settings), nprocs=4)  # !
 """
 _LOCAL = """\
-import torch
-
 def main(settings):
     def worker(rank):
         train(rank, settings)
@@ -145,9 +138,6 @@ def main(settings):
     torch.multiprocessing.spawn(worker, nprocs=settings.gpus)  # !
 """
 _COLLATE = """\
-import torch
-from torch.utils.data import DataLoader
-
 def loaders(data, pad):
     return DataLoader(
         data,
@@ -158,8 +148,6 @@ def loaders(data, pad):
     )
 """
 _ARGUMENT = """\
-import torch.multiprocessing as mp
-
 def train(rank, build, world):
     build().to(rank)
 
@@ -168,8 +156,6 @@ def main():
     mp.spawn(train, args=(build, 2), nprocs=2)  # !
 """
 _CONTEXT = """\
-import torch.multiprocessing as mp
-
 def main(ranks):
     context = mp.get_context("spawn")
     started = []
@@ -180,8 +166,6 @@ def main(ranks):
 """
 _MODULE = """\
 import functools
-import torch.multiprocessing as mp
-from torch.utils.data import DataLoader
 
 def collate(rows, pad=0):
     return rows
@@ -196,9 +180,6 @@ if __name__ == "__main__":
     print(sorted([1, 2], key=lambda one: -one))
 """
 _FORKED = """\
-import torch.multiprocessing as mp
-from torch.utils.data import DataLoader
-
 def main(data):
     process = mp.Process(target=lambda: print("forked"))
     process.start()
@@ -211,14 +192,11 @@ def spawn(data):
 """
 _NO_WORKERS = """\
 import multiprocessing
-from torch.utils.data import DataLoader
 
 multiprocessing.set_start_method("spawn")
 loader = DataLoader(data, num_workers=0, collate_fn=lambda rows: rows)
 """
 _CALLED = """\
-import torch.multiprocessing as mp
-
 def train(rank, lengths):
     print(rank, lengths)
 
