@@ -59,7 +59,7 @@ def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> JobBuilder:
 
 def _told(job: Job) -> Iterator[Finding]:
     for told in event_groups(job, "lock.waits"):
-        path = next((value for name in _PATHS if (value := told.value(name))), None)
+        path = told.value(*_PATHS)
         gave_up = any("could not be acquired" in event.text or event.value("stack") for event in told.events)
         yield finding_from_logs(
             told,

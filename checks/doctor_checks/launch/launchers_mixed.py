@@ -49,14 +49,6 @@ MOST_DEVICES = 16
 """GPUs that one host may have: so many ranks may well be those of one host."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_incomplete(job)
-    yield from _told_unequal(job)
-    yield from _told_too_many(job)
-    yield from _told_twice(job)
-    yield from _told_alone(job)
-
-
 def _told_incomplete(job: Job) -> Iterator[Finding]:
     """Torch looks for variables that its launcher would have set."""
     for told in event_groups(job, "torch.env_missing"):
@@ -191,7 +183,7 @@ def _goes_on(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
-    from_logs=_told,
+    from_logs=(_told_incomplete, _told_unequal, _told_too_many, _told_twice, _told_alone),
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(

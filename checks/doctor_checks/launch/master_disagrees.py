@@ -59,11 +59,6 @@ class ReportedMaster(NamedTuple):
     host: Host
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_commands(job)
-    yield from _told_by_attempts(job)
-
-
 def _told_by_commands(job: Job) -> Iterator[Finding]:
     """Start commands of several hosts that name other masters. Those of two jobs, one after the other, bear the same
     host number, so that they say nothing."""
@@ -115,7 +110,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     scope=Scope.JOB,
     when="PM",
     needs=(MasterFacts,),
-    from_logs=_told,
+    from_logs=(_told_by_commands, _told_by_attempts),
     cases=lambda: (
         Passes("one address for all", healthy(hosts=2, per_host=2)),
         Passes(

@@ -36,11 +36,6 @@ from doctor_checks.launch._scripts import script_fails, script_passes
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_of_strangers(job)
-    yield from _told_of_refusals(job)
-
-
 def _told_of_refusals(job: Job) -> Iterator[Finding]:
     """A torchrun that finds the port taken by another agent of its own job joins it, so what counts is how it ends."""
     for told in _refusals(job):
@@ -127,7 +122,7 @@ def _port_of(event: Event) -> int | None:
     when="PM",
     needs=(LaunchFacts, MasterFacts),
     compares_ranks=False,
-    from_logs=_told,
+    from_logs=(_told_of_strangers, _told_of_refusals),
     cases=lambda: (
         Passes("the port is free", healthy(hosts=2, per_host=2).by_srun()),
         Passes("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),

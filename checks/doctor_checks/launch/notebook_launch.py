@@ -19,7 +19,7 @@ FORKS = ("notebook", "fork")
 
 def _heard(job: Job) -> Iterator[Finding]:
     for told in event_groups(job, "pl.notebook"):
-        strategy = (told.value("strategy") or told.value("strategy2") or "").strip("'\"")
+        strategy = (told.value("strategy", "strategy2") or "").strip("'\"")
         named = f"strategy={strategy!r}" if strategy else "the strategy"
         yield finding_from_logs(
             told,

@@ -34,13 +34,6 @@ MOST_FINDINGS = 8
 """Hosts with a finding of their own; where ranks of more are missing, the job has one cause and gets one finding."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_count(job)
-    yield from _told_by_barrier(job)
-    yield from _told_by_rendezvous(job)
-    yield from _told_by_members(job)
-
-
 def _told_by_count(job: Job) -> Iterator[Finding]:
     """The store counts the processes that connect to it."""
     for told in event_groups(job, "torch.store.clients", by=("got", "want")):
@@ -140,7 +133,7 @@ def _ends_there(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    from_logs=_told,
+    from_logs=(_told_by_count, _told_by_barrier, _told_by_rendezvous, _told_by_members),
     cases=lambda: (
         Passes("all came", healthy(hosts=2, per_host=2)),
         Passes("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),

@@ -123,7 +123,7 @@ _CONSEQUENCES = ("DATA012",)
 
 
 def _by_name(job: Job, told: EventGroup) -> Finding:
-    command, held = told.value("command") or told.value("command3"), told.value("rss") or told.value("rss3")
+    command, held = told.value("command", "command3"), told.value("rss", "rss3")
     who = f"{command} (process {told.value('pid') or told.value('pid3')})" if command else "a process"
     size = f", which held {mebibytes(int(held) << 10)}" if held else ""
     limit = " within its limit" if any("cgroup" in event.text or "MEMCG" in event.text for event in told.events) else ""

@@ -85,7 +85,6 @@ def _of_parameters(count: int) -> tuple[TensorShape, ...]:
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    yield from _by_processes(job)
     found = tuple(one for one in exhaustions(job) if on_first_device(one))
     if not found:
         return
@@ -153,7 +152,7 @@ def _names_ranks(one: OomEvent) -> bool:
     when="PRM",
     needs=(GpuFacts, ProcessFacts),
     compares_ranks=True,
-    from_logs=_told,
+    from_logs=(_by_processes, _told),
     cases=lambda: (
         Passes(
             "every rank on its own GPU",

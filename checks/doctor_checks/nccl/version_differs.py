@@ -57,7 +57,6 @@ def _told(job: Job) -> Iterator[Finding]:
             evidence={"local": told.value("local"), "remote": told.value("remote"), "peer": told.value("peer")},
             confidence=0.9,
         )
-    yield from _told_by_ranks(job)
 
 
 def _told_by_ranks(job: Job) -> Iterator[Finding]:
@@ -100,7 +99,7 @@ def _in_words(number: str | None) -> str:
     when="PM",
     needs=(SoftwareFacts,),
     uses_baseline=True,
-    from_logs=_told,
+    from_logs=(_told, _told_by_ranks),
     cases=lambda: (
         Passes("one release everywhere", healthy(hosts=2, per_host=2)),
         Passes("no NCCL on any rank", healthy(2, 2, gpus=0)),

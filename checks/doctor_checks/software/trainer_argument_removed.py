@@ -34,9 +34,8 @@ def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str
 
 
 def _heard(job: Job) -> Iterator[Finding]:
-    yield from _arguments_told(job)
     for told in event_groups(job, "trainer.strategy_invalid", by=("strategy", "strategy2")):
-        name = told.value("strategy") or told.value("strategy2") or ""
+        name = told.value("strategy", "strategy2") or ""
         known = trainer_strategy(name)
         instead = known.replacement if known else ""
         what = "accelerator" if "accelerator name" in told.first.text else "strategy"
@@ -54,7 +53,7 @@ def _heard(job: Job) -> Iterator[Finding]:
             f"the program uses {name}, which Lightning 2 no longer has",
             evidence={"name": name},
             fix="See Lightning's upgrade guide; `pip install 'pytorch-lightning<2'` with a torch of its time has it.",
-            confidence=0.85 if told.value("hook") or told.value("attribute") else 0.7,
+            confidence=0.85 if told.value("hook", "attribute") else 0.7,
         )
 
 
@@ -101,7 +100,7 @@ def _is_anothers(told: EventGroup) -> bool:
     scope=Scope.RANK,
     when="PM",
     needs=(TrainerFacts, SoftwareFacts),
-    from_logs=_heard,
+    from_logs=(_arguments_told, _heard),
     cases=lambda: (
         Passes("arguments of today", _told(devices="4", strategy="fsdp", precision="bf16-mixed")),
         Passes("an old argument under an old Lightning", _told("1.9.5", gpus="4")),

@@ -59,7 +59,7 @@ def device_fault(job: Job) -> Iterator[Verdict]:
 def _finding(told: EventGroup, assertions: list[EventGroup]) -> Finding:
     who = f" first on {ranks_in_words((told.first.rank,))}:" if told.first.rank is not None else ""
     condition = assertions[0].value("expression") if assertions else None
-    fault = told.value("fault") or told.value("fault2")
+    fault = told.value("fault", "fault2")
     words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
     return finding_from_logs(
         told,

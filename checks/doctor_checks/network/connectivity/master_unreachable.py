@@ -68,7 +68,7 @@ def _counts(event: Event) -> bool:
 
 def _told_of(job: Job, told: EventGroup, port: str | None) -> Finding:
     """Where the program of a rank failed earlier, rank 0 may be gone for that reason."""
-    earlier, host = failed_before(job, told.first), told.value("host") or told.value("host2")
+    earlier, host = failed_before(job, told.first), told.value("host", "host2")
     why = told.value("err") if told.value("errno") or told.kind in _OLD else None
     return finding_from_logs(
         told,

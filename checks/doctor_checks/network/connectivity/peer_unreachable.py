@@ -102,7 +102,7 @@ def _is_single_retry(told: EventGroup) -> bool:
 
 
 def _told_of(job: Job, told: EventGroup) -> Finding:
-    target = told.value("remote") or told.value("host") or told.value("host2") or told.value("host3")
+    target = told.value("remote", "host") or told.value("host2", "host3")
     error, earlier = told.value("err") or "", failed_before(job, told.first)
     silent = any(word in error for word in _SILENT)
     confidence = 0.85 if silent and target else 0.6 if silent else 0.5

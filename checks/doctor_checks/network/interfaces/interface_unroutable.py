@@ -75,11 +75,6 @@ class _ChosenInterface(NamedTuple):
     all_carry: bool
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_choice(job)
-    yield from _told_by_attempts(job)
-
-
 def _told_by_choice(job: Job) -> Iterator[Finding]:
     """NCCL says which interface it takes. On one host any will do."""
     for told in event_groups(job, "nccl.bootstrap.using", by=("if",)):
@@ -138,7 +133,7 @@ _FIX = (
 
 
 def _target(told: EventGroup) -> str:
-    return told.value("remote") or told.value("host") or told.value("host2") or told.value("host3") or ""
+    return told.value("remote", "host") or told.value("host2", "host3") or ""
 
 
 @check(
@@ -147,7 +142,7 @@ def _target(told: EventGroup) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts,),
-    from_logs=_told,
+    from_logs=(_told_by_choice, _told_by_attempts),
     cases=lambda: (
         Passes("real interfaces", healthy(hosts=2, per_host=2)),
         Passes("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),

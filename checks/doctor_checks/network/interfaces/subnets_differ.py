@@ -67,7 +67,7 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
         return
     named = [f"{name} {address}" for address, name in sorted(chosen.items())]
     for told in event_groups(job, "net.peer.connect_failed", by=("host", "host2")):
-        target = told.value("host") or told.value("host2") or ""
+        target = told.value("host", "host2") or ""
         if target in chosen and not set_up_after(job, told.events[-1]):
             yield finding_from_logs(
                 told,

@@ -35,7 +35,7 @@ def _told(job: Job) -> Iterator[Finding]:
     """Debian gives a host's own name the address 127.0.1.1, which nobody types: who is told to go there was given that
     name. A launcher that calls itself localhost.localdomain has no other."""
     for told in event_groups(job, *_CONNECTIONS, by=("host",)):
-        target = told.value("host") or told.value("remote") or told.value("host2") or ""
+        target = told.value("host", "remote", "host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:
             continue
         if not set_up_after(job, told.events[-1]):

@@ -27,12 +27,6 @@ _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not know
 _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", seconds=2.5),)
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_fallback(job)
-    yield from _told_by_look_up(job)
-    yield from _told_by_store(job)
-
-
 def _told_by_fallback(job: Job) -> Iterator[Finding]:
     """Gloo and RPC take loopback where the host's name leads to no address of its own; on one host that will do."""
     for told in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
@@ -103,7 +97,7 @@ _RENAME = (
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    from_logs=_told,
+    from_logs=(_told_by_fallback, _told_by_look_up, _told_by_store),
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
         Passes("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),

@@ -63,7 +63,7 @@ def _told(job: Job) -> Iterator[Finding]:
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")
     gone_wrong = is_logged(job, *kinds[:3], "elastic.rdzv_timeout", "elastic.rdzv_connect", "torch.store.clients")
     for told in event_groups(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
-        target = told.value("host") or told.value("host2") or _host_of(told)
+        target = told.value("host", "host2") or _host_of(told)
         if target in _LOOPBACK and gone_wrong and not set_up_after(job, told.events[-1]):
             yield finding_from_logs(
                 told,

@@ -95,7 +95,6 @@ _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", 
 
 
 def _told(job: Job) -> Iterator[Finding]:
-    yield from _told_by_port(job)
     for told in event_groups(job, "nccl.ib_wc"):
         states = {*told.values("status"), *told.values("status2")}
         if RETRIES_EXCEEDED in states and (has_worked(job, told.first) or _is_infiniband(job)):
@@ -106,7 +105,7 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _told_by_port(job: Job) -> Iterator[Finding]:
     for told in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
-        event = told.value("e1") or told.value("e2") or told.value("e3") or ""
+        event = told.value("e1", "e2", "e3") or ""
         if not any(word in event for word in _HARMLESS):
             device = f"{told.value('dev')}:{told.value('port')}"
             yield finding_from_logs(
@@ -165,7 +164,7 @@ def _is_infiniband(job: Job) -> bool:
     when="PM",
     needs=(RdmaFacts,),
     uses_baseline=True,
-    from_logs=_told,
+    from_logs=(_told_by_port, _told),
     cases=lambda: (
         Passes("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
         Passes(

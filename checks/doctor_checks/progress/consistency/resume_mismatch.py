@@ -99,8 +99,8 @@ _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 def _worlds(job: Job) -> Iterator[Finding]:
     """Refusals that name the number of ranks, or a size of their groups."""
     for told in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
-        was = next((value for name in ("was", "was2", "was3", "old", "old2") if (value := told.value(name))), "other")
-        now = next((value for name in ("now", "now3", "new", "new2") if (value := told.value(name))), "another number")
+        was = told.value("was", "was2", "was3", "old", "old2") or "other"
+        now = told.value("now", "now3", "new", "new2") or "another number"
         if told.value("was2") and not any(_REFUSED.search(event.text) for event in told.events):
             continue
         what = f"with {told.value('arg')} {was}" if told.value("arg") else f"by {was} ranks"

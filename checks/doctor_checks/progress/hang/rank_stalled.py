@@ -146,7 +146,7 @@ def _of_timeouts(job: Job, told: EventGroup) -> Finding:
         "operation": operation,
         "number": number,
         "elements": first.value("nin"),
-        "timeout_ms": told.value("timeout") or told.value("ms"),
+        "timeout_ms": told.value("timeout", "ms"),
         "ranks_that_waited": list(told.ranks),
     }
     return finding_from_logs(
