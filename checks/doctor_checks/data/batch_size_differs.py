@@ -44,16 +44,16 @@ def _dynamic(samples: int) -> JobBuilder:
     return _seeing(_seeing(sketch, 0, 8, 16, 64), 1, 8, 32, 64, samples=samples)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """What ranks print of their batch sizes."""
-    for told in event_groups(job, "data.batch_size", by=("words",)):
-        sizes = {event.rank: event.value("n") for event in told.events if event.rank is not None}
+    for reported in event_groups(job, "data.batch_size", by=("words",)):
+        sizes = {event.rank: event.value("n") for event in reported.events if event.rank is not None}
         parted = split_by(sizes)
-        words = told.value("words") or ""
+        words = reported.value("words") or ""
         if parted.minorities and "eval" not in words:
             groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in parted.groups[:4])
             yield finding_from_logs(
-                told,
+                reported,
                 f"ranks say that they use different batch sizes ({words}): {groups}",
                 ranks=parted.odd or tuple(sorted(sizes)),
                 evidence={"sizes": describe(parted)},
@@ -68,7 +68,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("one batch size", running(hosts=2, per_host=2)),
         Passes("ranks that say the same", logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40")),

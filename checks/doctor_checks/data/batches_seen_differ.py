@@ -61,18 +61,20 @@ def _then(more: int) -> Callable[[tuple[LoaderEpoch, ...]], tuple[LoaderEpoch, .
     return lambda old: (*old, LoaderEpoch(1, batches=more))
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """What a run says of a rank that had no more batches."""
-    for told in event_groups(job, "data.exhausted"):
-        named = tuple(sorted({int(rank) for rank in told.values("rank")}))
+    for group in event_groups(job, "data.exhausted"):
+        named = tuple(sorted({int(rank) for rank in group.values("rank")}))
         if not 1 < job.world_size <= len(named):
-            yield finding_from_logs(told, f"{ranks_in_words(named)} had no more batches", ranks=named, confidence=0.75)
+            yield finding_from_logs(group, f"{ranks_in_words(named)} had no more batches", ranks=named, confidence=0.75)
     if job.evidence is not None:
         stopped = tuple(event for event in exceptions(job.evidence) if event.value("type") == "StopIteration")
         ranks = {event.rank for event in stopped if event.rank is not None}
         if stopped and 0 < len(ranks) < job.world_size:
-            told = EventGroup(stopped[0].kind, stopped)
-            yield finding_from_logs(told, f"the loader of {ranks_in_words(told.ranks)} came to its end", confidence=0.7)
+            group = EventGroup(stopped[0].kind, stopped)
+            yield finding_from_logs(
+                group, f"the loader of {ranks_in_words(group.ranks)} came to its end", confidence=0.7
+            )
 
 
 @check(
@@ -81,7 +83,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
         Passes("all ranks end alike", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),

@@ -78,29 +78,29 @@ def _two_loaders(combined: str, second: Callable[[int], int]) -> JobBuilder:
     return sketch
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """What ranks print of their loaders."""
-    for told in event_groups(job, "data.length", by=("words",)):
-        lengths = {event.rank: int(event.value("n") or 0) for event in told.events if event.rank is not None}
+    for group in event_groups(job, "data.length", by=("words",)):
+        lengths = {event.rank: int(event.value("n") or 0) for event in group.events if event.rank is not None}
         parted = split_by(lengths)
         if parted.minorities:
-            yield _told_lengths(told, lengths, parted)
-    for told in event_groups(job, "data.length_of"):
+            yield _of_lengths(group, lengths, parted)
+    for group in event_groups(job, "data.length_of"):
         # One process may tell of all. A rank of which several numbers are told counts what it has seen so far.
         numbers: dict[int, set[int]] = {}
-        for event in told.events:
+        for event in group.events:
             numbers.setdefault(int(event.value("of") or 0), set()).add(int(event.value("n") or 0))
         stated = {rank: found.pop() for rank, found in numbers.items() if len(found) == 1}
         if len(stated) == len(numbers) and len(set(stated.values())) > 1:
-            yield _told_lengths(told, stated, split_by(stated))
+            yield _of_lengths(group, stated, split_by(stated))
 
 
-def _told_lengths(told: EventGroup, lengths: dict[int, int], parted: MajoritySplit) -> Finding:
+def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajoritySplit) -> Finding:
     groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value:,}" for group in parted.groups[:4])
-    words = told.value("words") or "batches"
+    words = reported.value("words") or "batches"
     is_training = "val" not in words and "test" not in words
     return finding_from_logs(
-        told,
+        reported,
         f"ranks say that they have different numbers of batches ({words}): {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
         evidence={"batches": describe(parted)},
@@ -118,7 +118,7 @@ def _told_lengths(told: EventGroup, lengths: dict[int, int], parted: MajoritySpl
     scope=Scope.JOB,
     when="PRM",
     needs=(LoaderFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("as many batches on all ranks", running(hosts=2, per_host=2)),
         Passes("ranks that say the same", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))),

@@ -51,23 +51,23 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     """
     if is_logged(job, *_NAMED_ELSEWHERE):
         return
-    for told in event_groups(job, "dl.killed", by=("sig",)):
-        if told.value("sig") != "Bus error":
-            yield _killed(told)
-    for told in event_groups(job, "dl.worker_raised", by=("type",)):
-        kind = (told.value("type") or "").rpartition(".")[2]
+    for group in event_groups(job, "dl.killed", by=("sig",)):
+        if group.value("sig") != "Bus error":
+            yield _killed(group)
+    for group in event_groups(job, "dl.worker_raised", by=("type",)):
+        kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in _OTHER_CAUSES:
-            yield _raised(told, kind)
+            yield _raised(group, kind)
     if not is_logged(job, "dl.killed", "dl.worker_raised"):
-        for told in event_groups(job, "dl.exited", "dl.exitcode"):
-            yield _left(told)
+        for group in event_groups(job, "dl.exited", "dl.exitcode"):
+            yield _left(group)
 
 
-def _killed(told: EventGroup) -> Finding:
-    signal = told.value("sig") or "a signal"
+def _killed(group: EventGroup) -> Finding:
+    signal = group.value("sig") or "a signal"
     by_somebody = signal in ("Killed", "Terminated")
     return finding_from_logs(
-        told,
+        group,
         f"a data worker was ended by a signal: {signal}",
         fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: then "
         "fewer workers and a smaller `prefetch_factor`."
@@ -79,9 +79,9 @@ def _killed(told: EventGroup) -> Finding:
     )
 
 
-def _raised(told: EventGroup, kind: str) -> Finding:
+def _raised(group: EventGroup, kind: str) -> Finding:
     return finding_from_logs(
-        told,
+        group,
         f"a data worker raised {kind}",
         fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the sample "
         "with `num_workers=0`.",
@@ -89,10 +89,10 @@ def _raised(told: EventGroup, kind: str) -> Finding:
     )
 
 
-def _left(told: EventGroup) -> Finding:
-    code = told.value("code")
+def _left(group: EventGroup) -> Finding:
+    code = group.value("code")
     return finding_from_logs(
-        told,
+        group,
         "a data worker exited unexpectedly" + (f" with exit code {code}" if code else ""),
         confidence=0.5,
     )

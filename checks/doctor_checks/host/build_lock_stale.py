@@ -57,19 +57,19 @@ def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> JobBuilder:
     return sketch.put(StorageFacts(locks=locks), hosts=("node1",))
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "lock.waits"):
-        path = told.value(*_PATHS)
-        gave_up = any("could not be acquired" in event.text or event.value("stack") for event in told.events)
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "lock.waits"):
+        path = group.value(*_PATHS)
+        gave_up = any("could not be acquired" in event.text or event.value("stack") for event in group.events)
         yield finding_from_logs(
-            told,
+            group,
             f"a process waited for the lock {path}" if path else "a process waited for a lock of a build or a cache",
             evidence={"path": path} if path else None,
-            severity=None if gave_up else Severity.WARNING if _seconds(told) >= LONG else Severity.INFO,
-            symptoms=gave_up or _seconds(told) >= LONG,
+            severity=None if gave_up else Severity.WARNING if _seconds(group) >= LONG else Severity.INFO,
+            symptoms=gave_up or _seconds(group) >= LONG,
             confidence=0.85 if gave_up else 0.6,
         )
-    ended = tuple(event for told in event_groups(job, "python.exception", "python.fatal") for event in told.events)
+    ended = tuple(event for group in event_groups(job, "python.exception", "python.fatal") for event in group.events)
     waited = tuple(event for event in ended if any(map(_waits_for_lock, event.frames)))
     if waited:
         yield finding_from_logs(
@@ -80,9 +80,9 @@ def _told(job: Job) -> Iterator[Finding]:
         )
 
 
-def _seconds(told: EventGroup) -> float:
+def _seconds(group: EventGroup) -> float:
     """How long it was waited for, at most, as far as the messages say."""
-    return max((float(value) for name in ("seconds", "seconds2") for value in told.values(name)), default=0.0)
+    return max((float(value) for name in ("seconds", "seconds2") for value in group.values(name)), default=0.0)
 
 
 LONG = 300.0
@@ -101,7 +101,7 @@ def _waits_for_lock(frame: Frame) -> bool:
     scope=Scope.HOST,
     when="PRM",
     needs=(StorageFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("no lock", healthy(hosts=2)),
         Passes("a build is going on", _locked(7200.0, held=True)),

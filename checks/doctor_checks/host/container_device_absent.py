@@ -54,23 +54,23 @@ def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> JobBuilder:
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "device_file.absent"):
-        files = tuple(f"/dev/{value}" for name in ("file", "file2", "file3") for value in told.values(name))
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "device_file.absent"):
+        files = tuple(f"/dev/{value}" for name in ("file", "file2", "file3") for value in group.values(name))
         yield finding_from_logs(
-            told,
+            group,
             f"{files[0]} is missing or may not be opened" if files else "the container may not use its GPUs",
             evidence={"files": files} if files else None,
-            severity=Severity.WARNING if _may_go_on(told, files) else None,
-            confidence=0.85 if any(event.value("environment") is None for event in told.events) else 0.5,
+            severity=Severity.WARNING if _may_go_on(group, files) else None,
+            confidence=0.85 if any(event.value("environment") is None for event in group.events) else 0.5,
             explains=("GPU019", "GPU021"),
         )
 
 
-def _may_go_on(told: EventGroup, files: tuple[str, ...]) -> bool:
+def _may_go_on(group: EventGroup, files: tuple[str, ...]) -> bool:
     """Whether it may be a warning only: of a host without RDMA, or without a GPU."""
     is_rdma = bool(files) and all("infiniband" in file for file in files)
-    return is_rdma or all(event.value("environment") for event in told.events)
+    return is_rdma or all(event.value("environment") for event in group.events)
 
 
 @check(
@@ -79,7 +79,7 @@ def _may_go_on(told: EventGroup, files: tuple[str, ...]) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts, DriverFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a container with every file", _container()),
         Passes("no container", healthy(hosts=2, rdma=2)),

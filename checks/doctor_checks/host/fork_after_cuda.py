@@ -27,11 +27,11 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
     return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "cuda.forked"):
-        only_hints = all(event.value("weak") for event in told.events)
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "cuda.forked"):
+        only_hints = all(event.value("weak") for event in group.events)
         yield finding_from_logs(
-            told,
+            group,
             "CUDA can't start in a process"
             + (
                 ", as in one forked from a process that uses it"
@@ -49,7 +49,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.RANK,
     when="PM",
     needs=(ProcessFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("nothing tells", healthy()),
         Passes("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),

@@ -33,16 +33,16 @@ def _limited(soft: int, hard: int | None = None, **others: Any) -> JobBuilder:
     return healthy(hosts=2, rdma=2).alter(ProcessFacts, ranks=(2, 3), limits=(limit,), **others)
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    limit = next((told.value("soft") for told in event_groups(job, "limit.memlock_value")), None)
-    for told in event_groups(job, "limit.memlock"):
-        stated = limit or told.value("bytes")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    limit = next((group.value("soft") for group in event_groups(job, "limit.memlock_value")), None)
+    for group in event_groups(job, "limit.memlock"):
+        stated = limit or group.value("bytes")
         yield finding_from_logs(
-            told,
+            group,
             "the network card could not lock the memory that it needs",
             evidence={"limit": stated} if stated else None,
-            severity=Severity.WARNING if all("RLIMIT_MEMLOCK is" in event.text for event in told.events) else None,
-            confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in told.events) else 0.85,
+            severity=Severity.WARNING if all("RLIMIT_MEMLOCK is" in event.text for event in group.events) else None,
+            confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in group.events) else 0.85,
             explains=("NET020",),
         )
 
@@ -53,7 +53,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(ProcessFacts, NcclFacts, RdmaFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("unlimited", healthy(hosts=2, rdma=2)),
         Passes("64 KiB where there is no RDMA", healthy(hosts=2).alter(ProcessFacts, limits=_limits(65536))),

@@ -75,11 +75,11 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     yield _finding(EventGroup(first.kind, tuple(named)), earlier)
 
 
-def _finding(told: EventGroup, earlier: Event | None) -> Finding:
-    text, confidence = _reason(told.first) or ("the job was cancelled: by its owner, an operator or a script", 0.7)
+def _finding(group: EventGroup, earlier: Event | None) -> Finding:
+    text, confidence = _reason(group.first) or ("the job was cancelled: by its owner, an operator or a script", 0.7)
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
     return finding_from_logs(
-        told,
+        group,
         text + after,
         ranks=(),
         severity=Severity.INFO if earlier else None,

@@ -49,14 +49,14 @@ MOST_DEVICES = 16
 """GPUs that one host may have: so many ranks may well be those of one host."""
 
 
-def _told_incomplete(job: Job) -> Iterator[Finding]:
+def _variables_missing(job: Job) -> Iterator[Finding]:
     """Torch looks for variables that its launcher would have set."""
-    for told in event_groups(job, "torch.env_missing"):
-        missing = ", ".join(told.values("var"))
+    for group in event_groups(job, "torch.env_missing"):
+        missing = ", ".join(group.values("var"))
         yield finding_from_logs(
-            told,
+            group,
             f"{missing} is not set: the process was started without its launcher, or by one that sets other variables",
-            evidence={"missing": list(told.values("var"))},
+            evidence={"missing": list(group.values("var"))},
             confidence=0.6,
             fix="Start the script by one launcher that sets them all: `torchrun --nproc-per-node=<GPUs> train.py`. "
             "Where it is meant to run alone, `unset LOCAL_RANK RANK WORLD_SIZE`: what is left over makes libraries "
@@ -64,12 +64,12 @@ def _told_incomplete(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_unequal(job: Job) -> Iterator[Finding]:
+def _worlds_unequal(job: Job) -> Iterator[Finding]:
     """NCCL's first contact brings ranks of worlds of different sizes together."""
-    for told in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
-        sizes = [told.value("a"), told.value("b")]
+    for group in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
+        sizes = [group.value("a"), group.value("b")]
         yield finding_from_logs(
-            told,
+            group,
             f"ranks of a world of {sizes[0]} and of one of {sizes[1]} met",
             ranks=(),
             evidence={"world_sizes": sizes},
@@ -79,7 +79,7 @@ def _told_unequal(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_too_many(job: Job) -> Iterator[Finding]:
+def _too_many(job: Job) -> Iterator[Finding]:
     """The store counts more processes than the world has: each of several launchers started a world of its own."""
     if is_logged(job, *_RESTARTS):
         return
@@ -99,19 +99,19 @@ def _told_too_many(job: Job) -> Iterator[Finding]:
             return
 
 
-def _told_twice(job: Job) -> Iterator[Finding]:
+def _joined_twice(job: Job) -> Iterator[Finding]:
     """Several hosts that each take themselves for the first one: some ranks come more than once, the others never."""
     if is_logged(job, *_RESTARTS):
         return
-    for told in event_groups(job, "pl.init_dist", by=("w",)):
-        if _twice(told) and not set_up_after(job, told.events[-1]) and not is_logged(job, *_OF_SLURM):
-            ranks = tuple(sorted(joined_ranks(told)))
+    for group in event_groups(job, "pl.init_dist", by=("w",)):
+        if _twice(group) and not set_up_after(job, group.events[-1]) and not is_logged(job, *_OF_SLURM):
+            ranks = tuple(sorted(joined_ranks(group)))
             yield finding_from_logs(
-                told,
-                f"{ranks_in_words(ranks)} of {told.value('w')} came twice and the others never: every host numbers its "
-                "ranks from 0",
+                group,
+                f"{ranks_in_words(ranks)} of {group.value('w')} came twice and the others never: every host numbers "
+                "its ranks from 0",
                 ranks=ranks,
-                evidence={"ranks_that_came": list(ranks), "world_size": parse_count(told.value("w"))},
+                evidence={"ranks_that_came": list(ranks), "world_size": parse_count(group.value("w"))},
                 confidence=0.75,
                 fix="Export NODE_RANK=0, 1, ... on the hosts, with one MASTER_ADDR and MASTER_PORT, or start by one "
                 "launcher: torchrun on each host with --node-rank, or srun with one task for each GPU.",
@@ -119,10 +119,10 @@ def _told_twice(job: Job) -> Iterator[Finding]:
             )
 
 
-def _twice(told: EventGroup) -> bool:
+def _twice(group: EventGroup) -> bool:
     """Whether a part of the ranks came, each of them more than once."""
-    times = joined_ranks(told)
-    return 1 < len(times) < (parse_count(told.value("w")) or 0) and min(times.values()) > 1
+    times = joined_ranks(group)
+    return 1 < len(times) < (parse_count(group.value("w")) or 0) and min(times.values()) > 1
 
 
 _RESTARTS = (
@@ -143,25 +143,25 @@ _RESTARTS = (
 _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 
 
-def _told_alone(job: Job) -> Iterator[Finding]:
+def _waits_alone(job: Job) -> Iterator[Finding]:
     """Lightning on one host prints a line for each rank that it starts. Where rank 0 alone does, and waits, it takes
     itself for a process that a launcher started."""
     if is_logged(job, *_OF_SLURM) or spans_hosts(job):
         return
     names = ", ".join(
-        sorted({told.value("name") or "" for told in event_groups(job, "launch.left_over", by=("name",))})
+        sorted({group.value("name") or "" for group in event_groups(job, "launch.left_over", by=("name",))})
     )
-    for told in event_groups(job, "pl.init_dist", "pl.ddp_start"):
-        size = parse_count(told.value("w")) or 0
-        alone = set(told.values("rank")) <= {"0"} and (names or 1 < size <= MOST_DEVICES)
-        if alone and not _goes_on(job, told.events[-1]):
-            yield _alone(told, size, names)
+    for group in event_groups(job, "pl.init_dist", "pl.ddp_start"):
+        size = parse_count(group.value("w")) or 0
+        alone = set(group.values("rank")) <= {"0"} and (names or 1 < size <= MOST_DEVICES)
+        if alone and not _goes_on(job, group.events[-1]):
+            yield _alone(group, size, names)
 
 
-def _alone(told: EventGroup, size: int, names: str) -> Finding:
+def _alone(group: EventGroup, size: int, names: str) -> Finding:
     why = f"{names} is set" if names else "as with a LOCAL_RANK or NODE_RANK that is left over"
     return finding_from_logs(
-        told,
+        group,
         f"rank 0 waits alone: Lightning takes it for one that a launcher started, {why}",
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
@@ -183,7 +183,7 @@ def _goes_on(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
-    from_logs=(_told_incomplete, _told_unequal, _told_too_many, _told_twice, _told_alone),
+    from_logs=(_variables_missing, _worlds_unequal, _too_many, _joined_twice, _waits_alone),
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(

@@ -59,25 +59,25 @@ class ReportedMaster(NamedTuple):
     host: Host
 
 
-def _told_by_commands(job: Job) -> Iterator[Finding]:
+def _by_commands(job: Job) -> Iterator[Finding]:
     """Start commands of several hosts that name other masters. Those of two jobs, one after the other, bear the same
     host number, so that they say nothing."""
     masters = {(one.file, one.line): one.value("host") for one in _given(job, "launch.master_given")}
     nodes = {(one.file, one.line): one.value("node") for one in _given(job, "launch.node_given")}
     pairs = {(str(nodes[place]), str(master)) for place, master in masters.items() if place in nodes}
     if len(dict(pairs)) > 1 and len({master for _, master in pairs}) > 1:
-        (told,) = event_groups(job, "launch.master_given")
-        yield _differing(told, {f"host {node}": master for node, master in sorted(pairs)}, 0.9)
+        (group,) = event_groups(job, "launch.master_given")
+        yield _differing(group, {f"host {node}": master for node, master in sorted(pairs)}, 0.9)
 
 
-def _told_by_attempts(job: Job) -> Iterator[Finding]:
+def _by_attempts(job: Job) -> Iterator[Finding]:
     """Ranks that wait for a master in vain, each for another one. Names and addresses may mean the same host, so that
     only addresses are compared."""
-    for told in event_groups(job, "torch.store.connect_timeout"):
-        waiting = {_who(event): event.value("host") or "" for event in told.events if not set_up_after(job, event)}
+    for group in event_groups(job, "torch.store.connect_timeout"):
+        waiting = {_who(event): event.value("host") or "" for event in group.events if not set_up_after(job, event)}
         addresses = {who: host for who, host in waiting.items() if parse_address(host) is not None}
         if len(set(addresses.values())) > 1:
-            yield _differing(told, addresses, 0.8)
+            yield _differing(group, addresses, 0.8)
 
 
 def _waits(rank: int, master: str) -> str:
@@ -88,9 +88,9 @@ def _who(event: Event) -> str:
     return f"rank {event.rank}" if event.rank is not None else event.host or event.file
 
 
-def _differing(told: EventGroup, masters: dict[str, str], confidence: float) -> Finding:
+def _differing(group: EventGroup, masters: dict[str, str], confidence: float) -> Finding:
     return finding_from_logs(
-        told,
+        group,
         f"hosts are told different masters: {', '.join(sorted(set(masters.values())))}",
         ranks=(),
         evidence={"masters": masters},
@@ -110,7 +110,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     scope=Scope.JOB,
     when="PM",
     needs=(MasterFacts,),
-    from_logs=(_told_by_commands, _told_by_attempts),
+    from_logs=(_by_commands, _by_attempts),
     cases=lambda: (
         Passes("one address for all", healthy(hosts=2, per_host=2)),
         Passes(

@@ -36,12 +36,12 @@ from doctor_checks.launch._scripts import script_fails, script_passes
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 
 
-def _told_of_refusals(job: Job) -> Iterator[Finding]:
+def _of_refusals(job: Job) -> Iterator[Finding]:
     """A torchrun that finds the port taken by another agent of its own job joins it, so what counts is how it ends."""
-    for told in _refusals(job):
-        port = next((port for event in told.events if (port := _port_of(event))), None)
+    for group in _refusals(job):
+        port = next((port for event in group.events if (port := _port_of(event))), None)
         yield finding_from_logs(
-            told,
+            group,
             f"port {port} is in use: nothing else can listen there" if port else "the port to listen on is in use",
             ranks=(),
             evidence={"port": port},
@@ -53,17 +53,17 @@ def _told_of_refusals(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_of_strangers(job: Job) -> Iterator[Finding]:
+def _of_strangers(job: Job) -> Iterator[Finding]:
     """Where the store should be, something answers that is none."""
     events = [event for event in events_of_kinds(job, "torch.store.stranger") if not set_up_after(job, event)]
     if events:
-        told = EventGroup(events[0].kind, tuple(events))
-        where = f"{told.value('host')}:{told.value('port')}" if told.value("host") else "the master's port"
-        speaks = _first_letters(told.value("got") or "0")
+        group = EventGroup(events[0].kind, tuple(events))
+        where = f"{group.value('host')}:{group.value('port')}" if group.value("host") else "the master's port"
+        speaks = _first_letters(group.value("got") or "0")
         yield finding_from_logs(
-            told,
+            group,
             f"what answers at {where} is no store of torch" + (f": it says {speaks!r}" if speaks else ""),
-            evidence={"where": where, "expected": told.value("want"), "got": told.value("got")},
+            evidence={"where": where, "expected": group.value("want"), "got": group.value("got")},
             ranks=(),
             confidence=0.85,
             fix="Another program, a proxy or a load balancer has that port: choose another MASTER_PORT, and an address "
@@ -122,7 +122,7 @@ def _port_of(event: Event) -> int | None:
     when="PM",
     needs=(LaunchFacts, MasterFacts),
     compares_ranks=False,
-    from_logs=(_told_of_strangers, _told_of_refusals),
+    from_logs=(_of_strangers, _of_refusals),
     cases=lambda: (
         Passes("the port is free", healthy(hosts=2, per_host=2).by_srun()),
         Passes("torchrun's agent hosts the store", healthy().alter(MasterFacts, listener=STRANGER)),

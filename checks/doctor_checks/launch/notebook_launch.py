@@ -17,12 +17,12 @@ FORKS = ("notebook", "fork")
 """Parts of a name by which a strategy forks instead, which works anywhere as long as CUDA is not in use yet."""
 
 
-def _heard(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "pl.notebook"):
-        strategy = (told.value("strategy", "strategy2") or "").strip("'\"")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "pl.notebook"):
+        strategy = (group.value("strategy", "strategy2") or "").strip("'\"")
         named = f"strategy={strategy!r}" if strategy else "the strategy"
         yield finding_from_logs(
-            told,
+            group,
             f"{named} starts processes, which can't be done from a notebook or an interactive session",
             evidence={"strategy": strategy or None},
             confidence=0.95,
@@ -34,16 +34,16 @@ def _heard(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(ProcessFacts, TrainerFacts),
-    from_logs=_heard,
+    from_logs=_from_logs,
     cases=lambda: (
-        Passes("ddp in a script", _told("ddp").alter(ProcessFacts, interactive=False)),
-        Passes("ddp_notebook in a notebook", _told("ddp_notebook_find_unused_parameters_false")),
-        Passes("Lightning chooses", _told("auto")),
-        Passes("no strategy is stated", _told(None)),
+        Passes("ddp in a script", _trained_by("ddp").alter(ProcessFacts, interactive=False)),
+        Passes("ddp_notebook in a notebook", _trained_by("ddp_notebook_find_unused_parameters_false")),
+        Passes("Lightning chooses", _trained_by("auto")),
+        Passes("no strategy is stated", _trained_by(None)),
         Passes("a prompt inside torchrun", healthy().put(_trainer("ddp")).alter(ProcessFacts, interactive=True)),
-        Fails("ddp in a notebook", _told("ddp"), ranks=(0,)),
-        Fails("DeepSpeed at a Python prompt", _told("deepspeed_stage_2"), ranks=(0,)),
-        Fails("spawn in a notebook", _told("ddp_spawn"), ranks=(0,)),
+        Fails("ddp in a notebook", _trained_by("ddp"), ranks=(0,)),
+        Fails("DeepSpeed at a Python prompt", _trained_by("deepspeed_stage_2"), ranks=(0,)),
+        Fails("spawn in a notebook", _trained_by("ddp_spawn"), ranks=(0,)),
         Fails(
             "accelerate",
             logged(
@@ -82,5 +82,5 @@ def _trainer(strategy: str | None) -> TrainerFacts:
     return TrainerFacts(source="PL_TRAINER_*", strategy=strategy)
 
 
-def _told(strategy: str | None) -> JobBuilder:
+def _trained_by(strategy: str | None) -> JobBuilder:
     return healthy(hosts=1, per_host=1).put(_trainer(strategy)).alter(ProcessFacts, interactive=True)

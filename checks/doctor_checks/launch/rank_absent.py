@@ -34,13 +34,13 @@ MOST_FINDINGS = 8
 """Hosts with a finding of their own; where ranks of more are missing, the job has one cause and gets one finding."""
 
 
-def _told_by_count(job: Job) -> Iterator[Finding]:
+def _by_count(job: Job) -> Iterator[Finding]:
     """The store counts the processes that connect to it."""
-    for told in event_groups(job, "torch.store.clients", by=("got", "want")):
-        got, want = parse_count(told.value("got")), parse_count(told.value("want"))
+    for group in event_groups(job, "torch.store.clients", by=("got", "want")):
+        got, want = parse_count(group.value("got")), parse_count(group.value("want"))
         if got is not None and want is not None and got < want:
             yield finding_from_logs(
-                told,
+                group,
                 f"{got} of {want} processes joined the store of rank 0, and it waited in vain for the others",
                 ranks=(),
                 evidence={"joined": got, "expected": want},
@@ -49,20 +49,20 @@ def _told_by_count(job: Job) -> Iterator[Finding]:
             )
 
 
-def _told_by_barrier(job: Job) -> Iterator[Finding]:
+def _by_barrier(job: Job) -> Iterator[Finding]:
     """The barrier at the end of init_process_group() counts the ranks that reached it; who waits says so itself."""
-    for told in _barriers(job):
-        last, world = told.events[-1], parse_count(told.value("world")) or 0
-        joined = max((parse_count(value) or 0 for value in told.values("got")), default=0)
-        waiting = sorted(joined_ranks(told))
+    for group in _barriers(job):
+        last, world = group.events[-1], parse_count(group.value("world")) or 0
+        joined = max((parse_count(value) or 0 for value in group.values("got")), default=0)
+        waiting = sorted(joined_ranks(group))
         # A rank that gave up, or several that were still waiting in their last lines.
-        gave_up = any(event.kind == "torch.store.barrier_timeout" for event in told.events) or len(told.events) > 1
+        gave_up = any(event.kind == "torch.store.barrier_timeout" for event in group.events) or len(group.events) > 1
         if joined >= world or set_up_after(job, last) or not gave_up:
             continue
         missing = tuple(rank for rank in range(world) if rank not in waiting) if len(waiting) == joined else ()
         absent = ranks_in_words(missing) if missing else "the others"
         yield finding_from_logs(
-            told,
+            group,
             f"{joined} of {world} ranks reached init_process_group(); {absent} did not",
             ranks=missing,
             evidence={"joined": joined, "world_size": world, "waiting": waiting},
@@ -79,14 +79,14 @@ def _barriers(job: Job) -> Iterator[EventGroup]:
         yield EventGroup(events[0].kind, tuple(events))
 
 
-def _told_by_rendezvous(job: Job) -> Iterator[Finding]:
+def _by_rendezvous(job: Job) -> Iterator[Finding]:
     """The store was reached, so those that are missing did not come to it."""
-    for told in event_groups(job, "elastic.rdzv_timeout"):
-        late = any("RendezvousTimeoutError" in event.text for event in told.events)
-        closed = any("RendezvousClosedError" in event.text for event in told.events)
-        if (late or closed) and not set_up_before(job, told.first):
+    for group in event_groups(job, "elastic.rdzv_timeout"):
+        late = any("RendezvousTimeoutError" in event.text for event in group.events)
+        closed = any("RendezvousClosedError" in event.text for event in group.events)
+        if (late or closed) and not set_up_before(job, group.first):
             yield finding_from_logs(
-                told,
+                group,
                 "the rendezvous timed out: fewer hosts came to it than the job needs"
                 if late
                 else "the rendezvous was closed: others had given up, or had ended, before this host came",
@@ -102,16 +102,16 @@ NEAR_THE_END = 20
 """Lines that Lightning and its loggers may print while ranks still wait for others."""
 
 
-def _told_by_members(job: Job) -> Iterator[Finding]:
+def _by_members(job: Job) -> Iterator[Finding]:
     """Lightning prints one line for each rank that starts to wait for the others. Those that never print one, in a log
     that ends there, never came."""
-    for told in event_groups(job, "pl.init_dist", by=("w",)):
-        world = parse_count(told.value("w")) or 0
-        came = set(joined_ranks(told))
+    for group in event_groups(job, "pl.init_dist", by=("w",)):
+        world = parse_count(group.value("w")) or 0
+        came = set(joined_ranks(group))
         missing = tuple(rank for rank in range(world) if rank not in came)
-        if missing and came and _ends_there(job, told.events[-1]):
+        if missing and came and _ends_there(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 f"{ranks_in_words(missing)} of {world} never came: Lightning waits for them, and the log ends there",
                 ranks=missing,
                 evidence={"came": sorted(came), "world_size": world},
@@ -133,7 +133,7 @@ def _ends_there(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    from_logs=(_told_by_count, _told_by_barrier, _told_by_rendezvous, _told_by_members),
+    from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members),
     cases=lambda: (
         Passes("all came", healthy(hosts=2, per_host=2)),
         Passes("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),

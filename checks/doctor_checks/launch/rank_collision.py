@@ -28,11 +28,11 @@ from doctor.testing import Fails, Passes, healthy
 from doctor_checks.launch._scripts import script_fails, script_passes
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.bootstrap.dup_rank", by=("rank",)):
-        rank, size = parse_count(told.value("rank")), told.value("nranks")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "nccl.bootstrap.dup_rank", by=("rank",)):
+        rank, size = parse_count(group.value("rank")), group.value("nranks")
         yield finding_from_logs(
-            told,
+            group,
             f"two processes claim rank {rank} of {size}, says NCCL",
             ranks=() if rank is None else (rank,),
             evidence={"rank": rank, "world_size": size},
@@ -45,7 +45,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("every rank once", healthy(hosts=2, per_host=2)),
         Fails("two processes of a host are rank 2", healthy(hosts=2, per_host=2).renumbered(3, 2), ranks=(2,)),

@@ -66,22 +66,22 @@ class HiddenGpus(NamedTuple):
     devices: int | None = None
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Lightning asks for devices by local rank and sees one alone. A batch script shows that SLURM hands them out; so
     does a request for many of which just one is there."""
-    for told in event_groups(job, "pl.gpus_missing", by=("wanted",)):
+    for group in event_groups(job, "pl.gpus_missing", by=("wanted",)):
         seen = next(
             (one.value("has") for one in event_groups(job, "pl.gpus_missing", by=("has",)) if one.value("has")), None
         )
-        asked, present = _numbers(told.value("wanted")), _numbers(seen)
+        asked, present = _numbers(group.value("wanted")), _numbers(seen)
         slurm = is_logged(job, "slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit", "slurm.cancel")
         if present != (0,) or len(asked) < 2 or not (slurm or len(asked) >= WHOLE_HOST):
             continue
         yield finding_from_logs(
-            told,
+            group,
             f"{len(asked)} GPUs are asked for and each task sees one: "
             + ("SLURM shows it no more" if slurm else "the scheduler or CUDA_VISIBLE_DEVICES hides the others"),
-            evidence={"asked": told.value("wanted"), "seen": seen},
+            evidence={"asked": group.value("wanted"), "seen": seen},
             severity=Severity.ERROR,
             confidence=0.75 if slurm else 0.5,
             explains=("GPU002",),
@@ -103,7 +103,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     when="PM",
     needs=(LaunchFacts,),
     compares_ranks=False,
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("every task sees all GPUs of its node", healthy(hosts=2, per_host=4).by_srun()),
         Passes("torchrun outside SLURM", healthy(hosts=2, per_host=4)),

@@ -65,7 +65,7 @@ SHOWN = (
 """Variables that stand in the evidence."""
 
 
-def _told_by_index(job: Job) -> Iterator[Finding]:
+def _by_index(job: Job) -> Iterator[Finding]:
     """Lightning looks for the device of its local rank in the Trainer's list, which is shorter than SLURM's tasks."""
     if job.evidence is None or not is_logged(job, "slurm."):
         return
@@ -84,23 +84,23 @@ def _told_by_index(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_by_slurm(job: Job) -> Iterator[Finding]:
+def _by_slurm(job: Job) -> Iterator[Finding]:
     """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
-    for told in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
-        why = told.value("why", "why2") or "there are not enough slots"
-        if not set_up_after(job, told.events[-1]):
+    for group in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
+        why = group.value("why", "why2") or "there are not enough slots"
+        if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 f"the tasks that are asked for can't be started: {why}",
                 ranks=(),
                 confidence=0.85,
             )
 
 
-def _told_by_waiting(job: Job) -> Iterator[Finding]:
+def _by_waiting(job: Job) -> Iterator[Finding]:
     """Lightning says that it goes by SLURM, and then one rank of several waits alone."""
-    for told in event_groups(job, "pl.init_dist", by=("w",)):
-        size, last, times = parse_count(told.value("w")) or 0, told.events[-1], joined_ranks(told)
+    for group in event_groups(job, "pl.init_dist", by=("w",)):
+        size, last, times = parse_count(group.value("w")) or 0, group.events[-1], joined_ranks(group)
         came = len(times)
         alone = is_logged(job, "pl.slurm_requeue.harmless") and came == 1 < size
         twice = is_logged(job, "slurm.script") and 0 < came < size and min(times.values()) > 1
@@ -108,7 +108,7 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
             continue
         if not set_up_after(job, last) and not failed_before(job, last):
             yield finding_from_logs(
-                told,
+                group,
                 f"{came} of {size} ranks came: SLURM starts other tasks than the Trainer wants",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
@@ -124,7 +124,7 @@ def _told_by_waiting(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(LaunchFacts,),
     compares_ranks=False,
-    from_logs=(_told_by_slurm, _told_by_waiting, _told_by_index),
+    from_logs=(_by_slurm, _by_waiting, _by_index),
     cases=lambda: (
         Fails(
             "Lightning finds no device for a task",

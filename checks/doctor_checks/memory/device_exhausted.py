@@ -39,7 +39,7 @@ GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     by_cause: dict[str, list[OomEvent]] = {}
     for one in exhaustions(job):
         by_cause.setdefault(one.cause, []).append(one)
@@ -52,7 +52,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="M",
     needs=(MemorySnapshotFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes(
             "a snapshot of a rank that had room",
@@ -118,11 +118,13 @@ def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
 
 def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     first = found[0]
-    told = first.shortage
-    gpu = f"GPU {told.device}" if told.device is not None else "a GPU"
-    wanted = f", {mebibytes(told.wanted)} were wanted" if told.wanted else ""
+    group = first.shortage
+    gpu = f"GPU {group.device}" if group.device is not None else "a GPU"
+    wanted = f", {mebibytes(group.wanted)} were wanted" if group.wanted else ""
     reason = _WORDS[first.cause].format(
-        others=mebibytes(told.other_bytes), unused=mebibytes(told.reserved_unallocated), allowed=mebibytes(told.allowed)
+        others=mebibytes(group.other_bytes),
+        unused=mebibytes(group.reserved_unallocated),
+        allowed=mebibytes(group.allowed),
     )
     where = f" (at {first.place})" if first.place else ""
     return finding_from_logs(

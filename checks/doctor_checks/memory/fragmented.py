@@ -33,7 +33,7 @@ def _full(
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     all_found = exhaustions(job)
     found = tuple(one for one in all_found if one.cause == "fragmented")
     if not found:
@@ -53,9 +53,9 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _pressed(job: Job) -> Iterator[Finding]:
     """Retries that a framework counts, in a run that went on."""
-    for told in event_groups(job, "cuda.pressure"):
+    for group in event_groups(job, "cuda.pressure"):
         yield finding_from_logs(
-            told,
+            group,
             "the allocator gave its cache back and tried again: memory is nearly full, or broken up",
             confidence=0.6,
             symptoms=False,
@@ -67,7 +67,7 @@ def _pressed(job: Job) -> Iterator[Finding]:
     severity=Severity.WARNING,
     when="RM",
     needs=(RunMemoryFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("room for everything", running(2, 2)),
         Passes("a run on the CPU", running(1, 2, gpus=0)),

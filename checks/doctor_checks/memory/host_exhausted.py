@@ -101,46 +101,48 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
     a host (memory map, shared tensors), and load checkpoints with `torch.load(path, mmap=True)` or one rank at a time.
     """
     named = list(event_groups(job, "oom.host"))
-    for told in named:
-        yield _by_name(job, told)
+    for group in named:
+        yield _by_name(job, group)
     workers = list(event_groups(job, "worker.killed"))
-    for told in workers:
+    for group in workers:
         yield finding_from_logs(
-            told,
+            group,
             "a data worker was killed, nearly always because the host ran out of memory",
             confidence=0.95 if named else 0.8,
             explains=_CONSEQUENCES,
         )
     if not named and not workers:
         yield from (
-            _by_signal(job, told)
-            for told in event_groups(job, "exit.killed")
-            if not _has_another_cause(job, told.first)
+            _by_signal(job, group)
+            for group in event_groups(job, "exit.killed")
+            if not _has_another_cause(job, group.first)
         )
 
 
 _CONSEQUENCES = ("DATA012",)
 
 
-def _by_name(job: Job, told: EventGroup) -> Finding:
-    command, held = told.value("command", "command3"), told.value("rss", "rss3")
-    who = f"{command} (process {told.value('pid') or told.value('pid3')})" if command else "a process"
+def _by_name(job: Job, group: EventGroup) -> Finding:
+    command, held = group.value("command", "command3"), group.value("rss", "rss3")
+    who = f"{command} (process {group.value('pid') or group.value('pid3')})" if command else "a process"
     size = f", which held {mebibytes(int(held) << 10)}" if held else ""
-    limit = " within its limit" if any("cgroup" in event.text or "MEMCG" in event.text for event in told.events) else ""
+    limit = (
+        " within its limit" if any("cgroup" in event.text or "MEMCG" in event.text for event in group.events) else ""
+    )
     return finding_from_logs(
-        told,
+        group,
         f"the host ran out of memory{limit}: {who} was killed{size}",
-        ranks=told.ranks or _tasks(told) or ended_by_signal(job, "SIGKILL"),
-        evidence={name: value for name in ("pid", "command", "step") if (value := told.value(name))},
+        ranks=group.ranks or _tasks(group) or ended_by_signal(job, "SIGKILL"),
+        evidence={name: value for name in ("pid", "command", "step") if (value := group.value(name))},
         confidence=0.95,
         explains=_CONSEQUENCES,
     )
 
 
-def _tasks(told: EventGroup) -> tuple[int, ...]:
+def _tasks(group: EventGroup) -> tuple[int, ...]:
     """Tasks of srun, which are ranks: ``0-2,5``."""
     found: set[int] = set()
-    for part in ",".join((*told.values("task"), *told.values("task2"))).split(","):
+    for part in ",".join((*group.values("task"), *group.values("task2"))).split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last.isdigit() or not last):
             found.update(range(int(first), min(int(last or first), int(first) + MOST_TASKS) + 1))
@@ -151,14 +153,14 @@ MOST_TASKS = 4096
 """Tasks of one range that are taken for ranks."""
 
 
-def _by_signal(job: Job, told: EventGroup) -> Finding:
+def _by_signal(job: Job, group: EventGroup) -> Finding:
     used = max(
         (float(value) for one in event_groups(job, "host.memory_used") for value in one.values("percent")), default=None
     )
     return finding_from_logs(
-        told,
+        group,
         "a process was killed by SIGKILL, most often because the host ran out of memory",
-        ranks=told.ranks or ended_by_signal(job, "SIGKILL"),
+        ranks=group.ranks or ended_by_signal(job, "SIGKILL"),
         fix="Look whether it was memory: `sudo dmesg -T | grep -iE 'oom|killed process'` on that host, or `sacct -o "
         "State,MaxRSS,ReqMem`. If so, ask for more memory (`--mem`), use fewer data workers, and hold the data once a "
         "host.",

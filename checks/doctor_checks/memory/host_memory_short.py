@@ -45,11 +45,11 @@ def _in_run(*, left: int, resident: int = 4, workers: int = 0, shared: int = 0, 
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "oom.host_refused"):
-        size = told.value("size") or next((mebibytes(int(value)) for value in told.values("bytes")), None)
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "oom.host_refused"):
+        size = group.value("size") or next((mebibytes(int(value)) for value in group.values("bytes")), None)
         yield finding_from_logs(
-            told,
+            group,
             "the host had no memory left for a process" + (f" that wanted {size}" if size else ""),
             evidence={"wanted": size} if size else None,
             confidence=0.8,
@@ -64,7 +64,7 @@ def _told(job: Job) -> Iterator[Finding]:
     when="PRM",
     needs=(HostFacts, EstimateFacts),
     or_needs=(HostFacts, RunMemoryFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
         Passes("nobody estimated", healthy(per_host=2)),

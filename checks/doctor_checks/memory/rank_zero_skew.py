@@ -84,7 +84,7 @@ def _of_parameters(count: int) -> tuple[TensorShape, ...]:
     return (TensorShape("weight", (count,), "float32"),)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     found = tuple(one for one in exhaustions(job) if on_first_device(one))
     if not found:
         return
@@ -105,7 +105,7 @@ def _told(job: Job) -> Iterator[Finding]:
 def _by_processes(job: Job) -> Iterator[Finding]:
     """By a table of nvidia-smi: processes that hold less of the first GPU than of another one, which is theirs. A
     process alone on several GPUs shares its work out among them."""
-    rows = [event for told in event_groups(job, "gpu.process") for event in told.events]
+    rows = [event for group in event_groups(job, "gpu.process") for event in group.events]
     if not rows:
         return
     held = {(event.value("pid"), int(event.value("gpu") or 0)): int(event.value("mebibytes") or 0) for event in rows}
@@ -152,7 +152,7 @@ def _names_ranks(one: OomEvent) -> bool:
     when="PRM",
     needs=(GpuFacts, ProcessFacts),
     compares_ranks=True,
-    from_logs=(_by_processes, _told),
+    from_logs=(_by_processes, _from_logs),
     cases=lambda: (
         Passes(
             "every rank on its own GPU",

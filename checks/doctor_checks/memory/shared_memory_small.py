@@ -55,8 +55,8 @@ def _shm(total: int, free: int | None = None) -> Filesystem:
     return Filesystem("/dev/shm", total, total if free is None else free, "tmpfs")  # noqa: S108 - the mount itself
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    full = tuple(event for told in event_groups(job, "python.exception") for event in told.events if _is_full(event))
+def _from_logs(job: Job) -> Iterator[Finding]:
+    full = tuple(event for group in event_groups(job, "python.exception") for event in group.events if _is_full(event))
     if full and not is_logged(job, "shm.full"):
         yield finding_from_logs(
             EventGroup(full[0].kind, full),
@@ -66,12 +66,12 @@ def _told(job: Job) -> Iterator[Finding]:
 
 
 def _bus_error(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "exit.bus_error"):
+    for group in event_groups(job, "exit.bus_error"):
         if not is_logged(job, "shm.full"):
             yield finding_from_logs(
-                told,
+                group,
                 "a process died of a bus error, nearly always because /dev/shm is full",
-                ranks=told.ranks or ended_by_signal(job, "SIGBUS"),
+                ranks=group.ranks or ended_by_signal(job, "SIGBUS"),
                 confidence=0.75,
                 explains=_CONSEQUENCES,
             )
@@ -82,14 +82,14 @@ def _started_with_little(job: Job) -> Iterator[Finding]:
     if is_logged(job, "shm.full"):
         return
     failed = any(
-        "unhandled system error" in event.text for told in event_groups(job, "nccl.result") for event in told.events
+        "unhandled system error" in event.text for group in event_groups(job, "nccl.result") for event in group.events
     )
-    for told in event_groups(job, "host.shm_default", "ray.shm_small"):
-        matters = failed and told.kind == "host.shm_default"
+    for group in event_groups(job, "host.shm_default", "ray.shm_small"):
+        matters = failed and group.kind == "host.shm_default"
         yield finding_from_logs(
-            told,
+            group,
             "the container was started with little shared memory",
-            severity=None if matters else Severity.WARNING if told.kind == "ray.shm_small" else Severity.INFO,
+            severity=None if matters else Severity.WARNING if group.kind == "ray.shm_small" else Severity.INFO,
             confidence=0.6 if matters else 0.9,
             symptoms=matters,
         )
@@ -112,7 +112,7 @@ def _is_full(event: Event) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    from_logs=(_told, _started_with_little, _bus_error),
+    from_logs=(_from_logs, _started_with_little, _bus_error),
     cases=lambda: (
         Passes("half of the memory, as on a bare host", healthy(hosts=2, per_host=8)),
         Passes(

@@ -37,14 +37,14 @@ _DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
 """Where NCCL looks of its own accord; most machines have none (graph/topo.cc)."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.topo_file", by=("path",)):
-        file = told.value("path")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "nccl.topo_file", by=("path",)):
+        file = group.value("path")
         if file != _DEFAULT:
             yield finding_from_logs(
-                told,
-                f"NCCL is told to read {file}, and can't: {told.value('err')}",
-                evidence={"file": file, "error": told.value("err")},
+                group,
+                f"NCCL is told to read {file}, and can't: {group.value('err')}",
+                evidence={"file": file, "error": group.value("err")},
                 confidence=0.9,
                 symptoms=False,
             )
@@ -55,7 +55,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.WARNING,
     when="PM",
     needs=(NcclFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("not set", healthy(2, 2)),
         Passes("a file of this machine", _SET.alter(NcclFacts, references=_file())),

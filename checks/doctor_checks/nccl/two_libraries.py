@@ -23,17 +23,17 @@ def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, .
     return packages, (NcclLibrary(_WHEEL, version, "wheel nvidia-nccl-cu12", chosen=True),)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Torch asks for a function that the NCCL which was loaded does not have."""
     wheels = {
-        f"{told.value('cuda')} {told.value('ver')}" for told in event_groups(job, "nccl.wheel", by=("cuda", "ver"))
+        f"{group.value('cuda')} {group.value('ver')}" for group in event_groups(job, "nccl.wheel", by=("cuda", "ver"))
     }
-    for told in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
+    for group in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
         yield finding_from_logs(
-            told,
-            f"the NCCL that was loaded lacks {told.value('symbol')}: it is older than the one that torch was "
+            group,
+            f"the NCCL that was loaded lacks {group.value('symbol')}: it is older than the one that torch was "
             f"built with",
-            evidence={"symbol": told.value("symbol"), "wanted_by": told.value("lib"), "wheels": sorted(wheels)},
+            evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
             confidence=0.95 if len(wheels) > 1 else 0.85,
             explains=("NCCL009", "VER002"),
         )
@@ -44,7 +44,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(SoftwareFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("the wheel alone", healthy()),
         Passes("no NCCL", healthy(gpus=0)),

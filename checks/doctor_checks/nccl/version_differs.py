@@ -38,31 +38,31 @@ def _loading(release: str | None) -> Callable[[tuple[NcclLibrary, ...]], tuple[N
     return lambda old: tuple(NcclLibrary(one.path, release, one.origin, chosen=True) for one in old)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """NCCL compares releases when ranks meet; and each rank may print its own."""
-    for told in event_groups(job, "nccl.version.mismatch", by=("r0", "r1")):
-        ranks = tuple(parse_count(told.value(name)) or 0 for name in ("r0", "r1"))
-        releases = [_in_words(told.value(name)) for name in ("v0", "v1")]
+    for group in event_groups(job, "nccl.version.mismatch", by=("r0", "r1")):
+        ranks = tuple(parse_count(group.value(name)) or 0 for name in ("r0", "r1"))
+        releases = [_in_words(group.value(name)) for name in ("v0", "v1")]
         yield finding_from_logs(
-            told,
+            group,
             f"rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} NCCL {releases[1]}",
             ranks=ranks,
             evidence={"releases": dict(zip(map(str, ranks), releases, strict=True))},
             confidence=0.95,
         )
-    for told in event_groups(job, "nccl.netver.mismatch"):
+    for group in event_groups(job, "nccl.netver.mismatch"):
         yield finding_from_logs(
-            told,
-            f"NCCL {_in_words(told.value('local'))} here, {_in_words(told.value('remote'))} at {told.value('peer')}",
-            evidence={"local": told.value("local"), "remote": told.value("remote"), "peer": told.value("peer")},
+            group,
+            f"NCCL {_in_words(group.value('local'))} here, {_in_words(group.value('remote'))} at {group.value('peer')}",
+            evidence={"local": group.value("local"), "remote": group.value("remote"), "peer": group.value("peer")},
             confidence=0.9,
         )
 
 
-def _told_by_ranks(job: Job) -> Iterator[Finding]:
+def _by_ranks(job: Job) -> Iterator[Finding]:
     """Releases that ranks of one log name in their errors and settings."""
     releases: dict[int, str] = {}
-    events = [event for told in event_groups(job, "torch.nccl.error", "torch.nccl.env_dump") for event in told.events]
+    events = [event for group in event_groups(job, "torch.nccl.error", "torch.nccl.env_dump") for event in group.events]
     for event in events:
         if event.rank is not None and event.value("ver"):
             releases[event.rank] = str(event.value("ver"))
@@ -99,7 +99,7 @@ def _in_words(number: str | None) -> str:
     when="PM",
     needs=(SoftwareFacts,),
     uses_baseline=True,
-    from_logs=(_told, _told_by_ranks),
+    from_logs=(_from_logs, _by_ranks),
     cases=lambda: (
         Passes("one release everywhere", healthy(hosts=2, per_host=2)),
         Passes("no NCCL on any rank", healthy(2, 2, gpus=0)),

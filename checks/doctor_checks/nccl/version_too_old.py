@@ -52,7 +52,7 @@ def _many_hosts_fabric(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 _ROCE = RdmaFacts(devices=(RdmaDevice("mlx5_0", (RdmaPort(link_layer="Ethernet", rate=200.0),)),))
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     lacking = tuple(event for event in events_of_kinds(job, *_FAILURES) if any(word in event.text for word in _NO_CODE))
     if lacking:
         yield finding_from_logs(
@@ -74,7 +74,7 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     severity=Severity.WARNING,
     when="PM",
     needs=(SoftwareFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("new enough", healthy(2, 8, rdma=8)),
         Passes("no NCCL", healthy(gpus=0)),

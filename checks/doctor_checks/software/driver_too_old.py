@@ -35,11 +35,11 @@ def _drivers(
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "version.driver"):
-        found = told.value("found")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "version.driver"):
+        found = group.value("found")
         yield finding_from_logs(
-            told,
+            group,
             "the driver is too old for the CUDA that is in use"
             + (f": it supports {int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""),
             evidence={"cuda_of_driver": found} if found else None,
@@ -57,7 +57,7 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     scope=Scope.RANK,
     when="PM",
     needs=(SoftwareFacts, GpuFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("newer than needed", healthy(hosts=2)),
         Passes("older within the same major release", _drivers("525.60.13", "12.0")),

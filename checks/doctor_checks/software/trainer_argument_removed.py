@@ -24,7 +24,7 @@ from doctor.knowledge.lightning_api import strategy as trainer_strategy
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
-def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str) -> JobBuilder:
+def _with_arguments(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str) -> JobBuilder:
     trainer = TrainerFacts(
         source=source,
         strategy=arguments.get("strategy"),
@@ -33,54 +33,54 @@ def _told(lightning: str = "2.6.1", source: str = "PL_TRAINER", **arguments: str
     return healthy().put(trainer, ranks=(0, 1)).alter(SoftwareFacts, packages=(Package("lightning", lightning),))
 
 
-def _heard(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "trainer.strategy_invalid", by=("strategy", "strategy2")):
-        name = told.value("strategy", "strategy2") or ""
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "trainer.strategy_invalid", by=("strategy", "strategy2")):
+        name = group.value("strategy", "strategy2") or ""
         known = trainer_strategy(name)
         instead = known.replacement if known else ""
-        what = "accelerator" if "accelerator name" in told.first.text else "strategy"
+        what = "accelerator" if "accelerator name" in group.first.text else "strategy"
         yield finding_from_logs(
-            told,
+            group,
             f"this Lightning has no {what} {name}" + (f"; instead: {instead}" if instead else ""),
             evidence={"strategy": name},
             fix=f"use {instead}" if instead else "",
             confidence=0.95,
         )
-    for told in event_groups(job, "trainer.interface_removed", by=("hook", "attribute", "module", "name")):
-        name = next((value for key in ("hook", "attribute", "module", "name") if (value := told.value(key))), "")
+    for group in event_groups(job, "trainer.interface_removed", by=("hook", "attribute", "module", "name")):
+        name = next((value for key in ("hook", "attribute", "module", "name") if (value := group.value(key))), "")
         yield finding_from_logs(
-            told,
+            group,
             f"the program uses {name}, which Lightning 2 no longer has",
             evidence={"name": name},
             fix="See Lightning's upgrade guide; `pip install 'pytorch-lightning<2'` with a torch of its time has it.",
-            confidence=0.85 if told.value("hook", "attribute") else 0.7,
+            confidence=0.85 if group.value("hook", "attribute") else 0.7,
         )
 
 
-def _arguments_told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "trainer.unexpected_argument", by=("argument",)):
-        name = told.value("argument") or ""
+def _removed_arguments(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "trainer.unexpected_argument", by=("argument",)):
+        name = group.value("argument") or ""
         known = trainer_argument(name)
         is_current = known is not None and not (known.removed or known.since)
-        of_lightning = _is_of_lightning(job, told)
-        if is_current or _is_anothers(told) or not (known or of_lightning):
+        of_lightning = _is_of_lightning(job, group)
+        if is_current or _is_anothers(group) or not (known or of_lightning):
             continue
         replacement = known.replacement if known else ""
         yield finding_from_logs(
-            told,
+            group,
             f"this Lightning's Trainer does not take {name}" + (f"; instead: {replacement}" if replacement else ""),
             evidence={"argument": name, "removed": known.removed if known else None},
             fix=f"use {replacement}" if replacement else "",
-            confidence=0.95 if of_lightning or told.value("class") else 0.7,
+            confidence=0.95 if of_lightning or group.value("class") else 0.7,
         )
 
 
-def _is_of_lightning(job: Job, told: EventGroup) -> bool:
+def _is_of_lightning(job: Job, group: EventGroup) -> bool:
     """Whether it is Lightning's Trainer that refuses it: it is named, or the traceback ends where Lightning hands the
     arguments on."""
-    if is_logged(job, "trainer.named") and (told.value("class") or trainer_argument(told.value("argument") or "")):
+    if is_logged(job, "trainer.named") and (group.value("class") or trainer_argument(group.value("argument") or "")):
         return True
-    quoted = f"'{told.value('argument')}'"
+    quoted = f"'{group.value('argument')}'"
     ended = [event for one in event_groups(job, "python.exception") for event in one.events if quoted in event.text]
     return any(event.frames and event.frames[0].file.endswith(_HANDS_ON) for event in ended)
 
@@ -89,9 +89,9 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
 """Where Lightning adds what is set in the environment to a Trainer's arguments."""
 
 
-def _is_anothers(told: EventGroup) -> bool:
+def _is_anothers(group: EventGroup) -> bool:
     """Whether the message names a class that is not the Trainer."""
-    return (told.value("class") or "Trainer") not in ("Trainer", "LightningTrainer")
+    return (group.value("class") or "Trainer") not in ("Trainer", "LightningTrainer")
 
 
 @check(
@@ -100,17 +100,19 @@ def _is_anothers(told: EventGroup) -> bool:
     scope=Scope.RANK,
     when="PM",
     needs=(TrainerFacts, SoftwareFacts),
-    from_logs=(_arguments_told, _heard),
+    from_logs=(_removed_arguments, _from_logs),
     cases=lambda: (
-        Passes("arguments of today", _told(devices="4", strategy="fsdp", precision="bf16-mixed")),
-        Passes("an old argument under an old Lightning", _told("1.9.5", gpus="4")),
-        Passes("a strategy that a plug-in registered", _told(strategy="my_strategy")),
-        Fails("gpus=4 under Lightning 2", _told(gpus="4"), ranks=(0, 1)),
-        Fails("strategy ddp_sharded under Lightning 2", _told(strategy="ddp_sharded"), ranks=(0, 1)),
+        Passes("arguments of today", _with_arguments(devices="4", strategy="fsdp", precision="bf16-mixed")),
+        Passes("an old argument under an old Lightning", _with_arguments("1.9.5", gpus="4")),
+        Passes("a strategy that a plug-in registered", _with_arguments(strategy="my_strategy")),
+        Fails("gpus=4 under Lightning 2", _with_arguments(gpus="4"), ranks=(0, 1)),
+        Fails("strategy ddp_sharded under Lightning 2", _with_arguments(strategy="ddp_sharded"), ranks=(0, 1)),
         Fails(
-            "a checkpoint to resume from, which is ignored", _told(resume_from_checkpoint="/c/last.ckpt"), ranks=(0, 1)
+            "a checkpoint to resume from, which is ignored",
+            _with_arguments(resume_from_checkpoint="/c/last.ckpt"),
+            ranks=(0, 1),
         ),
-        Fails("an argument of a newer release", _told("1.9.5", barebones="1"), ranks=(0, 1)),
+        Fails("an argument of a newer release", _with_arguments("1.9.5", barebones="1"), ranks=(0, 1)),
         Passes(
             "an argument of another library, by a log",
             logged("TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'"),

@@ -131,8 +131,8 @@ def has_worked(job: Job, event: Event) -> bool:
     """Whether ranks had exchanged data before: a communicator was complete, or a watchdog counts finished work."""
     if set_up_before(job, event):
         return True
-    told = job.evidence.of("torch.nccl.pg_status", "torch.nccl.pg_status.old") if job.evidence else ()
-    return any((one.value("done") or "").strip("0").isdecimal() for one in told)
+    events = job.evidence.of("torch.nccl.pg_status", "torch.nccl.pg_status.old") if job.evidence else ()
+    return any((one.value("done") or "").strip("0").isdecimal() for one in events)
 
 
 _COUNTS = (("nccl.nodes", "nodes"), ("launch.hosts_given", "n"), ("launch.hosts_given", "n2"))
@@ -143,19 +143,19 @@ def spans_hosts(job: Job) -> bool:
     """Whether captures or logs show that the job runs on several hosts."""
     if job.evidence is None:
         return len(job.hosts) > 1
-    told = job.evidence.of(*(kind for kind, _ in _COUNTS), "launch.node_given")
-    counts = [one.value(name) for one in told for kind, name in _COUNTS if kind == one.kind]
+    events = job.evidence.of(*(kind for kind, _ in _COUNTS), "launch.node_given")
+    counts = [one.value(name) for one in events for kind, name in _COUNTS if kind == one.kind]
     if any((parse_count(count) or 0) > 1 for count in (*counts, launch_setting(job, "max_nodes"))):
         return True
-    if any((one.value("node") or "0") != "0" for one in told):
+    if any((one.value("node") or "0") != "0" for one in events):
         return True
     return len({_short(one.host) for one in job.evidence.events if one.host}) > 1
 
 
 def launch_setting(job: Job, name: str) -> str | None:
     """What torchrun printed of its own settings when it began (``rdzv_endpoint``, ``max_nodes``)."""
-    told = job.evidence.of("elastic.launch") if job.evidence else ()
-    return next((one.value("value") for one in told if one.value("key") == name), None)
+    events = job.evidence.of("elastic.launch") if job.evidence else ()
+    return next((one.value("value") for one in events if one.value("key") == name), None)
 
 
 def events_of_kinds(job: Job, *kinds: str) -> tuple[Event, ...]:

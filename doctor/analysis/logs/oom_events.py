@@ -108,18 +108,18 @@ def as_event_groups(found: tuple[OomEvent, ...]) -> EventGroup:
 
 def numbers_of(one: OomEvent) -> dict[str, object]:
     """What is known of it, as evidence; bytes."""
-    told = one.shortage
+    message = one.shortage
     named = {
         "cause": one.cause,
-        "device": told.device,
-        "wanted_bytes": told.wanted,
-        "total_bytes": told.total,
-        "free_bytes": told.free,
-        "allocated_bytes": told.allocated,
-        "reserved_unallocated_bytes": told.reserved_unallocated,
-        "held_by_others_bytes": told.other_bytes,
-        "others": {str(pid): size for pid, size in told.others} or None,
-        "allowed_bytes": told.allowed,
+        "device": message.device,
+        "wanted_bytes": message.wanted,
+        "total_bytes": message.total,
+        "free_bytes": message.free,
+        "allocated_bytes": message.allocated,
+        "reserved_unallocated_bytes": message.reserved_unallocated,
+        "held_by_others_bytes": message.other_bytes,
+        "others": {str(pid): size for pid, size in message.others} or None,
+        "allowed_bytes": message.allowed,
         "place": one.place or None,
     }
     return {name: value for name, value in named.items() if value is not None}

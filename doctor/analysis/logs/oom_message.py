@@ -66,7 +66,7 @@ class OomMessage(NamedTuple):
 
     ``total`` and ``free`` of the device. ``in_use_by_process``: with context and libraries. ``reserved_unallocated``:
     held by the allocator and used by no tensor. ``others``: process ids and what they hold; ``other_bytes``: all that
-    others hold, told or inferred. ``allowed``: a limit that was set for this process. ``in_private_pools``: kept for
+    others hold, stated or inferred. ``allowed``: a limit that was set for this process. ``in_private_pools``: kept for
     CUDA graphs, a part of what is unallocated. ``device`` as this process numbers it.
     """
 
@@ -138,33 +138,33 @@ def _processes(said: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(one[1]), _bytes(one[2], one[3])) for one in found)
 
 
-def _with_others(told: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
+def _with_others(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
     """In a container torch does not know itself among the processes, whose ids are the host's: the one that holds just
     more than its allocator is it."""
-    if told.in_use_by_process is None and (own := _own(told, processes)) is not None:
+    if message.in_use_by_process is None and (own := _own(message, processes)) is not None:
         processes = tuple(one for one in processes if one is not own)
-        told = told._replace(in_use_by_process=own[1])
+        message = message._replace(in_use_by_process=own[1])
     named = sum(size for _, size in processes)
-    return told._replace(others=processes, other_bytes=named if processes else _unnamed(told))
+    return message._replace(others=processes, other_bytes=named if processes else _unnamed(message))
 
 
-def _own(told: OomMessage, processes: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
-    if not told.reserved:
+def _own(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+    if not message.reserved:
         return None
-    most = told.reserved + max(OVERHEAD, int(OVERHEAD_SHARE * (told.total or 0)))
+    most = message.reserved + max(OVERHEAD, int(OVERHEAD_SHARE * (message.total or 0)))
     # Numbers are rounded to two places, and the driver's count in whole pages.
-    fitting = [one for one in processes if 0.98 * told.reserved <= one[1] <= most]
+    fitting = [one for one in processes if 0.98 * message.reserved <= one[1] <= most]
     return min(fitting, key=lambda one: one[1], default=None)
 
 
-def _unnamed(told: OomMessage) -> int | None:
+def _unnamed(message: OomMessage) -> int | None:
     """What nobody named holds of the device: all but the free memory and this process's, context included."""
-    own = told.in_use_by_process
-    if own is None and told.reserved is not None:
-        own = told.reserved + CONTEXT
-    if own is None or told.total is None or told.free is None:
+    own = message.in_use_by_process
+    if own is None and message.reserved is not None:
+        own = message.reserved + CONTEXT
+    if own is None or message.total is None or message.free is None:
         return None
-    return max(0, told.total - told.free - own)
+    return max(0, message.total - message.free - own)
 
 
 def cause_of(
@@ -223,8 +223,8 @@ def _is_fragmented(unallocated: int, wanted: int, large: float) -> bool:
 
 
 def _is_skew(shortage: OomMessage, peers: Collection[int]) -> bool:
-    """Whether the others are ranks: known by their ids, or, as ids of a container are not the host's, contexts that are
-    alike on the device that a process uses which was told of none."""
+    """Whether the others are ranks: known by their ids, or, as ids of a container are not the host's, contexts of the
+    same size on the device of a process whose peers are unknown."""
     known = set(peers)
     if any(pid in known for pid, _ in shortage.others):
         return True

@@ -35,7 +35,7 @@ LIVE_SECONDS = 120.0
 """Seconds since the last step within which a run counts as running, or the time that :data:`LIVE_STEPS` steps take."""
 LIVE_STEPS = 5
 _SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup")
-"""Messages of processes that were told to end."""
+"""Messages of processes that got a signal to end."""
 _TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
 
 

@@ -67,7 +67,7 @@ def is_logged(job: Job, *kinds: str) -> bool:
 
 
 def finding_from_logs(
-    told: EventGroup,
+    group: EventGroup,
     summary: str,
     *,
     ranks: tuple[int, ...] | None = None,
@@ -85,14 +85,14 @@ def finding_from_logs(
     :data:`SYMPTOMS` in addition to ``explains``. A finding of severity info explains nothing, because the job can
     live with it.
     """
-    first = told.first
+    first = group.first
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
-    blamed = told.ranks if ranks is None else ranks
+    blamed = group.ranks if ranks is None else ranks
     return Finding(
         summary,
         ranks=blamed,
-        hosts=() if blamed else told.hosts,
-        evidence={**(evidence or {}), "said": [line_of(event) for event in told.events[:SHOWN]], **_times(told)},
+        hosts=() if blamed else group.hosts,
+        evidence={**(evidence or {}), "said": [line_of(event) for event in group.events[:SHOWN]], **_times(group)},
         effect=effect,
         fix=fix,
         severity=severity,
@@ -117,6 +117,6 @@ def place_of_line(text: str) -> tuple[str, int] | None:
     return (found["file"], int(found["line"])) if found else None
 
 
-def _times(told: EventGroup) -> dict[str, object]:
-    count = sum(event.count for event in told.events)
-    return {"times": count} if count > len(told.events) or count > SHOWN else {}
+def _times(group: EventGroup) -> dict[str, object]:
+    count = sum(event.count for event in group.events)
+    return {"times": count} if count > len(group.events) or count > SHOWN else {}

@@ -22,9 +22,9 @@ def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
     It only adds findings and never removes one.
     """
     claims: dict[tuple[int, ...], list[Event]] = {}
-    told = [event for event in (job.evidence.of(KIND) if job.evidence else ()) if event.value("id") == check_id]
+    reported = [event for event in (job.evidence.of(KIND) if job.evidence else ()) if event.value("id") == check_id]
     # An exception and a summary repeat what was reported before, and may not name the ranks.
-    for event in sorted(told, key=lambda one: not (one.value("ranks") or _place(one)[1])):
+    for event in sorted(reported, key=lambda one: not (one.value("ranks") or _place(one)[1])):
         ranks = _numbers(event.value("ranks") or _place(event)[1])
         claims.setdefault(ranks if ranks or not claims else next(iter(claims)), []).append(event)
     for ranks, events in claims.items():
@@ -32,11 +32,11 @@ def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
 
 
 def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Finding:
-    told = EventGroup(KIND, tuple(events))
+    group = EventGroup(KIND, tuple(events))
     is_warning = all(event.value("severity") == "warning" for event in events)
     return finding_from_logs(
-        told,
-        f"{_place(told.first)[0] or 'found'} (reported by the doctor in the run)",
+        group,
+        f"{_place(group.first)[0] or 'found'} (reported by the doctor in the run)",
         ranks=ranks,
         severity=Severity.WARNING if is_warning else Severity.ERROR,
         confidence=_CONFIDENCE,

@@ -33,24 +33,24 @@ def _processor_build(sketch: JobBuilder, ranks: tuple[int, ...] | None = None) -
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.backend_absent", by=("backend", "device")):
-        summary, confidence = _words_told(told)
-        only_warned = all("CUDA initialization:" in event.text for event in told.events)
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.backend_absent", by=("backend", "device")):
+        summary, confidence = _summary_and_confidence(group)
+        only_warned = all("CUDA initialization:" in event.text for event in group.events)
         severity = Severity.INFO if only_warned else None  # as on any machine without a GPU
-        yield finding_from_logs(told, summary, severity=severity, confidence=confidence, symptoms=not only_warned)
+        yield finding_from_logs(group, summary, severity=severity, confidence=confidence, symptoms=not only_warned)
 
 
-def _words_told(told: EventGroup) -> tuple[str, float]:
+def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     """What lacks, and how surely it is this torch that lacks it: a build states it, hidden devices look the same to
     torch as absent ones."""
-    if backend := told.value("backend"):
+    if backend := group.value("backend"):
         return f"this torch is built without {backend}, which is asked for", 0.95
-    if device := told.value("device"):
+    if device := group.value("device"):
         return f"this torch is built without {device}, which is asked for", 0.95
-    if told.value("driver"):
+    if group.value("driver"):
         return "torch finds no NVIDIA driver", 0.6
-    if told.value("hidden"):
+    if group.value("hidden"):
         return "torch sees no GPU: there is none, it is hidden, or the driver does not start", 0.4
     return "GPUs are asked for, and torch sees none", 0.7
 
@@ -60,7 +60,7 @@ def _words_told(told: EventGroup) -> tuple[str, float]:
     severity=Severity.ERROR,
     when="PM",
     needs=(SoftwareFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("CUDA build on GPUs", healthy(hosts=2, per_host=2)),
         Passes("CPU build without GPU", healthy(per_host=2, gpus=0)),

@@ -33,12 +33,12 @@ from doctor.facts import EnvironmentFacts, Event, GpuFacts, TrainerFacts, Traini
 from doctor.testing import Fails, Passes, healthy, running
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    pairs = [(event, _named_ranks(event)) for told in event_groups(job, "nccl.dup_gpu") for event in told.events]
+def _from_logs(job: Job) -> Iterator[Finding]:
+    pairs = [(event, _named_ranks(event)) for group in event_groups(job, "nccl.dup_gpu") for event in group.events]
     ranks = tuple(sorted({rank for _, named in pairs for rank in named}))
-    for told in event_groups(job, "nccl.dup_gpu"):
+    for group in event_groups(job, "nccl.dup_gpu"):
         yield finding_from_logs(
-            told,
+            group,
             f"NCCL found {ranks_in_words(ranks)} on GPUs that others of them use, too",
             ranks=ranks,
             evidence={"devices": sorted({_bus_id(event) for event, _ in pairs})},
@@ -69,7 +69,7 @@ def _bus_id(event: Event) -> str:
     when="PM",
     needs=(GpuFacts,),
     compares_ranks=True,
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a GPU for each rank", healthy(hosts=2, per_host=4)),
         Passes(

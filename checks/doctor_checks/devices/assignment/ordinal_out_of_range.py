@@ -49,19 +49,19 @@ from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, Passes, healthy, lines, logged, running
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.ordinal"):
-        has = told.value("has")
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.ordinal"):
+        has = group.value("has")
         seen = f": {len(has.split(',')) if has.strip() else 0} visible" if has is not None else ""
         yield finding_from_logs(
-            told,
+            group,
             f"a process asked for a GPU beyond those that it sees{seen}",
-            evidence=_named(told),
+            evidence=_named(group),
             confidence=0.75 if has is not None else 0.95,
         )
 
 
-def _named(told: EventGroup) -> dict[str, object]:
+def _named(group: EventGroup) -> dict[str, object]:
     names = {
         "asked": "asked_for",
         "asked2": "asked_for",
@@ -72,7 +72,7 @@ def _named(told: EventGroup) -> dict[str, object]:
         "seen2": "visible",
         "has": "visible_devices",
     }
-    return {key: value for name, key in names.items() if (value := told.value(name)) is not None}
+    return {key: value for name, key in names.items() if (value := group.value(name)) is not None}
 
 
 @check(
@@ -80,7 +80,7 @@ def _named(told: EventGroup) -> dict[str, object]:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts, EnvironmentFacts, GpuFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("as many GPUs as ranks", healthy(hosts=2, per_host=4)),
         Passes(

@@ -25,11 +25,11 @@ from doctor.testing import Fails, Passes, healthy, logged
 View = tuple[str, ...]
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """By what Lightning prints at its start, a line for each process of a host."""
-    for told in event_groups(job, "pl.local_rank"):
+    for group in event_groups(job, "pl.local_rank"):
         views: dict[str, set[View]] = {}
-        for event in told.events:
+        for event in group.events:
             listed = tuple(word.strip() for word in (event.value("dev") or "").split(",") if word.strip())
             views.setdefault(event.value("lr") or "", set()).add(listed)
         lists = {view for seen in views.values() for view in seen}
@@ -38,7 +38,7 @@ def _told(job: Job) -> Iterator[Finding]:
         own = all(len(view) == 1 for view in lists)
         if one_host and not own and len(lists) > 1:
             yield finding_from_logs(
-                told,
+                group,
                 f"{len(lists)} different lists of visible devices on one host",
                 ranks=(),
                 evidence={"visible_devices_by_local_rank": {rank: list(*seen) for rank, seen in views.items()}},
@@ -54,7 +54,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(EnvironmentFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     compares_ranks=True,
     cases=lambda: (
         Passes("all ranks see all devices", healthy(hosts=2, per_host=4)),

@@ -47,41 +47,41 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     faults = list(event_groups(job, "gpu.fault"))
-    for told in faults:
-        yield _finding(told, assertions)
+    for group in faults:
+        yield _finding(group, assertions)
     if not faults:
-        yield from (_asserted(told) for told in assertions)
+        yield from (_asserted(group) for group in assertions)
     if not faults and not assertions:
-        yield from (_of_library(told) for told in event_groups(job, "gpu.library_fault"))
-        yield from (_unknown(told) for told in event_groups(job, "gpu.unknown_error"))
+        yield from (_of_library(group) for group in event_groups(job, "gpu.library_fault"))
+        yield from (_unknown(group) for group in event_groups(job, "gpu.unknown_error"))
 
 
-def _finding(told: EventGroup, assertions: list[EventGroup]) -> Finding:
-    who = f" first on {ranks_in_words((told.first.rank,))}:" if told.first.rank is not None else ""
+def _finding(group: EventGroup, assertions: list[EventGroup]) -> Finding:
+    who = f" first on {ranks_in_words((group.first.rank,))}:" if group.first.rank is not None else ""
     condition = assertions[0].value("expression") if assertions else None
-    fault = told.value("fault", "fault2")
+    fault = group.value("fault", "fault2")
     words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
     return finding_from_logs(
-        told,
+        group,
         f"a kernel failed,{who} {words}",
         evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
         confidence=0.95,
     )
 
 
-def _asserted(told: EventGroup) -> Finding:
+def _asserted(group: EventGroup) -> Finding:
     return finding_from_logs(
-        told, f"a kernel failed: the assertion `{told.value('expression')}` does not hold", confidence=0.9
+        group, f"a kernel failed: the assertion `{group.value('expression')}` does not hold", confidence=0.9
     )
 
 
-def _of_library(told: EventGroup) -> Finding:
-    return finding_from_logs(told, f"a library's kernel failed: {told.value('fault')}", confidence=0.5)
+def _of_library(group: EventGroup) -> Finding:
+    return finding_from_logs(group, f"a library's kernel failed: {group.value('fault')}", confidence=0.5)
 
 
-def _unknown(told: EventGroup) -> Finding:
+def _unknown(group: EventGroup) -> Finding:
     return finding_from_logs(
-        told,
+        group,
         "CUDA failed with an unknown error: a kernel's fault, a lost GPU or a driver that is not set up",
         fix="Look at the kernel log first: `sudo dmesg -T | grep -iE 'xid|nvrm'`; then whether `nvidia-smi` and a line "
         "of torch work on that GPU.",

@@ -26,16 +26,16 @@ from doctor.testing import Fails, Passes, healthy, logged
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.multicast_fails"):
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.multicast_fails"):
         yield finding_from_logs(
-            told,
+            group,
             "NCCL can't set up multicast memory in the NVSwitches: mostly a fabric manager that was restarted while "
             "GPUs were in use, or is of another release",
             fix="End all processes on the GPUs, then `sudo systemctl restart nvidia-fabricmanager`, or reboot; "
             "NCCL_NVLS_ENABLE=0 does without.",
-            severity=Severity.WARNING if _went_on(job, told) else None,
-            confidence=0.9 if told.value("stated") else 0.7,
+            severity=Severity.WARNING if _went_on(job, group) else None,
+            confidence=0.9 if group.value("stated") else 0.7,
             explains=_CONSEQUENCES,
         )
 
@@ -43,10 +43,10 @@ def _told(job: Job) -> Iterator[Finding]:
 _CONSEQUENCES = ("GPU013", "GPU018", "GPU021", "GPU022", "GPU023")
 
 
-def _went_on(job: Job, told: EventGroup) -> bool:
+def _went_on(job: Job, group: EventGroup) -> bool:
     """Whether the communicator came about without it, as in NCCL 2.27 and 2.28."""
     events = job.evidence.events if job.evidence else ()
-    later = events[events.index(told.first) + 1 :] if told.first in events else ()
+    later = events[events.index(group.first) + 1 :] if group.first in events else ()
     return any(event.kind == "nccl.init" and event.value("phase") == "COMPLETE" for event in later)
 
 
@@ -56,7 +56,7 @@ def _went_on(job: Job, told: EventGroup) -> bool:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts, DriverFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
         Passes("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),

@@ -47,12 +47,12 @@ def _pair(path: str, status: str) -> tuple[PeerLink, ...]:
     return (PeerLink(0, 1, path, status, status),)
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gpu.io_page_fault"):
-        by_driver = told.value("driver") is not None
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.io_page_fault"):
+        by_driver = group.value("driver") is not None
         of_a_job = is_logged(job, "nccl.", "torch.")
         yield finding_from_logs(
-            told,
+            group,
             "the IOMMU stopped an access between devices",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
             symptoms=by_driver or of_a_job,
@@ -63,14 +63,14 @@ def _told(job: Job) -> Iterator[Finding]:
 def _from_the_start(job: Job) -> Iterator[Finding]:
     """Where GPUs of one host send each other directly, every rank has started the first collective, and none has ended
     it: what carries it never worked."""
-    sent = {event.value("transport") for told in event_groups(job, "nccl.conn") for event in told.events}
-    sizes = {int(value) for told in event_groups(job, "nccl.init") for value in told.values("nranks")}
-    for told in event_groups(job, "torch.nccl.watchdog_timeout"):
-        first = {event.rank for event in told.events if event.value("seq") == "1"}
+    sent = {event.value("transport") for group in event_groups(job, "nccl.conn") for event in group.events}
+    sizes = {int(value) for group in event_groups(job, "nccl.init") for value in group.values("nranks")}
+    for group in event_groups(job, "torch.nccl.watchdog_timeout"):
+        first = {event.rank for event in group.events if event.value("seq") == "1"}
         everybody = sizes == {len(first)} and first == set(range(len(first)))
-        if sent == {"P2P"} and everybody and first == set(told.ranks):
+        if sent == {"P2P"} and everybody and first == set(group.ranks):
             yield finding_from_logs(
-                told,
+                group,
                 "the first collective never ended, though every rank of the host had started it: GPUs reach each other "
                 "by peer access, and it does not work",
                 fix="NCCL_P2P_DISABLE=1 proves it. For good: switch off ACS on the PCIe switches and the IOMMU (or "
@@ -85,7 +85,7 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     scope=Scope.HOST,
     when="PM",
     needs=(GpuFacts,),
-    from_logs=(_from_the_start, _told),
+    from_logs=(_from_the_start, _from_logs),
     cases=lambda: (
         Passes("peer access over NVLink", healthy(hosts=2, per_host=4)),
         Passes(

@@ -46,13 +46,13 @@ _EFA = RdmaFacts(
 )
 
 
-def _told_of_libfabric(job: Job) -> Iterator[Finding]:
+def _of_libfabric(job: Job) -> Iterator[Finding]:
     """Where NCCL goes on by another network, this costs speed between hosts, and nothing on one."""
-    for told in event_groups(job, "nccl.ofi_failed"):
+    for group in event_groups(job, "nccl.ofi_failed"):
         fallen_back = _goes_by_sockets(job)
         yield finding_from_logs(
-            told,
-            f"the plug-in for EFA and libfabric can't be used: {told.value('what')}",
+            group,
+            f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
             fix="`fi_info -p efa` must list devices on the host and inside the container "
@@ -64,7 +64,7 @@ def _told_of_libfabric(job: Job) -> Iterator[Finding]:
 
 def _goes_by_sockets(job: Job) -> bool:
     """Whether NCCL found another network after all."""
-    return any(told.value("net") in ("Socket", "IB") for told in event_groups(job, "nccl.net.using", by=("net",)))
+    return any(group.value("net") in ("Socket", "IB") for group in event_groups(job, "nccl.net.using", by=("net",)))
 
 
 @check(
@@ -72,7 +72,7 @@ def _goes_by_sockets(job: Job) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts,),
-    from_logs=_told_of_libfabric,
+    from_logs=_of_libfabric,
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),

@@ -44,7 +44,7 @@ _FINAL = ("110", "113", "101")
 """Errors that trying again does not mend: timed out, no route, network unreachable."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """A client tries again and again until rank 0 listens, so that single refusals say nothing of a job that comes
     up."""
     strangers = {event.value("port") for event in events_of_kinds(job, "torch.store.stranger")}
@@ -54,10 +54,10 @@ def _told(job: Job) -> Iterator[Finding]:
             groups.setdefault(event.value("port") or event.value("port2") or "", []).append(event)
     for port, events in groups.items():
         if port not in strangers:
-            yield _told_of(job, EventGroup(events[0].kind, tuple(events)), port)
-    for told in event_groups(job, *_OLD):
-        if not set_up_after(job, told.events[-1]) and not set_up_before(job, told.first):
-            yield _told_of(job, told, None)
+            yield _logged_finding(job, EventGroup(events[0].kind, tuple(events)), port)
+    for group in event_groups(job, *_OLD):
+        if not set_up_after(job, group.events[-1]) and not set_up_before(job, group.first):
+            yield _logged_finding(job, group, None)
 
 
 def _counts(event: Event) -> bool:
@@ -66,16 +66,16 @@ def _counts(event: Event) -> bool:
     return event.value("errno") not in _MEANT_WELL
 
 
-def _told_of(job: Job, told: EventGroup, port: str | None) -> Finding:
+def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
     """Where the program of a rank failed earlier, rank 0 may be gone for that reason."""
-    earlier, host = failed_before(job, told.first), told.value("host", "host2")
-    why = told.value("err") if told.value("errno") or told.kind in _OLD else None
+    earlier, host = failed_before(job, group.first), group.value("host", "host2")
+    why = group.value("err") if group.value("errno") or group.kind in _OLD else None
     return finding_from_logs(
-        told,
+        group,
         f"{f'{host}:{port}' if host and port else 'the master'} can't be reached: {why or 'it gave no answer in time'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
         severity=Severity.WARNING if earlier else None,
-        confidence=0.4 if earlier else _confidence(told),
+        confidence=0.4 if earlier else _confidence(group),
         fix="Look first whether rank 0 was started and still lives. Where it can't be reached, while it waits: `nc "
         f"-vz {host or '$MASTER_ADDR'} {port or '$MASTER_PORT'}`; refused: nobody listens there; no answer: a "
         "firewall or a wrong address.",
@@ -83,11 +83,11 @@ def _told_of(job: Job, told: EventGroup, port: str | None) -> Finding:
     )
 
 
-def _confidence(told: EventGroup) -> float:
-    if told.kind in _OLD:
+def _confidence(group: EventGroup) -> float:
+    if group.kind in _OLD:
         return 0.7
     gave_up = any(
-        event.kind in _SILENT or event.value("host") or event.value("errno") in _FINAL for event in told.events
+        event.kind in _SILENT or event.value("host") or event.value("errno") in _FINAL for event in group.events
     )
     return 0.85 if gave_up else 0.6
 
@@ -97,7 +97,7 @@ def _confidence(told: EventGroup) -> float:
     severity=Severity.ERROR,
     when="PM",
     needs=(ReachFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=2, per_host=1)),
         Passes("the master answers", healthy(2, 1).put(_tried("open"))),

@@ -79,58 +79,58 @@ _SILENT = (
 )
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Who can't connect to a peer says which. A refusal comes from a host that is there: its process is gone, or a
     firewall sends refusals."""
-    for told in event_groups(
+    for group in event_groups(
         job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
     ):
-        if set_up_after(job, told.events[-1]) or _is_single_retry(told):
+        if set_up_after(job, group.events[-1]) or _is_single_retry(group):
             continue
-        yield _told_of(job, told)
-    for told in event_groups(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
-        if any(word in (told.value("err") or "") for word in _SILENT):
-            yield _told_of(job, told)
+        yield _logged_finding(job, group)
+    for group in event_groups(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
+        if any(word in (group.value("err") or "") for word in _SILENT):
+            yield _logged_finding(job, group)
     if not is_logged(job, *_MORE_EXACT):
-        for told in event_groups(job, "gloo.mesh"):
-            yield _told_of(job, told)
-        yield from _told_by_result(job)
+        for group in event_groups(job, "gloo.mesh"):
+            yield _logged_finding(job, group)
+        yield from _by_result(job)
 
 
-def _is_single_retry(told: EventGroup) -> bool:
-    return all("retrying" in event.text for event in told.events) and sum(event.count for event in told.events) < 2
+def _is_single_retry(group: EventGroup) -> bool:
+    return all("retrying" in event.text for event in group.events) and sum(event.count for event in group.events) < 2
 
 
-def _told_of(job: Job, told: EventGroup) -> Finding:
-    target = told.value("remote", "host") or told.value("host2", "host3")
-    error, earlier = told.value("err") or "", failed_before(job, told.first)
+def _logged_finding(job: Job, group: EventGroup) -> Finding:
+    target = group.value("remote", "host") or group.value("host2", "host3")
+    error, earlier = group.value("err") or "", failed_before(job, group.first)
     silent = any(word in error for word in _SILENT)
     confidence = 0.85 if silent and target else 0.6 if silent else 0.5
     return finding_from_logs(
-        told,
+        group,
         f"no connection to {target or 'a peer'}: {error}",
         evidence={"peer": target, "error": error},
-        severity=_severity(told, earlier, silent),
+        severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
         fix=_FIX_TOLD,
         symptoms=not earlier,
     )
 
 
-def _severity(told: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
+def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
     """A refusal after a failure follows from it; attempts that go on in the last words may yet have succeeded."""
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
-    return Severity.WARNING if all("retrying" in event.text for event in told.events) else None
+    return Severity.WARNING if all("retrying" in event.text for event in group.events) else None
 
 
-def _told_by_result(job: Job) -> Iterator[Finding]:
+def _by_result(job: Job) -> Iterator[Finding]:
     """A system call of NCCL failed, and nothing says which. Nearly all of its system calls are those of sockets."""
-    for told in event_groups(job, "nccl.result"):
-        early = not set_up_before(job, told.first) and failed_before(job, told.first) is None
-        if early and any("unhandled system error" in event.text for event in told.events):
+    for group in event_groups(job, "nccl.result"):
+        early = not set_up_before(job, group.first) and failed_before(job, group.first) is None
+        if early and any("unhandled system error" in event.text for event in group.events):
             yield finding_from_logs(
-                told,
+                group,
                 "NCCL's first contact with its peers failed, most often for want of an interface or of open ports",
                 severity=Severity.WARNING,
                 confidence=0.4,
@@ -175,7 +175,7 @@ _FIX_TOLD = (
     scope=Scope.JOB,
     when="PM",
     needs=(ReachFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("nobody measured", healthy(hosts=2, per_host=1)),
         Passes(

@@ -26,13 +26,13 @@ from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax
 from doctor.testing import Fails, Passes, healthy, lines, logged
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gloo.noaddr"):
-        value = gloo_name_refused(told.first) or ""
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gloo.noaddr"):
+        value = gloo_name_refused(group.first) or ""
         name = _cut_short(job, value)
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
-                told,
+                group,
                 f"GLOO_SOCKET_IFNAME={value} is NCCL's way to name interfaces; Gloo takes whole names alone",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
                 confidence=0.95,
@@ -42,7 +42,7 @@ def _told(job: Job) -> Iterator[Finding]:
 
 def _cut_short(job: Job, value: str) -> str | None:
     """The interface of which it is the beginning, as NCCL would take it."""
-    names = (told.value("if") or "" for told in event_groups(job, "nccl.bootstrap.using", by=("if",)))
+    names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
     return next((name for name in names if value and name != value and name.startswith(value)), None)
 
 
@@ -51,7 +51,7 @@ def _cut_short(job: Job, value: str) -> str | None:
     severity=Severity.ERROR,
     when="PM",
     needs=(EnvironmentFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=1)),
         Passes("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),

@@ -55,24 +55,24 @@ class _Terms(NamedTuple):
     multi_host: bool
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """A link that went down and stayed so, in a job that lost its connections. One that came back, or of which nobody
     took notice, is no news."""
-    for told in event_groups(job, "host.link_down", by=("if",)):
-        last, name = told.events[-1], told.value("if")
-        if _came_back(job, last, name) or not any(one.kind in _LOST for one in events_after(job, told.first)):
+    for group in event_groups(job, "host.link_down", by=("if",)):
+        last, name = group.events[-1], group.value("if")
+        if _came_back(job, last, name) or not any(one.kind in _LOST for one in events_after(job, group.first)):
             continue
         yield finding_from_logs(
-            told,
+            group,
             f"the link of {name or 'an interface'} went down, and connections were lost after it",
             ranks=(),
             evidence={"interface": name},
             confidence=0.7,
             explains=("NET013", "NET006", "NET020"),
         )
-    for told in event_groups(job, "net.peer.connect_failed", by=("err",)):
-        if told.value("err") == "Network is down":
-            yield finding_from_logs(told, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
+    for group in event_groups(job, "net.peer.connect_failed", by=("err",)):
+        if group.value("err") == "Network is down":
+            yield finding_from_logs(group, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
 
 
 _LOST = (
@@ -99,7 +99,7 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(InterfaceFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("an idle interface is down", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOWN))),
         Passes(

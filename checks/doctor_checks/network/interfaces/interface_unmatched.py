@@ -28,12 +28,12 @@ from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.testing import Fails, Passes, healthy, lines
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "gloo.noaddr"):
-        name = gloo_name_refused(told.first)
-        if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in told.first.text:
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gloo.noaddr"):
+        name = gloo_name_refused(group.first)
+        if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in group.first.text:
             yield finding_from_logs(
-                told,
+                group,
                 f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which the host does not have",
                 evidence={"GLOO_SOCKET_IFNAME": name},
                 confidence=0.95,
@@ -45,7 +45,7 @@ def _told(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(InterfaceFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("nothing is set", healthy(hosts=2, per_host=2)),
         Passes("a prefix", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="eth0")),

@@ -75,16 +75,16 @@ class _ChosenInterface(NamedTuple):
     all_carry: bool
 
 
-def _told_by_choice(job: Job) -> Iterator[Finding]:
+def _by_choice(job: Job) -> Iterator[Finding]:
     """NCCL says which interface it takes. On one host any will do."""
-    for told in event_groups(job, "nccl.bootstrap.using", by=("if",)):
-        name, address = told.value("if"), told.value("addr")
-        words, last = leads_nowhere(name, address), told.events[-1]
+    for group in event_groups(job, "nccl.bootstrap.using", by=("if",)):
+        name, address = group.value("if"), group.value("addr")
+        words, last = leads_nowhere(name, address), group.events[-1]
         if words is None or set_up_after(job, last):
             continue
         if spans_hosts(job) or _is_tried_in_vain(job, address):
             yield finding_from_logs(
-                told,
+                group,
                 f"NCCL uses {name} ({address}), {words}: other hosts can't reach it",
                 evidence={"interface": name, "address": address},
                 confidence=0.85,
@@ -96,21 +96,21 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
 def _is_tried_in_vain(job: Job, address: str | None) -> bool:
     """Whether somebody waited for an answer from that address; a refusal comes from a process that is gone."""
     failed = event_groups(job, "net.peer.connect_failed", by=_TARGETS)
-    return any(_target(told) == address and "efused" not in (told.value("err") or "") for told in failed)
+    return any(_target(group) == address and "efused" not in (group.value("err") or "") for group in failed)
 
 
-def _told_by_attempts(job: Job) -> Iterator[Finding]:
+def _by_attempts(job: Job) -> Iterator[Finding]:
     """The address that others were sent to, where it is one that every host has for itself."""
-    for told in event_groups(job, "net.peer.connect_failed", by=_TARGETS):
-        address = _target(told)
+    for group in event_groups(job, "net.peer.connect_failed", by=_TARGETS):
+        address = _target(group)
         words = leads_nowhere(None, address)
-        if words is None or address.startswith("127.0.1.") or set_up_after(job, told.events[-1]):
+        if words is None or address.startswith("127.0.1.") or set_up_after(job, group.events[-1]):
             continue
         if words != "loopback" or spans_hosts(job):
             yield finding_from_logs(
-                told,
+                group,
                 f"{address} is {words} of every host: who connects to it does not leave its own",
-                evidence={"address": address, "error": told.value("err")},
+                evidence={"address": address, "error": group.value("err")},
                 confidence=0.8 if spans_hosts(job) else 0.7,
                 fix=_FIX,
                 explains=("NET013", "NET010"),
@@ -132,8 +132,8 @@ _FIX = (
 )
 
 
-def _target(told: EventGroup) -> str:
-    return told.value("remote", "host") or told.value("host2", "host3") or ""
+def _target(group: EventGroup) -> str:
+    return group.value("remote", "host") or group.value("host2", "host3") or ""
 
 
 @check(
@@ -142,7 +142,7 @@ def _target(told: EventGroup) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts,),
-    from_logs=(_told_by_choice, _told_by_attempts),
+    from_logs=(_by_choice, _by_attempts),
     cases=lambda: (
         Passes("real interfaces", healthy(hosts=2, per_host=2)),
         Passes("docker0 is passed over", healthy(2, 2).alter(InterfaceFacts, interfaces=lambda old: (*old, _DOCKER))),

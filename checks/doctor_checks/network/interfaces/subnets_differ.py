@@ -60,17 +60,17 @@ class _EndpointSubnet(NamedTuple):
     address: IPv4Address | IPv6Address
 
 
-def _told_by_choice(job: Job) -> Iterator[Finding]:
+def _by_choice(job: Job) -> Iterator[Finding]:
     """Hosts that told one another addresses of different networks, and a connection to one of them that failed."""
     chosen = _chosen(job)
     if len(set(map(_wide, chosen))) < 2:
         return
     named = [f"{name} {address}" for address, name in sorted(chosen.items())]
-    for told in event_groups(job, "net.peer.connect_failed", by=("host", "host2")):
-        target = told.value("host", "host2") or ""
-        if target in chosen and not set_up_after(job, told.events[-1]):
+    for group in event_groups(job, "net.peer.connect_failed", by=("host", "host2")):
+        target = group.value("host", "host2") or ""
+        if target in chosen and not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 f"NCCL uses interfaces of different networks: {', '.join(named[:4])}",
                 evidence={"chosen": named, "failed": target},
                 confidence=0.75,
@@ -81,7 +81,7 @@ def _told_by_choice(job: Job) -> Iterator[Finding]:
 
 def _chosen(job: Job) -> dict[str, str]:
     """The addresses that NCCL says it uses, and their interfaces."""
-    events = [event for told in event_groups(job, "nccl.bootstrap.using") for event in told.events]
+    events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
     named = {event.value("addr") or "": event.value("if") or "" for event in events}
     return {address: name for address, name in named.items() if parse_address(address) is not None}
 
@@ -104,7 +104,7 @@ def _wide(address: str) -> str:
     scope=Scope.JOB,
     when="PM",
     needs=(InterfaceFacts, NcclFacts),
-    from_logs=_told_by_choice,
+    from_logs=_by_choice,
     cases=lambda: (
         Passes("one subnet", healthy(hosts=2, per_host=2)),
         Passes(

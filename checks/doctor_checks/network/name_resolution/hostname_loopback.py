@@ -31,16 +31,16 @@ _BOTH = (NameLookup("node", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001
 _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6")
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Debian gives a host's own name the address 127.0.1.1, which nobody types: who is told to go there was given that
     name. A launcher that calls itself localhost.localdomain has no other."""
-    for told in event_groups(job, *_CONNECTIONS, by=("host",)):
-        target = told.value("host", "remote", "host2") or ""
+    for group in event_groups(job, *_CONNECTIONS, by=("host",)):
+        target = group.value("host", "remote", "host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:
             continue
-        if not set_up_after(job, told.events[-1]):
+        if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 f"other hosts are sent to {target}: the name of a host leads to its loopback address",
                 evidence={"address": target},
                 severity=Severity.ERROR,
@@ -48,10 +48,10 @@ def _told(job: Job) -> Iterator[Finding]:
                 explains=("NET005", "NET006", "NET009", "NET013", "ENV015"),
             )
             return
-    yield from _told_by_gloo(job)
+    yield from _by_gloo(job)
 
 
-def _told_by_gloo(job: Job) -> Iterator[Finding]:
+def _by_gloo(job: Job) -> Iterator[Finding]:
     """Gloo gives out the address of the host's own name, so a peer that was told 127.0.0.1 dials itself. A peer of the
     same host is found there as long as it lives."""
     if job.evidence is None:
@@ -87,7 +87,7 @@ _CONNECTIONS = (
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
         Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),

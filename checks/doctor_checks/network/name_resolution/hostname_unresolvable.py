@@ -27,13 +27,13 @@ _UNKNOWN_NAME = (NameLookup("node1", "hostname", error="Name or service not know
 _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", seconds=2.5),)
 
 
-def _told_by_fallback(job: Job) -> Iterator[Finding]:
+def _by_fallback(job: Job) -> Iterator[Finding]:
     """Gloo and RPC take loopback where the host's name leads to no address of its own; on one host that will do."""
-    for told in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
+    for group in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
         broken = is_logged(job, "gloo.mesh", "net.peer.connect_failed")
-        if broken or not set_up_after(job, told.events[-1]):
+        if broken or not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 "the host's own name leads to no address of it: Gloo and RPC fall back to loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
                 confidence=0.85 if broken else 0.7,
@@ -41,13 +41,13 @@ def _told_by_fallback(job: Job) -> Iterator[Finding]:
             )
 
 
-def _told_by_look_up(job: Job) -> Iterator[Finding]:
+def _by_lookup(job: Job) -> Iterator[Finding]:
     """What Gloo, `hostname -i` and sudo say; sudo goes on without."""
-    for told in event_groups(job, "gloo.noaddr"):
-        if "rp != nullptr" in told.first.text:
-            name = gloo_name_refused(told.first)
+    for group in event_groups(job, "gloo.noaddr"):
+        if "rp != nullptr" in group.first.text:
+            name = gloo_name_refused(group.first)
             yield finding_from_logs(
-                told,
+                group,
                 f"Gloo finds no address for {name or 'the host'}, the name of this host",
                 evidence={"name": name},
                 explains=("NET007",),
@@ -64,20 +64,20 @@ def _told_by_look_up(job: Job) -> Iterator[Finding]:
         )
 
 
-def _told_by_store(job: Job) -> Iterator[Finding]:
+def _by_store(job: Job) -> Iterator[Finding]:
     """Torchrun gives its own host's name to the ranks as MASTER_ADDR."""
-    for told in event_groups(
+    for group in event_groups(
         job, "torch.store.gai", "torch.store.connect_fail", "torch.store.connect_timeout", by=("host",)
     ):
-        name = told.value("host") or ""
-        own = told.kind == "torch.store.gai" and any(names_itself(event, name) for event in told.events)
-        if not (name.isdigit() or own) or set_up_after(job, told.events[-1]):
+        name = group.value("host") or ""
+        own = group.kind == "torch.store.gai" and any(names_itself(event, name) for event in group.events)
+        if not (name.isdigit() or own) or set_up_after(job, group.events[-1]):
             continue
         yield finding_from_logs(
-            told,
+            group,
             f"the host's name is {name}: a name of digits alone is read as an IPv4 address"
             if name.isdigit()
-            else f"{name} does not know its own name: {told.value('err')}",
+            else f"{name} does not know its own name: {group.value('err')}",
             evidence={"name": name},
             fix=_RENAME if name.isdigit() else "",
             explains=_CONSEQUENCES,
@@ -97,7 +97,7 @@ _RENAME = (
     scope=Scope.HOST,
     when="PM",
     needs=(HostFacts,),
-    from_logs=(_told_by_fallback, _told_by_look_up, _told_by_store),
+    from_logs=(_by_fallback, _by_lookup, _by_store),
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
         Passes("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),

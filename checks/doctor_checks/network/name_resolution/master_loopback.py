@@ -51,22 +51,22 @@ _OWN_NAME = MasterFacts(address="node0", port=29500, resolved=("127.0.1.1",), is
 _LOOPBACK = ("localhost", "ip6-localhost", "127.0.0.1", "::1", "[::1]")
 
 
-def _host_of(told: EventGroup) -> str | None:
+def _host_of(group: EventGroup) -> str | None:
     """The host of torchrun's rendezvous."""
-    return (told.value("value") or "").rpartition(":")[0] if told.value("key") == "rdzv_endpoint" else None
+    return (group.value("value") or "").rpartition(":")[0] if group.value("key") == "rdzv_endpoint" else None
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """On one host a loopback address is right; only a job of several that did not come up is sent astray by it."""
     if not spans_hosts(job):
         return
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")
     gone_wrong = is_logged(job, *kinds[:3], "elastic.rdzv_timeout", "elastic.rdzv_connect", "torch.store.clients")
-    for told in event_groups(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
-        target = told.value("host", "host2") or _host_of(told)
-        if target in _LOOPBACK and gone_wrong and not set_up_after(job, told.events[-1]):
+    for group in event_groups(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
+        target = group.value("host", "host2") or _host_of(group)
+        if target in _LOOPBACK and gone_wrong and not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
-                told,
+                group,
                 f"{target} is the master of a job of several hosts: each of them goes to itself",
                 evidence={"master": target},
                 confidence=0.85,
@@ -81,7 +81,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="PM",
     needs=(MasterFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("the master by its address", healthy(hosts=2, per_host=2)),
         Passes("localhost on one host", healthy(hosts=1, per_host=4).put(_LOCALHOST)),

@@ -26,26 +26,26 @@ _MISSPELT = MasterFacts(address="nood0", port=29500, error="Name or service not 
 _SILENT = MasterFacts(address="node0", port=29500, error="no answer within 2.5 s", seconds=2.5)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Torch asks for IPv6 addresses in a way that brings IPv4 ones too, so that one refusal means that the name is not
     known at all (AI_V4MAPPED, torch/csrc/distributed/c10d/socket.cpp)."""
-    for told in event_groups(job, "torch.store.gai", by=("host",)):
-        if not set_up_after(job, told.events[-1]) and not _is_own(told) and told.value("host") != "localhost":
-            yield _unknown(told, told.value("host"), 0.9)
+    for group in event_groups(job, "torch.store.gai", by=("host",)):
+        if not set_up_after(job, group.events[-1]) and not _is_own(group) and group.value("host") != "localhost":
+            yield _unknown(group, group.value("host"), 0.9)
     for name in names_unknown(job):
         if not name.own and not set_up_after(job, name.event):
             sure = 0.6 if "gaierror" in name.event.text else 0.85
             yield _unknown(EventGroup(name.event.kind, (name.event,)), name.name, sure, name.error)
 
 
-def _is_own(told: EventGroup) -> bool:
-    return any(names_itself(event, told.value("host")) for event in told.events)
+def _is_own(group: EventGroup) -> bool:
+    return any(names_itself(event, group.value("host")) for event in group.events)
 
 
-def _unknown(told: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:
+def _unknown(group: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:
     return finding_from_logs(
-        told,
-        f"{name or 'the name of another host'} does not resolve: {error or told.value('err') or 'unknown name'}",
+        group,
+        f"{name or 'the name of another host'} does not resolve: {error or group.value('err') or 'unknown name'}",
         evidence={"name": name},
         confidence=confidence,
         explains=("NET006", "ENV015", "ENV005"),
@@ -57,7 +57,7 @@ def _unknown(told: EventGroup, name: str | None, confidence: float, error: str |
     severity=Severity.ERROR,
     when="PM",
     needs=(MasterFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes(
             "no IPv6 address of localhost",

@@ -109,29 +109,31 @@ _NO_WAY_WORDS = ("Connection timed out", "No route to host", "Network is unreach
 """Errors of ibv_modify_qp by which a queue pair finds no way to the peer's address: with RoCE, the wrong GID."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.modify_qp", by=("err",)):
-        error = told.value("err") or ""
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "nccl.modify_qp", by=("err",)):
+        error = group.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
             yield finding_from_logs(
-                told,
+                group,
                 f"RDMA finds no way to the peer's address: {error}",
-                evidence={"error": error, "queue_pair": told.value("qp")},
+                evidence={"error": error, "queue_pair": group.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
             )
 
 
 def _unanswered(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "host.ucx"):
-        if told.value("msg2") and not has_worked(job, told.first):
-            yield finding_from_logs(told, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5)
-    for told in event_groups(job, "nccl.ib_wc"):
-        silent = "12" in (*told.values("status"), *told.values("status2"))
-        if silent and not has_worked(job, told.first):
+    for group in event_groups(job, "host.ucx"):
+        if group.value("msg2") and not has_worked(job, group.first):
             yield finding_from_logs(
-                told,
+                group, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5
+            )
+    for group in event_groups(job, "nccl.ib_wc"):
+        silent = "12" in (*group.values("status"), *group.values("status2"))
+        if silent and not has_worked(job, group.first):
+            yield finding_from_logs(
+                group,
                 "the first RDMA transfer gets no answer (work completion status 12): with RoCE, mostly the wrong GID",
-                evidence={"peers": told.values("peer"), "gids": [*told.values("lgid"), *told.values("rgid")]},
+                evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
                 confidence=0.65,
             )
 
@@ -143,7 +145,7 @@ def _unanswered(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(NcclFacts, RdmaFacts),
     uses_baseline=True,
-    from_logs=(_told, _unanswered),
+    from_logs=(_from_logs, _unanswered),
     cases=lambda: (
         Passes("NCCL chooses the index", _job(2)),
         Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),

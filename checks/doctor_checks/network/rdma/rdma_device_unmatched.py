@@ -41,40 +41,40 @@ _HALF_DOWN = (
 )
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """NCCL finds no device where it is told to look for some, or takes one that this container was not given."""
-    wanted = [told for told in event_groups(job, "nccl.env.set", by=("env",)) if told.value("env") == "NCCL_IB_HCA"]
-    for told in event_groups(job, "nccl.net.ib_none", by=("dev",)):
-        if told.value("dev"):
-            yield from _told_closed(job, told)
-        elif wanted and "libibverbs" not in told.first.text:
+    wanted = [group for group in event_groups(job, "nccl.env.set", by=("env",)) if group.value("env") == "NCCL_IB_HCA"]
+    for group in event_groups(job, "nccl.net.ib_none", by=("dev",)):
+        if group.value("dev"):
+            yield from _devices_closed(job, group)
+        elif wanted and "libibverbs" not in group.first.text:
             value = wanted[0].value("value")
             yield finding_from_logs(
-                told,
+                group,
                 f"NCCL_IB_HCA={value} selects no active RDMA port: NCCL finds no device",
                 evidence={"NCCL_IB_HCA": value},
                 confidence=0.85,
                 explains=("NET019",),
             )
-    for told in event_groups(job, "nccl.modify_qp", "nccl.ibv_fail", by=("err",)):
-        if (told.value("err") or "").startswith("No such device"):
+    for group in event_groups(job, "nccl.modify_qp", "nccl.ibv_fail", by=("err",)):
+        if (group.value("err") or "").startswith("No such device"):
             yield finding_from_logs(
-                told,
+                group,
                 "NCCL takes an RDMA device that this process may not use: 'No such device'",
-                evidence={"error": told.value("err")},
+                evidence={"error": group.value("err")},
                 confidence=0.7,
                 fix="Name the devices that the container or job was given: `show_gids` or `ibv_devinfo` lists them, "
                 "then `export NCCL_IB_HCA='=mlx5_2:1'`; or run with the host's network and /dev/infiniband.",
             )
 
 
-def _told_closed(job: Job, told: EventGroup) -> Iterator[Finding]:
+def _devices_closed(job: Job, group: EventGroup) -> Iterator[Finding]:
     """Devices that are listed in the container and can't be opened; NCCL goes on with the others."""
-    if not set_up_after(job, told.events[-1]):
+    if not set_up_after(job, group.events[-1]):
         yield finding_from_logs(
-            told,
-            f"RDMA device {told.value('dev')} is visible to this process, which may not open it",
-            evidence={"device": told.value("dev")},
+            group,
+            f"RDMA device {group.value('dev')} is visible to this process, which may not open it",
+            evidence={"device": group.value("dev")},
             severity=Severity.WARNING,
             confidence=0.5,
             fix="Give the container the devices that NCCL_IB_HCA names, and no others: "
@@ -89,7 +89,7 @@ def _told_closed(job: Job, told: EventGroup) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts, RdmaFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),

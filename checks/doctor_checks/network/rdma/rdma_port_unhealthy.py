@@ -94,22 +94,22 @@ _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", 
 """Events of a port by which the subnet manager does its work."""
 
 
-def _told(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.ib_wc"):
-        states = {*told.values("status"), *told.values("status2")}
-        if RETRIES_EXCEEDED in states and (has_worked(job, told.first) or _is_infiniband(job)):
-            yield _silent(told)
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "nccl.ib_wc"):
+        states = {*group.values("status"), *group.values("status2")}
+        if RETRIES_EXCEEDED in states and (has_worked(job, group.first) or _is_infiniband(job)):
+            yield _silent(group)
         elif states == {FLUSHED}:
-            yield _flushed(told)
+            yield _flushed(group)
 
 
-def _told_by_port(job: Job) -> Iterator[Finding]:
-    for told in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
-        event = told.value("e1", "e2", "e3") or ""
+def _by_port(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
+        event = group.value("e1", "e2", "e3") or ""
         if not any(word in event for word in _HARMLESS):
-            device = f"{told.value('dev')}:{told.value('port')}"
+            device = f"{group.value('dev')}:{group.value('port')}"
             yield finding_from_logs(
-                told,
+                group,
                 f"RDMA port {device} reports: {event}",
                 evidence={"port": device, "event": event},
                 severity=Severity.ERROR,
@@ -118,12 +118,12 @@ def _told_by_port(job: Job) -> Iterator[Finding]:
             )
 
 
-def _silent(told: EventGroup) -> Finding:
+def _silent(group: EventGroup) -> Finding:
     """Transfers that went well before, or ports between which no address can be wrong."""
     return finding_from_logs(
-        told,
+        group,
         "a peer's RDMA port no longer answers (work completion status 12): its process, a cable or a switch",
-        evidence={"peers": told.values("peer")},
+        evidence={"peers": group.values("peer")},
         severity=Severity.ERROR,
         confidence=0.6,
         fix="Look on the peer that the line names first for an earlier error of its process; then `ibstat`, "
@@ -133,12 +133,12 @@ def _silent(told: EventGroup) -> Finding:
     )
 
 
-def _flushed(told: EventGroup) -> Finding:
+def _flushed(group: EventGroup) -> Finding:
     return finding_from_logs(
-        told,
+        group,
         "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
         "both hosts",
-        evidence={"peers": told.values("peer")},
+        evidence={"peers": group.values("peer")},
         confidence=0.4,
         fix="Look for the first NET/IB warning of all hosts, and for a process that ended earlier; then `ibstat` and "
         "`dmesg -T | grep mlx5` on both hosts.",
@@ -153,7 +153,7 @@ RETRIES_EXCEEDED = "12"
 
 def _is_infiniband(job: Job) -> bool:
     """Whether the ports in use are InfiniBand, where no address can be chosen wrongly."""
-    lists = [told.value("list") or "" for told in event_groups(job, "nccl.net.ib_using", by=("list",))]
+    lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
     return bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
 
 
@@ -164,7 +164,7 @@ def _is_infiniband(job: Job) -> bool:
     when="PM",
     needs=(RdmaFacts,),
     uses_baseline=True,
-    from_logs=(_told_by_port, _told),
+    from_logs=(_by_port, _from_logs),
     cases=lambda: (
         Passes("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
         Passes(

@@ -30,38 +30,40 @@ _OFI = (
 _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Sockets between hosts that have InfiniBand: an interface `ib0`, an NCCL_IB_HCA or a switch tells that they do."""
     if not spans_hosts(job) or not _is_by_sockets(job):
         return
-    switched = [told for told in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(told)]
+    switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
-        yield _told_of(switched[0], "NCCL_IB_DISABLE turns RDMA off: traffic between hosts goes by sockets", 0.7)
+        yield _logged_finding(switched[0], "NCCL_IB_DISABLE turns RDMA off: traffic between hosts goes by sockets", 0.7)
         return
-    for told in event_groups(job, "nccl.net.ib_none"):
+    for group in event_groups(job, "nccl.net.ib_none"):
         if _has_fabric(job):
-            yield _told_of(told, "NCCL finds no RDMA device on hosts that have InfiniBand, and goes by sockets", 0.8)
+            yield _logged_finding(
+                group, "NCCL finds no RDMA device on hosts that have InfiniBand, and goes by sockets", 0.8
+            )
             return
 
 
-def _told_of(told: EventGroup, summary: str, confidence: float) -> Finding:
-    return finding_from_logs(told, summary, confidence=confidence, symptoms=False)
+def _logged_finding(group: EventGroup, summary: str, confidence: float) -> Finding:
+    return finding_from_logs(group, summary, confidence=confidence, symptoms=False)
 
 
 def _is_by_sockets(job: Job) -> bool:
-    return any(told.value("net") == "Socket" for told in event_groups(job, "nccl.net.using", by=("net",)))
+    return any(group.value("net") == "Socket" for group in event_groups(job, "nccl.net.using", by=("net",)))
 
 
-def _switches_off(told: EventGroup) -> bool:
+def _switches_off(group: EventGroup) -> bool:
     """NCCL reads a number: `true` turns nothing off."""
-    value = told.value("value") or ""
-    return told.value("env") == "NCCL_IB_DISABLE" and (parse_nccl_integer(value, 0) or 0) != 0
+    value = group.value("value") or ""
+    return group.value("env") == "NCCL_IB_DISABLE" and (parse_nccl_integer(value, 0) or 0) != 0
 
 
 def _has_fabric(job: Job) -> bool:
     """Whether the log shows an interface over InfiniBand, or devices that somebody named."""
-    names = (told.value("if") or "" for told in event_groups(job, "nccl.bootstrap.using", by=("if",)))
-    named = (told.value("env") for told in event_groups(job, "nccl.env.set", by=("env",)))
+    names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
+    named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
     return any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named
 
 
@@ -70,7 +72,7 @@ def _has_fabric(job: Job) -> bool:
     severity=Severity.WARNING,
     when="PM",
     needs=(NcclFacts, RdmaFacts),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("RDMA is used", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("no RDMA", healthy(2, 2).environ(NCCL_IB_DISABLE="1")),

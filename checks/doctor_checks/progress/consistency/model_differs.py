@@ -37,25 +37,25 @@ def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parame
     )
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """What DDP says where it compares models."""
-    for told in event_groups(job, "ddp.diff_model"):
-        counts = {rank: told.value(count) for rank, count in ((told.value("a"), "na"), (told.value("b"), "nb"))}
+    for group in event_groups(job, "ddp.diff_model"):
+        counts = {rank: group.value(count) for rank, count in ((group.value("a"), "na"), (group.value("b"), "nb"))}
         words = ", ".join(f"rank {rank} has {count} parameters" for rank, count in counts.items())
         yield finding_from_logs(
-            told,
+            group,
             f"ranks wrap different models: {words}",
             ranks=tuple(sorted(int(rank) for rank in counts if rank)),
             fix=_fix(job),
             explains=("RUN002",),
             confidence=0.9,
         )
-    for told in event_groups(job, "ddp.diff_shape", by=("rank",)):
-        rank = told.value("rank")
+    for group in event_groups(job, "ddp.diff_shape", by=("rank",)):
+        rank = group.value("rank")
         yield finding_from_logs(
-            told,
-            f"rank {rank} wraps another model than rank {told.value('ref')}: parameter {told.value('i')} is "
-            f"{told.value('v')} there",
+            group,
+            f"rank {rank} wraps another model than rank {group.value('ref')}: parameter {group.value('i')} is "
+            f"{group.value('v')} there",
             ranks=(int(rank),) if rank else None,
             fix=_fix(job),
             explains=("RUN002",),
@@ -69,7 +69,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ModelFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("one model", running(2, 4)),
         Passes(

@@ -42,13 +42,13 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
     purpose, `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
     `Trainer(strategy="ddp_find_unused_parameters_true")`.
     """
-    told = [one for kind in _KINDS for one in event_groups(job, kind)]
-    if told:
-        yield _finding(told)
+    group = [one for kind in _KINDS for one in event_groups(job, kind)]
+    if group:
+        yield _finding(group)
 
 
-def _finding(told: list[EventGroup]) -> Finding:
-    everything = EventGroup(told[0].kind, tuple(event for one in told for event in one.events))
+def _finding(group: list[EventGroup]) -> Finding:
+    everything = EventGroup(group[0].kind, tuple(event for one in group for event in one.events))
     which = _which(everything)
     by_rank = {rank: what for rank, what in which.items() if rank}
     differ = len(set(by_rank.values())) > 1
@@ -65,10 +65,10 @@ def _finding(told: list[EventGroup]) -> Finding:
     )
 
 
-def _which(told: EventGroup) -> dict[str, str]:
+def _which(group: EventGroup) -> dict[str, str]:
     """The indices or names that each rank tells."""
     found: dict[str, str] = {}
-    for event in told.events:
+    for event in group.events:
         what = event.value("names") or event.value("idx")
         if what:
             words = what.strip() if event.value("names") else f"indices {what.strip()}"
@@ -76,13 +76,13 @@ def _which(told: EventGroup) -> dict[str, str]:
     return found
 
 
-def _fix(told: EventGroup, differ: bool) -> str:
+def _fix(group: EventGroup, differ: bool) -> str:
     if differ:
         return (
             "Ranks leave out different parts of the model (a branch on the data): "
             "`find_unused_parameters=True`, or let every part take part in the loss with a factor of 0."
         )
-    if any("find_unused_parameters=True` is enabled" in event.text for event in told.events):
+    if any("find_unused_parameters=True` is enabled" in event.text for event in group.events):
         return (
             "The search is on, so an output of `forward` is left out of the loss: return only what the loss needs, in "
             "tensors that DDP can find (no attributes of the module, no objects of one's own)."

@@ -78,9 +78,9 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         yield Skip("no log tells of a checkpoint")
     yield from _worlds(job)
     yield from _shards(job)
-    for told in event_groups(job, "run.resume_rng"):
+    for group in event_groups(job, "run.resume_rng"):
         yield finding_from_logs(
-            told,
+            group,
             "the checkpoint holds no random number state for some ranks: it was written by fewer",
             severity=Severity.INFO,
             confidence=0.8,
@@ -98,14 +98,14 @@ _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 def _worlds(job: Job) -> Iterator[Finding]:
     """Refusals that name the number of ranks, or a size of their groups."""
-    for told in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
-        was = told.value("was", "was2", "was3", "old", "old2") or "other"
-        now = told.value("now", "now3", "new", "new2") or "another number"
-        if told.value("was2") and not any(_REFUSED.search(event.text) for event in told.events):
+    for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
+        was = group.value("was", "was2", "was3", "old", "old2") or "other"
+        now = group.value("now", "now3", "new", "new2") or "another number"
+        if group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events):
             continue
-        what = f"with {told.value('arg')} {was}" if told.value("arg") else f"by {was} ranks"
+        what = f"with {group.value('arg')} {was}" if group.value("arg") else f"by {was} ranks"
         yield finding_from_logs(
-            told,
+            group,
             f"the checkpoint was written {what}, and is loaded with {now}",
             ranks=(),
             confidence=0.95,
@@ -114,13 +114,13 @@ def _worlds(job: Job) -> Iterator[Finding]:
 
 def _shards(job: Job) -> Iterator[Finding]:
     """Tensors of shards that do not fit."""
-    for told in event_groups(job, *_SIZES):
-        of_shards = tuple(one for one in told.events if _is_of_shard(one))
+    for group in event_groups(job, *_SIZES):
+        of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
             first = of_shards[0]
             name = first.value("key") or first.value("key2")
             yield finding_from_logs(
-                EventGroup(told.kind, of_shards),
+                EventGroup(group.kind, of_shards),
                 f"{name} in the checkpoint is another shard than the one that is wanted",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
@@ -138,8 +138,8 @@ def _is_of_shard(event: Event) -> bool:
 def _steps(job: Job) -> Iterator[Finding]:
     """Ranks that say the same words with another step, each as often as the others."""
     by_rank: dict[int, list[Event]] = {}
-    for told in event_groups(job, "run.resumed"):
-        for event in told.events:
+    for group in event_groups(job, "run.resumed"):
+        for event in group.events:
             if event.rank is not None:
                 by_rank.setdefault(event.rank, []).append(event)
     if len(by_rank) < 2 or len({sum(event.count for event in events) for events in by_rank.values()}) > 1:

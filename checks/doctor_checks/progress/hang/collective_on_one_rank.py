@@ -49,7 +49,7 @@ def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     return (*old[:-2], Collective("0", old[-2].sequence, "broadcast", retired=True, frames=(_SIGTERM, _LOOP)), old[-1])
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Of stacks in a log that wait under a condition on the rank, and of calls that torch saw one rank alone make."""
     found = diagnose_stall(job)
     if job.evidence is None or (found is not None and found.one_sided is not None):
@@ -71,13 +71,13 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
     """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` has all ranks meet before each collective: where all but one did not come,
     that one is alone in the call."""
     barriers = event_groups(job, "torch.monitored_barrier")
-    missed = {int(rank) for told in barriers for text in told.values("failed") for rank in text.split(",")}
-    for told in event_groups(job, "torch.wrapper_barrier"):
-        who = told.ranks or (0,)
+    missed = {int(rank) for group in barriers for text in group.values("failed") for rank in text.split(",")}
+    for group in event_groups(job, "torch.wrapper_barrier"):
+        who = group.ranks or (0,)
         if len(who) == 1 and len(missed) >= max(2, job.world_size - 1):
-            call = (told.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
+            call = (group.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
             yield finding_from_logs(
-                told,
+                group,
                 f"only {ranks_in_words(who)} called {(call[2] or call[0]).rstrip(')')}; {len(missed)} others did not",
                 ranks=who,
                 evidence={"missing": sorted(missed)[:64]},
@@ -91,7 +91,7 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     or_needs=(RecorderFacts,),
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),

@@ -103,7 +103,7 @@ _REFUSED = "RuntimeError: Detected mismatch between collectives on ranks. "
 _OLD_REFUSAL = " is running inconsistent"
 
 
-def _heard(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """What messages alone tell: torch's own comparison, calls that it prints, and back ends that notice sizes."""
     found = diagnose_stall(job)
     if job.evidence is None or (found and (found.divergence or (found.ending and found.ending.nature == "mismatch"))):
@@ -118,11 +118,11 @@ def _heard(job: Job) -> Iterator[Finding]:
         yield _of_counted(counted)
     elif found is None or found.kind in ("undetermined", "elsewhere", "missing"):
         yield from _of_watchdogs(job)
-    for told in event_groups(job, *([] if refused else kinds)):
-        words, sure = _NOTICED[told.kind]
+    for group in event_groups(job, *([] if refused else kinds)):
+        words, sure = _NOTICED[group.kind]
         # https://github.com/NVIDIA/nccl/pull/605: sizes, or settings of NCCL, that are not the same on all ranks.
-        settings = _SETTINGS if told.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
-        yield finding_from_logs(told, words, fix=_fix("size") + settings, confidence=sure)
+        settings = _SETTINGS if group.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
+        yield finding_from_logs(group, words, fix=_fix("size") + settings, confidence=sure)
 
 
 _OF_RANK_ZERO = (
@@ -136,13 +136,13 @@ _SETTINGS = (
 
 def _of_counted(calls: tuple[Event, ...]) -> Finding:
     """Calls that NCCL counts alike (``NCCL_DEBUG_SUBSYS=COLL``)."""
-    told = EventGroup(calls[0].kind, calls)
+    group = EventGroup(calls[0].kind, calls)
     words = {(event.rank, event.pid): f"{event.value('op')} of {event.value('count')}" for event in calls}
     ranks = {rank: said for (rank, _), said in words.items() if rank is not None}
     parted = split_by(ranks)
     return finding_from_logs(
-        told,
-        f"one call (opCount {told.value('opcount')}) is not the same on all ranks: "
+        group,
+        f"one call (opCount {group.value('opcount')}) is not the same on all ranks: "
         + ", ".join(sorted({*words.values()})),
         ranks=parted.odd,
         evidence={"calls": {str(rank): said for rank, said in sorted(ranks.items())[:8]}},
@@ -162,7 +162,9 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
     numbers = {call.sequence for call in calls.values()}
     if len({call.group for call in calls.values()}) == 1 and len(operations) > 1 and len(numbers) > 1:
         parted = split_by({rank: f"{call.operation}, number {call.sequence}" for rank, call in calls.items()})
-        events = tuple(event for told in event_groups(job, "torch.nccl.watchdog_timeout") for event in told.events)
+        events = tuple(
+            event for reported in event_groups(job, "torch.nccl.watchdog_timeout") for event in reported.events
+        )
         yield finding_from_logs(
             EventGroup(events[0].kind, events),
             "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
@@ -186,7 +188,7 @@ _NOTICED = {
 
 
 def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *kinds: str) -> Finding:
-    events = tuple(event for told in event_groups(job, *kinds) for event in told.events)
+    events = tuple(event for reported in event_groups(job, *kinds) for event in reported.events)
     by_call: dict[Hashable, list[int]] = {}
     for rank, call in calls.items():
         by_call.setdefault(call.call if len({one.call for one in calls.values()}) > 1 else call, []).append(rank)
@@ -226,7 +228,7 @@ _BATCHES = (
     when="RM",
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
-    from_logs=_heard,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all in the same call", stalled(2, 2)),
@@ -325,7 +327,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
 def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     variants = divergence.variants
     odd, others = (variants[0], variants[1]) if divergence.is_even else (variants[1], variants[0])
-    mine, theirs = _told(odd.entry), _told(others.entry)
+    mine, theirs = _call_in_words(odd.entry), _call_in_words(others.entry)
     where = _at(odd.site) if odd.key == others.key else ""
     first = mine if where else f"{mine}{_at(odd.site)}"
     second = theirs if where else f"{theirs}{_at(others.site)}"
@@ -337,7 +339,9 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
         ranks=found.ranks,
         evidence={
             **stall_evidence(found),
-            "calls": {ranks_in_words(one.ranks): f"{_told(one.entry)} at {one.site.place}" for one in variants[:8]},
+            "calls": {
+                ranks_in_words(one.ranks): f"{_call_in_words(one.entry)} at {one.site.place}" for one in variants[:8]
+            },
             "conditions": [one.site.condition for one in variants[:8] if one.site.condition],
         },
         fix=_fix(divergence.aspect),
@@ -358,7 +362,7 @@ def _of_silence(divergence: Divergence) -> Finding:
     """Of a call that ended, with wrong values, or with shapes that no back end minds."""
     is_shape = divergence.aspect == "shape"
     calls = "; ".join(
-        f"{ranks_in_words(one.ranks)}: {_told(one.entry)}{_shaped(one.entry) if is_shape else ''}"
+        f"{ranks_in_words(one.ranks)}: {_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
         for one in divergence.variants[::-1][:4]
     )
     frame = next((one.site.frame for one in divergence.odd if one.site.frame), None)
@@ -396,7 +400,7 @@ def _number(found: Diagnosis, divergence: Divergence) -> str:
     return f" ({told})" if told else ""
 
 
-def _told(entry: Collective) -> str:
+def _call_in_words(entry: Collective) -> str:
     """``all_reduce of 10 elements of Float``."""
     size = sum(map(prod, entry.input_sizes or entry.output_sizes))
     elements = f" of {size:,} elements" if entry.input_sizes or entry.output_sizes else ""
@@ -424,9 +428,9 @@ def _fix(aspect: str) -> str:
 def _of_error(found: Diagnosis) -> Finding:
     """What the errors of all ranks tell of one another's calls."""
     failures = [one.progress.failure for one in found.states.ranks.values() if one.progress and one.progress.failure]
-    told = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
+    reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
     by_call: dict[Hashable, list[int]] = {}
-    for rank, call in told.items():
+    for rank, call in reported.items():
         by_call.setdefault(call, []).append(rank)
     parted = split_groups(by_call)
     line = found.first.site.frame if found.first and found.first.site else None
@@ -436,7 +440,10 @@ def _of_error(found: Diagnosis) -> Finding:
         + ", by TORCH_DISTRIBUTED_DEBUG=DETAIL"
         + (_TIE if parted.even else ""),
         ranks=parted.odd or found.ranks,
-        evidence={**stall_evidence(found), "calls": {str(rank): call[:400] for rank, call in sorted(told.items())[:8]}},
+        evidence={
+            **stall_evidence(found),
+            "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
+        },
         confidence=0.7 if parted.even else found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(line.file, line.line) if line else None,

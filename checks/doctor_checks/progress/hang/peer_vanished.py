@@ -62,12 +62,12 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
 
 
 def _finding(job: Job, evidence: LogEvidence, lost: tuple[Event, ...]) -> Finding:
-    told = EventGroup(lost[0].kind, lost)
+    group = EventGroup(lost[0].kind, lost)
     cause = _cause(job, lost)
     peaceful = LaterEvents(evidence).is_peaceful
-    who = ranks_in_words(told.ranks) if told.ranks else "ranks"
+    who = ranks_in_words(group.ranks) if group.ranks else "ranks"
     return finding_from_logs(
-        told,
+        group,
         f"{who} lost a peer or the store"
         + (
             ", after the run had ended well"

@@ -30,7 +30,7 @@ _TOKENISES = (
 )
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     found = diagnose_stall(job)
     busy = busy_while_others_waited(job.evidence) if job.evidence else None
     if busy is None or (found is not None and found.kind in ("busy", "died", "differ") and found.confidence > 0.8):
@@ -56,7 +56,7 @@ def _told(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(ProgressFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("all wait for data: nobody waits for anybody", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),

@@ -48,7 +48,7 @@ _OF_A_GAP = ("RUN001", "RUN003", "RUN012", "RUN016")
 _STEP = user_frame(58)
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Of exceptions that no label gives to a rank, and of processes whose end a launcher alone tells."""
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
@@ -60,11 +60,11 @@ def _told(job: Job) -> Iterator[Finding]:
     own = [event for event in exceptions(job.evidence) if nature_of_exception(event) == "own"]
     fatal = [event for event in own if not aftermath.outlived(event)]
     codes = (event for one in event_groups(job, *_EXITS) for event in one.events if int(event.value("code") or 1) > 0)
-    told = {event.rank for event in exceptions(job.evidence)}  # of these the log holds the error, whatever it is
+    group = {event.rank for event in exceptions(job.evidence)}  # of these the log holds the error, whatever it is
     reports = tuple(
         one
         for one in (*launcher_reports(job.evidence), *codes)
-        if not aftermath.outlived(one) and not (told and (one.rank is None or one.rank in told))
+        if not aftermath.outlived(one) and not (group and (one.rank is None or one.rank in group))
     )
     if fatal:
         yield _of_exception(cause_in_chain(fatal), fatal)
@@ -104,8 +104,8 @@ def _of_reports(events: tuple[Event, ...]) -> Finding:
 
 def _signals(job: Job) -> tuple[Event, ...]:
     """Ends of processes by a signal that is nobody's wish, as a launcher tells them without a rank."""
-    told = (event for one in event_groups(job, *_EXITS) for event in one.events)
-    return tuple(event for event in told if _signal_of(event) in _CRASHES)
+    group = (event for one in event_groups(job, *_EXITS) for event in one.events)
+    return tuple(event for event in group if _signal_of(event) in _CRASHES)
 
 
 def _signal_of(event: Event) -> int:
@@ -182,7 +182,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     when="RM",
     needs=(ProgressFacts,),
     compares_ranks=False,
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run that ended", running().alter(ProgressFacts, state="ended", point="ended")),

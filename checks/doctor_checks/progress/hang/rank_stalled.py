@@ -65,7 +65,7 @@ _WATCHDOG = (
 _GLOO = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
 
 
-def _told(job: Job) -> Iterator[Finding]:
+def _from_logs(job: Job) -> Iterator[Finding]:
     """Of time-outs alone, where nothing tells who was missing."""
     for suspect in ras_suspects(job):
         if suspect.state in ("silent", "behind"):
@@ -74,10 +74,10 @@ def _told(job: Job) -> Iterator[Finding]:
     if found is not None and found.kind != "undetermined":
         return
     if is_logged(job, *_NAMED_MISSING):
-        for told in event_groups(job, *_NAMED_MISSING):
-            yield from _of_named(job, told)
+        for group in event_groups(job, *_NAMED_MISSING):
+            yield from _of_named(job, group)
         return
-    waited = tuple(event for told in event_groups(job, *_TIMEOUTS) for event in told.events)
+    waited = tuple(event for group in event_groups(job, *_TIMEOUTS) for event in group.events)
     missing = _missing_from(job, waited)
     if missing:
         yield _of_the_others(job, EventGroup(waited[0].kind, waited), missing)
@@ -96,16 +96,16 @@ _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 _TIMEOUTS = ("torch.nccl.watchdog_timeout", "torch.nccl.blocking_wait", "torch.nccl2.timeout", "gloo.timeout")
 
 
-def _of_named(job: Job, told: EventGroup) -> Iterator[Finding]:
-    texts = (*told.values("failed"), *told.values("ranks"))
+def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
+    texts = (*group.values("failed"), *group.values("ranks"))
     missing = tuple(sorted({int(one) for text in texts for one in text.split(",") if one.strip()}))
     is_most = 2 * len(missing) > job.world_size
     if is_most and is_logged(job, "torch.wrapper_barrier"):
         # The one that is there called what the others did not: RUN006.
         return
-    meeting = "a barrier" if told.kind == "torch.monitored_barrier" else "any collective"
+    meeting = "a barrier" if group.kind == "torch.monitored_barrier" else "any collective"
     yield finding_from_logs(
-        told,
+        group,
         f"{ranks_in_words(missing)} did not come to {meeting}",
         ranks=missing,
         confidence=0.6 if is_most else 0.8,
@@ -121,10 +121,10 @@ def _missing_from(job: Job, waited: tuple[Event, ...]) -> tuple[int, ...]:
     return others if len(others) < len(ran_out) else ()
 
 
-def _of_the_others(job: Job, told: EventGroup, missing: tuple[int, ...]) -> Finding:
+def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Finding:
     return finding_from_logs(
-        told,
-        f"{ranks_in_words(missing)} did not come to where {ranks_in_words(told.ranks)} waited until they ran out of "
+        group,
+        f"{ranks_in_words(missing)} did not come to where {ranks_in_words(group.ranks)} waited until they ran out of "
         "time",
         ranks=missing,
         fix=f"See the last lines that {ranks_in_words(missing)} wrote, and where it stands: `py-spy dump --pid PID`. "
@@ -135,22 +135,22 @@ def _of_the_others(job: Job, told: EventGroup, missing: tuple[int, ...]) -> Find
     )
 
 
-def _of_timeouts(job: Job, told: EventGroup) -> Finding:
-    first = told.first
-    operation, number = told.value("op"), told.value("seq")
+def _of_timeouts(job: Job, group: EventGroup) -> Finding:
+    first = group.first
+    operation, number = group.value("op"), group.value("seq")
     what = "a barrier, or one number" if first.value("nin") == "1" else ""
     counted = ", ".join(part for part in (f"number {number} of its group" if number else "", what) if part)
     call = f"{operation or 'a collective'}{f' ({counted})' if counted else ''}"
-    who = f"{ranks_in_words(told.ranks)}: " if told.ranks else ""
+    who = f"{ranks_in_words(group.ranks)}: " if group.ranks else ""
     known = {
         "operation": operation,
         "number": number,
         "elements": first.value("nin"),
-        "timeout_ms": told.value("timeout", "ms"),
-        "ranks_that_waited": list(told.ranks),
+        "timeout_ms": group.value("timeout", "ms"),
+        "ranks_that_waited": list(group.ranks),
     }
     return finding_from_logs(
-        told,
+        group,
         f"{who}{call} ran out of time, and nothing tells which rank was missing",
         ranks=(),
         evidence={name: value for name, value in known.items() if value},
@@ -182,7 +182,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     when="RM",
     needs=(ProgressFacts,),
     or_needs=(RecorderFacts,),
-    from_logs=_told,
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run without a flight recorder that moves", without_recorders(running(1, 4))),

@@ -38,16 +38,16 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     `init_process_group("cpu:gloo,cuda:nccl")`, in Lightning
     `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
     """
-    for told in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
-        yield _finding(told)
+    for group in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
+        yield _finding(group)
 
 
-def _finding(told: EventGroup) -> Finding:
-    device = told.value("device") or "cpu"
-    frames = next((event.frames for event in told.events if event.frames), ())
+def _finding(group: EventGroup) -> Finding:
+    device = group.value("device") or "cpu"
+    frames = next((event.frames for event in group.events if event.frames), ())
     who, fix = _caller(frames)
     return finding_from_logs(
-        told,
+        group,
         f"a tensor of the device type {device} is given to a collective{who}, and the group has no back end for it",
         fix=fix,
         confidence=0.95,

@@ -46,12 +46,12 @@ def watchdog_stuck(job: Job) -> Iterator[Verdict]:
 
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
-    told = EventGroup(events[0].kind, events)
+    group = EventGroup(events[0].kind, events)
     holds_lock = any(event.kind == "torch.nccl.gil" for event in events)
-    seconds = told.value("s")
+    seconds = group.value("s")
     is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
     return finding_from_logs(
-        told,
+        group,
         f"the watchdog made no progress{f' for {seconds} s' if seconds else ''}, and the monitor ended the process"
         + (": a thread holds the interpreter's lock" if holds_lock else "")
         + (", after a collective had run out of time" if is_consequence else ""),
