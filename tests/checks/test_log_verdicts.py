@@ -34,7 +34,10 @@ def findings_of(text, check_id):
     return next(result.findings for result in examined(text) if result.id == check_id)
 
 
-@each_case(("text", "cause"), [(line, one.check) for one in PATTERNS if one.check for line in one.examples])
+CAUSES = [one for one in PATTERNS if one.check and not (one.finding and one.finding.severity == "info")]
+
+
+@each_case(("text", "cause"), [(line, one.check) for one in CAUSES for line in one.examples])
 def test_an_example_alone_leads_to_the_check_of_its_entry(text, cause):
     assert primary_of(examined(text)) == cause
 

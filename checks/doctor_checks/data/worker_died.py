@@ -58,9 +58,6 @@ def worker_died(job: Job) -> Iterator[Verdict]:
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in _OTHER_CAUSES:
             yield _raised(group, kind)
-    if not is_logged(job, "dl.killed", "dl.worker_raised"):
-        for group in event_groups(job, "dl.exited", "dl.exitcode"):
-            yield _left(group)
 
 
 def _killed(group: EventGroup) -> Finding:
@@ -86,13 +83,4 @@ def _raised(group: EventGroup, kind: str) -> Finding:
         fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the sample "
         "with `num_workers=0`.",
         confidence=0.9,
-    )
-
-
-def _left(group: EventGroup) -> Finding:
-    code = group.value("code")
-    return finding_from_logs(
-        group,
-        "a data worker exited unexpectedly" + (f" with exit code {code}" if code else ""),
-        confidence=0.5,
     )

@@ -46,15 +46,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix=f"use {instead}" if instead else "",
             confidence=0.95,
         )
-    for group in event_groups(job, "trainer.interface_removed", by=("hook", "attribute", "module", "name")):
-        name = next((value for key in ("hook", "attribute", "module", "name") if (value := group.value(key))), "")
-        yield finding_from_logs(
-            group,
-            f"the program uses {name}, which Lightning 2 no longer has",
-            evidence={"name": name},
-            fix="See Lightning's upgrade guide; `pip install 'pytorch-lightning<2'` with a torch of its time has it.",
-            confidence=0.85 if group.value("hook", "attribute") else 0.7,
-        )
 
 
 def _removed_arguments(job: Job) -> Iterator[Finding]:

@@ -46,14 +46,8 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     the size of the embedding.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
-    faults = list(event_groups(job, "gpu.fault"))
-    for group in faults:
+    for group in event_groups(job, "gpu.fault"):
         yield _finding(group, assertions)
-    if not faults:
-        yield from (_asserted(group) for group in assertions)
-    if not faults and not assertions:
-        yield from (_of_library(group) for group in event_groups(job, "gpu.library_fault"))
-        yield from (_unknown(group) for group in event_groups(job, "gpu.unknown_error"))
 
 
 def _finding(group: EventGroup, assertions: list[EventGroup]) -> Finding:
@@ -66,24 +60,4 @@ def _finding(group: EventGroup, assertions: list[EventGroup]) -> Finding:
         f"a kernel failed,{who} {words}",
         evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
         confidence=0.95,
-    )
-
-
-def _asserted(group: EventGroup) -> Finding:
-    return finding_from_logs(
-        group, f"a kernel failed: the assertion `{group.value('expression')}` does not hold", confidence=0.9
-    )
-
-
-def _of_library(group: EventGroup) -> Finding:
-    return finding_from_logs(group, f"a library's kernel failed: {group.value('fault')}", confidence=0.5)
-
-
-def _unknown(group: EventGroup) -> Finding:
-    return finding_from_logs(
-        group,
-        "CUDA failed with an unknown error: a kernel's fault, a lost GPU or a driver that is not set up",
-        fix="Look at the kernel log first: `sudo dmesg -T | grep -iE 'xid|nvrm'`; then whether `nvidia-smi` and a line "
-        "of torch work on that GPU.",
-        confidence=0.35,
     )

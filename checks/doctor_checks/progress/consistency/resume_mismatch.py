@@ -78,14 +78,6 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         yield Skip("no log tells of a checkpoint")
     yield from _worlds(job)
     yield from _shards(job)
-    for group in event_groups(job, "run.resume_rng"):
-        yield finding_from_logs(
-            group,
-            "the checkpoint holds no random number state for some ranks: it was written by fewer",
-            severity=Severity.INFO,
-            confidence=0.8,
-            symptoms=False,
-        )
     yield from _steps(job)
 
 
