@@ -71,10 +71,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     cases=lambda: (
         Passes("one batch size", running(hosts=2, per_host=2)),
-        Passes("ranks that say the same", logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40")),
+        Passes(
+            "ranks that log the same batch size",
+            logged("[rank0]: local batch size: 40", "[rank1]: local batch size: 40"),
+        ),
         Passes("training and evaluation", logged("[rank0]: train_batch_size=8", "[rank1]: eval_batch_size=64")),
         Fails(
-            "in a log, ranks that say different sizes",
+            "ranks that log different batch sizes",
             logged(*(f"[rank{rank}]: local batch size: {40 + (rank == 2)}" for rank in range(4))),
             ranks=(2,),
         ),

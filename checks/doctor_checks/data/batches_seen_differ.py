@@ -86,13 +86,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
-        Passes("all ranks end alike", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),
+        Passes("StopIteration on all ranks", logged(*(f"[rank{rank}]: StopIteration" for rank in range(2)))),
         Fails(
-            "in a log, the iterator of one rank",
+            "StopIteration on one rank",
             logged("[rank0]: batch_size=8", "[rank1]: StopIteration", "[rank2]: batch_size=8"),
             ranks=(1,),
         ),
-        Passes("one rank has not come to the end yet", _streams({1: (97, False)})),
+        Passes("one rank has not reached the end yet", _streams({1: (97, False)})),
         Passes("one rank is an epoch ahead", with_loader(_streams({}), ranks=(1,), epochs=_then(3))),
         Passes("a limit, which is not the loader's end", _streams({0: (100, False), 1: (100, False)})),
         Passes("uneven inputs are joined", _streams({1: (103, True)}).alter(TrainingFacts, joins=True)),
@@ -124,8 +124,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Fails("one stream of three ends early", _streams({1: (97, True)}), ranks=(1,)),
         Fails("one stream of three is longer", _streams({2: (101, True)}), ranks=(2,)),
-        Fails("two ranks: the longer one waits in vain", _streams({1: (101, True)}, world=2), ranks=(1,)),
-        Fails("the longer one has begun a batch that nobody else has", _streams({1: (101, False)}), ranks=(1,)),
+        Fails("two ranks: the longer one blocks", _streams({1: (101, True)}, world=2), ranks=(1,)),
+        Fails("the longer one has begun a batch that no other rank has", _streams({1: (101, False)}), ranks=(1,)),
         Fails("within one of two groups", in_a_loop(_streams({3: (103, True)}, world=4), (0, 1), (2, 3)), ranks=(3,)),
         Fails(
             "in a plain loop",

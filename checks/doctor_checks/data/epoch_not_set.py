@@ -55,7 +55,7 @@ def _drawn(
             "by length, without a seed",
             with_loader(_drawn(_SHUFFLED, _SHUFFLED), sampler=Sampler("ByLength", True, 2, 0)),
         ),
-        Passes("too few samples to tell", _drawn(_SHUFFLED[:3], _SHUFFLED[:3])),
+        Passes("too few samples to decide", _drawn(_SHUFFLED[:3], _SHUFFLED[:3])),
         Fails("set_epoch is missing", _drawn(_SHUFFLED, _SHUFFLED), ranks=(0, 1)),
         Fails("on one rank", _drawn(_SHUFFLED, _SHUFFLED, ranks=(1,)), ranks=(1,)),
         Fails(
@@ -72,7 +72,7 @@ def _drawn(
             ranks=(0, 1),
         ),
         Fails(
-            "a generator that is made anew with the same seed",
+            "a generator created again with the same seed",
             with_loader(
                 _drawn(_SHUFFLED, _SHUFFLED, sketch=running(1, 1)),
                 sampler=Sampler("RandomSampler", shuffle=True, generator_seed=7),

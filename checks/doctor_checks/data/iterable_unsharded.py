@@ -58,7 +58,7 @@ def _streams(
         Passes("each rank has its own part of the stream", _streams({0: "aceg", 1: "bdfh"})),
         Passes("map-style data", running(hosts=2, per_host=2)),
         Passes("data that never varies", _streams({0: "aaaa", 1: "aaaa"})),
-        Passes("one batch, which tells too little", _streams({0: "a", 1: "a"})),
+        Passes("one batch, too little to decide", _streams({0: "a", 1: "a"})),
         Passes(
             "ranks of one replica read the same",
             _streams({0: "abcd", 1: "abcd"}).alter(TrainingFacts, data_parallel_rank=0, data_parallel_size=1),
@@ -76,7 +76,7 @@ def _streams(
         Fails("two of three ranks", _streams({0: "abcd", 1: "efgh", 2: "efgh"}), ranks=(1, 2)),
         Fails("two workers of each rank", _streams({0: "aabb", 1: "ccdd"}, workers=2), ranks=(0, 1)),
         Fails(
-            "a stream of Hugging Face that nobody has split, before the first batch",
+            "an unsplit stream of Hugging Face, before the first batch",
             with_loader(_streams({0: "", 1: ""}, sharded=False), fingerprint="f", epochs=()),
             ranks=(0, 1),
         ),

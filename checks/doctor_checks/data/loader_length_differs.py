@@ -121,10 +121,15 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     from_logs=_from_logs,
     cases=lambda: (
         Passes("as many batches on all ranks", running(hosts=2, per_host=2)),
-        Passes("ranks that say the same", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))),
-        Passes("a rank that says it of several epochs", logged("[rank0]: len(train_loader) = 9", "[rank0]: step 3")),
+        Passes(
+            "ranks that log the same length", logged(*(f"[rank{rank}]: len(train_loader) = 1560" for rank in range(3)))
+        ),
+        Passes(
+            "one rank that logs the lengths of several epochs",
+            logged("[rank0]: len(train_loader) = 9", "[rank0]: step 3"),
+        ),
         Fails(
-            "in a log, ranks that say different lengths",
+            "ranks that log different lengths",
             logged(
                 "[rank0]: len(train_loader) = 1560",
                 "[rank1]: len(train_loader) = 1560",
@@ -132,13 +137,15 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
             ),
             ranks=(2,),
         ),
-        Passes("in a log, ranks of which is said the same", logged("rank 0: 1563 batches", "rank 1: 1563 batches")),
         Passes(
-            "in a log, counts that go on",
+            "one process logs the same length for all ranks", logged("rank 0: 1563 batches", "rank 1: 1563 batches")
+        ),
+        Passes(
+            "logged counts that keep growing",
             logged(*(f"rank {rank}: {10 * count + rank} batches" for count in range(1, 4) for rank in range(2))),
         ),
         Fails(
-            "in a log, ranks of which other numbers are said",
+            "one process logs different lengths per rank",
             logged("rank 0: 1563 batches", "rank 1: 1563 batches", "rank 2: 1560 batches"),
             ranks=(2,),
         ),
@@ -159,7 +166,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
             "two groups of ranks, each as long as it is",
             in_a_loop(with_loader(running(2, 2), ranks=(2, 3), length=103), (0, 1), (2, 3)),
         ),
-        Passes("streams that do not say their length", with_loader(running(), kind="iterable", length=None)),
+        Passes("streams without a length", with_loader(running(), kind="iterable", length=None)),
         Passes(
             "Lightning's own sampler for predictions, off by one",
             with_sampler(
@@ -181,9 +188,9 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         ),
         Fails("one rank of four has one batch more", with_loader(running(2, 2), ranks=(2,), length=101), ranks=(2,)),
         Fails("one rank of four has one batch less", with_loader(running(2, 2), ranks=(3,), length=99), ranks=(3,)),
-        Fails("two ranks: the longer one waits in vain", with_loader(running(), ranks=(1,), length=101), ranks=(1,)),
+        Fails("two ranks: the longer one blocks", with_loader(running(), ranks=(1,), length=101), ranks=(1,)),
         Fails(
-            "split evenly: the longer ones wait in vain",
+            "split evenly: the longer ones block",
             with_loader(running(2, 2), ranks=(0, 1), length=103),
             ranks=(0, 1),
         ),
@@ -193,7 +200,7 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
             ranks=(1,),
         ),
         Fails(
-            "max_steps comes too late",
+            "max_steps is reached too late",
             with_loader(running(), ranks=(1,), length=103).alter(TrainingFacts, max_steps=150),
             ranks=(1,),
         ),

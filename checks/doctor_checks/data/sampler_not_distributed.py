@@ -75,7 +75,7 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
         Passes("shards that can't be looked into, and hold different data", _opaque({0: "a", 1: "b"})),
         Fails("the same data set, shuffled by each rank", _unparted(running(2, 2)), ranks=(0, 1, 2, 3)),
         Fails(
-            "the Trainer was told not to",
+            "use_distributed_sampler=False",
             _unparted(running()).alter(
                 TrainingFacts, arguments=(Variable("use_distributed_sampler", "False"), Variable("max_epochs", "3"))
             ),

@@ -71,7 +71,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             ),
         ),
         Passes("a wrapped sampler, and one global seed", _wrapped(running())),
-        Passes("the wrapper makes the replicas alike", _unlike_models(running(), broadcast=True)),
+        Passes("the wrapper makes the replicas identical", _unlike_models(running(), broadcast=True)),
         Fails(
             "one rank's sampler has another seed",
             with_sampler(running(1, 3), ranks=(2,), seed=7),
@@ -108,7 +108,7 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             ranks=(0,),
         ),
         Fails(
-            "replicas that begin with other parameters, and nobody makes them alike",
+            "replicas that begin with different parameters and are never synchronized",
             _unlike_models(running(1, 3), broadcast=False),
             ranks=(1,),
             severity=Severity.ERROR,

@@ -61,10 +61,10 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
         Passes("nothing is known of the order", running(hosts=2, per_host=2)),
         Passes("each rank has its own data set, read in order", _shards({0: ("a-l", "b-m"), 1: ("c-n", "d-o")})),
         Passes(
-            "shards that tell they differ",
+            "shards known to differ",
             with_loader(_shards({0: (), 1: ()}, "f0"), ranks=(1,), fingerprint="f1"),
         ),
-        Passes("nothing to tell shards of constant data by", _shards({0: ("a", "a"), 1: ("a", "a")})),
+        Passes("constant data, whose shards cannot be distinguished", _shards({0: ("a", "a"), 1: ("a", "a")})),
         Passes(
             "the same samples on purpose, each augmented", with_sampler(_of({1: 0}), name="RASampler", repeats=True)
         ),

@@ -29,7 +29,7 @@ _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
     when="M",
     cases=lambda: (
         Passes(
-            "killed for want of memory, which is another finding",
+            "killed by the OOM killer, another finding",
             logged(
                 "[Fri Jan  2 03:04:05 2026] Out of memory: Killed process 4242 (python) total-vm:9kB, anon-rss:8kB",
                 _KILLED.format("Killed"),
@@ -40,7 +40,7 @@ _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
             logged(_KILLED.format("Bus error") + "It is possible that dataloader's workers are out of shared memory."),
         ),
         Fails("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
-        Fails("killed, and nothing tells by whom", logged(_KILLED.format("Killed")), severity=Severity.WARNING),
+        Fails("killed for an unknown reason", logged(_KILLED.format("Killed")), severity=Severity.WARNING),
     ),
 )
 def worker_died(job: Job) -> Iterator[Verdict]:

@@ -121,18 +121,18 @@ def _waits_for_lock(frame: Frame) -> bool:
         Fails("a lock of last week in a shared home", _locked(600_000.0, held=None), ranks=(2, 3)),
         Passes("ranks of a run wait while one of them builds", _in_run(rank2=BUILDS, rank3=WAITS)),
         Passes(
-            "a run waits for a build that somebody else on the host is at",
+            "a run waits for a build of another process on the host",
             _in_run(BuildLock(_BATON, "torch-extension", 400.0, held=True, blocking=True), rank2=WAITS, rank3=WAITS),
         ),
         Passes("a run that stands still for another reason", _in_run(rank2=BUILDS[:1])),
         Fails(
-            "ranks of a run wait for a lock that nobody holds",
+            "ranks of a run wait for a lock that no process holds",
             _in_run(BuildLock(_BATON, "torch-extension", 400.0, held=False, blocking=True), rank2=WAITS, rank3=WAITS),
             ranks=(2, 3),
         ),
         Fails("ranks of a run wait for a lock that can't be seen", _in_run(rank3=WAITS), ranks=(3,)),
         Fails(
-            "a build that never came to its turn, by a log",
+            "log of a build that never got the lock",
             logged(
                 "[rank1]: Traceback (most recent call last):",
                 '[rank1]:   File "/opt/conda/lib/python3.10/site-packages/torch/utils/file_baton.py", line 42, in wait',
@@ -142,7 +142,7 @@ def _waits_for_lock(frame: Frame) -> bool:
             ranks=(1,),
         ),
         Passes(
-            "a lock that others hold for a moment, by a log",
+            "log of a lock held for a moment",
             logged("Still waiting to acquire lock on /home/me/.cache/huggingface/x.lock (elapsed: 10.1 seconds)"),
             silent=False,
         ),

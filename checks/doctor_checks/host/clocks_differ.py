@@ -44,13 +44,13 @@ def _chained(*clocks: float, uncertainty: float = 0.0005) -> JobBuilder:
         Passes("two seconds apart and not measured better", _clocks(0.0, 2.0, uncertainty=0.8)),
         Fails("one of three is 37 seconds ahead", _clocks(0.0, 0.001, 37.0), ranks=(4, 5)),
         Fails("the reference itself is behind", _clocks(0.0, 90.0, 90.002), ranks=(0, 1)),
-        Fails("two hosts differ and nothing tells which is right", _clocks(0.0, 5.0), ranks=(0, 1, 2, 3)),
+        Fails("two hosts differ, and the correct one is unknown", _clocks(0.0, 5.0), ranks=(0, 1, 2, 3)),
         Fails(
             "compared step by step: the third is ahead of the second, which is not ahead of the first",
             _chained(0.0, 0.001, 37.0, 0.002),
             ranks=(4, 5),
         ),
-        Passes("compared step by step, and alike", _chained(0.0, 0.004, -0.004, 0.003)),
+        Passes("compared step by step, and equal", _chained(0.0, 0.004, -0.004, 0.003)),
         Fails(
             "two hosts differ and one is not synchronised",
             _clocks(0.0, 5.0).alter(HostFacts, hosts=("node1",), clock_synchronised=False),

@@ -87,7 +87,7 @@ def _may_go_on(group: EventGroup, files: tuple[str, ...]) -> bool:
         Passes("RDMA is switched off", _without_verbs().environ(NCCL_IB_DISABLE="1")),
         Passes("the ranks use the CPU", _container("/dev/nvidia-uvm").environ(CUDA_VISIBLE_DEVICES="")),
         Passes(
-            "a container under WSL, whose GPUs come through /dev/dxg",
+            "a container under WSL, whose GPUs use /dev/dxg",
             _container("/dev/nvidia").alter(HostFacts, kernel=_WSL),
         ),
         Passes(

@@ -51,7 +51,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProcessFacts,),
     from_logs=_from_logs,
     cases=lambda: (
-        Passes("nothing tells", healthy()),
+        Passes("unknown", healthy()),
         Passes("ranks made by spawn or exec", healthy().alter(ProcessFacts, forked_after_cuda=False)),
         Passes("a notebook before its first use of CUDA", _notebook("ddp_notebook")),
         Passes("a script that forks ranks for the CPU", _notebook("ddp_fork", interactive=False, gpus=0)),

@@ -58,7 +58,7 @@ _SECOND = tuple(range(8, 16))
             _limited(128, user_id=0, namespaces=(Namespace("user", "user:[4026532999]"),)),
             ranks=_SECOND,
         ),
-        Passes("a busy socket, by a log", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
+        Passes("log of a busy socket", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
     ),
 )
 def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:

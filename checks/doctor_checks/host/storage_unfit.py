@@ -83,9 +83,7 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
             severity=Severity.WARNING,
         ),
         Passes("all hosts wrote, and read what the others did", storage_tried(_folder())),
-        Passes(
-            "a disk that all share, which the kind of file system does not tell", storage_tried(_folder()).put(_EXT4)
-        ),
+        Passes("a disk that all share, whose file system type does not show it", storage_tried(_folder()).put(_EXT4)),
         Passes("a host that takes half a second longer", storage_tried(_folder(), odd=1, sync_seconds=0.6)),
         Passes("slow once, and not when it wrote again", storage_tried(_folder(), odd=1, before=6.0)),
         Fails("a quota that is spent", storage_tried(_folder(), odd=2, error="Disk quota exceeded"), ranks=(4, 5)),

@@ -248,7 +248,7 @@ def _goes_on(job: Job, event: Event) -> bool:
             ranks=(0,),
         ),
         Passes(
-            "every rank that Lightning starts says so",
+            "every rank that Lightning starts logs its start",
             logged(
                 "initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/2",
                 "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/2",
@@ -498,7 +498,7 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
         ),
         FilePasses("python by srun", lines(*_EIGHT, "srun python train.py"), name="job.sbatch"),
         FilePasses(
-            "how many tasks is not told", lines("srun --ntasks=$N torchrun --nproc-per-node=8 x.py"), name="x.sh"
+            "the number of tasks is unknown", lines("srun --ntasks=$N torchrun --nproc-per-node=8 x.py"), name="x.sh"
         ),
     ),
 )

@@ -118,7 +118,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
             healthy(hosts=2, per_host=2).alter(MasterFacts, ranks=(0, 1), resolved=("127.0.1.1",)),
         ),
         Passes(
-            "the master's address is also that of a bridge elsewhere, so that it is nobody's for certain",
+            "the master's address is also that of a bridge elsewhere",
             healthy(hosts=3, per_host=1).alter(InterfaceFacts, hosts=("node2",), interfaces=_with_address_of_node0),
         ),
         Passes(
@@ -126,7 +126,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
             healthy(hosts=3, per_host=2).alter(MasterFacts, ranks=(2, 3), address="node0.cluster"),
         ),
         Fails(
-            "each host is told its own address",
+            "each host uses its own address",
             healthy(hosts=2, per_host=2).alter(
                 MasterFacts, ranks=(2, 3), address="10.0.0.2", resolved=("10.0.0.2",), is_local=True
             ),
@@ -176,7 +176,7 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
         ),
         Fails("each waits for another master", logged(_waits(0, "10.1.0.3"), _waits(8, "10.1.0.4"))),
         Fails(
-            "each host is told itself",
+            "each host uses itself",
             logged(
                 "torchrun --nnodes=2 --node-rank=0 --master-addr=10.1.0.3 --master-port=29501 train.py",
                 "torchrun --nnodes=2 --node-rank=1 --master-addr=10.1.0.4 --master-port=29501 train.py",

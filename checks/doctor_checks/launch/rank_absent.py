@@ -135,8 +135,8 @@ def _ends_there(job: Job, event: Event) -> bool:
     when="PM",
     from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members),
     cases=lambda: (
-        Passes("all came", healthy(hosts=2, per_host=2)),
-        Passes("nobody was waited for", healthy(hosts=2, per_host=2).only((0,))),
+        Passes("all ranks joined", healthy(hosts=2, per_host=2)),
+        Passes("no rank is missing", healthy(hosts=2, per_host=2).only((0,))),
         Fails(
             "one process of a host died before it could answer",
             healthy(hosts=2, per_host=2).only((0, 1, 2), absent=(3,)),
@@ -150,7 +150,7 @@ def _ends_there(job: Job, event: Event) -> bool:
             hosts=("node1",),
         ),
         Fails(
-            "the only host of the node list that nobody is on",
+            "the only host of the node list without a rank",
             healthy(hosts=3, per_host=2)
             .put(SlurmFacts(job_id="7", node_list="node[0-2]"))
             .only((0, 1, 2, 3), absent=(4, 5)),
@@ -163,7 +163,7 @@ def _ends_there(job: Job, event: Event) -> bool:
             ranks=(2, 3),
         ),
         Fails(
-            "a rank that was stopped on its way",
+            "a rank that was stopped before it joined",
             healthy(hosts=3, per_host=1).only((0, 1), absent=(2,)).fell_silent(2, "node2", "joined"),
             ranks=(2,),
             hosts=("node2",),
@@ -213,7 +213,7 @@ def _ends_there(job: Job, event: Event) -> bool:
             ranks=(2,),
         ),
         Fails(
-            "hosts that did not come to the rendezvous",
+            "hosts that did not join the rendezvous",
             logged(
                 "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
                 "ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler: RendezvousTimeoutError",

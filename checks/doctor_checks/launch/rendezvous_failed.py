@@ -37,7 +37,7 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
             ),
         ),
         Fails(
-            "all hosts are clients of a store that nobody hosts",
+            "all hosts are clients of a store that no process hosts",
             logged(
                 "  rdzv_backend     : c10d",
                 "  rdzv_endpoint    : train-service:29400",

@@ -140,7 +140,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
             ranks=(2, 3),
         ),
         Fails(
-            "Lightning is told four devices and sees one",
+            "devices=4 for Lightning, which sees one",
             _per_task().environ(CUDA_VISIBLE_DEVICES="0").put(TrainerFacts(source="LT_*", devices=4)),
             ranks=(0, 1, 2, 3),
         ),

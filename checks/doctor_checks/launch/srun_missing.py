@@ -32,7 +32,7 @@ from doctor_checks.launch._scripts import script_fails, script_passes
         Passes("no SLURM", healthy(hosts=1, per_host=1)),
         Fails("python in a batch script of four tasks", _allocation(), ranks=(0,)),
         Fails(
-            "RANK and the master are exported, and nobody starts the other ranks",
+            "RANK and the master are exported, and the other ranks are never started",
             _allocation().launched(RANK="0", WORLD_SIZE="4", MASTER_ADDR="node0", MASTER_PORT="29500"),
             ranks=(0,),
         ),

@@ -52,14 +52,14 @@ def _counted_by_each_host(hosts: int) -> JobBuilder:
     when="P",
     needs=(LaunchFacts,),
     cases=lambda: (
-        Passes("all say the same", healthy(hosts=2, per_host=2)),
+        Passes("the same on all ranks", healthy(hosts=2, per_host=2)),
         Passes("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),
         Passes(
             "one task a node that starts its ranks itself, WORLD_SIZE exported for them",
             healthy(hosts=2, per_host=1).by_srun().launched(WORLD_SIZE="16"),
         ),
         Fails(
-            "one host was told another number of nodes",
+            "one host was started with another number of nodes",
             healthy(hosts=3, per_host=2).alter(LaunchFacts, ranks=(4, 5), world_size=8),
             ranks=(4, 5),
         ),

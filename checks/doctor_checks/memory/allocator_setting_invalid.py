@@ -31,7 +31,7 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
         Passes("sound options", healthy().environ(PYTORCH_CUDA_ALLOC_CONF=_SOUND)),
         Passes("empty", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="")),
         Passes(
-            "both names alike",
+            "both names with the same value",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
             .environ(
@@ -72,7 +72,7 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             ranks=(0, 1),
         ),
         Fails(
-            "the two names say different things",
+            "the two names with different values",
             healthy()
             .alter(SoftwareFacts, torch=_NEW_TORCH)
             .environ(

@@ -55,7 +55,7 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
             healthy(per_host=1, gpus=2).environ(CUDA_VISIBLE_DEVICES="0").gpu(1, memory_used=79 * GIB, processes=()),
         ),
         Passes(
-            "a card whose memory the driver does not tell",
+            "a card whose memory the driver does not report",
             healthy(per_host=1).gpu(0, name="NVIDIA GB10", memory_total=None, memory_used=None, memory_free=None),
         ),
         Passes(

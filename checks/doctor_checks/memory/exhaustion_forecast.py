@@ -81,14 +81,17 @@ def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
         Passes("the first steps", _grows(0, 1, 2, 3, mebibytes_a_step=10, until=300)),
         Passes("warm-up, then a plateau", _grows(1, mebibytes_a_step=20, until=6000)),
         Passes("a cache that is emptied every 300 steps", _grows(1, mebibytes_a_step=40, falls_every=300)),
-        Passes("so slow that nobody can tell", _grows(1, mebibytes_a_step=0.5)),
+        Passes("growth too slow to measure", _grows(1, mebibytes_a_step=0.5)),
         Passes("the run ends before", _grows(1, mebibytes_a_step=10).alter(TrainingFacts, max_steps=3000)),
         Passes("the largest batch of another rank fits", _batches(12, 20, 16, 28, 24, 18, met=50)),
         Passes("this rank has had one as large", _batches(12, 20, 16, 28, 50, 18, met=50, foreign=15)),
-        Passes("batches of one size say nothing of larger ones", _batches(20, 20, 20, 20, 20, 20, met=55, foreign=15)),
-        Passes("too few batches to tell", _batches(12, 20, met=55, foreign=15)),
         Passes(
-            "the other rank did with less than the line says",
+            "batches of one size, which predict nothing of larger ones",
+            _batches(20, 20, 20, 20, 20, 20, met=55, foreign=15),
+        ),
+        Passes("too few batches to decide", _batches(12, 20, met=55, foreign=15)),
+        Passes(
+            "the other rank used less than the line predicts",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15).alter(
                 RunMemoryFacts, ranks=(0,), peak_allocated=60 * GIB
             ),

@@ -84,14 +84,14 @@ def _pressed(job: Job) -> Iterator[Finding]:
             ranks=(0,),
         ),
         Passes(
-            "no room, and all of it in use, by a log",
+            "log of exhausted memory that is all in use",
             logged(
                 "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 1; 31.75 GiB total "
                 "capacity; 30.10 GiB already allocated; 240.00 MiB free; 30.40 GiB reserved in total by PyTorch)"
             ),
         ),
         Fails(
-            "gigabytes unused while an allocation fails, by a log",
+            "log of a failed allocation with gigabytes unused",
             logged(
                 "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 1 has a total "
                 "capacity of 79.15 GiB of which 640.00 MiB is free. Including non-PyTorch memory, this process has "
@@ -102,7 +102,7 @@ def _pressed(job: Job) -> Iterator[Finding]:
             severity=Severity.ERROR,
         ),
         Fails(
-            "the same in the words of an old torch",
+            "the same message of an old torch",
             logged(
                 "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 39.59 GiB total capacity; 29.51 "
                 "GiB already allocated; 4.19 MiB free; 37.61 GiB reserved in total by PyTorch) If reserved memory is "

@@ -45,7 +45,7 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
             ),
         ),
         Passes(
-            "a process that torchrun had told to end",
+            "a process that torchrun had ended",
             logged(
                 "W0102 03:04:05.000 4700 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4711 "
                 "closing signal SIGTERM",

@@ -61,8 +61,8 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
     cases=lambda: (
         Passes("memory stays the same", running(2, 2)),
         Passes("lazy imports and caches of the first minutes", _grows(0, 1, resident=400, until=6)),
-        Passes("a minute is too short to tell", _grows(0, resident=2000, minutes=1)),
-        Passes("workers that begin anew with each epoch", _grows(0, workers=600, epoch=4)),
+        Passes("a minute is too short to decide", _grows(0, resident=2000, minutes=1)),
+        Passes("workers that restart with each epoch", _grows(0, workers=600, epoch=4)),
         Passes("it would take weeks", _grows(0, 1, resident=3)),
         Passes("a data set that is read into memory and then fits", _grows(0, 1, workers=900, until=14)),
         Passes(

@@ -67,7 +67,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     cases=lambda: (
         Passes("plenty of memory", healthy(hosts=2, per_host=8).put(EstimateFacts(host_peak=40 * GIB))),
-        Passes("nobody estimated", healthy(per_host=2)),
+        Passes("no estimate", healthy(per_host=2)),
         Passes(
             "a limit that is large enough",
             healthy(per_host=2)
@@ -116,7 +116,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(4, 5, 6, 7),
         ),
         Passes(
-            "a log speaks of the device's memory alone",
+            "log of exhausted device memory",
             logged(
                 "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
                 "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: device_memory_resource.hpp",

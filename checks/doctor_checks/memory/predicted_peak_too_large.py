@@ -38,7 +38,7 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
     or_needs=(RunMemoryFacts,),
     cases=lambda: (
         Passes("fits", healthy(hosts=2, per_host=2).put(EstimateFacts(device_peak=60 * GIB))),
-        Passes("nobody estimated", healthy(per_host=2)),
+        Passes("no estimate", healthy(per_host=2)),
         Passes("only host memory was estimated", healthy(per_host=2).put(EstimateFacts(host_peak=8 * GIB))),
         Fails(
             "too large for every GPU",
@@ -46,7 +46,7 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
             ranks=(0, 1),
         ),
         Fails(
-            "too large where somebody else holds memory",
+            "too large where another process holds memory",
             healthy(hosts=2, per_host=2)
             .put(EstimateFacts(device_peak=60 * GIB))
             .gpu(0, hosts=("node1",), memory_used=30 * GIB, memory_free=50 * GIB),

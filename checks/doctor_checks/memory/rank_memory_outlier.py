@@ -46,7 +46,7 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
     needs=(RunMemoryFacts,),
     compares_ranks=True,
     cases=lambda: (
-        Passes("all alike", running(2, 4)),
+        Passes("the same on all ranks", running(2, 4)),
         Passes("a run on the CPU", running(1, 4, gpus=0)),
         Passes("rank 0 holds a copy of small weights", _memory(0, allocated=22 * GIB, peak_allocated=31 * GIB)),
         Passes(

@@ -159,7 +159,7 @@ def _names_ranks(one: OomEvent) -> bool:
             healthy(per_host=2).gpu(0, processes=_held(10_000)).gpu(1, processes=_held(10_001)),
         ),
         Passes("nothing started yet", healthy(hosts=2, per_host=4)),
-        Passes("somebody else on the first GPU", healthy(per_host=2).gpu(0, processes=_held(4242))),
+        Passes("another process on the first GPU", healthy(per_host=2).gpu(0, processes=_held(4242))),
         Passes(
             "ranks that share the first GPU on purpose",
             healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0").gpu(0, processes=_held(10_000, 10_001)),
@@ -183,7 +183,7 @@ def _names_ranks(one: OomEvent) -> bool:
         Passes("a run on its own GPUs", running(2, 4)),
         Passes("a run on the CPU", running(2, 2, gpus=0)),
         Passes("ranks that share the first GPU by choice in a run", running(1, 2, gpus=1)),
-        Fails("contexts that came while the run was on", _seen_in_run(1, 2, 3, size=530 * MIB), ranks=(1, 2, 3)),
+        Fails("contexts created during the run", _seen_in_run(1, 2, 3, size=530 * MIB), ranks=(1, 2, 3)),
         Fails(
             "the whole checkpoint in a run",
             _seen_in_run(2, size=5 * GIB).alter(ModelFacts, parameters=10**9, tensors=_of_parameters(10**9)),
@@ -208,7 +208,7 @@ def _names_ranks(one: OomEvent) -> bool:
             ranks=(1, 2, 3),
         ),
         Passes(
-            "a rank that fills its own GPU, by a log",
+            "log of a rank that fills its own GPU",
             logged(
                 "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total "
                 "capacity of 79.15 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.10 "

@@ -151,23 +151,21 @@ def _is_full(event: Event) -> bool:
             ),
             ranks=tuple(range(8)),
         ),
+        Passes("log of another full disk", logged("OSError: [Errno 28] No space left on device: '/data/last.ckpt'")),
         Passes(
-            "another disk is full, by a log", logged("OSError: [Errno 28] No space left on device: '/data/last.ckpt'")
-        ),
-        Passes(
-            "a container's notice at its start, by a log",
+            "log of a container's notice at its start",
             logged("NOTE: The SHMEM allocation limit is set to the default of 64MB.  This may be"),
             silent=False,
         ),
         Fails(
-            "that notice, and then an error of the system, by a log",
+            "log of that notice, and then of a system error",
             logged(
                 "NOTE: The SHMEM allocation limit is set to the default of 64MB.  This may be",
                 "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
             ),
         ),
         Fails(
-            "Python says so in a log",
+            "logged by Python",
             logged(
                 "Traceback (most recent call last):",
                 '  File "/usr/lib/python3.10/multiprocessing/heap.py", line 81, in __init__',

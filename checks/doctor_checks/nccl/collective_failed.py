@@ -28,7 +28,7 @@ MEANINGS = (
     when="M",
     cases=lambda: (
         Passes(
-            "communicators that came up and were ended in order",
+            "communicators that were initialized and destroyed in order",
             logged(
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
                 "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Destroy COMPLETE",

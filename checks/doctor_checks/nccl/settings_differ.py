@@ -81,7 +81,7 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
             severity=Severity.WARNING,
         ),
         Fails(
-            "half of the ranks, and a capture that tells which",
+            "half of the ranks, and a baseline that shows which",
             healthy(2, 1).environ(ranks=(1,), NCCL_PROTO="Simple").expecting(healthy().environ(NCCL_PROTO="Simple")),
             ranks=(0,),
         ),
@@ -91,7 +91,7 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
             ranks=(0, 1, 2, 3),
         ),
         Fails(
-            "one process with a setting that the capture lacks",
+            "one process with a setting that the baseline lacks",
             healthy(1, 1).environ(NCCL_IB_TIMEOUT="22").expecting(healthy()),
             ranks=(0,),
             severity=Severity.WARNING,

@@ -77,7 +77,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
         Fails("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
         Passes(
-            "a default that most machines lack",
+            "a default file that most machines do not have",
             logged(
                 "node1:41:77 [0] NCCL INFO Could not open XML topology file "
                 "/var/run/nvidia-topologyd/virtualTopology.xml : No such file or directory"

@@ -265,7 +265,7 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
             name="job.sbatch",
         ),
         FilePasses(
-            "which GPUs these are is not told",
+            "the GPU model is unknown",
             lines("#SBATCH --gres=gpu:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"),
             name="job.sbatch",
         ),

@@ -135,7 +135,7 @@ def _in_words(number: str | None) -> str:
             ranks=(0, 1),
         ),
         Fails(
-            "half of the ranks, and a capture that tells which",
+            "half of the ranks, and a baseline that shows which",
             healthy(2, 1).alter(SoftwareFacts, ranks=(1,), nccl_libraries=_loading("2.30.7")).expecting(healthy(1, 1)),
             ranks=(1,),
         ),

@@ -42,7 +42,7 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     needs=(SoftwareFacts, GpuFacts),
     cases=lambda: (
         Passes("code for this GPU", _built(*_BUILT)),
-        Passes("the files do not tell", healthy(hosts=2)),
+        Passes("the files do not state it", healthy(hosts=2)),
         Passes("code for an older GPU of the same generation", _built(*_BUILT, capability="8.9")),
         Passes("PTX that the driver compiles", _built(*_BUILT, "compute_90", capability="12.0")),
         Passes("code for the family", _built(*_BUILT, "sm_100f", capability="10.3")),

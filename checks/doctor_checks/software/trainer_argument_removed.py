@@ -105,19 +105,19 @@ def _is_anothers(group: EventGroup) -> bool:
         ),
         Fails("an argument of a newer release", _with_arguments("1.9.5", barebones="1"), ranks=(0, 1)),
         Passes(
-            "an argument of another library, by a log",
+            "log of an argument of another library",
             logged("TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'"),
         ),
         Passes(
-            "an argument of the user's own module, by a log",
+            "log of an argument of the user's own module",
             logged("import pytorch_lightning as pl", "TypeError: __init__() got an unexpected keyword argument 'lr'"),
         ),
         Passes(
-            "a Trainer of another library, by a log",
+            "log of a Trainer of another library",
             logged("TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'"),
         ),
         Fails(
-            "an older Python says so in a log",
+            "logged by an older Python",
             logged(
                 "    trainer = pl.Trainer(**arguments)",
                 "TypeError: __init__() got an unexpected keyword argument 'progress_bar_refresh_rate'",

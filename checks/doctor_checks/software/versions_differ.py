@@ -77,7 +77,7 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
         ),
         Fails("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
         Fails(
-            "half and half, and a capture that tells which",
+            "half and half, and a baseline that shows which",
             healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3").expecting(healthy(1, 1)),
             ranks=(2, 3),
         ),

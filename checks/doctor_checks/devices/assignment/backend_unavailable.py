@@ -89,7 +89,7 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
             ranks=(0, 1),
         ),
         Passes(
-            "a machine without a GPU, by a log",
+            "log of a machine without a GPU",
             logged("UserWarning: CUDA initialization: Found no NVIDIA driver on your system. (Triggered internally)"),
             silent=False,
         ),

@@ -36,7 +36,7 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
             .environ(CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps"),  # noqa: S108 - the default of MPS
         ),
         Passes(
-            "exclusive, and a container hides who is on it",
+            "exclusive, and a container hides the processes",
             healthy(per_host=1)
             .alter(HostFacts, container="docker")
             .gpu(0, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30),)),
@@ -50,7 +50,7 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
         ),
         Fails("prohibited", healthy(per_host=2).gpu(1, compute_mode="prohibited"), ranks=(1,)),
         Fails(
-            "exclusive and taken by somebody else",
+            "exclusive and in use by another process",
             healthy(per_host=2).gpu(
                 1, compute_mode="exclusive-process", processes=(GpuProcess(4242, 9 << 30, "python"),)
             ),

@@ -29,7 +29,7 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
     scope=Scope.HOST,
     needs=(GpuFacts, ProcessFacts),
     cases=lambda: (
-        Passes("nobody on the GPUs", healthy(hosts=2, per_host=2)),
+        Passes("no process on the GPUs", healthy(hosts=2, per_host=2)),
         Passes(
             "the job's own ranks on their GPUs",
             healthy(per_host=2)
@@ -45,11 +45,11 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
             healthy(per_host=2, gpus=4).gpu(3, processes=(GpuProcess(4242, 70 * GIB, "python", 1001),)),
         ),
         Passes(
-            "a container that can't tell whose processes they are",
+            "a container that can't see whose processes they are",
             healthy(per_host=1).alter(HostFacts, container="docker").gpu(0, processes=(GpuProcess(4242, 70 * GIB),)),
         ),
         Passes(
-            "somebody on a MIG slice, perhaps another one",
+            "a process on a MIG slice, perhaps another one",
             healthy(per_host=1)
             .gpu(0, mig=True, mig_devices=(MigDevice("MIG-a", 0), MigDevice("MIG-b", 1)))
             .gpu(0, processes=(GpuProcess(4242, 9 * GIB, "python", 1001),)),

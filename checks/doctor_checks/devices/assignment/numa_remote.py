@@ -31,7 +31,7 @@ def _two_sockets(rdma: int = 0) -> JobBuilder:
     cases=lambda: (
         Passes("not pinned", healthy(per_host=2).gpu(0, cpus=LOW).gpu(1, cpus=HIGH)),
         Passes("pinned beside the GPU", _two_sockets()),
-        Passes("the kernel does not tell", healthy(per_host=2)),
+        Passes("the kernel does not report it", healthy(per_host=2)),
         Fails(
             "pinned to the other socket",
             _two_sockets().alter(ProcessFacts, ranks=(3,), cpus_allowed=tuple(range(8))),

@@ -135,7 +135,7 @@ def _named(group: EventGroup) -> dict[str, object]:
             ranks=(1,),
         ),
         Fails(
-            "torch says so in a log",
+            "logged by torch",
             logged(
                 "[rank4]: torch.AcceleratorError: CUDA error: invalid device ordinal",
                 "[rank5]: torch.AcceleratorError: CUDA error: invalid device ordinal",
@@ -271,12 +271,12 @@ num_processes: COUNT
             name="job.sbatch",
         ),
         FileFails(
-            "accelerate is told more processes than GPUs",
+            "accelerate starts more processes than GPUs",
             lines("accelerate launch --num_machines 1 --num_processes 4 --gpu_ids 0,1 train.py  # !"),
             name="run.sh",
         ),
         FileFails(
-            "Lightning is told more devices than are asked for",
+            "Lightning uses more devices than are allocated",
             lines("#SBATCH --gres=gpu:4", "python train.py fit --trainer.devices=8  # !"),
             name="job.sbatch",
         ),

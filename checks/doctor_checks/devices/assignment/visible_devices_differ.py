@@ -64,7 +64,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             healthy(per_host=2).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,1"),
         ),
         Passes(
-            "bound by SLURM, which is judged elsewhere",
+            "bound by SLURM, which another check covers",
             healthy(per_host=2)
             .by_srun()
             .launched(SLURM_GPUS_PER_TASK="1")

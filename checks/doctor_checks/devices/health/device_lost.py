@@ -106,7 +106,7 @@ _CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
             ranks=(1,),
         ),
         Fails(
-            "the driver says so in the kernel log",
+            "logged by the driver",
             logged(
                 "[86400.5] NVRM: Xid (PCI:0000:b3:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the "
                 "bus.",

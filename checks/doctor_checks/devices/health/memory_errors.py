@@ -82,7 +82,7 @@ _CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
             logged("GPU 0: 0 uncorrectable ECC errors", "ECC Errors: Volatile Uncorrectable : 0", "Xid errors: 0"),
         ),
         Fails(
-            "the driver says so in the kernel log",
+            "logged by the driver",
             logged(
                 "[86400.5] NVRM: Xid (PCI:0000:0f:00): 94, pid=7194, name=python, Contained: SM (0x1). RST: No",
                 name="dmesg.txt",

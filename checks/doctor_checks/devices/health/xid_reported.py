@@ -45,7 +45,7 @@ def _told_severity(reported: LoggedXid) -> Severity:
         Passes("a quiet kernel log", healthy(hosts=2, per_host=2)),
         Passes("no GPU, other kernel events", healthy(gpus=0).alter(KernelLogFacts, events=(KernelEvent("oom", 5.0),))),
         Passes(
-            "a memory Xid, which is judged with the memory",
+            "a memory Xid, which another check covers",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(48, 863500.0),)),
         ),
         Passes(
@@ -104,7 +104,7 @@ def _told_severity(reported: LoggedXid) -> Severity:
             silent=False,
         ),
         Fails(
-            "a log holds what the driver said",
+            "logged by the driver",
             logged(
                 "Jan 02 03:04:05 node7 kernel: NVRM: Xid (PCI:0000:4f:00): 119, pid=7194, name=python, Timeout after "
                 "6s of waiting for RPC response from GPU1 GSP!"

@@ -61,7 +61,7 @@ def _went_on(job: Job, group: EventGroup) -> bool:
         Passes("a running fabric manager of the driver's release", healthy(hosts=2, per_host=8)),
         Passes("no NVSwitch, no fabric manager", healthy(per_host=2).alter(DriverFacts, services=())),
         Passes(
-            "no NVSwitch, fabric state that nobody will complete",
+            "no NVSwitch, fabric state that never completes",
             healthy(per_host=1)
             .alter(DriverFacts, services=(Service("fabric-manager", False),))
             .gpu(0, fabric=Fabric("not-started"), nvlinks=()),
@@ -99,7 +99,7 @@ def _went_on(job: Job, group: EventGroup) -> bool:
             logged("node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Cuda failure 2 'out of memory'"),
         ),
         Fails(
-            "NCCL goes on without multicast, by a log",
+            "log of NCCL continuing without multicast",
             logged(
                 "node7:41:77 [0] transport/nvls.cc:160 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory "
                 "of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",

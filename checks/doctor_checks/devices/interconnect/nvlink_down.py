@@ -111,7 +111,7 @@ _CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
             ),
         ),
         Fails(
-            "the driver and a switch say so in the kernel log",
+            "logged by the driver and a switch",
             logged(
                 "kernel: NVRM: Xid (PCI:0000:66:00): 145, RLW_CTRL Nonfatal XC1 i0 Link 10",
                 "kernel: nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",

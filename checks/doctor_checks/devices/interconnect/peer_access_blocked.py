@@ -141,15 +141,15 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
             ),
         ),
         Passes(
-            "a rank that is missing from the first collective, by a log",
+            "log of a rank missing from the first collective",
             logged(*_STARTED, _WATCHDOG.format(rank=0, sequence=1)),
         ),
         Passes(
-            "a later collective that does not end, by a log",
+            "log of a later collective that does not end",
             logged(*_STARTED, *(_WATCHDOG.format(rank=rank, sequence=42) for rank in (0, 1))),
         ),
         Fails(
-            "the first collective of one host never ends, by a log",
+            "log of a first collective of one host that never ends",
             logged(*_STARTED, *(_WATCHDOG.format(rank=rank, sequence=1) for rank in (0, 1))),
             ranks=(0, 1),
         ),

@@ -38,7 +38,7 @@ def _along(axis: str, received: float, *members: int, operation: str = "all_redu
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
     cases=lambda: (
-        Passes("nobody measured", healthy(hosts=1, per_host=4)),
+        Passes("not measured", healthy(hosts=1, per_host=4)),
         Passes("the sum is right", healthy(1, 4).put(_ran(10.0))),
         Passes("rounded as bfloat16 rounds", healthy(1, 2).put(_ran(1.0078125, 1.005, dtype="bfloat16"))),
         Passes("every group is right", healthy(2, 2).put(_along("tp", 1.0, 0, 1), ranks=(0, 1))),

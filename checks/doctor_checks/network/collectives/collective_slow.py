@@ -48,8 +48,8 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
     scope=Scope.JOB,
     needs=(CollectiveFacts,),
     cases=lambda: (
-        Passes("nobody measured", healthy(hosts=2, per_host=2)),
-        Passes("all groups alike", timed_on_mesh(usual_seconds)),
+        Passes("not measured", healthy(hosts=2, per_host=2)),
+        Passes("all groups equally fast", timed_on_mesh(usual_seconds)),
         Passes("all groups of an axis are slow", timed_on_mesh(slow_with(*range(16), times=9.0, axes=("dp",)))),
         Passes("twice as long, as on a busy host", timed_on_mesh(slow_with(5, times=2.0))),
         Passes("milliseconds more", timed_on_mesh(lambda axis, group, size, turn: 4e-3 if 5 in group else 1e-3)),
@@ -74,7 +74,7 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
             severity=Severity.ERROR,
         ),
         Fails(
-            "one rank never comes",
+            "one rank never joins",
             healthy(2, 2).put(not_set_up("rank 3 did not come", (3,)), ranks=(0, 1, 2)),
             ranks=(3,),
             severity=Severity.ERROR,

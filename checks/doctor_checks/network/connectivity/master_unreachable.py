@@ -99,7 +99,7 @@ def _confidence(group: EventGroup) -> float:
     needs=(ReachFacts,),
     from_logs=_from_logs,
     cases=lambda: (
-        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes("not measured", healthy(hosts=2, per_host=1)),
         Passes("the master answers", healthy(2, 1).put(_tried("open"))),
         Passes("one of the master's addresses answers", healthy(2, 1).put(_TWO_WAYS)),
         Passes(
@@ -111,14 +111,14 @@ def _confidence(group: EventGroup) -> float:
             healthy(2, 2).put(_tried("open"), ranks=(0, 1)).put(_tried("silent"), ranks=(2, 3)),
             ranks=(2, 3),
         ),
-        Fails("nobody listens", healthy(hosts=2, per_host=1).put(_tried("refused")), ranks=(0, 1)),
+        Fails("no process listens", healthy(hosts=2, per_host=1).put(_tried("refused")), ranks=(0, 1)),
         Fails(
             "no route to the master",
             healthy(2, 1).put(_tried("open"), ranks=(0,)).put(_tried("unroutable"), ranks=(1,)),
             ranks=(1,),
         ),
         Passes(
-            "rank 0 came a little later",
+            "rank 0 started a little later",
             logged(
                 "[W socket.cpp:663] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 - "
                 "Connection refused).",

@@ -39,9 +39,9 @@ def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> JobBuilder:
     needs=(PathFacts,),
     or_needs=(HostUseFacts,),
     cases=lambda: (
-        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes("not measured", healthy(hosts=2, per_host=1)),
         Passes("a handful of retransmissions", healthy(2, 1).put(_counted(200_000, 40))),
-        Passes("too few segments to tell", healthy(2, 1).put(_counted(120, 6))),
+        Passes("too few segments to decide", healthy(2, 1).put(_counted(120, 6))),
         Fails(
             "one host in fifty segments sends again",
             healthy(2, 2).put(_counted(200_000, 10)).put(_counted(200_000, 4_000), hosts=("node1",)),

@@ -177,7 +177,7 @@ _FIX_TOLD = (
     needs=(ReachFacts,),
     from_logs=_from_logs,
     cases=lambda: (
-        Passes("nobody measured", healthy(hosts=2, per_host=1)),
+        Passes("not measured", healthy(hosts=2, per_host=1)),
         Passes(
             "all pairs connect",
             healthy(2, 1).put(_reached(own=0, hosts=2), ranks=(0,)).put(_reached(own=1, hosts=2), ranks=(1,)),
@@ -287,7 +287,7 @@ _FIX_TOLD = (
             severity=Severity.INFO,
         ),
         Fails(
-            "a system call that nobody names",
+            "an unnamed system call",
             logged(
                 "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL "
                 "version 2.7.8"

@@ -50,7 +50,7 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
             ranks=(4, 5),
         ),
         Fails(
-            "one rank is told to use IPv6",
+            "one rank is set to use IPv6",
             healthy(2, 2)
             .alter(InterfaceFacts, hosts=("node1",), interfaces=_BOTH)
             .environ(ranks=(3,), NCCL_SOCKET_FAMILY="AF_INET6"),
@@ -62,7 +62,7 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
             ranks=(0, 1),
         ),
         Fails(
-            "two hosts, one family each, and a capture that tells which",
+            "two hosts, one family each, and a baseline that shows which",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node1",), interfaces=_SIX).expecting(_host(_SIX)),
             ranks=(0,),
         ),

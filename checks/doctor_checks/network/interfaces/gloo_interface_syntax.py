@@ -56,7 +56,7 @@ def _cut_short(job: Job, value: str) -> str | None:
         Passes("not set", healthy(hosts=2, per_host=1)),
         Passes("an exact name", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="eth0")),
         Passes("a list of exact names", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,lo,")),
-        Passes("NCCL's own variable may say so", healthy(2, 1).environ(NCCL_SOCKET_IFNAME="^docker,lo")),
+        Passes("NCCL's own variable may have it", healthy(2, 1).environ(NCCL_SOCKET_IFNAME="^docker,lo")),
         Passes("a missing interface is another illness", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="ib0")),
         Fails("an exclusion", healthy(2, 1).environ(GLOO_SOCKET_IFNAME="^lo,docker"), ranks=(0, 1)),
         Fails("an equals sign", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="=eth0"), ranks=(2, 3)),
@@ -68,11 +68,11 @@ def _cut_short(job: Job, value: str) -> str | None:
             ranks=(0, 1),
         ),
         Passes(
-            "Gloo is told an interface of another machine",
+            "GLOO_SOCKET_IFNAME of another machine",
             logged("RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth9"),
         ),
         Fails(
-            "Gloo is told what to leave out",
+            "GLOO_SOCKET_IFNAME with an exclusion",
             logged(
                 "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: ^lo,docker0"
             ),

@@ -131,7 +131,7 @@ def _came_back(job: Job, event: Event, name: str | None) -> bool:
             ranks=(1,),
         ),
         Fails(
-            "IPv6 is asked for and nobody has it",
+            "IPv6 is requested and no host has it",
             healthy(2, 1).environ(NCCL_SOCKET_FAMILY="AF_INET6", NCCL_SOCKET_IFNAME="eth0"),
             ranks=(0, 1),
         ),

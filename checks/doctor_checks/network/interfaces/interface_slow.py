@@ -31,7 +31,7 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
         Passes("100 Gb/s", healthy(hosts=2, per_host=1)),
         Passes("one host needs no network", healthy(1, 2).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
         Passes("the slow one only starts RDMA", healthy(2, 1, rdma=1).alter(InterfaceFacts, interfaces=(_GIGABIT,))),
-        Passes("a cloud interface that tells no speed", healthy(2, 1).alter(InterfaceFacts, interfaces=(_SILENT,))),
+        Passes("a cloud interface of unknown speed", healthy(2, 1).alter(InterfaceFacts, interfaces=(_SILENT,))),
         Fails(
             "one host trains over gigabit Ethernet",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_GIGABIT,)),

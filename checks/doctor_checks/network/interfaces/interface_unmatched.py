@@ -64,7 +64,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
-            "Gloo is told an interface that is not there",
+            "GLOO_SOCKET_IFNAME of a missing interface",
             healthy(1, 2).environ(GLOO_SOCKET_IFNAME="bond1"),
             ranks=(0, 1),
         ),
@@ -74,7 +74,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0, 1),
         ),
         Fails("an address in place of a name", healthy(1, 2).environ(GLOO_SOCKET_IFNAME="10.0.0.1"), ranks=(0, 1)),
-        Fails("TensorPipe is told a missing interface", healthy(1, 2).environ(TP_SOCKET_IFNAME="ib0"), ranks=(0, 1)),
+        Fails("TP_SOCKET_IFNAME of a missing interface", healthy(1, 2).environ(TP_SOCKET_IFNAME="ib0"), ranks=(0, 1)),
     ),
 )
 def interface_unmatched(job: Job) -> Iterator[Verdict]:

@@ -150,9 +150,11 @@ def _target(group: EventGroup) -> str:
         Passes(
             "a bridge beside RDMA", healthy(2, 2, rdma=2).alter(InterfaceFacts, interfaces=lambda old: (*old, _LIBVIRT))
         ),
-        Fails("NCCL is told lo", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="lo"), ranks=(0, 1, 2, 3)),
+        Fails("NCCL_SOCKET_IFNAME=lo", healthy(2, 2).environ(NCCL_SOCKET_IFNAME="lo"), ranks=(0, 1, 2, 3)),
         Fails(
-            "Gloo is told lo on one host", healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="lo"), ranks=(2, 3)
+            "GLOO_SOCKET_IFNAME=lo on one host",
+            healthy(2, 2).environ(ranks=(2, 3), GLOO_SOCKET_IFNAME="lo"),
+            ranks=(2, 3),
         ),
         Fails(
             "one host has docker0 and nothing better",
@@ -165,7 +167,7 @@ def _target(group: EventGroup) -> str:
             ranks=(0, 1),
         ),
         Fails(
-            "a compose bridge comes first",
+            "a compose bridge is listed first",
             healthy(2, 1).alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (old[0], _COMPOSE, old[1])),
             ranks=(0,),
         ),
@@ -213,7 +215,7 @@ def _target(group: EventGroup) -> str:
         Fails("loopback on two hosts", logged(*_bootstrap("lo", "127.0.0.1", "127.0.0.1"))),
         Fails("Docker's bridge on two hosts", logged(*_bootstrap("docker0", "172.17.0.1", "172.17.0.1"))),
         Fails(
-            "NCCL 2.4 takes a virtual bridge, and waits for it in vain",
+            "NCCL 2.4 uses a virtual bridge, and times out",
             logged(
                 "node1:41:77 [0] NCCL INFO Bootstrap : Using [0]virbr0:192.168.122.1<0>",
                 "node1:41:77 [0] include/socket.h:403 NCCL WARN Net : Connect to 192.168.122.1<41234> failed : "

@@ -83,7 +83,7 @@ class _InterfaceMtu(NamedTuple):
         Fails("one host of three has 1500", healthy(3, 2).put(_mtu(1500), hosts=("node1",)), ranks=(2, 3)),
         Fails("two hosts disagree", healthy(2, 1).put(_mtu(1500), hosts=("node1",)), ranks=(0, 1)),
         Fails(
-            "large packets are lost on the way",
+            "large packets are lost on the path",
             healthy(3, 1).put(_mtu(1500), hosts=("node1",)).put(_LOST, hosts=("node1",)),
             ranks=(1,),
             severity=Severity.ERROR,
@@ -101,7 +101,7 @@ class _InterfaceMtu(NamedTuple):
             severity=Severity.ERROR,
         ),
         Fails(
-            "two hosts disagree, and a capture tells which is right",
+            "two hosts disagree, and a baseline shows which is right",
             healthy(2, 1).put(_mtu(1500), hosts=("node1",)).expecting(healthy(1, 1)),
             ranks=(1,),
         ),

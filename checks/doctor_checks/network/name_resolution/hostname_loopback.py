@@ -100,7 +100,7 @@ _CONNECTIONS = (
             ranks=(2, 3),
         ),
         Fails(
-            "127.0.1.1 on both hosts, and Gloo is told no interface",
+            "127.0.1.1 on both hosts, and GLOO_SOCKET_IFNAME is unset",
             healthy(2, 2).alter(HostFacts, names=_LOOPBACK),
             ranks=(0, 1, 2, 3),
             severity=Severity.ERROR,
@@ -117,7 +117,7 @@ _CONNECTIONS = (
             severity=Severity.INFO,
         ),
         Passes(
-            "the store on one host, reached at last",
+            "the store on one host, reached in the end",
             logged(
                 "[W socket.cpp:663] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 - "
                 "Connection refused).",
@@ -125,7 +125,7 @@ _CONNECTIONS = (
             ),
         ),
         Fails(
-            "Gloo's peer said 127.0.1.1",
+            "Gloo's peer advertised 127.0.1.1",
             logged(
                 "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:33495: "
                 "Connection refused"
@@ -133,7 +133,7 @@ _CONNECTIONS = (
             severity=Severity.ERROR,
         ),
         Fails(
-            "Gloo's mesh over two hosts that both say 127.0.0.1",
+            "Gloo's mesh over two hosts that both advertise 127.0.0.1",
             logged(
                 "RuntimeError: Gloo connectFullMesh failed with [/tmp/gloo/gloo/transport/tcp/pair.cc:152]",
                 "  timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:41233",

@@ -100,7 +100,7 @@ _RENAME = (
     from_logs=(_by_fallback, _by_lookup, _by_store),
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
-        Passes("no answer yet is no answer", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
+        Passes("no answer within the time limit", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
         Passes(
             "a lone machine without a resolvable name",
             healthy(per_host=1, gpus=0).alter(HostFacts, names=_UNKNOWN_NAME),

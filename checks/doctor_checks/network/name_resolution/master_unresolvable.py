@@ -68,7 +68,7 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
         ),
         Passes("the master's name is known everywhere", healthy(hosts=2, per_host=2)),
         Passes("no master is named", healthy(per_host=1)),
-        Passes("no answer yet is no answer", healthy(2, 1).put(_SILENT, ranks=(1,))),
+        Passes("no answer within the time limit", healthy(2, 1).put(_SILENT, ranks=(1,))),
         Fails(
             "the name is known on the master's host alone",
             healthy(hosts=2, per_host=2).put(_NOT_KNOWN, ranks=(2, 3)),

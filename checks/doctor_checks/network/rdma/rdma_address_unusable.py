@@ -205,7 +205,7 @@ def _unanswered(job: Job) -> Iterator[Finding]:
             ),
         ),
         Fails(
-            "no answer to the first transfer, in the words of NCCL 2.7",
+            "no answer to the first transfer, logged by NCCL 2.7",
             logged(
                 "node1:41:77 [0] transport/net_ib.cc:839 NCCL WARN NET/IB : Got completion with error 12, opcode 1, "
                 "len 0, vendor err 129"

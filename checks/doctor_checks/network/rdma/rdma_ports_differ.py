@@ -87,7 +87,7 @@ class _RankRdmaPorts(NamedTuple):
             severity=Severity.ERROR,
         ),
         Fails(
-            "most hosts lost a port, and a capture tells",
+            "most hosts lost a port, and a baseline shows it",
             healthy(3, 1, rdma=4)
             .alter(RdmaFacts, hosts=("node0", "node2"), devices=lambda old: old[:3])
             .expecting(healthy(1, 1, rdma=4)),

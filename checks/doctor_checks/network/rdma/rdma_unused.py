@@ -94,7 +94,7 @@ def _has_fabric(job: Job) -> bool:
         Fails(
             "a line in /etc/nccl.conf", healthy(2, 1, rdma=2).alter(NcclFacts, ranks=(1,), settings=_FILE), ranks=(1,)
         ),
-        Fails("the image lacks libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
+        Fails("the image has no libibverbs", healthy(2, 1, rdma=2).alter(RdmaFacts, verbs_library=False), ranks=(0, 1)),
         Passes(
             "one host, no RDMA",
             logged(

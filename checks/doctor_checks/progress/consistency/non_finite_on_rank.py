@@ -35,10 +35,10 @@ def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder
         ),
         Passes("all ranks at once: training diverges", _spoilt(0, 1, 2, 3), silent=False),
         Passes(
-            "nobody else has come so far yet",
+            "no other rank has come so far yet",
             running(2, 2).put(ReplicaFacts(losses=119)).put(_first(120), ranks=(0,)),
         ),
-        Passes("no losses are told", running(2, 2).put(ReplicaFacts())),
+        Passes("no losses are recorded", running(2, 2).put(ReplicaFacts())),
         Fails("one rank, and one batch later all", _spoilt(2, then=121), ranks=(2,)),
         Fails("one rank alone", _spoilt(3), ranks=(3,)),
         Fails("both ranks of a host", _spoilt(2, 3, then=122), ranks=(2, 3)),

@@ -95,7 +95,7 @@ def _each_for_itself() -> JobBuilder:
             ),
         ),
         Passes(
-            "different after equal batches, where nobody counts steps",
+            "different after equal batches, without step counts",
             _by_batch(_sums("a", "b", counted="batch", moved=True), _sums("x", "y", counted="batch", moved=True)),
         ),
         Fails(

@@ -127,7 +127,7 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
             ranks=(0,),
         ),
         Passes(
-            "in a log, a rank that does not come to a barrier to which the others have come",
+            "log of a barrier that all ranks but one reached",
             logged(
                 "world_size: 4",
                 "[rank0]: RuntimeError: ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
@@ -136,7 +136,7 @@ def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
             ),
         ),
         Fails(
-            "in a log, a barrier that rank 0 alone has come to",
+            "log of a barrier that only rank 0 reached",
             logged(
                 "world_size: 4",
                 "[rank0]: RuntimeError: ProcessGroupWrapper: Monitored Barrier encountered error running collective: "

@@ -244,11 +244,11 @@ _BATCHES = (
             with_call(stalled(), (0,), "all_gather", user_frame(57, condition="if rank == 0, line 56")),
         ),
         Passes(
-            "calls that are printed and alike",
+            "printed calls that agree",
             logged(*(_logged_mismatch(rank, "100, 1") for rank in range(3))),
         ),
         Passes(
-            "ranks that have come to different numbers",
+            "ranks at different sequence numbers",
             logged(_logged_mismatch(0, "77"), _logged_mismatch(1, "100", number="SequenceNumber=39, ")),
         ),
         Fails(
@@ -288,12 +288,12 @@ _BATCHES = (
             ranks=(2,),
         ),
         Fails(
-            "what TORCH_DISTRIBUTED_DEBUG=DETAIL says",
+            "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL",
             with_failure(stalled(), (0, 1), "RuntimeError", _mismatch(1, 0), user_frame(50)),
             ranks=(0, 1),
         ),
         Fails(
-            "what it says of three ranks",
+            "printed calls of three ranks",
             with_failure(
                 with_failure(stalled(1, 3), (0,), "RuntimeError", _mismatch(0, 1), user_frame(50)),
                 (2,),

@@ -71,7 +71,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ranks=(0, 2),
         ),
         Fails(
-            "a receive that nobody sends, over Gloo, whose recorder does not show it",
+            "a receive that no rank sends, over Gloo, whose recorder does not show it",
             with_late_ranks(
                 stalled(1, 3),
                 (1,),

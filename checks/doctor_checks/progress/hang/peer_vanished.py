@@ -39,7 +39,7 @@ _FLAG = (
     when="M",
     cases=lambda: (
         Passes(
-            "the cause is told",
+            "the cause is logged",
             logged("[rank0]: ValueError: the loss is no number", _RECV.format(rank=1)),
             silent=False,
         ),

@@ -59,7 +59,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
-        Passes("all wait for data: nobody waits for anybody", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),
+        Passes("all wait for data, none for another rank", with_late_ranks(stalled(), (0, 1), _FETCH, point="data")),
         Passes(
             "rank 0 saves, for no longer than it may",
             _busy(0, package_frame("torch/serialization.py", 980, "_save"), state="running", point="checkpoint"),
@@ -67,9 +67,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Passes("a rank that sleeps in its step is RUN001's", _busy(2, user_frame(58), point="step")),
         Passes("a log of a time-out beside the bar of the training", logged(_TRAINS, _TOKENISES[1])),
-        Fails("in a log, rank 0 tokenises for longer than the others wait", logged(*_TOKENISES)),
+        Fails("log of rank 0 tokenizing for longer than the others wait", logged(*_TOKENISES)),
         Fails(
-            "in a log, a traceback where the others wait for the first",
+            "log of a traceback in which the others wait for the first",
             logged(
                 _TOKENISES[0],
                 "Traceback (most recent call last):",

@@ -203,7 +203,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             silent=False,
         ),
         Fails(
-            "in a log, an error of one rank, and those that lose it",
+            "log of an error on one rank, and of peers that lose it",
             logged(
                 "[rank2]: ValueError: the loss is no number",
                 f"[rank0]: RuntimeError: {_CLOSED}",
@@ -211,16 +211,14 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ),
             ranks=(2,),
         ),
-        Fails("in a log, a crash that Lightning's launcher tells", logged(_CRASHED)),
+        Fails("log of a crash, by Lightning's launcher", logged(_CRASHED)),
         Fails(
-            "in a log, a crash that mp.spawn tells",
+            "log of a crash, by mp.spawn",
             logged("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV"),
             ranks=(1,),
         ),
-        Fails("in a log, an error that has no label", logged("KeyError: 'label'")),
-        Fails(
-            "in a log, an abort", logged("terminate called after throwing an instance of 'std::bad_alloc'", "Aborted")
-        ),
+        Fails("log of an error without a rank", logged("KeyError: 'label'")),
+        Fails("log of an abort", logged("terminate called after throwing an instance of 'std::bad_alloc'", "Aborted")),
         Passes(
             "an optional command that is missing, in a run that goes on",
             logged("job.sh: line 3: nvtop: command not found", "step 1: loss 0.3", "step 2: loss 0.2"),

@@ -187,31 +187,31 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Passes("a run that moves", running(hosts=2, per_host=2)),
         Passes("a run without a flight recorder that moves", without_recorders(running(1, 4))),
         Passes(
-            "all compile: nobody waits",
+            "all compile: no rank waits",
             with_late_ranks(stalled(), (0, 1), package_frame("torch/_inductor/compile_fx.py", 700, "compile_fx")),
         ),
         Passes(
-            "one rank validates slowly, nobody waits for it",
+            "one rank validates slowly, no rank waits for it",
             with_late_ranks(running(1, 4), (2,), user_frame(80, "validation_step"), state="stalled", idle=40.0),
         ),
         Passes("progress went on after a stall", stalled().alter(ProgressFacts, state="running", idle=0.2)),
         Passes(
-            "a rank that is no longer about it than its own pace allows",
+            "a rank that is within its own pace",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="running", point="step", limit=60.0),
             silent=False,
         ),
         Fails(
-            "in a log, one time-out and nothing else",
+            "log of one timeout and nothing else",
             logged(_WATCHDOG.format(rank=6, number=4)),
             severity=Severity.WARNING,
         ),
         Fails(
-            "in a log, a rank that Gloo's others waited for",
+            "log of a rank that its peers waited for over Gloo",
             logged(*(f"[rank{rank}]: RuntimeError: {_GLOO}" for rank in (0, 2)), "[rank1]: world_size: 3"),
             ranks=(1,),
         ),
         Fails(
-            "in a log, a rank that had come less far",
+            "log of a rank that was behind",
             logged(
                 *(_WATCHDOG.format(rank=rank, number=808) for rank in (0, 1, 3)),
                 "[rank2]:[E626 06:24:45 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a "
@@ -233,7 +233,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             with_late_ranks(stalled(2, 2), (3,), _SLEEPS, state="silent", stack_from="signal"),
             ranks=(3,),
         ),
-        Fails("a rank of which nothing is heard", stalled(2, 2).only((0, 1, 2), absent=(3,)), ranks=(3,)),
+        Fails("a rank that reports nothing", stalled(2, 2).only((0, 1, 2), absent=(3,)), ranks=(3,)),
         Fails(
             "without recorders, by stacks",
             without_recorders(with_late_ranks(stalled(1, 4), (1,), _SLEEPS, point="step")).alter(
@@ -263,7 +263,7 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Fails("all in the same call: the network", stalled(2, 2), ranks=(0, 1, 2, 3)),
         Passes("dumps of a moment at which all are in one call, and how long can't be seen", _dumps(stalled(2, 2))),
         Passes("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
-        Fails("dumps of a rank that did not come", _dumps(with_late_ranks(stalled(1, 4), (2,))), ranks=(2,)),
+        Fails("dumps of a rank that did not join", _dumps(with_late_ranks(stalled(1, 4), (2,))), ranks=(2,)),
         Fails("dumps of all ranks but one", _dumps(stalled(1, 4)).only((0, 1, 3)), ranks=(2,)),
         Fails(
             "dumps of a device that does not finish",

@@ -18,7 +18,7 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
     cases=lambda: (
         Passes("another complaint about tensors", logged("RuntimeError: Tensors must be contiguous")),
         Fails(
-            "in a log of Lightning",
+            "log of Lightning",
             logged(
                 '[rank0]:   File "/env/lib/python3.11/site-packages/lightning/fabric/utilities/distributed.py", '
                 "line 229, in _sync_ddp",

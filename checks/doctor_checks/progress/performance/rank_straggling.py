@@ -84,10 +84,10 @@ def _swinging() -> StepFacts:
     when="R",
     needs=(StepFacts,),
     cases=lambda: (
-        Passes("all alike", running(2, 4)),
+        Passes("the same on all ranks", running(2, 4)),
         Passes("a rank alone", running(1, 1)),
         Passes("too few windows", _job(_windows(2), {1: _windows(2, data=0.2, backward=0.06)})),
-        Passes("short windows say nothing", _job(_windows(3), {}).put(StepFacts(windows=(Window(0, 20, 0.01),) * 3))),
+        Passes("windows too short to decide", _job(_windows(3), {}).put(StepFacts(windows=(Window(0, 20, 0.01),) * 3))),
         Passes("noise of an overcommitted host", _job(_noisy(0), {1: _noisy(1), 2: _noisy(2), 3: _noisy(3)})),
         Passes("a rank that is fast", _job(_windows(data=0.06), {2: _windows(data=0.005, backward=0.305)})),
         Passes("every other window", _job(_windows(), {1: _swinging()})),
@@ -99,8 +99,12 @@ def _swinging() -> StepFacts:
                 {1: _windows(60, data=0.0035, forward=0.001, backward=0.001, optimizer=0.001, other=0.001)},
             ),
         ),
-        Passes("all ranks wait for data alike", _job(_windows(data=0.2), {})),
-        Fails("data, seen by who waits least", _job(_windows(), {2: _windows(data=0.11, backward=0.15)}), ranks=(2,)),
+        Passes("all ranks wait equally for data", _job(_windows(data=0.2), {})),
+        Fails(
+            "data, seen by the rank that waits least",
+            _job(_windows(), {2: _windows(data=0.11, backward=0.15)}),
+            ranks=(2,),
+        ),
         Fails("12 % of a step", _job(_windows(), {3: _windows(data=0.06, backward=0.2)}), ranks=(3,)),
         Fails(
             "the slower one of two, by where the other waits",
