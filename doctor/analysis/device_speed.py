@@ -52,11 +52,11 @@ def kind_of(sample: DeviceSpeed) -> Hashable:
 def samples_of(job: Job, turn: int) -> dict[int, DeviceSpeed]:
     """By rank, what was measured first (``turn`` 0), or to confirm that (1, 2 …)."""
     found = {}
-    for facts, alike in job.facts(DeviceSpeedFacts):
+    for facts, same in job.facts(DeviceSpeedFacts):
         kept = [sample for sample in facts.samples if sample.confirms == (turn > 0)]
         place = max(0, turn - 1)
         if place < len(kept):
-            found.update(dict.fromkeys(alike.ranks, kept[place]))
+            found.update(dict.fromkeys(same.ranks, kept[place]))
     return found
 
 

@@ -36,9 +36,9 @@ def effective_settings(job: Job) -> tuple[EffectiveSetting, ...]:
     """Every distinct setting of the job by name: all variables of the environment, and what NCCL's files add."""
     if job not in _STATED:
         ranks: dict[Setting, list[int]] = {}
-        for environment, alike in job.each(EnvironmentFacts, also=(NcclFacts,)):
-            for setting in _in_effect(environment, alike.find(NcclFacts)).values():
-                ranks.setdefault(setting, []).extend(alike.ranks)
+        for environment, same in job.each(EnvironmentFacts, also=(NcclFacts,)):
+            for setting in _in_effect(environment, same.find(NcclFacts)).values():
+                ranks.setdefault(setting, []).extend(same.ranks)
         ordered = sorted(ranks.items(), key=lambda item: (item[0].name, item[1]))
         _STATED[job] = tuple(EffectiveSetting(setting, tuple(numbers)) for setting, numbers in ordered)
     return _STATED[job]
@@ -54,8 +54,8 @@ def group_by_value(
 ) -> list[Group[K]]:
     """Ranks by what ``key`` makes of a section and of what ``also`` may be there, in the order of their lowest rank."""
     groups: dict[K, list[int]] = {}
-    for facts, alike in job.each(section, also=also):
-        groups.setdefault(key(facts, alike), []).extend(alike.ranks)
+    for facts, same in job.each(section, also=also):
+        groups.setdefault(key(facts, same), []).extend(same.ranks)
     ordered = [Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()]
     return sorted(ordered, key=lambda group: group.ranks[0])
 

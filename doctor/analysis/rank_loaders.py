@@ -105,12 +105,12 @@ def peer_loaders(job: Job, stages: Iterable[str]) -> tuple[PeerLoaders, ...]:
     """The loaders of ``stages``, each with the ranks that have it, by stage and index."""
     wanted = tuple(stages)
     found: dict[tuple[int, int], list[RankLoader]] = {}
-    for facts, alike in job.each(LoaderFacts, also=(TrainingFacts,)):
-        training = alike.find(TrainingFacts) or TrainingFacts()
+    for facts, same in job.each(LoaderFacts, also=(TrainingFacts,)):
+        training = same.find(TrainingFacts) or TrainingFacts()
         for loader in facts.loaders:
             if loader.stage in wanted:
                 members = found.setdefault((wanted.index(loader.stage), loader.index), [])
-                members.extend(RankLoader(rank, loader, training) for rank in alike.ranks)
+                members.extend(RankLoader(rank, loader, training) for rank in same.ranks)
     return tuple(
         PeerLoaders(wanted[stage], index, tuple(sorted(members, key=lambda reader: reader.rank)))
         for (stage, index), members in sorted(found.items())

@@ -247,9 +247,9 @@ def backend_asked(process: Process) -> str | None:
     ``None`` where neither is known.
 
     PL_TORCH_DISTRIBUTED_BACKEND is read by Lightning 1 alone; 2.0 removed it (its changelog, "Removed")."""
-    for told in (process.find(TrainingFacts), process.find(TrainerFacts)):
-        if told and told.backend and told.backend.strip():
-            return told.backend.strip().lower()
+    for section in (process.find(TrainingFacts), process.find(TrainerFacts)):
+        if section and section.backend and section.backend.strip():
+            return section.backend.strip().lower()
     environment, software = process.find(EnvironmentFacts), process.find(SoftwareFacts)
     value = environment.get("PL_TORCH_DISTRIBUTED_BACKEND") if environment else None
     lightning = software and (software.version("pytorch-lightning") or software.version("lightning"))
@@ -535,10 +535,10 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
     it took, though a table of its host may show all of them."""
     if job not in _DEVICES:
         found: dict[Rank, VisibleDevice | None] = {}
-        for _, alike in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
-            seen = any(alike.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
-            if seen and on_processor(alike) is None:
-                found.update((rank, _gpu_device_of(rank)) for rank in alike.members)
+        for _, same in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
+            seen = any(same.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
+            if seen and on_processor(same) is None:
+                found.update((rank, _gpu_device_of(rank)) for rank in same.members)
         _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
 

@@ -135,8 +135,8 @@ def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, b
     means = {seat: mean for seat, reader in seats.items() if (mean := _mean(reader)) is not None}
     if None not in configured.values() and len(set(configured.values())) > 1:
         return split_by(configured), False
-    alike = not means or max(means.values()) <= dynamic_ratio * min(means.values())
-    return split_by({} if alike else {seat: round(mean, 1) for seat, mean in means.items()}), False
+    same = not means or max(means.values()) <= dynamic_ratio * min(means.values())
+    return split_by({} if same else {seat: round(mean, 1) for seat, mean in means.items()}), False
 
 
 def _whole(reader: RankLoader) -> int | None:

@@ -101,9 +101,9 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
 
 
 def _not_compared(job: Job) -> Iterator[Verdict]:
-    for facts, alike in job.facts(LoaderFacts):
+    for facts, same in job.facts(LoaderFacts):
         if (note := facts.why_hidden("drawn")) is not None:
-            yield Unknown(note.reason, alike.ranks, note.unhide)
+            yield Unknown(note.reason, same.ranks, note.unhide)
             return
     yield Skip("fewer than two epochs were drawn so far")
 
@@ -114,8 +114,8 @@ def _may_shuffle(reader: RankLoader) -> bool:
 
 
 def _newest_two(reader: RankLoader) -> tuple[LoaderEpoch, LoaderEpoch] | None:
-    told = [one for one in reader.loader.epochs if one.drawn is not None or len(one.first) >= LEAST_DRAWN]
-    return (told[-2], told[-1]) if len(told) > 1 and told[-2].epoch != told[-1].epoch else None
+    known = [one for one in reader.loader.epochs if one.drawn is not None or len(one.first) >= LEAST_DRAWN]
+    return (known[-2], known[-1]) if len(known) > 1 and known[-2].epoch != known[-1].epoch else None
 
 
 def _repeats(reader: RankLoader) -> Iterator[_Repeat]:

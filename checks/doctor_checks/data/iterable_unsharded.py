@@ -126,17 +126,17 @@ def _tells(reader: RankLoader) -> bool:
 def _same(seats: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
     """Places whose first batches are the same one by one, and not all alike; before there are any, places whose equal
     data sets say that nobody has parted them."""
-    told = {seat: reader for seat, reader in seats.items() if _tells(reader)}
-    if len(told) < 2:
+    counted = {seat: reader for seat, reader in seats.items() if _tells(reader)}
+    if len(counted) < 2:
         unparted = {seat: one for seat, one in seats.items() if one.loader.sharded is False and not one.loader.epochs}
         yield from (
             _IdenticalStreams(group, None)
             for group in _grouped({seat: _data_set(one) for seat, one in unparted.items()})
         )
         return
-    shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in told.values()))
+    shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in counted.values()))
     for number in sorted(shared, reverse=True)[:1]:
-        epochs = {seat: epoch for seat, one in told.items() if (epoch := _first(one, number)) is not None}
+        epochs = {seat: epoch for seat, one in counted.items() if (epoch := _first(one, number)) is not None}
         batches = min(len(epoch.contents) for epoch in epochs.values())
         keys = {seat: _varying(epoch.contents[:batches]) for seat, epoch in epochs.items()}
         yield from (_IdenticalStreams(group, epochs[group[0]]) for group in _grouped(keys))

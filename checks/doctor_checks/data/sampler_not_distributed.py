@@ -159,7 +159,7 @@ def _finding(job: Job, readers: PeerLoaders, seats: list[int]) -> Finding:
     ranks = readers.at(seats)
     loader = readers.seats[seats[0]].loader
     sampler = loader.sampler.name if loader.sampler else ""
-    told = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
+    disabled = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
     return Finding(
         f"{ranks_in_words(ranks)} each read the whole {loader.dataset or 'data set'} ({sampler}, not distributed)",
         ranks=ranks,
@@ -169,17 +169,17 @@ def _finding(job: Job, readers: PeerLoaders, seats: list[int]) -> Finding:
             "dataset": loader.dataset,
             "samples": loader.dataset_length,
             "fingerprint": loader.fingerprint,
-            "use_distributed_sampler": not told if told else None,
+            "use_distributed_sampler": not disabled if disabled else None,
         },
-        fix=_fix(job, told),
+        fix=_fix(job, disabled),
         explains=("DATA005",),
     )
 
 
-def _fix(job: Job, told: bool) -> str:
+def _fix(job: Job, disabled: bool) -> str:
     lightning = (
         "without `use_distributed_sampler=False` the Trainer puts one into the loader of `train_dataloader`"
-        if told
+        if disabled
         else "return a plain `DataLoader` from `train_dataloader`, and the Trainer puts one into it"
     )
     return advice(

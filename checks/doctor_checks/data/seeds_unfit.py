@@ -222,8 +222,8 @@ def _fix(job: Job) -> str:
 def _unlike_replicas(job: Job) -> Iterator[Finding]:
     begun = {
         rank: model.initial
-        for model, alike in job.facts(ModelFacts)
-        for rank in alike.ranks
+        for model, same in job.facts(ModelFacts)
+        for rank in same.ranks
         if model.replicated and model.broadcast is False and model.initial is not None
     }
     found = split_by(begun)

@@ -142,9 +142,9 @@ def _drawn(readers: PeerLoaders) -> list[_Drawn]:
 
 def _unseen(job: Job) -> Iterator[Verdict]:
     """Why no draws are known: nothing was drawn yet, or it can't be seen."""
-    for facts, alike in job.facts(LoaderFacts):
+    for facts, readers in job.facts(LoaderFacts):
         if (note := facts.why_hidden("drawn")) is not None:
-            yield Unknown(note.reason, alike.ranks, note.unhide)
+            yield Unknown(note.reason, readers.ranks, note.unhide)
             return
     yield Skip("two ranks have not drawn enough of an epoch yet")
 

@@ -1,4 +1,4 @@
-"""Which part makes the bandwidth between hosts low, and between whom it could not be measured at all."""
+"""Slow components of the network between hosts, and host pairs whose bandwidth could not be measured."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from doctor.core.facts import ReachFacts
 from doctor.core.job import Job
 
 FAILING_SHARE = 0.6
-"""Of a host's transfers that were not begun or not finished, from which it is the host and not its partners."""
+"""The fraction of failed transfers of a host from which the host is the cause and not its peers."""
 
 
 SIGMAS = 4.0
-"""By which the mean of the slow readings has to lie below the usual: of hundreds of parts that are asked about, chance
-makes none look like that."""
+"""Standard errors by which the slow readings must be below the usual value: among hundreds of candidates none is that
+far off by chance."""
 
 LEAST_LEFT = 4
 
 
 class SlowPart(NamedTuple):
-    """A suspect of :func:`doctor.analysis.fabric.localization.localizer.localize`, by the names of its hosts.
-    ``others``: the other side of a boundary. ``value``: the median of its slow readings, bytes a second, and
-    ``share`` of the usual; ``readings``: those that touch it, slowest first."""
+    """A suspect of :func:`doctor.analysis.fabric.localization.localizer.localize`, with the names of its hosts.
+
+    ``others``: the other side of a boundary. ``value``: the median of its slow readings in bytes per second, and
+    ``share`` of the usual value; ``readings``: those that it affects, slowest first."""
 
     suspect: Suspect
     hosts: tuple[str, ...]
@@ -38,12 +39,12 @@ class SlowPart(NamedTuple):
 
     @property
     def kind(self) -> Blame:
-        """What is blamed."""
+        """The kind of the suspect."""
         return self.suspect.kind
 
 
 class SlowParts(NamedTuple):
-    """``typical``: the usual bandwidth, bytes a second; ``spread``: how far usual values lie apart, a share of it."""
+    """``typical``: the usual bandwidth in bytes per second; ``spread``: the variation of usual values, as a share."""
 
     typical: float
     spread: float
@@ -52,7 +53,7 @@ class SlowParts(NamedTuple):
 
 
 def slow_parts(known: HostBandwidths, *, least_share: float, least_confidence: float) -> SlowParts:
-    """The parts that are slower than ``least_share`` of the usual, of which at least so much is sure."""
+    """The components below ``least_share`` of the usual bandwidth, with at least ``least_confidence``."""
     readings = levelled(known.readings)
     count = len(known.hosts)
     found = localize(readings, count, groups=known.groups, least_share=least_share, least_spread=known.spread)
@@ -68,7 +69,7 @@ def slow_parts(known: HostBandwidths, *, least_share: float, least_confidence: f
 
 
 def _untouched(found: Localization, readings: Sequence[BandwidthReading]) -> list[float]:
-    """Logarithms of the shares that readings have of the typical one, of those that no suspect touches."""
+    """Log shares of the typical value, for readings that no suspect affects."""
     return [
         math.log(one.value / found.typical)
         for one in readings
@@ -77,7 +78,7 @@ def _untouched(found: Localization, readings: Sequence[BandwidthReading]) -> lis
 
 
 def _stands_out(suspect: Suspect, left: Sequence[float]) -> bool:
-    """Whether that many slow readings would not come about by the scatter of the others alone."""
+    """Whether the slow readings of a suspect are unlikely to be noise of the other readings."""
     if len(left) < LEAST_LEFT:
         return True
     middle = median(left)
@@ -111,8 +112,10 @@ def _touches(suspect: Suspect, members: frozenset[int], reading: BandwidthReadin
 
 
 class UnmeasuredPairs(NamedTuple):
-    """``hosts``: that hardly anybody could exchange bytes with, and how often that failed how; of these ``cut_off``
-    are those with whom it failed each time. ``ways``: single failures between other hosts."""
+    """Host pairs without a bandwidth.
+
+    ``hosts``: hosts whose transfers with nearly all peers failed, with the failures; ``cut_off``: those of them whose
+    transfers all failed. ``ways``: single failures between other hosts."""
 
     hosts: tuple[tuple[str, tuple[str, ...]], ...]
     cut_off: frozenset[str]
@@ -120,7 +123,7 @@ class UnmeasuredPairs(NamedTuple):
 
 
 def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
-    """Between whom no bandwidth was learnt. A way that was measured in another round is none of these."""
+    """The host pairs without a bandwidth in any round."""
     known = {(one.source, one.sample.peer) for one in sent if one.sample.bandwidth is not None}
     ways = {(one.source, one.sample.peer): one for one in sent}
     failed = {way: one for way, one in ways.items() if way not in known}
@@ -135,7 +138,7 @@ def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
 
 
 def _outcomes(sent: Iterable[SentSample]) -> tuple[str, ...]:
-    """Such as ``node1 -> node3: late``."""
+    """``node1 -> node3: late`` for each of ``sent``."""
     return tuple(f"{source} -> {sample.peer}: {sample.outcome}" for source, sample in sent)
 
 
@@ -143,8 +146,8 @@ def is_reachable(job: Job, host: str) -> bool:
     """Whether most of the connections that other hosts tried to ``host`` were opened."""
     outcomes = [
         attempt.outcome == "open"
-        for reach, alike in job.each(ReachFacts)
+        for reach, same in job.each(ReachFacts)
         for attempt in reach.attempts
-        if attempt.purpose == "peer" and attempt.peer == host and host not in alike.hosts
+        if attempt.purpose == "peer" and attempt.peer == host and host not in same.hosts
     ]
     return sum(outcomes) * 2 > len(outcomes)

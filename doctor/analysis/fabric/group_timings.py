@@ -1,4 +1,4 @@
-"""Process groups of one axis against their siblings, and who is to blame where a collective broke."""
+"""Process groups compared with other groups of the same axis, and the cause of broken collectives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from doctor.core.facts import CollectiveFacts, CollectiveTiming
 from doctor.core.job import Job
 
 SMALL = 4096
-"""Bytes up to which the time of a collective is latency."""
+"""The number of bytes up to which the duration of a collective is latency."""
 
 SILENT = "no answer within"
-"""How the error begins of a rank whose child had to be ended."""
+"""The start of the error of a rank whose child process had to be killed."""
 
 
 class TimedGroup(NamedTuple):
@@ -31,7 +31,7 @@ class TimedGroup(NamedTuple):
 
 
 class SlowGroup(NamedTuple):
-    """A group that takes longer than ``usual``, what its siblings take at the median; ``siblings`` of them."""
+    """A group that takes longer than ``usual``, the median of its siblings; ``siblings``: their number."""
 
     timed: TimedGroup
     usual: float
@@ -39,7 +39,7 @@ class SlowGroup(NamedTuple):
 
 
 class BrokenCollective(NamedTuple):
-    """How a rank saw a collective break: ``axis`` and ``operation`` are empty where the group was not even set up."""
+    """A broken collective as one rank reported it; ``axis`` and ``operation`` are empty if the group was not set up."""
 
     rank: int
     error: str
@@ -50,14 +50,14 @@ class BrokenCollective(NamedTuple):
 
 
 def timed_groups(job: Job) -> tuple[TimedGroup, ...]:
-    """Every collective that was timed, group by group. In a turn the members' median counts, and of turns the best."""
+    """Every timed collective by group: the median of the members in each turn, and the best turn."""
     found: dict[tuple[str, str, str, int, tuple[int, ...]], list[list[float]]] = {}
-    for facts, alike in job.each(CollectiveFacts):
+    for facts, same in job.each(CollectiveFacts):
         for key, turns in _turns(facts.timings).items():
             by_turn = found.setdefault(key, [])
             by_turn.extend([] for _ in range(len(turns) - len(by_turn)))
             for values, seconds in zip(by_turn, turns, strict=False):
-                values.extend([seconds] * len(alike.ranks))
+                values.extend([seconds] * len(same.ranks))
     medians = {key: [median(seconds) for seconds in turns] for key, turns in found.items()}
     return tuple(TimedGroup(*key, min(turns), max(turns), len(turns)) for key, turns in medians.items())
 
@@ -74,9 +74,10 @@ def _turns(timings: Iterable[CollectiveTiming]) -> Mapping[Key, list[float]]:
 
 
 def slow_groups(groups: Iterable[TimedGroup], *, times: float, least: float, sigmas: float) -> tuple[SlowGroup, ...]:
-    """The groups whose best turn takes more than ``times`` what the worst of their siblings takes at the median, more
-    than ``least`` seconds longer than usual, and is more than ``sigmas`` robust standard deviations away from that;
-    those of an axis and of equal size are siblings."""
+    """Groups that are significantly slower than their siblings, which are groups of one axis with the same size.
+
+    The best turn of a slow group takes more than ``times`` the median of the siblings' worst turns, more than ``least``
+    seconds longer than usual, and differs from that by more than ``sigmas`` robust standard deviations."""
     families: dict[tuple[str, str, str, int, int], list[TimedGroup]] = {}
     for one in groups:
         if one.bytes > SMALL:
@@ -89,13 +90,13 @@ def _slow_in(family: Sequence[TimedGroup], times: float, least: float, sigmas: f
     worst = PeerValues(one.worst for one in family)
     for odd in outliers(best, share=times - 1, least=least, deviations=sigmas):
         slow = family[odd.rank]
-        # On a busy machine one turn of a group is easily several times as long as another one.
+        # On a busy machine one turn of a group may take several times as long as another one.
         if slow.seconds > times * worst.median(slow.worst):
             yield SlowGroup(slow, odd.typical, len(family) - 1)
 
 
 def in_several_groups(slow: Sequence[SlowGroup], job: Job) -> tuple[int, ...]:
-    """The ranks that sit in slow groups of several axes; where none does, those of one host that together do."""
+    """The ranks that are in slow groups of several axes; if there are none, those of one host that together are."""
     axes: dict[int, set[str]] = {}
     for one in slow:
         for rank in one.timed.members:
@@ -112,10 +113,10 @@ def _hosts_in_several(axes: Mapping[int, set[str]], job: Job) -> Iterator[tuple[
 
 
 def broken_collectives(job: Job) -> tuple[BrokenCollective, ...]:
-    """What each rank says that broke, one thing at most: it stops then."""
+    """The first broken collective that each rank reported; a rank stops after one."""
     found = []
-    for facts, alike in job.each(CollectiveFacts):
-        for rank in alike.ranks:
+    for facts, same in job.each(CollectiveFacts):
+        for rank in same.ranks:
             if facts.error:
                 found.append(BrokenCollective(rank, facts.error, facts.awaited, backend=facts.backend or ""))
             found += [
@@ -127,9 +128,11 @@ def broken_collectives(job: Job) -> tuple[BrokenCollective, ...]:
 
 
 def culprits_of(broken: Sequence[BrokenCollective]) -> tuple[int, ...]:
-    """Those that broke by themselves, the silent ones among them only where nobody says more: NCCL waits without end
-    where another rank has given up. Where all waited for others, those that were waited for and did not wait, else
-    those for whom most wait; else all."""
+    """The ranks that caused broken collectives.
+
+    Those whose own error broke them; among these the silent ones only if there are no others, because NCCL blocks
+    indefinitely after another rank has given up. If all ranks waited for others, those that others waited for and that
+    did not wait, else those that most ranks wait for; else all."""
     own = {one.rank for one in broken if not one.awaited}
     outspoken = own - {one.rank for one in broken if one.error.startswith(SILENT)}
     waited = {one.rank for one in broken if one.awaited}
@@ -138,7 +141,7 @@ def culprits_of(broken: Sequence[BrokenCollective]) -> tuple[int, ...]:
 
 
 def _most_awaited(broken: Sequence[BrokenCollective]) -> set[int]:
-    """Where they all wait in a circle, those for whom most wait."""
+    """The ranks that most ranks wait for, if all ranks wait in a cycle."""
     counts: dict[int, int] = {}
     for one in broken:
         for rank in one.awaited:

@@ -1,8 +1,8 @@
-"""Messages between single ranks over the back end of the job: which rank's way to others is slow.
+"""Point-to-point messages between ranks over the backend of the job, and the ranks whose messages are slow.
 
-Only ways that are built alike are compared. Ranks in the same place of their hosts share a rail, and are compared with
-one another; those of one machine or of one NVLink domain are not on it. Within a host NVLink, bridges and PCIe make
-some pairs faster by design: there each pair is compared with the same two GPUs, by model and slot, of other hosts.
+Only equivalent paths are compared. Ranks with the same place on their hosts share a rail and are compared with one
+another, except ranks of one machine or NVLink domain. Within a host NVLink, bridges and PCIe make some pairs faster by
+design; there each pair is compared with the same two GPUs, by model and slot, of other hosts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from doctor.core.facts import CollectiveFacts
 from doctor.core.job import Job, Rank
 
 LEAST_HOSTS = 3
-"""That have the same pair: of two, which one is slow can't be told."""
+"""The minimum number of hosts with the same pair: of two hosts, which one is slow can't be determined."""
 MOST_PAIRS = 0.75
-"""Of a host: where so many are slow, none of its ranks alone is to blame. Of three, one has a hand in two thirds."""
+"""The fraction of slow pairs of a host from which all its ranks are slow. Of three ranks, one is in two thirds of the
+pairs."""
 EXPLAINED = ("host", "sending", "receiving", "link")
-"""What is told of a rail: a boundary between hosts is one of switches or of NVLink, and the bandwidth over TCP tells
-which."""
+"""Kinds of suspects that are reported for a rail. A boundary between hosts is caused by switches or NVLink, and the
+bandwidth over TCP shows which."""
 
 
 class P2PBandwidth(NamedTuple):
-    """That came from rank ``source`` to rank ``target``: ``value`` bytes a second, of the time for which both had a
-    processor."""
+    """Bandwidth from rank ``source`` to rank ``target``: bytes per second of the time in which both had a processor."""
 
     source: int
     target: int
@@ -39,7 +39,7 @@ class P2PBandwidth(NamedTuple):
 
 
 class Rail(NamedTuple):
-    """Ranks in the same ``place`` of their hosts, their numbers by the host's name, and what they measured."""
+    """Ranks with the same ``place`` on their hosts: their numbers by host name, and their measured bandwidths."""
 
     place: int
     ranks: Mapping[str, int]
@@ -47,7 +47,7 @@ class Rail(NamedTuple):
 
 
 class SlowRail(NamedTuple):
-    """A slow part of a rail, and the ``usual`` bandwidth there, bytes a second."""
+    """A slow component of a rail, and the ``usual`` bandwidth of the rail in bytes per second."""
 
     rail: Rail
     part: SlowPart
@@ -56,14 +56,15 @@ class SlowRail(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """That are at fault."""
+        """The ranks of the slow component."""
         return tuple(self.rail.ranks[name] for name in self.part.hosts)
 
 
 class SlowNeighbour(NamedTuple):
-    """Ranks of one ``host`` whose messages within it are slow: one, both of a pair, or all of them; ``way``: both,
-    sending or receiving. ``share``: of what the same pairs of other hosts have; ``p2p_bandwidths``: the slowest
-    first, with what is usual for that pair."""
+    """Ranks of one ``host`` whose messages within it are slow: one rank, a pair, or all of them.
+
+    ``way``: both, sending or receiving. ``share``: of the bandwidth of the same pairs on other hosts; ``messages``: the
+    slowest first, with the usual bandwidth of that pair."""
 
     host: str
     ranks: tuple[int, ...]
@@ -74,8 +75,8 @@ class SlowNeighbour(NamedTuple):
 
 
 class _RankLocation(NamedTuple):
-    """Of a rank: its host's place in ``Job.hosts`` and its name, its place there, its machine, its NVLink domain, and
-    its GPU by model and slot (its place, where it has none)."""
+    """Where a rank is: index in ``Job.hosts``, host name, place on the host, machine, NVLink domain, and the GPU by
+    model and slot (without a GPU, the place)."""
 
     host: int
     name: str
@@ -86,11 +87,11 @@ class _RankLocation(NamedTuple):
 
 
 def p2p_bandwidths(job: Job) -> tuple[P2PBandwidth, ...]:
-    """All that arrived."""
+    """The bandwidths of all messages that arrived."""
     return tuple(
         P2PBandwidth(one.source, rank, one.bytes / one.seconds / (1 - min(one.waited, MOST_WAITED)), one.round)
-        for facts, alike in job.facts(CollectiveFacts)
-        for rank in alike.ranks
+        for facts, same in job.facts(CollectiveFacts)
+        for rank in same.ranks
         for one in facts.exchanges
         if one.seconds > 0 and one.source != rank
     )
@@ -106,14 +107,14 @@ def _rank_location(rank: Rank, place: int) -> _RankLocation:
     of_gpu = facts is not None and (facts.device or "").startswith("cuda")
     fabric = device.gpu.fabric if device is not None else None
     domain = (fabric.cluster, fabric.clique) if fabric is not None and fabric.cluster else None
-    # Without a known GPU a rank that uses one is compared with nobody.
+    # A rank that uses an unknown GPU is not compared.
     slot = (device.gpu.name, device.gpu.bus_id) if device is not None else (rank.number,) if of_gpu else (place,)
     machine = rank.host.machine if facts is not None and "nccl" in (facts.backend or "") else rank.host.index
     return _RankLocation(rank.host.index, rank.host.name, place, machine, domain, slot)
 
 
 def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tuple[SlowRail, ...]:
-    """Of each rail the parts that are slow, compared within the rail."""
+    """The slow components of each rail, compared within the rail."""
     found = []
     for rail in rails(job):
         slow = slow_parts(rail.known, least_share=least_share, least_confidence=least_confidence)
@@ -122,17 +123,17 @@ def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tupl
 
 
 def rails(job: Job) -> Iterator[Rail]:
-    """All of them that have enough messages to compare."""
-    seats = _rank_locations(job)
+    """The rails with enough messages to compare."""
+    locations = _rank_locations(job)
     by_place: dict[int, list[P2PBandwidth]] = {}
     for one in p2p_bandwidths(job):
-        source, target = seats.get(one.source), seats.get(one.target)
+        source, target = locations.get(one.source), locations.get(one.target)
         if source and target and source.place == target.place and _over_network(source, target):
             by_place.setdefault(source.place, []).append(one)
     for place, sent in sorted(by_place.items()):
         ends = dict.fromkeys(rank for one in sent for rank in (one.source, one.target))
-        ranks = sorted(ends, key=lambda rank: seats[rank].host)
-        known = _bandwidths(ranks, [seats[rank].name for rank in ranks], sent)
+        ranks = sorted(ends, key=lambda rank: locations[rank].host)
+        known = _bandwidths(ranks, [locations[rank].name for rank in ranks], sent)
         if len(sent) >= LEAST_READINGS and len({*known.hosts}) == len(ranks):
             yield Rail(place, dict(zip(known.hosts, ranks, strict=True)), known)
 
@@ -149,23 +150,25 @@ def _bandwidths(ranks: Sequence[int], names: Iterable[str], sent: Iterable[P2PBa
 
 
 def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) -> Iterator[SlowNeighbour]:
-    """Ranks that are slow within their hosts, where enough other hosts have the same pair of devices."""
-    seats = _rank_locations(job)
+    """Ranks that are slow within their hosts, if enough other hosts have the same pair of devices."""
+    locations = _rank_locations(job)
     inside: dict[int, list[P2PBandwidth]] = {}
-    alike: dict[tuple[Hashable, Hashable], dict[int, list[float]]] = {}
+    same: dict[tuple[Hashable, Hashable], dict[int, list[float]]] = {}
     for one in p2p_bandwidths(job):
-        source, target = seats.get(one.source), seats.get(one.target)
+        source, target = locations.get(one.source), locations.get(one.target)
         if source and target and source.host == target.host:
             inside.setdefault(source.host, []).append(one)
-            alike.setdefault((source.device, target.device), {}).setdefault(source.host, []).append(one.value)
+            same.setdefault((source.device, target.device), {}).setdefault(source.host, []).append(one.value)
     usual = {
         pair: median(median(values) for values in by_host.values())
-        for pair, by_host in alike.items()
+        for pair, by_host in same.items()
         if len(by_host) >= LEAST_HOSTS
     }
     for host, own in inside.items():
         compared = [
-            (one, usual[pair]) for one in own if (pair := (seats[one.source].device, seats[one.target].device)) in usual
+            (one, usual[pair])
+            for one in own
+            if (pair := (locations[one.source].device, locations[one.target].device)) in usual
         ]
         if len(compared) > 1:
             yield from _slow_within(job.hosts[host].name, compared, least_share, least_confidence)
@@ -174,9 +177,9 @@ def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) ->
 def _slow_within(
     host: str, compared: Sequence[tuple[P2PBandwidth, float]], least_share: float, least_confidence: float
 ) -> Iterator[SlowNeighbour]:
-    """All pairs of the host, or the part of them that stands out."""
+    """All ranks of the host if most pairs are slow, else the slow component."""
     ranks = sorted({rank for one, _ in compared for rank in (one.source, one.target)})
-    # By what is usual for the pair: all of a host that is well have 1.
+    # Relative to the usual value of the pair, so that all pairs of a healthy host have about 1.
     shares = [one._replace(value=one.value / usual) for one, usual in compared]
     share = sorted(one.value for one in shares)[int(MOST_PAIRS * (len(shares) - 1))]
     if share < least_share:

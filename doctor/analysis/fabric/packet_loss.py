@@ -1,4 +1,4 @@
-"""Whose packets get lost: of many transfers between hosts, the ends that all the lossy ones have in common."""
+"""Hosts that lose packets, from the transfers between hosts."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from doctor.core.facts import PathFacts
 from doctor.core.job import Job
 
 QUEUED_SECONDS = 25e-3
-"""By which a round trip grows where packets wait in a queue that overflows: what is dropped there is how a slow link
-tells TCP to slow down, and no packet is lost on the way. A switch's buffer of 3 MB holds a gigabit for that long."""
+"""The increase of a round trip by a queue that overflows. TCP needs such drops to adapt to a slow link, so they are not
+packet loss. A switch buffer of 3 MB holds that long at 1 Gb/s."""
 
 LEAST_SEGMENTS = 20
-"""Of one transfer, to tell anything: a stalled connection sends few."""
+"""The minimum number of segments of a transfer: a stalled connection sends few."""
 
 PART_SHARE = 0.6
-"""Of the transfers of a host, from which it is this host that loses and not its partners."""
+"""The fraction of lossy transfers of a host from which the host is the cause and not its peers."""
 
 ALL_SHARE = 0.7
-"""Of all transfers, from which nobody in particular loses. One host of four has a part in half of them."""
+"""The fraction of all transfers from which no single host is the cause. One host of four is in half of them."""
 _FEW = 3
 
 LEAST_TRANSFERS = 2
-"""In which packets have to get lost: a burst that overflows a queue once is no lossy way."""
+"""The minimum number of lossy transfers: a single burst that overflows a queue is not a lossy path."""
 
 STARVED = 0.5
-"""Of the time for which an end waited for a processor, from which a loss between two hosts tells nothing of their link:
-who gets no processor drops what comes meanwhile. Seen in the lab while the hypervisor took some of the processors."""
+"""The share of time without a processor from which a loss between two hosts is no evidence against their link, because
+a starved host drops packets."""
 
 End = Literal["host", "sending", "receiving", "link", "all"]
 
 
 class PacketLoss(NamedTuple):
-    """``hosts`` lose packets: one in what it sends, receives or both, two between each other alone, or all. ``sent``
-    and ``again``: segments of the lossy transfers in which it has a part; ``ways``: these in words, ``of`` so many.
-    ``times``: in how many rounds; of a link without those in which one of its hosts was starved."""
+    """Packet loss of ``hosts``: in what one host sends, receives or both, between two hosts, or everywhere.
+
+    ``sent`` and ``again``: segments sent and retransmitted in its lossy transfers; ``ways``: these transfers as text,
+    ``of``: the number of its transfers. ``times``: the number of lossy rounds; for a link without those in which a host
+    was starved."""
 
     end: End
     hosts: tuple[str, ...]
@@ -49,7 +51,7 @@ class PacketLoss(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the segments that were sent again."""
+        """The fraction of retransmitted segments."""
         return self.again / self.sent
 
 
@@ -69,8 +71,10 @@ class _LossComponent(NamedTuple):
 
 
 def lossy_parts(job: Job, *, share: float, least: float) -> tuple[PacketLoss, ...]:
-    """The fewest hosts that explain the transfers of which more than ``share`` of the segments were sent again, and
-    pairs that no host explains; those that sent ``least`` segments or more."""
+    """The smallest set of hosts that explains the transfers with more than ``share`` retransmitted segments, and the
+    remaining pairs.
+
+    Transfers with fewer than ``least`` segments do not count."""
     ways = _loss_paths(job, share)
     found = []
     left = [way for way in ways if way.lossy]
@@ -83,7 +87,7 @@ def lossy_parts(job: Job, *, share: float, least: float) -> tuple[PacketLoss, ..
 
 
 def _loss_paths(job: Job, share: float) -> list[_LossPath]:
-    """All that was sent from one host to another, without what waited in queues."""
+    """All transfers between two hosts, except those with a queue that overflowed."""
     idle = _round_trips(job)
     sums: dict[tuple[str, str], list[int]] = {}
     times: Counter[tuple[str, str]] = Counter()
@@ -104,7 +108,7 @@ def _loss_paths(job: Job, share: float) -> list[_LossPath]:
 
 
 def _round_trips(job: Job) -> dict[tuple[str, str], float]:
-    """Between idle hosts, seconds."""
+    """Round trips between idle hosts in seconds."""
     return {
         (host.name, sample.peer): sample.round_trip
         for host in job.hosts
@@ -121,7 +125,7 @@ def _is_queued(sending: SentSample, idle: dict[tuple[str, str], float]) -> bool:
 
 
 def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[End, tuple[str, ...]]:
-    """The part that explains most of ``left``: a host whose transfers are mostly lossy, else the first pair."""
+    """The component that explains most of ``left``: a host with mostly lossy transfers, else the first pair."""
     names = {name for way in ways for name in (way.source, way.target)}
     if len(names) > _FEW and len(left) > ALL_SHARE * len(ways):
         return "all", tuple(sorted(names))
@@ -137,7 +141,7 @@ def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[E
 
 
 def _by_part(ways: Sequence[_LossPath]) -> Counter[_LossComponent]:
-    """How many of ``ways`` go through each host, and through each of its directions."""
+    """The number of ``ways`` for each host and for each of its directions."""
     return Counter(
         part
         for way in ways
@@ -151,12 +155,12 @@ def _by_part(ways: Sequence[_LossPath]) -> Counter[_LossComponent]:
 
 
 def _two_peers(part: _LossComponent) -> int:
-    """Lossy transfers that have to be seen: those with one peer alone are the link's."""
+    """Losses with one peer only belong to the link."""
     return 3 if part.end == "host" else 2
 
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:
-    """Whether ``way`` goes through that part."""
+    """Whether ``way`` includes the component."""
     if end == "all":
         return True
     if end == "link":

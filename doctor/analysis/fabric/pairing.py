@@ -1,4 +1,6 @@
-"""Which two ranks exchange messages in which round, so that a slow one can be told from its partners."""
+"""The partners of each rank in each round of message exchange, so that a slow rank can be distinguished from its
+partners.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +12,46 @@ from doctor.analysis.fabric.localization.localizer import rounds
 from doctor.core.job import Job
 
 NO_PARTNER = -1
-"""In place of a partner, for who rests."""
+"""The partner of a rank that rests."""
 
 MOST_ROUNDS = 16
-"""Between hosts, and as many within them."""
+"""The maximum number of rounds between hosts, and also within them."""
 TURNS = 3
-"""What was slow once only is nobody's fault, and of the 56 ways between eight ranks of a busy machine one may be slow
-twice: seen in one of eight runs."""
+"""The number of repetitions. On a busy machine one of the 56 directions between eight ranks may be slow by chance
+twice."""
 
 
 class RankSlot(NamedTuple):
-    """Where a rank sits: its ``host``, and its ``place`` among all ranks there, taking part or not."""
+    """The location of a rank: its ``host``, and its ``place`` among all ranks of the host."""
 
     host: int
     place: int
 
 
 def places_on_hosts(job: Job) -> dict[int, dict[int, int]]:
-    """By the host's place in ``Job.hosts``, the place of each of its ranks among them, by number."""
+    """The place of each rank on its host, by the index of the host in ``Job.hosts`` and the number of the rank."""
     there: dict[int, list[int]] = {}
     for rank in job.ranks:
         there.setdefault(rank.host.index, []).append(rank.number)
     return {host: {rank: place for place, rank in enumerate(sorted(own))} for host, own in there.items()}
 
 
-def partners_of(seats: Sequence[RankSlot]) -> tuple[tuple[int, ...], ...]:
-    """The partners of each rank, round by round; ranks are numbered as ``seats`` are, and all have as many rounds.
+def partners_of(locations: Sequence[RankSlot]) -> tuple[tuple[int, ...], ...]:
+    """The partners of each rank, round by round; ranks have the order of ``locations`` and the same number of rounds.
 
-    First ranks that have the same place on their hosts, as a job's rings go over the network: each of them often has a
-    card of its own. Where they share one, all pairs of two hosts have to be as many: hosts with another number of ranks
-    than most rest. Then all ranks of a host among themselves. Everything :data:`TURNS` times.
-    """
+    First ranks with the same place on their hosts, because the rings of a job use the network like that and each rank
+    often has its own NIC. If ranks share a NIC, every two hosts need the same number of pairs, so hosts with an unusual
+    number of ranks rest. Then all ranks of a host among themselves. All of it :data:`TURNS` times."""
     there: dict[int, dict[int, int]] = {}
-    for number, seat in enumerate(seats):
-        there.setdefault(seat.host, {})[seat.place] = number
+    for number, location in enumerate(locations):
+        there.setdefault(location.host, {})[location.place] = number
     hosts = [*there.values()]
     every = [*_between(_alike(hosts)), *_within(hosts)] * TURNS
-    return tuple(tuple(pairs.get(number, NO_PARTNER) for pairs in every) for number in range(len(seats)))
+    return tuple(tuple(pairs.get(number, NO_PARTNER) for pairs in every) for number in range(len(locations)))
 
 
 def _alike(hosts: Sequence[Mapping[int, int]]) -> list[Mapping[int, int]]:
-    """Those with the places that most of them have."""
+    """The hosts with the most common places."""
     if not hosts:
         return []
     usual, _ = Counter(frozenset(own) for own in hosts).most_common(1)[0]

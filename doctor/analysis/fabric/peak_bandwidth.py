@@ -1,7 +1,7 @@
-"""What measured links could carry at best, by what drivers say of them, against what was measured.
+"""Measured bandwidths compared with the rates of the links, from what drivers report.
 
-Comparing tells nothing where everything is slow alike, or where nobody is there to compare with. Here each measurement
-stands beside the rate of its own link. A link whose rate is not known is not judged.
+Comparing ranks finds nothing if all of them are equally slow, or if there is nothing to compare with. Here each
+measurement is compared with the rate of its own link; a link with an unknown rate is not checked.
 """
 
 from __future__ import annotations
@@ -37,33 +37,35 @@ from doctor.core.job import Job, Rank
 from doctor.core.section_table import IdenticalRanks
 
 LEAST_MEASURED = 2
-"""One measurement may be an accident: a pair of hosts has one in each direction."""
+"""The minimum number of measurements: a pair of hosts has one in each direction."""
 
 TELLING_BYTES = 1 << 24
 TELLING_TRIPS = 2
-"""Of a shorter message the latency is most of the time: one has to take so many round trips, or where these are not
-known, to have so many bytes. A GPU without free memory has room for short ones alone."""
+"""The duration of a message in round trips, or if these are unknown its bytes, from which its latency does not matter.
+A GPU without free memory can only send shorter ones."""
 
 COPIES: tuple[What, ...] = ("to_device", "to_host")
 
 _LANES = {1: 2500 * 8 / 10, 2: 5000 * 8 / 10, 3: 8000 * 128 / 130, 4: 16000 * 128 / 130, 5: 32000 * 128 / 130}
 """Mb/s of one PCIe lane by generation, without the encoding: Linux drivers/pci/pci.h, PCIE_SPEED2MBS_ENC. That is 985
-MB/s for generation 3, and twice as much for each one after it."""
+MB/s for generation 3, and twice the previous one after it."""
 _FLIT = 64000 * 242 / 256
 """The same for generation 6, which has no encoding but sends units of 256 bytes, of which 8 are a checksum and 6
 correct errors (PCI-SIG, PCI Express 6.0, FLIT mode)."""
 
 
 class UniformlySlowPaths(NamedTuple):
-    """All paths over TCP are slow: the ``best`` of them, and the most that any could carry, bytes a second."""
+    """All paths over TCP are slow: the ``best`` of them, and the ``roofline`` of their links, in bytes per second."""
 
     best: float
     roofline: float
 
 
 class SlowMessages(NamedTuple):
-    """All ``p2p_bandwidths`` (so many) between ranks of different hosts are slow: the ``best`` of them by what its
-    own way could carry, the ``roofline``; ``by_rdma``: over RDMA ports, else over interfaces."""
+    """All messages between ranks of different hosts are slow.
+
+    ``best``: the message that is closest to the ``roofline`` of its own path; ``messages``: their number; ``by_rdma``:
+    over RDMA ports, else over interfaces."""
 
     best: P2PBandwidth
     roofline: float
@@ -74,8 +76,8 @@ class SlowMessages(NamedTuple):
 
 
 class SlowCopies(NamedTuple):
-    """Copies between the host and the device of a rank that has too few peers: ``speeds`` of those that are slow, and
-    the ``roofline`` of the GPU's PCIe link, bytes a second."""
+    """Slow copies between the host and the device of a rank without enough peers: their ``speeds``, and the
+    ``roofline`` of the GPU's PCIe link, in bytes per second."""
 
     rank: int
     gpu: Gpu
@@ -85,26 +87,26 @@ class SlowCopies(NamedTuple):
 
 
 def pcie_rate(generation: int | None, width: int | None) -> float | None:
-    """Bytes a second that a PCIe link carries in one direction; ``None`` where either is not known."""
+    """The bandwidth of a PCIe link in one direction in bytes per second; ``None`` if either value is unknown."""
     lane = {**_LANES, 6: _FLIT}.get(generation or 0)
     return lane * width * 1e6 / 8 if lane and width and width > 0 else None
 
 
 def interface_rates(job: Job) -> dict[str, float]:
-    """Bytes a second of the interface that each host uses, by the host's name, where it is hardware that tells its
+    """The rate of the interface that each host uses in bytes per second, by host name, if it is hardware with a known
     speed."""
     rates: dict[str, float] = {}
-    for _, alike in job.each(InterfaceFacts, also=(NcclFacts, *CHOICE_SECTIONS)):
-        choice = choice_of(alike)
+    for _, same in job.each(InterfaceFacts, also=(NcclFacts, *CHOICE_SECTIONS)):
+        choice = choice_of(same)
         interface = choice.first.interface if choice is not None and choice.first is not None else None
         if interface is not None and interface.physical and interface.speed and interface.speed > 0:
-            rates.update(dict.fromkeys(alike.hosts, interface.speed * 1e6 / 8))
+            rates.update(dict.fromkeys(same.hosts, interface.speed * 1e6 / 8))
     return rates
 
 
 def paths_below(job: Job, known: HostBandwidths, share: float) -> UniformlySlowPaths | None:
-    """Whether all measured paths over TCP carry less than ``share`` of what the interfaces at both of their ends, and
-    one stream, would."""
+    """The result if all measured paths over TCP are slower than ``share`` of the interfaces at both ends and one
+    stream."""
     if len(known.readings) < LEAST_MEASURED:
         return None
     rates = interface_rates(job)
@@ -118,10 +120,9 @@ def paths_below(job: Job, known: HostBandwidths, share: float) -> UniformlySlowP
 
 
 def messages_below(job: Job, share: float) -> SlowMessages | None:
-    """Whether all messages over NCCL between hosts have less than ``share`` of what their ways would carry.
+    """The result if all messages over NCCL between hosts are slower than ``share`` of what their paths could carry.
 
-    A way is as fast as its slower end, and an end is shared by the ranks of the host that send in the same round.
-    """
+    A path is as fast as its slower end, and an end is shared by the ranks of the host that send in the same round."""
     ranks = {rank.number: rank for rank in job.ranks}
     sent = _between_hosts(job, ranks)
     if len(sent) < LEAST_MEASURED:
@@ -149,13 +150,12 @@ def messages_below(job: Job, share: float) -> SlowMessages | None:
 
 
 def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
-    """Messages that NCCL carried from one machine to another, and that tell something. Containers of one machine need
-    no network."""
+    """Messages of NCCL between machines that are long enough. Containers of one machine use no network."""
     telling = {
         (one.source, rank, one.round)
-        for facts, alike in job.facts(CollectiveFacts)
+        for facts, same in job.facts(CollectiveFacts)
         if facts.backend == "nccl"
-        for rank in alike.ranks
+        for rank in same.ranks
         for one in facts.exchanges
         if _tells(one)
     }
@@ -180,19 +180,21 @@ class _PathBound(NamedTuple):
 
 
 class _HostLinks:
-    """What leads out of each host: RDMA ports, or where NCCL takes sockets, whatever ports are there, the interface.
-    That it leaves ports unused is said elsewhere; here its data is measured by the way that it takes."""
+    """The network links of each host: RDMA ports, or the interface if NCCL uses sockets.
+
+    That NCCL leaves ports unused is the subject of another check; here the data is compared with the link that it uses.
+    """
 
     def __init__(self, job: Job) -> None:
         self._interfaces = interface_rates(job)
         self._ports: dict[int, dict[str, float | None]] = {}
         self._sockets: set[int] = set()
-        for nccl, alike in job.each(NcclFacts, also=(RdmaFacts,)):
-            self._take(nccl, alike)
+        for nccl, same in job.each(NcclFacts, also=(RdmaFacts,)):
+            self._take(nccl, same)
 
-    def _take(self, nccl: NcclFacts, alike: IdenticalRanks) -> None:
-        hosts = {rank.host.index for rank in alike.members}
-        rdma, missing = alike.find(RdmaFacts), alike.missing(RdmaFacts)
+    def _take(self, nccl: NcclFacts, same: IdenticalRanks) -> None:
+        hosts = {rank.host.index for rank in same.members}
+        rdma, missing = same.find(RdmaFacts), same.missing(RdmaFacts)
         unseen = missing is not None and missing.lack is not MissingReason.ABSENT and what_forces_sockets(nccl) is None
         if not unseen and data_goes_by_sockets(nccl, rdma):
             self._sockets |= hosts
@@ -202,8 +204,10 @@ class _HostLinks:
             self._ports.setdefault(host, {}).update(rates)
 
     def bound(self, *ends: tuple[int, str, int]) -> _PathBound | None:
-        """Bytes a second of a message between ``ends``, each a host's number and name and how many ranks share it.
-        NCCL takes one kind of network for all: where one end has no port, both use sockets."""
+        """The bound of a message between ``ends`` in bytes per second; an end is host number, host name and number of
+        ranks that share it.
+
+        NCCL uses one kind of network for all: if one end has no port, both use sockets."""
         by_rdma = not any(host in self._sockets for host, _, _ in ends)
         rates = [
             self._by_ports(host, sharing) if by_rdma else self._by_interface(name, sharing)
@@ -213,30 +217,31 @@ class _HostLinks:
         return _PathBound(min(found), by_rdma) if len(found) == len(rates) else None
 
     def _by_ports(self, host: int, sharing: int) -> float | None:
-        """As much as the fastest port alone at most: of several ports, nobody knows which ones a message takes."""
+        """At most the rate of the fastest port alone, because the port of a message is unknown."""
         told = [*self._ports.get(host, {}).values()]
         rates = [rate * 1e9 / 8 for rate in told if rate is not None and rate > 0]
         return min(max(rates), sum(rates) / sharing) if rates and len(rates) == len(told) else None
 
     def _by_interface(self, name: str, sharing: int) -> float | None:
-        """Without the bound of one stream: NCCL may open several connections (NCCL_NSOCKS_PERTHREAD)."""
+        """Without the bound of one stream, because NCCL may open several connections (NCCL_NSOCKS_PERTHREAD)."""
         rate = self._interfaces.get(name)
         return None if rate is None else rate / sharing
 
 
 def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
-    """Ranks without enough peers to be compared with whose copies have less than ``share`` of what the PCIe link of
-    their GPU carries as it is now. An idle link may be at a lower generation: then this asks for less."""
+    """Ranks without enough peers whose copies are slower than ``share`` of the current rate of their GPU's PCIe link.
+
+    An idle link may have a lower generation, which makes the check more lenient."""
     alone = _without_peers(job)
     found: dict[int, SlowCopies] = {}
-    for facts, gpus, alike in job.each(DeviceSpeedFacts, GpuFacts, also=(EnvironmentFacts,)):
+    for facts, gpus, same in job.each(DeviceSpeedFacts, GpuFacts, also=(EnvironmentFacts,)):
         samples = [one for one in facts.samples if one.error is None]
-        gpu = _measured_gpu(samples[0], gpus, alike.find(EnvironmentFacts)) if samples else None
+        gpu = _measured_gpu(samples[0], gpus, same.find(EnvironmentFacts)) if samples else None
         roofline = pcie_rate(gpu.pcie_generation, gpu.pcie_width) if gpu is not None else None
         if gpu is None or roofline is None:
             continue
         speeds = {what: speed for what, speed in _best(samples) if speed < share * roofline}
-        for rank in alike.ranks:
+        for rank in same.ranks:
             own = {what: speed for what, speed in speeds.items() if (rank, what) in alone}
             if own:
                 found[rank] = SlowCopies(rank, gpu, samples[0], own, roofline)
@@ -244,7 +249,7 @@ def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
 
 
 def _without_peers(job: Job) -> set[tuple[int, What]]:
-    """The ranks, and what was measured of them, of which fewer than three can be compared."""
+    """The ranks with fewer than two comparable peers, and their measurements."""
     found: set[tuple[int, What]] = set()
     for peers in kinds(samples_of(job, 0)).values():
         for what in COPIES:
@@ -254,13 +259,13 @@ def _without_peers(job: Job) -> set[tuple[int, What]]:
 
 
 def _measured_gpu(sample: DeviceSpeed, gpus: GpuFacts, environment: EnvironmentFacts | None) -> Gpu | None:
-    """The GPU that torch called by the name in ``sample``."""
+    """The GPU that torch named as in ``sample``."""
     ordinal, devices = ordinal_of(sample.device), visible_gpus(environment, gpus).devices
     return devices[ordinal].gpu if ordinal is not None and devices and ordinal < len(devices) else None
 
 
 def _best(samples: list[DeviceSpeed]) -> Iterator[tuple[What, float]]:
-    """The fastest of what was measured several times: others may have disturbed the rest."""
+    """The fastest of several measurements: the others may have been disturbed."""
     for what in COPIES:
         speeds = [speed for sample in samples if (speed := speed_of(sample, what)) is not None]
         if speeds:

@@ -1,4 +1,4 @@
-"""Which of many measured paths are outliers, and whether a host, a boundary between hosts or one link is the cause."""
+"""Outliers among measured paths, and their cause: a host, a boundary between hosts or one link."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import median
 from typing import NamedTuple
 
 MAD_TO_SIGMA = 1.4826
-"""The median absolute deviation of normally distributed values, times this, is their standard deviation."""
+"""Factor from the median absolute deviation of normally distributed values to their standard deviation."""
 
 
 class MeasuredPath(NamedTuple):
-    """A measured value of the way from host ``first`` to host ``second``."""
+    """A measured value of the path from host ``first`` to host ``second``."""
 
     first: str
     second: str
@@ -25,8 +25,10 @@ class MeasuredPath(NamedTuple):
 
 
 class SlowPaths(NamedTuple):
-    """Outliers by their cause; every path has one cause. ``hosts``: name and its slow paths; ``boundaries``: two
-    groups of hosts between which every path is slow; ``links``: single paths."""
+    """Outliers by cause; every path has one cause.
+
+    ``hosts``: name and slow paths; ``boundaries``: two groups of hosts between which every path is slow; ``links``:
+    single paths."""
 
     typical: float
     hosts: tuple[tuple[str, tuple[MeasuredPath, ...]], ...]
@@ -44,15 +46,15 @@ def slow_paths(
     share: float = 0.6,
     least: float = 0.0,
 ) -> SlowPaths:
-    """Find the outliers of ``paths`` against one another and tell what causes them.
+    """Find the outliers of ``paths`` and their causes.
 
-    ``typical`` is the median of the better half: one slow host of three or four has a part in half of all paths or
-    more, and the plain median would take its slowness for the rule. A path is slow where it is worse than that by
-    ``factor``, by ``sigmas`` robust standard deviations of the better half, and by ``least``, all three.
-    A host is the cause where at least ``share`` of its paths (and two or more) are slow; among what is left, a
-    boundary is where ``share`` of the paths between two ``groups`` (a host's subnet, for example) are slow and those
-    within are not; the rest are links. Linear in the number of paths.
-    """
+    ``typical`` is the median of the better half: one slow host of three or four is in half of all paths or more, so the
+    plain median may be a slow value. A path is slow if it is worse than that by ``factor``, by ``sigmas`` robust
+    standard deviations of the better half, and by ``least``, all three.
+
+    A host is the cause if at least ``share`` of its paths (and two or more) are slow. Among the rest, a boundary is the
+    cause if ``share`` of the paths between two ``groups`` (such as a host's subnet) are slow and those within are not;
+    the others are links. Linear in the number of paths."""
     if len(paths) < 3:
         return SlowPaths(median([path.value for path in paths]) if paths else 0.0, (), (), ())
     better = sorted((path.value for path in paths), reverse=lower_is_worse)[: (len(paths) + 1) // 2]
@@ -68,8 +70,10 @@ def slow_paths(
 def take_hosts(
     paths: Iterable[MeasuredPath], slow: list[MeasuredPath], share: float
 ) -> tuple[tuple[tuple[str, tuple[MeasuredPath, ...]], ...], list[MeasuredPath]]:
-    """Hosts of which at least ``share`` of the paths, to two peers or more, are among ``slow``; worst first. A path
-    counts for the worst of its two hosts alone. Returns them with their paths, and the paths that are left."""
+    """The hosts with at least ``share`` of their paths, to two peers or more, among ``slow``, worst first, with these
+    paths; and the remaining paths.
+
+    A path counts only for the worse of its two hosts."""
     total = Counter(host for path in paths for host in path.pair)
     touching: dict[str, list[MeasuredPath]] = {}
     for path in slow:

@@ -1,4 +1,4 @@
-"""The hosts of a job in an order that follows the network, and what they measured of the bandwidth between them."""
+"""The hosts of a job in the order of the network, and the measured bandwidths between them."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from doctor.core.text import natural_key
 Network = IPv4Network | IPv6Network
 
 ONE_STREAM = 1.25e9
-"""Bytes a second (10 Gb/s) beyond which a processor at either end bounds one stream of TCP, by whatever else it has to
-do. More counts as this: it is no better network. The collectives of the job tell of faster ones."""
+"""Bytes per second (10 Gb/s) above which a processor limits one TCP stream. Higher values count as this, because they
+do not show a better network; the collectives of the job measure faster networks."""
 
 MOST_WAITED = 0.9
-"""The share of waiting for processors beyond which too little is left to tell from."""
+"""The share of waiting for processors above which the rest is too short to measure."""
 
 LEAST_READINGS = 3
-"""Fewer can't be compared."""
+"""The minimum number of readings to compare."""
 MOST_CONFIRMING = MOST_CONFIRMING_FEW
-"""Small jobs have most."""
+"""The maximum number of confirming rounds, which small jobs have."""
 FEW_HOSTS = 4
-"""Of which each has met all others after three rounds."""
+"""The number of hosts up to which each has been paired with all others after three rounds."""
 AT_ONCE, TOGETHER = 16, 2
-"""Hosts up to which so many rounds that confirm are planned together: few have few suspects, and a step costs a
-second."""
+"""The number of hosts up to which so many confirming rounds are planned together: few hosts have few suspects, and a
+step takes a second."""
 CONTROLS = 8
 UNTOUCHED = 0.75
-"""Quantile of the shares by which pairs are slower than before: a host that is slow at times has a part in half of the
-pairs of four, and must not pass for the rule."""
+"""The quantile of slowdowns of pairs that counts as the general one. A host that is slow at times is in half of the
+pairs of four hosts."""
 
 _NUMBER = re.compile(r"(\d{1,9})")
 
 
 class SentSample(NamedTuple):
-    """What the host ``source`` sent to another, as it was received there."""
+    """A transfer that the host ``source`` sent, as received by its peer."""
 
     source: str
     sample: Transfer
 
 
 class HostBandwidths(NamedTuple):
-    """``hosts`` in the order that follows the network, ``readings`` by their places there, :data:`ONE_STREAM` at most;
-    ``spread``: the standard deviation of logarithms as both directions of fast pairs tell it, without that bound;
-    ``groups``: hosts that may have a boundary around them."""
+    """``hosts`` in the order of the network; ``readings`` by their index, at most :data:`ONE_STREAM`; ``spread``: the
+    standard deviation of logarithms from both directions of fast pairs, without that limit; ``groups``: hosts that may
+    be inside a boundary."""
 
     hosts: tuple[str, ...]
     readings: tuple[BandwidthReading, ...]
@@ -72,7 +72,7 @@ def sent_samples(job: Job) -> tuple[SentSample, ...]:
 
 
 def bandwidths(job: Job) -> HostBandwidths:
-    """What is known of the bandwidth between the hosts that met, also of those that nothing arrived from."""
+    """The bandwidths between the paired hosts, including those from which nothing arrived."""
     sent = sent_samples(job)
     subnets = subnets_of(job)
     names = ordered_hosts({name for one in sent for name in (one.source, one.sample.peer)}, subnets)
@@ -88,20 +88,20 @@ def bandwidths(job: Job) -> HostBandwidths:
 
 
 def unhindered(sample: Transfer) -> float:
-    """Bytes a second for the time in which there were processors at both ends: a host that is busy, or allowed a part
-    of a processor, is no slow network. No more than :data:`ONE_STREAM` by that."""
+    """Bytes per second of the time with processors at both ends, at most :data:`ONE_STREAM`.
+
+    A host that is busy, or limited to part of a processor, is not a slow network."""
     value = sample.bandwidth or 0.0
     return max(value, min(value / (1 - min(sample.waited, MOST_WAITED)), ONE_STREAM))
 
 
 def rounds_to_confirm(known: HostBandwidths, *, patient: bool = True) -> tuple[Pairs, ...]:
-    """Pairs, by their places, that have to meet again before anybody is blamed; at most :data:`MOST_CONFIRMING` rounds
-    in all, fewer where nobody is ``patient``. To be asked again when they have: of many hosts one round is planned at a
-    time, by what is known then.
+    """Pairs, by index, to measure again before a suspect is reported; at most :data:`MOST_CONFIRMING` rounds in all,
+    fewer without ``patient``.
 
-    Others meet beside them, so that all is compared with what is usual at that moment. Where every host has met the one
-    that is suspected, all meet again as at first.
-    """
+    To be called again after the returned rounds; for many hosts only one round is returned. Other pairs are measured at
+    the same time, so that readings can be compared with what is usual at that moment. If every host has been paired
+    with the suspected one, all pairs are measured again."""
     count = len(known.hosts)
     has_confirmed = any(one.confirms for one in known.readings)
     if len(known.readings) < LEAST_READINGS or (has_confirmed and count <= FEW_HOSTS):
@@ -118,8 +118,9 @@ def rounds_to_confirm(known: HostBandwidths, *, patient: bool = True) -> tuple[P
 
 
 def levelled(readings: Sequence[BandwidthReading]) -> tuple[BandwidthReading, ...]:
-    """``readings``, those to confirm measured by what was usual then: where the pairs that had been well are slower by
-    some factor, too, all of the network or of its processors was busier, and nobody in particular."""
+    """``readings`` with the confirming ones corrected for the general load of their rounds.
+
+    If pairs that had been normal are slower by some factor too, the network or the processors were busier."""
     first = {(one.source, one.target): one.value for one in readings if not one.confirms}
     if not first:
         return tuple(readings)
@@ -131,7 +132,7 @@ def levelled(readings: Sequence[BandwidthReading]) -> tuple[BandwidthReading, ..
 
 
 def _with_controls(pairs: Pairs, known: HostBandwidths, isolation: Localization) -> Pairs:
-    """``pairs``, and up to :data:`CONTROLS` that were well when they met, of other hosts that nobody suspects."""
+    """``pairs``, and up to :data:`CONTROLS` normal pairs of other hosts without a suspicion."""
     busy = {host for pair in pairs for host in pair}.union(*(one.members for one in isolation.suspects))
     found = list(pairs)
     for one in known.readings:
@@ -144,19 +145,18 @@ def _with_controls(pairs: Pairs, known: HostBandwidths, isolation: Localization)
 
 
 def subnets_of(job: Job) -> dict[str, Network]:
-    """The subnet of the interface that each host uses, by the host's name; without those of which it is not known."""
+    """The subnet of the interface that each host uses, by host name, if known."""
     subnets: dict[str, Network] = {}
-    for _, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
-        choice = choice_of(alike)
+    for _, _, same in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+        choice = choice_of(same)
         network = network_of(choice.first.address) if choice is not None and choice.first is not None else None
         if network is not None:
-            subnets.update(dict.fromkeys(alike.hosts, network))
+            subnets.update(dict.fromkeys(same.hosts, network))
     return subnets
 
 
 def ordered_hosts(names: Iterable[str], subnets: Mapping[str, Network]) -> tuple[str, ...]:
-    """Hosts of one subnet side by side, and there by their names, ``node2`` before ``node10``: neighbours in a rack are
-    mostly named in a row."""
+    """Hosts by subnet, then by name, ``node2`` before ``node10``: hosts of a rack mostly have consecutive names."""
     in_a_row = sorted(names, key=lambda name: (natural_key(name), name))
     first: dict[Network | None, int] = {}
     for place, name in enumerate(in_a_row):
@@ -165,7 +165,7 @@ def ordered_hosts(names: Iterable[str], subnets: Mapping[str, Network]) -> tuple
 
 
 def _groups(names: tuple[str, ...], subnets: Mapping[str, Network]) -> tuple[frozenset[int], ...]:
-    """Hosts of a subnet, and hosts whose names differ in the last number alone; two or more, and not all."""
+    """Hosts of one subnet, and hosts whose names differ only in the last number; at least two, and not all."""
     found: dict[Hashable, set[int]] = {}
     for place, name in enumerate(names):
         for key in (subnets.get(name), _NUMBER.split(name)[:-2]):

@@ -88,11 +88,11 @@ def split(
     reference.
     """
     groups: dict[Hashable, list[int]] = {}
-    for facts, alike in job.facts(section):
-        groups.setdefault(key(facts), []).extend(alike.ranks)
-    for alike, reasons in job.lacking((section,)):
+    for facts, same in job.facts(section):
+        groups.setdefault(key(facts), []).extend(same.ranks)
+    for same, reasons in job.lacking((section,)):
         if reasons[0].lack is MissingReason.ABSENT:
-            groups.setdefault(None, []).extend(alike.ranks)
+            groups.setdefault(None, []).extend(same.ranks)
     return split_groups(groups, expected=expected)
 
 
@@ -183,9 +183,9 @@ class _TraitTable:
             self.by_number.setdefault(rank.number, []).append(rank)
             self.on_host[rank.host.index] = self.on_host.get(rank.host.index, 0) + 1
         for trait, counts in self.counts.items():
-            for alike in job.identical(*_TRAITS[trait].sections):
-                value = _TRAITS[trait].read(alike.members[0])
-                counts[value] = counts.get(value, 0) + len(alike.members)
+            for same in job.identical(*_TRAITS[trait].sections):
+                value = _TRAITS[trait].read(same.members[0])
+                counts[value] = counts.get(value, 0) + len(same.members)
         if len(self.on_host) == 1:
             del self.counts["local rank"]
 

@@ -396,8 +396,8 @@ def _number(found: Diagnosis, divergence: Divergence) -> str:
     """Which call, and when: `` (number 140 of the default group; training, epoch 1, batch 40)``."""
     place = found.first.place if found.first else ""
     which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
-    told = "; ".join(part for part in (which, place) if part)
-    return f" ({told})" if told else ""
+    text = "; ".join(part for part in (which, place) if part)
+    return f" ({text})" if text else ""
 
 
 def _call_in_words(entry: Collective) -> str:

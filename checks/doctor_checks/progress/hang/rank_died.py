@@ -60,11 +60,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     own = [event for event in exceptions(job.evidence) if nature_of_exception(event) == "own"]
     fatal = [event for event in own if not aftermath.outlived(event)]
     codes = (event for one in event_groups(job, *_EXITS) for event in one.events if int(event.value("code") or 1) > 0)
-    group = {event.rank for event in exceptions(job.evidence)}  # of these the log holds the error, whatever it is
+    logged = {event.rank for event in exceptions(job.evidence)}  # the ranks whose error is in the log
     reports = tuple(
         one
         for one in (*launcher_reports(job.evidence), *codes)
-        if not aftermath.outlived(one) and not (group and (one.rank is None or one.rank in group))
+        if not aftermath.outlived(one) and not (logged and (one.rank is None or one.rank in logged))
     )
     if fatal:
         yield _of_exception(cause_in_chain(fatal), fatal)
@@ -104,8 +104,8 @@ def _of_reports(events: tuple[Event, ...]) -> Finding:
 
 def _signals(job: Job) -> tuple[Event, ...]:
     """Ends of processes by a signal that is nobody's wish, as a launcher tells them without a rank."""
-    group = (event for one in event_groups(job, *_EXITS) for event in one.events)
-    return tuple(event for event in group if _signal_of(event) in _CRASHES)
+    events = (event for one in event_groups(job, *_EXITS) for event in one.events)
+    return tuple(event for event in events if _signal_of(event) in _CRASHES)
 
 
 def _signal_of(event: Event) -> int:
@@ -156,10 +156,10 @@ _OWN = 0.6
 
 def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     failure = failure_of(cause)
-    alike = [event for event in fatal if event.values == cause.values]
+    same = [event for event in fatal if event.values == cause.values]
     line = _line(failure)
     at = f" at {place_of_frame(line)}" if line else ""
-    times = sum(event.count for event in alike)
+    times = sum(event.count for event in same)
     several = f" ({times} times alike)" if times > 1 else ""
     local = f"the process of local rank {cause.local_rank}" if cause.local_rank is not None else "a process"
     who = f"rank {cause.rank}" if cause.rank is not None else local

@@ -1,4 +1,4 @@
-"""Between which hosts a boundary may lie: runs of hosts in the order of the job whose pairs with others are slow."""
+"""Candidate boundaries: contiguous ranges of hosts in the order of the job whose pairs with other hosts are slow."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from statistics import quantiles
 from doctor.analysis.fabric.localization.component_model import BOTH, Component, ComponentModel
 
 STARTS = 4
-"""Places along the order where the search for a run starts, besides as many runs of hosts that look slow."""
+"""Start positions of the search for a range, in addition to the same number of ranges of hosts that look slow."""
 
 FEWEST_HITS = 1 / 64
-"""The share of pairs that must be slow before runs are looked for at places where no host looks slow: a smaller run has
-few pairs inside, so that each of its hosts looks slow."""
+"""The fraction of pairs that must be slow before ranges are searched from positions where no host looks slow. A smaller
+range has few pairs inside, so each of its hosts looks slow."""
 
 FEWEST_SLOW = 3
-"""Pairs that must be slow, at the least, before a boundary is looked for."""
+"""The minimum number of slow pairs for a boundary search."""
 
 Block = tuple[int, int]
-"""The hosts from the first number to before the second one."""
+"""A range of hosts: the first number, and the number after the last one."""
 
 
 def boundaries(model: ComponentModel, groups: Sequence[frozenset[int]]) -> list[Component]:
-    """Known ``groups``, and the runs of hosts, whose border would explain most; each side has two hosts or more."""
+    """The boundaries of ``groups`` and of host ranges that explain most; each side has at least two hosts."""
     slow = model.unexplained()
     if len(slow) < FEWEST_SLOW:
         return []
@@ -30,13 +30,13 @@ def boundaries(model: ComponentModel, groups: Sequence[frozenset[int]]) -> list[
     few = FEWEST_HITS * len(model.cells)
     for level in _levels(model, slow):
         border = _BoundaryFit(model, level)
-        starts = {*_looking_slow(model, slow), *(_spread(model.count) if len(slow) > few else ())}
+        starts = {*_slow_ranges(model, slow), *(_spread(model.count) if len(slow) > few else ())}
         known.update(smaller_side(model.count, range(*border.climb(start))) for start in sorted(starts))
     return [Component("boundary", members) for members in sorted(known) if len(members) >= 2]
 
 
 def smaller_side(count: int, side: Iterable[int]) -> tuple[int, ...]:
-    """Of both sides of a boundary the one with fewer hosts; of equal ones that with host 0."""
+    """The side of a boundary with fewer hosts; of equal sides the one with host 0."""
     members = sorted(side)
     if len(members) * 2 > count or (len(members) * 2 == count and members[0] != 0):
         inside = frozenset(members)
@@ -44,13 +44,13 @@ def smaller_side(count: int, side: Iterable[int]) -> tuple[int, ...]:
     return tuple(members)
 
 
-def is_run(members: Sequence[int]) -> bool:
-    """Whether these follow one another in the order of the job."""
+def is_contiguous(members: Sequence[int]) -> bool:
+    """Whether the hosts are contiguous in the order of the job."""
     return members[-1] - members[0] + 1 == len(members)
 
 
 def _levels(model: ComponentModel, slow: Iterable[int]) -> list[float]:
-    """How slow a boundary may be: the quarters of the slow readings, those alike only once."""
+    """Candidate levels of a boundary: the distinct quartiles of the slow readings."""
     values = [value for place in slow for value in model.cells[place][3:] if value is not None]
     values = [value for value in values if value <= model.most_level]
     found: list[float] = []
@@ -65,8 +65,8 @@ def _spread(count: int) -> list[Block]:
     return [(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def _looking_slow(model: ComponentModel, slow: Sequence[int]) -> list[Block]:
-    """Runs of hosts of whose pairs one half or more is slow."""
+def _slow_ranges(model: ComponentModel, slow: Sequence[int]) -> list[Block]:
+    """Ranges of hosts for which at least half of the pairs are slow."""
     hits = [0] * model.count
     for place in slow:
         hits[model.cells[place].first] += 1
@@ -80,7 +80,7 @@ def _looking_slow(model: ComponentModel, slow: Sequence[int]) -> list[Block]:
 
 
 class _BoundaryFit:
-    """How much a border around a run of hosts would explain, if what crosses it were as slow as ``level``."""
+    """The gain of a boundary around a range of hosts if the pairs across it were as slow as ``level``."""
 
     def __init__(self, model: ComponentModel, level: float) -> None:
         self._count = model.count
@@ -91,7 +91,7 @@ class _BoundaryFit:
             self._peers[cell.second].append((cell.first, gain))
 
     def climb(self, block: Block) -> Block:
-        """Move one end, then the other, to where the border explains most, until neither moves."""
+        """The range after moving each end in turn to the best position, until neither moves."""
         for _ in range(4):
             before = block
             block = (block[0], self._best_end(block[0], range(block[0], self._count), 1))
@@ -101,7 +101,7 @@ class _BoundaryFit:
         return block
 
     def _best_end(self, fixed: int, hosts: Iterable[int], step: int) -> int:
-        """Take ``hosts`` in, one after the other from ``fixed``; return the border after the best of them."""
+        """The border after the best of ``hosts``, which are added one by one from ``fixed``."""
         inside = [False] * self._count
         total, best, end = 0.0, float("-inf"), fixed
         for host in hosts:

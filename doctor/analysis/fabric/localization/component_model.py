@@ -1,4 +1,4 @@
-"""What each part of a network would explain of the readings, and which readings are explained so far."""
+"""The gain of each network component for the readings, and the readings that are explained so far."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from doctor.analysis.fabric.localization.noise_model import SLOWEST, NoiseModel,
 from doctor.analysis.fabric.localization.suspects import Blame
 
 Slowed = tuple[bool, bool]
-"""Whether a part slows the way ahead and the way back of a cell."""
+"""Whether a component slows the forward and the backward direction of a cell."""
 
 BOTH: Slowed = (True, True)
 
 LEAST_ERRATIC = 3
-"""Readings that are slow, each by a factor of its own, before they can have one cause: two are chance."""
+"""The minimum number of slow readings with different factors that may have one cause; two occur by chance."""
 
 OWN_WAY = 1 / 4
-"""The probability of one of the ways to be slow, for a part that is so by another factor each time: there, back, both
-alike, each way by its own."""
+"""The prior probability of each way to be slow, for a component with a different factor each time: forward, backward,
+both with one factor, both with different ones."""
 
 COMMON_WAY, OTHER_WAY = 1 / 6, 1 / 12
-"""The same for a part that has one factor mostly, as a link that falls to a lower rate: there, back or both by that
-one; and six ways in which a direction, or both, have a factor of their own."""
+"""The same for a component that mostly has one factor, such as a link that falls back to a lower rate: forward,
+backward or both with that factor; and six ways in which one or both directions have another one."""
 
 FEWEST_FOR_ERRATIC = 5
-"""Hosts. Of four each has a hand in half of what is slow by chance."""
+"""Number of hosts. With four hosts each is in half of the pairs that are slow by chance."""
 
-BY_CHANCE, ALIKE_BY_CHANCE = 1e-4, 0.05
-"""The probability, below which it is no accident that so many pairs of a host were slow; and where they were so by the
-same factor, which says something by itself. On a machine where something else is busy now and then one pair in six is
-slow for that reason, so it is reckoned by the pairs of the others."""
+BY_CHANCE, SAME_FACTOR_BY_CHANCE = 1e-4, 0.05
+"""The probability below which the number of slow pairs of a host is not chance, and the same if they have one factor,
+which is evidence in itself. On a busy machine one in six pairs is slow by chance, so the rate is estimated from the
+pairs of the other hosts."""
 
 USUALLY, AS_MANY = 0.06, 5
-"""The share of pairs that are slow for a moment, by a guess that counts as much as five pairs do: of a few hosts there
-are not many others to tell it from."""
+"""The prior fraction of pairs that are slow for a moment, and the number of pairs that this prior counts as."""
 
 
 class Component(NamedTuple):
-    """A candidate. ``members``: as of a Suspect; of a link that is slow in one direction only (``oneway``) the source
-    comes first. ``turn``: of a round that was slow as a whole, which is nobody's fault."""
+    """A candidate. ``members``: as for a Suspect; for a link that is slow in one direction (``oneway``) the source
+    comes first. ``turn``: a round that was slow as a whole, which is no fault."""
 
     kind: Blame | None
     members: tuple[int, ...] = ()
@@ -52,9 +51,9 @@ class Component(NamedTuple):
 
 
 class ComponentFit(NamedTuple):
-    """How well a part explains: ``level``, the logarithm of its share; ``score``, the logarithm of its odds against
-    nothing being there; ``cells``, those that it slowed, with the directions; ``price``, what the score had to pay;
-    ``levels``: of each of ``cells``, both ways, where they differ from time to time."""
+    """The fit of a component. ``level``: the logarithm of its share; ``score``: its log odds against no fault;
+    ``cells``: the cells that it slowed, with the directions; ``price``: the cost included in the score; ``levels``: for
+    each of ``cells`` both directions, if they vary."""
 
     part: Component
     level: float
@@ -66,7 +65,7 @@ class ComponentFit(NamedTuple):
 
 
 class _CellSlowdown(NamedTuple):
-    """How a cell may be slow: the logarithms of its shares there and back, what these gain, and their price."""
+    """One way for a cell to be slow: the log shares forward and backward, their gain and their price."""
 
     ahead: float
     back: float
@@ -75,12 +74,12 @@ class _CellSlowdown(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """What is left of the gain."""
+        """The gain minus the price."""
         return self.gain - self.price
 
 
 class ComponentModel:
-    """Cells, and what is expected of them by the parts that were blamed so far."""
+    """The cells, and the readings expected from the suspects so far."""
 
     def __init__(self, cells: Sequence[PairCell], count: int, noise: NoiseModel, least_share: float) -> None:
         self.cells, self.count, self.noise = cells, count, noise
@@ -96,29 +95,27 @@ class ComponentModel:
             self.in_round.setdefault(cell.round, []).append(place)
         self._slowest = [min(value for value in cell[3:] if value is not None) for cell in cells]
         self._in_order = sorted(self._slowest)
-        self._blamed: Counter[int] = Counter()
+        self._suspected: Counter[int] = Counter()
         self._causes: list[dict[Component, tuple[float, float]]] = [{} for _ in cells]
         self.expected: list[tuple[float, float]] = [(0.0, 0.0)] * len(cells)
         self._density_now = [self._log_density(place, 0.0, 0.0) for place in range(len(cells))]
 
-    # -- what is blamed
-
-    def blame(self, fit: ComponentFit) -> None:
-        """Expect the part to be slow from now on."""
+    def add(self, fit: ComponentFit) -> None:
+        """Expect the component to be slow from now on."""
         for number, (place, (ahead, back)) in enumerate(fit.cells):
-            alike = (fit.level if ahead else 0.0, fit.level if back else 0.0)
-            self._causes[place][fit.part] = fit.levels[number] if fit.levels else alike
+            same = (fit.level if ahead else 0.0, fit.level if back else 0.0)
+            self._causes[place][fit.part] = fit.levels[number] if fit.levels else same
             self._expect(place)
         if fit.part.kind is not None:
-            self._blamed.update(place for place, _ in fit.cells)
+            self._suspected.update(place for place, _ in fit.cells)
 
-    def clear(self, fit: ComponentFit) -> None:
-        """Blame it no longer."""
+    def remove(self, fit: ComponentFit) -> None:
+        """Do not expect the component to be slow any more."""
         for place, _ in fit.cells:
             self._causes[place].pop(fit.part, None)
             self._expect(place)
         if fit.part.kind is not None:
-            self._blamed.subtract(place for place, _ in fit.cells)
+            self._suspected.subtract(place for place, _ in fit.cells)
 
     def _expect(self, place: int) -> None:
         causes = self._causes[place].values()
@@ -127,10 +124,8 @@ class ComponentModel:
         self.expected[place] = (ahead, back)
         self._density_now[place] = self._log_density(place, ahead, back)
 
-    # -- what is left to explain
-
     def is_slow(self, place: int) -> bool:
-        """Whether a reading of the cell is slower than what is expected of it by more than half of what matters."""
+        """Whether a reading of the cell is slower than expected by more than half of the relevant difference."""
         cell, (ahead, back) = self.cells[place], self.expected[place]
         below = self.slow_below
         return (cell.ahead is not None and cell.ahead - ahead < below) or (
@@ -138,11 +133,12 @@ class ComponentModel:
         )
 
     def unexplained(self) -> list[int]:
-        """Places of the cells that are slow beyond what is expected."""
+        """The cells that are slower than expected."""
         return [place for place in range(len(self.cells)) if self.is_slow(place)]
 
     def residuals(self) -> list[PairCell]:
-        """Cells without what is expected of them. What was slower than counts is equal to that, and scatters not."""
+        """The cells minus the expected values. Values below the measurable range have residual 0, so that they do not
+        count as noise."""
 
         def left(value: float | None, expected: float) -> float | None:
             return None if value is None or value <= SLOWEST else value - expected
@@ -153,13 +149,11 @@ class ComponentModel:
         ]
 
     def log_density(self) -> float:
-        """Of all cells, with what is expected of them."""
+        """The log density of all cells, given the expected values."""
         return sum(self._density_now)
 
-    # -- what a part explains
-
     def touched(self, part: Component) -> list[tuple[int, Slowed]]:
-        """The cells that a part has a hand in."""
+        """The cells that a component affects."""
         if part.kind is None:
             return [(place, BOTH) for place in self.in_round.get(part.turn, ())]
         if part.kind == "boundary":
@@ -184,7 +178,7 @@ class ComponentModel:
         ]
 
     def fit(self, part: Component, prior: float) -> ComponentFit | None:
-        """The part slow all the time; ``None`` where its readings are usual in the middle or there are none."""
+        """The fit of a component that is always slow; ``None`` if its median reading is not slow."""
         touched = self.touched(part)
         level = self._level(touched)
         if level is None or level > self.most_level:
@@ -194,7 +188,7 @@ class ComponentModel:
         return ComponentFit(part, level, gain - price, tuple(touched), price)
 
     def fit_at_times(self, part: Component, prior: float) -> ComponentFit | None:
-        """The part slow in some rounds, each with probability one half; ``None`` unless in two at least."""
+        """The fit of a component that is slow in some rounds, each with probability 1/2; ``None`` unless in two."""
         touched = self.touched(part)
         slow = [(place, slowed) for place, slowed in touched if self.is_slow(place)]
         level = self._level(slow)
@@ -206,15 +200,16 @@ class ComponentModel:
             gain += max(more, 0.0) + math.log1p(math.exp(-abs(more)))
             if more > 0:
                 own.append((place, slowed))
-        if len(own) < 2 or self._by_chance(touched, [self._slowest[place] for place, _ in own]) > ALIKE_BY_CHANCE:
+        if len(own) < 2 or self._by_chance(touched, [self._slowest[place] for place, _ in own]) > SAME_FACTOR_BY_CHANCE:
             return None
         price = prior + self._price(own) + len(touched) * math.log(2)
         return ComponentFit(part, level, gain - price, tuple(own), price, True)
 
     def erratic_fits(self, part: Component, prior: float) -> Iterator[ComponentFit]:
-        """The part slow in some cells, in one direction or both, by one factor or another, as where a card loses its
-        link now and then: each factor paid for, and one that comes again and again paid for once. None unless three
-        readings are slow."""
+        """The fits of a component that is slow in some cells, in any direction and with varying factors.
+
+        Each factor has a price; a recurring one is paid once. None unless three readings are slow. An example is a NIC
+        that loses its link now and then."""
         if self.count < FEWEST_FOR_ERRATIC:
             return
         touched = self.touched(part)
@@ -253,20 +248,22 @@ class ComponentModel:
         return ComponentFit(part, median(taken), gain - price, cells, price, True, levels)
 
     def _slow_ways(self, place: int, slowed: Slowed) -> tuple[float, float]:
-        """The readings of a cell that are slower than expected, of these directions; 0 for the others."""
+        """The readings of a cell that are slower than expected in these directions; 0 for the others."""
         cell, expected = self.cells[place], self.expected[place]
         ahead, back = (
-            value if may and value is not None and value - now < self.slow_below and value < self.most_level else 0.0
-            for value, may, now in zip((cell.ahead, cell.back), slowed, expected, strict=True)
+            value
+            if is_affected and value is not None and value - now < self.slow_below and value < self.most_level
+            else 0.0
+            for value, is_affected, now in zip((cell.ahead, cell.back), slowed, expected, strict=True)
         )
         return ahead, back
 
     def _ways(self, place: int, ahead: float, back: float, common: float | None) -> Iterator[_CellSlowdown]:
-        """In which a cell may be slow that has such readings."""
+        """The ways in which a cell with such readings may be slow."""
         each = self._price_of_level(1)
-        alike = (ahead + back) / 2 if ahead and back else 0.0
-        # Of equal ways the last one counts, so those of which less has to be chosen come later.
-        ways = {(ahead, back): 2, (alike, alike): 1, (ahead, 0.0): 1, (0.0, back): 1}
+        mean = (ahead + back) / 2 if ahead and back else 0.0
+        # Of equal ways the last one wins, so those with fewer free parameters come later.
+        ways = {(ahead, back): 2, (mean, mean): 1, (ahead, 0.0): 1, (0.0, back): 1}
         if common is not None:
             there, here = common if ahead else 0.0, common if back else 0.0
             ways |= {(there, back): 1, (ahead, here): 1} | {(there, here): 0, (there, 0.0): 0, (0.0, here): 0}
@@ -276,13 +273,14 @@ class ComponentModel:
                 yield _CellSlowdown(one, other, self._gain(place, one, other), paid * each - math.log(chance))
 
     def _by_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> float:
-        """The probability that as many of the ``touched`` cells as there are ``slow`` values are as slow as these by
-        accident, as often as cells are for which nobody is blamed (binomial tail; the posterior mean of that rate)."""
+        """The probability that as many of the ``touched`` cells as there are ``slow`` values are that slow by chance.
+
+        Binomial tail with the posterior mean of the rate at which cells without a suspect are slow."""
         own = {place for place, _ in touched}
-        left_out = own.union(place for place, causes in self._blamed.items() if causes)
+        left_out = own.union(place for place, causes in self._suspected.items() if causes)
         others = len(self.cells) - len(left_out)
-        alike = bisect_right(self._in_order, max(slow)) - sum(self._slowest[place] <= max(slow) for place in left_out)
-        rate = (alike + USUALLY * AS_MANY) / (others + AS_MANY)
+        as_slow = bisect_right(self._in_order, max(slow)) - sum(self._slowest[place] <= max(slow) for place in left_out)
+        rate = (as_slow + USUALLY * AS_MANY) / (others + AS_MANY)
         tail = (
             math.comb(len(own), many) * rate**many * (1 - rate) ** (len(own) - many)
             for many in range(len(slow), len(own) + 1)
@@ -290,7 +288,7 @@ class ComponentModel:
         return sum(tail)
 
     def _level(self, touched: Iterable[tuple[int, Slowed]]) -> float | None:
-        """The median of readings that nothing explains yet; of all where all are explained."""
+        """The median of the readings that nothing explains yet, or of all readings if all are explained."""
         free: list[float] = []
         taken: list[float] = []
         for place, slowed in touched:
@@ -302,11 +300,11 @@ class ComponentModel:
         return max(median(values), SLOWEST) if values else None
 
     def gain(self, place: int, slowed: Slowed, level: float) -> float:
-        """How much likelier a cell is (the logarithm) if something as slow as ``level`` had a hand in it, too."""
+        """The gain in log density of a cell if a component as slow as ``level`` affected it too."""
         return self._gain(place, level if slowed[0] else 0.0, level if slowed[1] else 0.0)
 
     def _gain(self, place: int, ahead: float, back: float) -> float:
-        """The same for a level each way; 0: that way is as it was."""
+        """The same for one level per direction; 0 leaves a direction unchanged."""
         now = self.expected[place]
         return self._log_density(place, min(now[0], ahead), min(now[1], back)) - self._density_now[place]
 
@@ -317,11 +315,11 @@ class ComponentModel:
         )
 
     def _price(self, touched: Sequence[tuple[int, Slowed]]) -> float:
-        """What choosing one level for all of these costs."""
+        """The cost of choosing one level for all of these cells."""
         return self._price_of_level(sum(ahead + back for _, (ahead, back) in touched))
 
     def _price_of_level(self, values: int) -> float:
-        """Its prior width over the width that so many readings leave (Laplace's approximation of the evidence, of which
-        BIC is the limit)."""
+        """The log ratio of the prior width and the posterior width for a number of readings: Laplace's approximation of
+        the evidence, whose limit is BIC."""
         left = self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1))
         return max(0.0, math.log((self.most_level - SLOWEST) / left))

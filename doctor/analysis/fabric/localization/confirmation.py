@@ -1,4 +1,4 @@
-"""Which pairs to measure again before anybody is blamed."""
+"""The pairs to measure again before a suspect is reported."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from doctor.analysis.fabric.localization.pairing_rounds import (
 from doctor.analysis.fabric.localization.suspects import BandwidthReading, Localization, Suspect
 
 SAMPLED = 8
-"""Pairs across a suspected boundary, and as many beside it, in each of these rounds."""
+"""Pairs across a suspected boundary, and the same number beside it, in each of these rounds."""
 
 ENOUGH = 2
-"""Rounds that confirm, after which a host that is slow in all of them needs no more."""
+"""Confirming rounds after which a host that was slow in all of them needs no more."""
 
 CERTAIN = 0.999
 WHOLE_HOSTS = ("host", "sending", "receiving")
 
 SLOW = 0.6
-"""Readings below this share of the usual are measured again."""
+"""Readings below this share of the usual value are measured again."""
 
 
 def confirming(
     isolation: Localization, readings: Sequence[BandwidthReading], count: int, *, patient: bool = True
 ) -> tuple[Pairs, ...]:
-    """Up to :func:`rounds_to_confirm` rounds that pair suspected hosts with hosts whose readings are all usual (other
-    ones than before, where there are any), repeat slow pairs that no suspect explains, and look at both sides of
-    suspected boundaries; up to :func:`most_rounds_to_confirm` where some host may still be slow at times and there is
-    time for that (``patient``).
+    """Up to :func:`rounds_to_confirm` rounds that confirm the suspects.
 
-    Empty where nothing was slow, where all rounds that confirm are among ``readings``, or where these have left no
-    doubt. Called again after each of its rounds, it plans the next one by what is known then, which finds more than
-    playing all as planned. ``isolation`` may name nobody and something be left to repeat: what was slow once is no link
-    yet.
-    """
+    They pair suspected hosts with hosts whose readings are all usual (if possible with other ones than before), repeat
+    slow pairs that no suspect explains, and measure both sides of suspected boundaries. With ``patient``, up to
+    :func:`most_rounds_to_confirm` rounds if a host may be slow at times.
+
+    Empty if nothing was slow, if all confirming rounds are in ``readings``, or if these left no doubt. Call it again
+    after each round: the next one then depends on the new readings. ``isolation`` may have no suspect although pairs
+    are to be repeated, because one slow reading does not make a link a suspect."""
     played = len({one.round for one in readings if one.confirms})
     plan = _ConfirmationPlan(isolation, readings, count)
-    if played and plan.leaves_no_doubt(isolation, played):
+    if played and plan.is_settled(isolation, played):
         return ()
     most = rounds_to_confirm(count)
-    if patient and played >= most and plan.misses_one_at_times(isolation):
+    if patient and played >= most and plan.may_miss_intermittent(isolation):
         most = most_rounds_to_confirm(count)
     return tuple(pairs for turn in range(played, most) if (pairs := plan.round(turn)))
 
@@ -53,33 +52,33 @@ def confirming(
 class _ConfirmationPlan:
     def __init__(self, isolation: Localization, readings: Sequence[BandwidthReading], count: int) -> None:
         self._suspects = [one for one in isolation.suspects if one.kind == "boundary" or _is_likely_host(one)]
-        self._met = Counter(_pair(one.source, one.target) for one in readings)
+        self._paired = Counter(_pair(one.source, one.target) for one in readings)
         explained = [frozenset(one.members) for one in self._suspects]
 
         def is_explained(pair: tuple[int, int]) -> bool:
             return any(len(members & {*pair}) == 1 for members in explained)
 
-        wavering = _wavering(isolation, readings)
+        intermittent = _intermittent_pairs(isolation, readings)
         unexplained = [pair for pair in _slow_pairs(isolation, readings) if not is_explained(pair)]
         self._few = count <= 2 * ALL_PAIRS_UP_TO
         once_slow = {*unexplained}
         if self._few:  # Of many hosts dozens have had a slow moment.
-            once_slow.update(pair for pair in wavering if not is_explained(pair))
+            once_slow.update(pair for pair in intermittent if not is_explained(pair))
         often = Counter(host for pair in once_slow for host in pair)
         self._at_times = [
             host
             for host, times in often.most_common()
-            if (times > 1 if self._few else any(host in pair for pair in wavering))
+            if (times > 1 if self._few else any(host in pair for pair in intermittent))
         ]
         touched = {host for pair in once_slow for host in pair}
         touched.update(host for one in self._suspects if one.kind != "boundary" for host in one.members)
-        self._unexplained = [pair for pair in unexplained if pair not in wavering]
+        self._unexplained = [pair for pair in unexplained if pair not in intermittent]
         self._good = [host for host in range(count) if host not in touched]
         self._count = count
 
-    def leaves_no_doubt(self, isolation: Localization, played: int) -> bool:
-        """Whether all that was slow is a host's that was slow with everybody it met, ``played`` rounds to confirm that
-        among them."""
+    def is_settled(self, isolation: Localization, played: int) -> bool:
+        """Whether all slow readings belong to hosts that were slow with every peer, in ``played`` confirming rounds
+        too."""
         return (
             played >= ENOUGH
             and not self._unexplained
@@ -89,8 +88,8 @@ class _ConfirmationPlan:
             )
         )
 
-    def misses_one_at_times(self, isolation: Localization) -> bool:
-        """Whether some host may be slow at times, and is not known to be; or is in a link that is blamed."""
+    def may_miss_intermittent(self, isolation: Localization) -> bool:
+        """Whether a host may be slow at times without being a suspect, or is part of a suspected link."""
         return any(
             (one.kind in WHOLE_HOSTS and one.confidence < CERTAIN)
             or (one.kind == "link" and not {*self._at_times}.isdisjoint(one.members))
@@ -98,14 +97,14 @@ class _ConfirmationPlan:
         )
 
     def round(self, turn: int) -> Pairs:
-        """Every host in one pair at most; the surest suspects first."""
+        """Pairs for one round, the most certain suspects first; every host is in one pair at most."""
         busy: set[int] = set()
         found: list[tuple[int, int]] = []
         for pair in self._wanted(turn, busy):
             if not busy & {*pair}:
                 busy.update(pair)
                 found.append(pair)
-        self._met.update(found)
+        self._paired.update(found)
         return tuple(sorted(found))
 
     def _wanted(self, turn: int, busy: set[int]) -> Iterator[tuple[int, int]]:
@@ -118,12 +117,12 @@ class _ConfirmationPlan:
         yield from self._unexplained
 
     def _with_good(self, host: int, busy: set[int]) -> Iterator[tuple[int, int]]:
-        """A suspected host and one that is known to be good, preferably one that it has seldom met."""
+        """A suspected host and a good one, preferably one with which it was seldom paired."""
         free = [_pair(host, other) for other in self._good if other not in busy]
-        yield from sorted(free, key=lambda pair: self._met[pair])[:1]
+        yield from sorted(free, key=lambda pair: self._paired[pair])[:1]
 
     def _sides(self, boundary: Suspect, turn: int) -> Iterator[tuple[int, int]]:
-        """In one round pairs within the smaller side, in the next one pairs across."""
+        """In even rounds pairs within the smaller side, in odd rounds pairs across."""
         inside = boundary.members
         others = [host for host in range(self._count) if host not in {*inside}]
         if turn % 2 == 0:
@@ -133,17 +132,18 @@ class _ConfirmationPlan:
             yield from self._fresh(zip(inside, reversed(others), strict=False))
 
     def _fresh(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        return sorted((_pair(*pair) for pair in pairs), key=lambda pair: self._met[pair])[:SAMPLED]
+        return sorted((_pair(*pair) for pair in pairs), key=lambda pair: self._paired[pair])[:SAMPLED]
 
 
 def _is_likely_host(suspect: Suspect) -> bool:
-    """A host that is less than likely has one or two slow pairs, which are to be measured again first."""
+    """Less likely hosts have one or two slow pairs, which are measured again first."""
     return suspect.kind != "link" and suspect.confidence >= 0.5
 
 
-def _wavering(isolation: Localization, readings: Sequence[BandwidthReading]) -> frozenset[tuple[int, int]]:
-    """Pairs that were slow when they met and well, both ways, when they met again: no link is like that, but one of the
-    hosts may be slow at times, and meeting others tells which."""
+def _intermittent_pairs(isolation: Localization, readings: Sequence[BandwidthReading]) -> frozenset[tuple[int, int]]:
+    """Pairs that were slow in one round and normal, in both directions, in another.
+
+    No link behaves like that, but one of the hosts may be slow at times; other peers show which one."""
     limit = SLOW * isolation.typical
     worst: dict[tuple[tuple[int, int], int], float] = {}
     for one in readings:
@@ -154,8 +154,8 @@ def _wavering(isolation: Localization, readings: Sequence[BandwidthReading]) -> 
 
 
 def _slow_pairs(isolation: Localization, readings: Sequence[BandwidthReading]) -> list[tuple[int, int]]:
-    """Those of which a direction was slow, in more than half of the rounds that it was measured in; first those that
-    are slow both ways, which is seldom chance."""
+    """Pairs that were slow in one direction in more than half of its rounds; first those that are slow in both
+    directions, which is seldom chance."""
     limit = SLOW * isolation.typical
     ways: dict[tuple[int, int], list[float]] = {}
     for one in readings:

@@ -1,27 +1,27 @@
-"""Which host, direction, link or boundary makes the slow pairs of hosts slow, and how sure that is.
+"""Localization of the host, direction, link or boundary that makes pairs of hosts slow, with a confidence.
 
-Pairs of hosts are measured in :func:`rounds`; :func:`localize` finds the parts to blame by maximum a posteriori
-estimation; :func:`confirming` plans some rounds more, after which :func:`localize` over all readings has the final
-word.
+Pairs of hosts are measured in :func:`rounds`; :func:`localize` finds the slow components by maximum a posteriori
+estimation; :func:`confirming` plans more rounds, after which :func:`localize` over all readings gives the final result.
 
-**Readings.** A pair is as slow as its slowest part. The logarithm of a reading is that of the usual value, plus that of
-the share of the slowest part that has a hand in it, plus noise: normal, with a standard deviation estimated from the
-readings themselves (1 to 50 %), or, in a few cases of a hundred, anything. Both directions of a pair in one round also
-share what else kept one of its hosts busy at that moment; so that a pair that was slow in one round only is no link.
+**Readings.** A pair is as slow as its slowest component. The logarithm of a reading is that of the usual value, plus
+that of the share of the slowest component that affects it, plus noise: normal, with a standard deviation estimated from
+the readings (1 to 50 %), or, in a few percent of the cases, an arbitrary value. Both directions of a pair in one round
+also share other load on their hosts at that moment, so that a pair that was slow in one round only is no evidence for a
+slow link.
 
-**Parts.** A host, one direction of a host, a link between two, a boundary around a known group or around a run of hosts
-in the order of the job; hosts also at times, each round with probability one half; and a whole round, for which nobody
-is to blame. A part costs the logarithm of how many parts of its kind there are and of how rare it is, and for its
-unknown share what Laplace's approximation of the evidence says (of which BIC, Schwarz 1978, is the limit).
+**Components.** A host, one direction of a host, a link between two hosts, a boundary around a known group or around a
+contiguous range of hosts; also hosts that are slow at times, each round with probability one half; and a whole round,
+which is no fault. A component costs the logarithm of the number of components of its kind and of its rarity, and for
+its unknown share Laplace's approximation of the evidence (whose limit is BIC, Schwarz 1978).
 
-**Search.** Parts are blamed greedily, the best first, with lazy re-evaluation (Minoux 1978: Accelerated greedy
-algorithms); then each is taken back that the others make needless, and noise and parts are estimated in turn. As a
-boundary explains much at once, searches without any compete with it. The usual value is where the better readings
-gather, since even with half of all hosts slow a quarter of the pairs is usual.
+**Search.** Components are chosen greedily, the best first, with lazy re-evaluation (Minoux 1978: Accelerated greedy
+algorithms); then those that the others make redundant are removed, and noise and components are estimated in turn. A
+boundary explains many readings at once, so searches without boundaries compete with it. The usual value is the mode of
+the better readings, because even with half of all hosts slow a quarter of the pairs is usual.
 
-**Confidence** is a part's posterior probability against every other part that touches the same readings, and against
-none. Group testing with pairs as pools: Aldridge, Johnson and Scarlett 2019, Group Testing: An Information Theory
-Perspective.
+**Confidence** is the posterior probability of a component against every other component that affects the same readings,
+and against no fault. Group testing with pairs as pools: Aldridge, Johnson and Scarlett 2019, Group Testing: An
+Information Theory Perspective.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["BandwidthReading", "Blame", "Localization", "Suspect", "confirming",
 
 
 TIMES = 3
-"""How often noise and parts are estimated in turn, at most."""
+"""The maximum number of alternations between estimating noise and components."""
 
 
 def localize(
@@ -60,12 +60,11 @@ def localize(
     least_share: float = 0.6,
     least_spread: float = 0.0,
 ) -> Localization:
-    """Find the parts that explain the slow ones of ``readings`` between hosts 0 to ``count`` - 1.
+    """Find the components that explain the slow ones of ``readings`` between hosts 0 to ``count`` - 1.
 
-    ``groups``: hosts that share something (a subnet, a rack), around which a boundary may run. What has more than
-    ``least_share`` of the usual value is no suspect. ``least_spread``: the standard deviation of logarithms that is
-    known from elsewhere, for readings that were cut at some bound. ``typical`` is 0 where nothing was measured.
-    """
+    ``groups``: hosts that share something (a subnet, a rack), around which a boundary may exist. A component with more
+    than ``least_share`` of the usual value is not a suspect. ``least_spread``: a known lower bound of the standard
+    deviation of logarithms, for readings that were capped. ``typical`` is 0 if nothing was measured."""
     cells = cells_of(readings)
     if count < 2 or sum(one.value > 0 for one in readings) < 2:
         return Localization(0.0, 0.0, ())
@@ -84,8 +83,9 @@ def localize(
 
 
 def _absorbed(suspects: Sequence[Suspect]) -> list[Suspect]:
-    """One suspect for a host that is slow at times, the surest: in some round its other direction, or one of its links,
-    may have been slow once too."""
+    """The suspects with only the most certain one for a host that is slow at times.
+
+    Its other direction, or one of its links, may have been slow in some round too."""
     at_times = {one.members[0] for one in suspects if one.intermittent}
     found: dict[int, Suspect] = {}
     kept = []

@@ -1,4 +1,4 @@
-"""Readings as logarithms of shares of the usual value, and how they scatter where nothing is slow."""
+"""Readings as log shares of the usual value, and their noise."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from doctor.analysis.fabric.localization.suspects import BandwidthReading
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA
 
 SLOWEST = math.log(0.01)
-"""What is slower than a hundredth of the usual, or did not arrive at all, counts as this: how slow tells no more."""
+"""Smaller shares count as a hundredth, and so does a transfer that did not arrive."""
 
 WIDTH = 6.0
-"""Readings that follow no rule lie anywhere in this range of logarithms (a factor of 400)."""
+"""The range of logarithms of outliers, uniformly distributed (a factor of 400)."""
 
 NARROWEST, WIDEST = 0.01, 0.5
-"""Bounds of the standard deviation: equal readings prove no perfect instrument, and beyond 50 % nothing is told."""
+"""Bounds of the standard deviation: equal readings do not prove a noiseless measurement, and beyond 50 % nothing can be
+inferred."""
 
 OF_ONE_HOST = 0.6
-"""Of all readings that follow no rule; by chance a host has a hand in a quarter of eight hosts' ones, and in half of
-four hosts'."""
+"""The share of all outliers from which they belong to one host. By chance a host is in a quarter of those of eight
+hosts, and in half of those of four."""
 
-FEWEST_WILD, MOST_WILD = 0.02, 0.15
-"""Bounds of the share of pairs, and of single readings, that follow no rule: something else was busy for a moment."""
+FEWEST_OUTLIERS, MOST_OUTLIERS = 0.02, 0.15
+"""Bounds of the fraction of outliers among pairs and among single readings."""
 
 
 class PairCell(NamedTuple):
-    """One pair in one round: logarithms of what went from ``first`` to ``second`` and back, ``None`` if unmeasured."""
+    """One pair in one round: log shares from ``first`` to ``second`` and back, ``None`` if unmeasured."""
 
     first: int
     second: int
@@ -40,22 +41,21 @@ class PairCell(NamedTuple):
 
 
 class NoiseModel:
-    """The density of a cell whose parts are known, heavy-tailed.
+    """The heavy-tailed density of a cell whose components are known.
 
-    Log-normal with standard deviation ``sigma``; but a share ``wild`` of single readings lies anywhere, and in as many
-    cells something else was busy for a moment, which slowed both directions by one unknown factor.
-    """
+    Log-normal with standard deviation ``sigma``; a fraction ``outliers`` of single readings has an arbitrary value. In
+    the same fraction of cells other load slowed both directions by one unknown factor."""
 
-    def __init__(self, sigma: float, wild: float = FEWEST_WILD) -> None:
+    def __init__(self, sigma: float, outliers: float = FEWEST_OUTLIERS) -> None:
         self.sigma = min(max(sigma, NARROWEST), WIDEST)
-        self.wild = wild
+        self.outliers = outliers
         self._scale = -0.5 / (self.sigma * self.sigma)
-        self._peak = (1 - wild) / (self.sigma * math.sqrt(2 * math.pi))
-        self._floor = wild / WIDTH
-        self._moment = wild / (2 * math.sqrt(math.pi) * self.sigma) / WIDTH
+        self._peak = (1 - outliers) / (self.sigma * math.sqrt(2 * math.pi))
+        self._floor = outliers / WIDTH
+        self._moment = outliers / (2 * math.sqrt(math.pi) * self.sigma) / WIDTH
 
     def log_density(self, ahead: float | None, back: float | None) -> float:
-        """Of both differences between measured and expected logarithms in a cell."""
+        """The log density of both differences between measured and expected logarithms in a cell."""
         if ahead is None or back is None:
             value = back if ahead is None else ahead
             assert value is not None
@@ -63,16 +63,15 @@ class NoiseModel:
         both = self._peak * math.exp(self._scale * ahead * ahead) + self._floor
         both *= self._peak * math.exp(self._scale * back * back) + self._floor
         apart = ahead - back
-        return math.log((1 - self.wild) * both + self._moment * math.exp(self._scale * apart * apart / 2))
+        return math.log((1 - self.outliers) * both + self._moment * math.exp(self._scale * apart * apart / 2))
 
 
 def usual_level(cells: Sequence[PairCell], near: float) -> float:
-    """The logarithm around which the better readings gather; ``near`` is a difference that does not matter.
+    """The mode of the better readings (a logarithm); ``near`` is a difference that does not matter.
 
-    A pair is as slow as its slowest part, so that with half of the hosts slow only a quarter of the pairs is usual:
-    the search starts among the best and climbs to the nearest gathering (mean shift, Fukunaga and Hostetler 1975,
-    with the median in place of the mean).
-    """
+    A pair is as slow as its slowest component, so that with half of the hosts slow only a quarter of the pairs is
+    usual. The search starts among the best readings and climbs to the nearest mode (mean shift, Fukunaga and Hostetler
+    1975, with the median instead of the mean)."""
     values = sorted(value for cell in cells for value in (cell.ahead, cell.back) if value is not None)
     reach = max(near, 2.5 * pair_spread(cells))
     level = values[int(0.85 * (len(values) - 1))]
@@ -85,13 +84,13 @@ def usual_level(cells: Sequence[PairCell], near: float) -> float:
 
 
 def pair_spread(cells: Iterable[PairCell]) -> float:
-    """The standard deviation by the two directions of a pair, which most faults slow alike; 0 where there are none."""
+    """The standard deviation from the two directions of pairs, which most faults slow equally; 0 without any."""
     apart = [abs(cell.ahead - cell.back) for cell in cells if cell.ahead is not None and cell.back is not None]
     return MAD_TO_SIGMA * median(apart) / math.sqrt(2) if apart else 0.0
 
 
 def upper_spread(cells: Iterable[PairCell], level: float) -> float:
-    """The standard deviation by the readings better than ``level``: slow parts make none of them."""
+    """The standard deviation from the readings above ``level``, which slow components do not affect."""
     above = [
         value - level for cell in cells for value in (cell.ahead, cell.back) if value is not None and value > level
     ]
@@ -99,7 +98,7 @@ def upper_spread(cells: Iterable[PairCell], level: float) -> float:
 
 
 def cells_of(readings: Sequence[BandwidthReading], typical: float = 1.0) -> list[PairCell]:
-    """Readings by pair and round, against ``typical``."""
+    """Readings by pair and round, relative to ``typical``."""
     found: dict[tuple[int, int, int, int], list[float | None]] = {}
     for one in readings:
         back = one.source > one.target
@@ -112,7 +111,7 @@ def cells_of(readings: Sequence[BandwidthReading], typical: float = 1.0) -> list
 
 
 def shifted(cells: Iterable[PairCell], level: float) -> list[PairCell]:
-    """The same cells against another usual value, none slower than :data:`SLOWEST`."""
+    """The cells relative to another usual value, none below :data:`SLOWEST`."""
 
     def against(value: float | None) -> float | None:
         return None if value is None else max(value - level, SLOWEST)
@@ -121,7 +120,7 @@ def shifted(cells: Iterable[PairCell], level: float) -> list[PairCell]:
 
 
 def refined(residuals: Sequence[PairCell], least_spread: float = 0.0) -> tuple[float, NoiseModel]:
-    """How far the usual value is off, and the noise, by what is left of the readings after all blame."""
+    """The error of the usual value, and the noise, from the residuals."""
     values = [value for cell in residuals for value in (cell.ahead, cell.back) if value is not None]
     if not values:
         return 0.0, NoiseModel(WIDEST)
@@ -129,22 +128,25 @@ def refined(residuals: Sequence[PairCell], least_spread: float = 0.0) -> tuple[f
     sigma = max(
         MAD_TO_SIGMA * median(abs(value - middle) for value in values), pair_spread(residuals), least_spread, NARROWEST
     )
-    wild = _wild_share(residuals, middle, 4 * sigma)
-    return middle, NoiseModel(sigma, min(max(wild, FEWEST_WILD), MOST_WILD))
+    outliers = _outlier_share(residuals, middle, 4 * sigma)
+    return middle, NoiseModel(sigma, min(max(outliers, FEWEST_OUTLIERS), MOST_OUTLIERS))
 
 
-def _wild_share(cells: Sequence[PairCell], middle: float, far: float) -> float:
-    """Of readings that are ``far`` from the middle. Where nearly all of them are one host's, of the readings of the
-    others: what gathers at one host follows a rule, which is not found yet."""
-    wild = [sum(value is not None and abs(value - middle) > far for value in (cell.ahead, cell.back)) for cell in cells]
+def _outlier_share(cells: Sequence[PairCell], middle: float, far: float) -> float:
+    """The fraction of readings that are ``far`` from the middle.
+
+    If nearly all of them belong to one host, the fraction among the other readings: that host is not explained yet."""
+    outliers = [
+        sum(value is not None and abs(value - middle) > far for value in (cell.ahead, cell.back)) for cell in cells
+    ]
     at_host: Counter[int] = Counter()
-    for cell, count in zip(cells, wild, strict=True):
+    for cell, count in zip(cells, outliers, strict=True):
         at_host.update({cell.first: count, cell.second: count})
     worst = max(at_host, key=lambda host: at_host[host])
-    left_out = worst if at_host[worst] >= OF_ONE_HOST * sum(wild) else None
+    left_out = worst if at_host[worst] >= OF_ONE_HOST * sum(outliers) else None
     others = [
         (count, (cell.ahead is not None) + (cell.back is not None))
-        for cell, count in zip(cells, wild, strict=True)
+        for cell, count in zip(cells, outliers, strict=True)
         if left_out not in (cell.first, cell.second)
     ]
     readings = sum(count for _, count in others)

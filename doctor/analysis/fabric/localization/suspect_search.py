@@ -1,4 +1,4 @@
-"""The set of parts that explains the readings best, and how sure each of them is."""
+"""The set of components that explains the readings best, and their confidence."""
 
 from __future__ import annotations
 
@@ -7,54 +7,47 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from doctor.analysis.fabric.localization.boundaries import boundaries, is_run, smaller_side
+from doctor.analysis.fabric.localization.boundaries import boundaries, is_contiguous, smaller_side
 from doctor.analysis.fabric.localization.component_model import Component, ComponentFit, ComponentModel
 from doctor.analysis.fabric.localization.suspects import Blame
 
 RARITY = {"host": 20.0, "sending": 40.0, "receiving": 40.0, "link": 40.0, "boundary": 40.0, None: 20.0}
-"""In one of so many jobs there is one such part that is slow; a guess, of which the logarithm counts."""
+"""One in this number of jobs has a slow component of the kind; an estimate, of which the logarithm counts."""
 
 AT_TIMES = math.log(4)
-"""Slow in some rounds is rarer than slow in all of them."""
+"""The log price of being slow in some rounds only, which is rarer than in all."""
 
-WORTH_A_LOOK = -3.0
-"""Log odds from which a part is a suspect, to be confirmed: five in a hundred."""
+LEAST_LOG_ODDS = -3.0
+"""The log odds from which a component is a suspect to be confirmed: 5 %."""
 
-MOST_NEIGHBOURS = 32
-"""Hosts in a row that may each be slow for a reason of its own."""
+MOST_NEIGHBORS = 32
+"""The maximum number of adjacent hosts that may each be slow for a reason of its own."""
 
 MOST_BORDERS = 8
-"""Boundaries at once, at most."""
+"""The maximum number of boundaries."""
 
 _KINDS: tuple[Blame, ...] = ("host", "sending", "receiving")
 
 PASSES = 4
-"""A part that is found can uncover another one; searches in all."""
+"""The maximum number of searches: a component may reveal another one."""
 
 
 def explain(model: Callable[[], ComponentModel], groups: Sequence[frozenset[int]]) -> SuspectSearch:
-    """The better one of several searches: a boundary explains so much at once that it would always come first, even
-    where two neighbours are slow that have nothing to do with one another; and a link of a host that is slow at times,
-    which is a sharper claim, before the host."""
-    searches = [_searched(model(), groups, MOST_BORDERS)]
+    """The best of several searches.
+
+    A boundary explains so many readings that it would always come first, even if two unrelated neighbors are slow. A
+    link of a host that is slow at times, which is the more specific claim, is tried before the host."""
+    searches = [SuspectSearch(model(), groups, MOST_BORDERS)]
     if any(fit.part.kind == "link" for fit in searches[0].found):
-        searches.append(_searched(model(), groups, MOST_BORDERS, links=False))
+        searches.append(SuspectSearch(model(), groups, MOST_BORDERS, links=False))
     borders = [fit.part.members for fit in searches[0].found if fit.part.kind == "boundary"]
-    if any(len(members) <= MOST_NEIGHBOURS for members in borders):
-        searches += [_searched(model(), groups, fewer) for fewer in range(min(len(borders), 2))]
+    if any(len(members) <= MOST_NEIGHBORS for members in borders):
+        searches += [SuspectSearch(model(), groups, fewer) for fewer in range(min(len(borders), 2))]
     return max(searches, key=lambda search: search.evidence)
 
 
-def _searched(
-    model: ComponentModel, groups: Sequence[frozenset[int]], most_borders: int, *, links: bool = True
-) -> SuspectSearch:
-    search = SuspectSearch(model, groups, most_borders, links=links)
-    search.run()
-    return search
-
-
 class SuspectSearch:
-    """Blames parts, the best first, until nothing is worth a look."""
+    """A greedy search; ``found``: the fits of the components, in the order in which they were found."""
 
     def __init__(
         self, model: ComponentModel, groups: Sequence[frozenset[int]], most_borders: int, *, links: bool = True
@@ -65,17 +58,13 @@ class SuspectSearch:
         self._pairs = max(len(model.at_pair), 1)
         self.borders: list[Component] = []
         self.found: list[ComponentFit] = []
-
-    def run(self) -> list[ComponentFit]:
-        """The parts to blame, in the order in which they were found."""
         for _ in range(PASSES):
             if not self._pass():
                 break
-        self._drop_the_needless()
-        return self.found
+        self._drop_redundant()
 
     def prior(self, part: Component) -> float:
-        """What a part has to explain before it is believed in, in logarithms of odds."""
+        """The log odds that a component has to overcome."""
         rarity = math.log(RARITY[part.kind])
         if part.kind == "link":
             return rarity + math.log(self._pairs * (2 if part.oneway else 1))
@@ -84,7 +73,7 @@ class SuspectSearch:
         return rarity + math.log(len(self.model.in_round) if part.kind is None else self.model.count)
 
     def fits(self, part: Component) -> Iterator[ComponentFit]:
-        """The part slow always, at times, and at times by another factor each time or mostly by one."""
+        """The fits of a component that is always slow, slow at times, and slow at times by varying factors."""
         prior = self.prior(part)
         if (always := self.model.fit(part, prior)) is not None:
             yield always
@@ -94,26 +83,27 @@ class SuspectSearch:
             yield from self.model.erratic_fits(part, prior + AT_TIMES)
 
     def best(self, part: Component) -> ComponentFit | None:
-        """The better one of these."""
+        """The best of these fits."""
         return max(self.fits(part), key=lambda fit: fit.score, default=None)
 
     def _pass(self) -> bool:
-        """Blame what is worth a look, until nothing is left; scores only fall as others are blamed, so that the old
-        ones serve as bounds (lazy greedy, Minoux 1978)."""
+        """Add components until none is likely enough.
+
+        Scores only decrease as others are added, so old scores serve as bounds (lazy greedy, Minoux 1978)."""
         slow = self.model.unexplained()
         if self._borders_left:
             self.borders += boundaries(self.model, self.groups)
-        blamed = {fit.part for fit in self.found}
-        parts = [part for part in (*self.borders, *self._parts(slow)) if part not in blamed]
+        known = {fit.part for fit in self.found}
+        parts = [part for part in (*self.borders, *self._parts(slow)) if part not in known]
         queue = [(-fit.score, place, 0, fit) for place, part in enumerate(parts) if (fit := self.best(part))]
         heapq.heapify(queue)
         before = len(self.found)
-        while queue and -queue[0][0] > WORTH_A_LOOK:
+        while queue and -queue[0][0] > LEAST_LOG_ODDS:
             _, place, age, fit = heapq.heappop(queue)
             if fit.part.kind == "boundary" and not self._borders_left:
                 continue
             if age == len(self.found) - before:
-                self.model.blame(fit)
+                self.model.add(fit)
                 self.found.append(fit)
                 self._borders_left -= fit.part.kind == "boundary"
             elif (again := self.best(fit.part)) is not None:
@@ -121,9 +111,10 @@ class SuspectSearch:
         return len(self.found) > before
 
     def _parts(self, slow: Sequence[int]) -> list[Component]:
-        """Whatever may explain these cells: a host, or a direction of it, that has a hand in two of them, a pair that
-        was measured in two rounds, and the rounds themselves. What was slow once is not to be told from a busy moment.
-        """
+        """The components that may explain these cells.
+
+        A host, or a direction of it, in two of them, a pair that was measured in two rounds, and the rounds themselves.
+        A single slow reading can't be distinguished from other load."""
         cells, at_pair = self.model.cells, self.model.at_pair
         hits = Counter(host for place in slow for host in (cells[place].first, cells[place].second))
         hosts = sorted(host for host, times in hits.items() if times > 1)
@@ -134,36 +125,33 @@ class SuspectSearch:
             *(link for pair in links if self._with_links and len(at_pair[pair]) > 1 for link in _links(*pair)),
         ]
 
-    def _drop_the_needless(self) -> None:
-        """What another part, blamed later, explains as well."""
+    def _drop_redundant(self) -> None:
+        """Remove components that later ones explain as well."""
         for fit in sorted(self.found, key=lambda fit: fit.score):
-            self.model.clear(fit)
+            self.model.remove(fit)
             again = self.best(fit.part)
             self.found.remove(fit)
-            if again is not None and again.score > WORTH_A_LOOK:
-                self.model.blame(again)
+            if again is not None and again.score > LEAST_LOG_ODDS:
+                self.model.add(again)
                 self.found.append(again)
 
     @property
     def evidence(self) -> float:
-        """The logarithm of the probability of all readings under what is blamed, up to what is the same for all."""
+        """The log probability of all readings given the components, up to a constant."""
         return self.model.log_density() - sum(fit.price for fit in self.found)
 
-    # -- how sure
-
     def confidence(self, fit: ComponentFit) -> float:
-        """The probability of a blamed part against all that could stand in its place, and against nothing."""
-        self.model.clear(fit)
-        rivals = [0.0, *(rival.score for part in self._rivals(fit) for rival in self.fits(part))]
-        own = [alike.score for part in _alike(fit) for alike in self.fits(part)]
-        self.model.blame(fit)
-        most = max(*rivals, *own)
-        mine = sum(math.exp(score - most) for score in own)
-        return mine / (mine + sum(math.exp(score - most) for score in rivals))
+        """The probability of a component against all alternatives and against no fault."""
+        self.model.remove(fit)
+        others = [0.0, *(other.score for part in self._alternatives(fit) for other in self.fits(part))]
+        same = [other.score for part in _same_fault(fit) for other in self.fits(part)]
+        self.model.add(fit)
+        most = max(*others, *same)
+        odds = sum(math.exp(score - most) for score in same)
+        return odds / (odds + sum(math.exp(score - most) for score in others))
 
-    def _rivals(self, fit: ComponentFit) -> Iterable[Component]:
-        """Other parts that touch what this one slowed."""
-        alike = {*_alike(fit)}
+    def _alternatives(self, fit: ComponentFit) -> Iterable[Component]:
+        """Other components that affect the readings that this one slowed."""
         others = {Component("boundary", part.members) for part in self.borders}
         cells = self.model.cells
         hosts = {host for place, _ in fit.cells for host in (cells[place].first, cells[place].second)}
@@ -175,21 +163,20 @@ class SuspectSearch:
         else:
             others |= {Component(kind, (host,)) for host in hosts for kind in _KINDS}
             others |= {link for pair in pairs for link in _links(*pair)}
-        return sorted(others - alike, key=repr)
+        return sorted(others.difference(_same_fault(fit)), key=repr)
 
     def _shifted(self, members: tuple[int, ...]) -> Iterator[Component]:
-        """The same run with one end a host further out or in."""
+        """The same range with one end moved by a host."""
         first, last = members[0], members[-1] + 1
-        if not is_run(members):
+        if not is_contiguous(members):
             return
         for start, end in ((first - 1, last), (first + 1, last), (first, last - 1), (first, last + 1)):
             if start >= 0 and end <= self.model.count and end - start >= 2:
                 yield Component("boundary", tuple(range(start, end)))
 
 
-def _alike(fit: ComponentFit) -> list[Component]:
-    """The same blame: a link, whichever of its directions is slow; a host that is slow at times, whichever of its
-    directions were slow in these rounds."""
+def _same_fault(fit: ComponentFit) -> list[Component]:
+    """The components that are the same fault: a link in any direction, an intermittent host in any direction."""
     part = fit.part
     if part.kind == "link":
         return _links(*sorted(part.members))
