@@ -55,7 +55,7 @@ ROOMS: dict[str, str] = {
     "doctor.cli": f"{EXAMINE} cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
-    "doctor_checks.data": f"{CHECK} analysis.rank_loaders",
+    "doctor_checks.data": CHECK,
     "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric analysis.trial_conclusions "
     "knowledge lint.launch",
     "doctor_checks.host": f"{CHECK} analysis.storage_speed",
@@ -63,7 +63,7 @@ ROOMS: dict[str, str] = {
     "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings lint.launch",
     "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings lint.launch",
     "doctor_checks.network": f"{CHECK} knowledge analysis.trial_conclusions analysis.fabric lint.launch",
-    "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.hang analysis.rank_loaders",
+    "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.hang",
     "doctor_checks.software": f"{CHECK} knowledge",
 }
 """Each room, a package or a module, and what of ``doctor`` it may import beside itself: rooms, or modules of them by

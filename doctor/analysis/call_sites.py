@@ -1,6 +1,6 @@
-"""What a stack says: the call that a rank waits in, who made it, and what a rank is busy with that does not wait.
+"""Call sites from stacks: the call that a rank waits in, its caller, and local work of ranks that do not wait.
 
-Frames are innermost first. Paths are compared by their ends, so Lightning is found under both of its names.
+Frames are innermost first. Paths are compared by their ends, so that Lightning is found under both of its names.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from doctor.core.facts import Collective, Frame
 from doctor.core.frames import is_torch, waits_in
 
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
-"""Where the interpreter is while gradients are computed, and averaged: it waits, or works."""
+"""The frame of the backward pass, in which a rank computes gradients or waits for their reduction."""
 _POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
 _DRIVERS = ("/loops/", "transformers/trainer.py")
-"""Loops of a framework: a line of the user's beyond them is only the one that started the run."""
+"""Loops of a framework: user code outside of them only started the run."""
 
 
 class Caller(NamedTuple):
-    """Who calls collectives for the user: ``path`` occurs in a frame's file, ``functions`` are those of it that do
-    (none: all). ``alone``: its words where no line of the user's asked for the call at that moment."""
+    """Library code that calls collectives on behalf of the user.
+
+    ``path`` is part of a frame's file, ``functions`` are its functions that count (none: all). ``alone``: its name if
+    no line of user code made the call."""
 
     path: str
     functions: tuple[str, ...]
@@ -66,20 +68,19 @@ _CALLERS = (
     Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "wrapping of the model in DDP"),
     Caller(*_BACKWARD[:1], _BACKWARD[1:], "backward"),
 )
-"""The first that is found from the innermost frame outwards speaks; of one frame, the first of this list."""
+"""Of several callers the one in the innermost frame counts; for one frame, the first in this list."""
 _CARRIERS = (
     Caller("/strategies/", ("reduce_boolean_decision",), "a decision that Lightning takes on all ranks together"),
     Caller("/strategies/", ("barrier", "reduce", "broadcast", "all_gather"), "Lightning"),
 )
-"""Those that only pass a call on; they speak where nobody else does."""
+"""Callers that only forward a call; they count if there is no other."""
 
 
 class CallSite(NamedTuple):
-    """A call of a collective: ``operation``, the line that made it, and in words for whom.
+    """A call of a collective: ``operation``, the line that made it, and its caller in ``words``.
 
-    ``frame``: the user's own line, or where a framework calls on its own account, the innermost one outside of torch.
-    ``own``: it is the user's. ``condition``: on the rank, see :class:`doctor.core.facts.Frame`.
-    """
+    ``frame``: the line of user code or, if a framework made the call by itself, the innermost one outside of torch.
+    ``own``: it is user code. ``condition``: on the rank, see :class:`doctor.core.facts.Frame`."""
 
     operation: str
     frame: Frame | None
@@ -89,7 +90,7 @@ class CallSite(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``train.py:57 (training_step)``; empty where no line is known."""
+        """``train.py:57 (training_step)``; empty if no line is known."""
         return place_of_frame(self.frame)
 
     @property
@@ -127,7 +128,7 @@ def site_of_wait(frames: Sequence[Frame]) -> CallSite:
 
 
 def own_line(frames: Iterable[Frame]) -> Frame | None:
-    """The user's innermost line, unless a framework's loop lies between."""
+    """The innermost line of user code, unless a framework's loop is inside of it."""
     for frame in frames:
         if frame.user:
             return frame
@@ -137,12 +138,12 @@ def own_line(frames: Iterable[Frame]) -> Frame | None:
 
 
 def condition_of(frames: Iterable[Frame]) -> str:
-    """The innermost condition on the rank on the way to a line; empty without one."""
+    """The innermost condition on the rank in a stack; empty without one."""
     return next(iter(conditions_of(frames)), "")
 
 
 def conditions_of(frames: Iterable[Frame]) -> list[str]:
-    """All conditions on the rank on the way to a line, innermost first, Lightning's wrapper for rank 0 among them."""
+    """All conditions on the rank in a stack, innermost first, including Lightning's wrapper for rank 0."""
     wrapped = (
         "@rank_zero_only" if frame.file.endswith("rank_zero.py") and frame.function == "wrapped_fn" else frame.condition
         for frame in frames
@@ -165,8 +166,10 @@ SiteKey = tuple[object, ...]
 
 
 def site_key(entry: Collective) -> SiteKey:
-    """What tells call sites apart: the operation, the five innermost lines outside of torch, the user's three innermost
-    ones. (Recorders keep these of older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`.)"""
+    """The identity of a call site: the operation, the five innermost lines outside of torch, the three innermost of
+    user code.
+
+    Recorders keep these for older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`."""
     outside = [frame for frame in entry.frames if not is_torch(frame)]
     own = [frame for frame in outside if frame.user]
     return (entry.operation, *((frame.file, frame.line) for frame in (*outside[:5], *own[:3])))
@@ -183,7 +186,7 @@ def is_point_to_point(operation: str) -> bool:
 
 
 class LocalWork(NamedTuple):
-    """What a rank does that waits for nobody. ``kind`` is a word for it, ``frame`` the line that says so."""
+    """Work of a rank that waits for no other. ``kind``: a key; ``frame``: the line that shows it."""
 
     kind: str
     words: str
@@ -211,7 +214,7 @@ _BUSINESS = (
     ("lock", "is waiting for a file lock", r"/filelock/"),
     ("child", "is waiting for a child process", r"/subprocess\.py:"),
 )
-"""Kinds of business, and what a frame's file and function look like in it."""
+"""Kinds of work, and patterns of the files and functions that do it."""
 _BUSINESS_OF_POINT = {
     "data": ("loading", "is waiting for its next batch"),
     "checkpoint": ("saving", "is saving a checkpoint"),
@@ -223,14 +226,13 @@ _OWN_WORDS = (
     ("downloading", "is waiting for a download", r"download"),
     ("loading", "is loading data", r"^__getitems?__$|collate|prepare_data|load_(?:data|file|image|sample|batch)"),
 )
-"""What the user's own functions are called, where nothing else tells."""
+"""Names of user functions that do it, if nothing else is known."""
 _NEAR = 3
-"""Innermost functions of the user that count."""
+"""The number of innermost frames of user code that are considered."""
 
 
 def local_work_of(stack: Sequence[Frame], point: str = "") -> LocalWork | None:
-    """What a rank is busy with, by files on its stack, by the point that it passed last, by the names of the user's
-    functions; ``None`` where nothing tells."""
+    """The work of a rank, by files in its stack, its last point, or names of user functions; ``None`` if unknown."""
     own = own_line(stack)
     if found := _by_file(stack, own):
         return found

@@ -1,4 +1,4 @@
-"""Which ranks' devices compute or copy slower than those of their peers: of the same kind, at the same moment."""
+"""Ranks whose devices compute or copy slower than those of their peers, measured at the same time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts
 from doctor.core.job import Job
 
 SPEED_SHARE = 0.6
-"""Of its peers' median: what is above that is no fault yet. GPUs of one model differ by some 10 % in clock, and a
-processor that others use too by 20 %."""
+"""The share of the peers' median above which a device is not slow. GPUs of one model differ by some 10 % in clock, and
+a shared processor by 20 %."""
 DEVIATIONS = 4.0
 LEAST_PEERS = 3
-"""Of two, which one is odd can't be told."""
+"""The minimum number of peers: of two, which one is odd can't be determined."""
 
 What = Literal["product", "to_device", "to_host"]
 WHATS: tuple[What, ...] = ("product", "to_device", "to_host")
 
 
 class SlowDevice(NamedTuple):
-    """A rank that is slow in ``what``: ``value`` against ``usual``, operations or bytes a second. ``peers``: how many
-    ranks of its kind it was compared with; ``usual_share``: of the processor, as its peers have it."""
+    """A rank that is slow in ``what``: ``value`` and ``usual`` in operations or bytes per second.
+
+    ``peers``: the number of ranks of its kind that it was compared with; ``usual_share``: the share of a processor that
+    its peers have."""
 
     rank: int
     what: What
@@ -36,7 +38,7 @@ class SlowDevice(NamedTuple):
 
 
 def speed_of(sample: DeviceSpeed, what: What) -> float | None:
-    """Operations a second of the products (2 n³ each), or bytes a second of the copies."""
+    """Operations per second of the products (2 n³ each), or bytes per second of the copies."""
     if what == "to_device":
         return sample.to_device
     if what == "to_host":
@@ -45,12 +47,12 @@ def speed_of(sample: DeviceSpeed, what: What) -> float | None:
 
 
 def kind_of(sample: DeviceSpeed) -> Hashable:
-    """What has to be the same for two samples to be compared."""
+    """The properties that two comparable samples have in common."""
     return (sample.device.partition(":")[0], sample.name, sample.dtype, sample.size)
 
 
 def samples_of(job: Job, turn: int) -> dict[int, DeviceSpeed]:
-    """By rank, what was measured first (``turn`` 0), or to confirm that (1, 2 …)."""
+    """The samples of each rank: the first (``turn`` 0), or those that confirm it (1, 2 …)."""
     found = {}
     for facts, same in job.facts(DeviceSpeedFacts):
         kept = [sample for sample in facts.samples if sample.confirms == (turn > 0)]
@@ -61,7 +63,7 @@ def samples_of(job: Job, turn: int) -> dict[int, DeviceSpeed]:
 
 
 def kinds(samples: Mapping[int, DeviceSpeed]) -> dict[Hashable, dict[int, DeviceSpeed]]:
-    """The ranks that measured something, by the kind of their device."""
+    """The ranks with a sample, by the kind of their device."""
     found: dict[Hashable, dict[int, DeviceSpeed]] = {}
     for rank, sample in samples.items():
         if sample.error is None:
@@ -72,8 +74,10 @@ def kinds(samples: Mapping[int, DeviceSpeed]) -> dict[Hashable, dict[int, Device
 def slow_devices(
     samples: Mapping[int, DeviceSpeed], *, share: float = SPEED_SHARE, deviations: float = DEVIATIONS
 ) -> list[SlowDevice]:
-    """The ranks that are slower than ``share`` of their peers' median, and farther from it than ``deviations`` robust
-    standard deviations of the logarithms. Kinds of fewer than three ranks are passed over."""
+    """The ranks below ``share`` of their peers' median, and by more than ``deviations`` robust standard deviations of
+    the logarithms.
+
+    Kinds of fewer than three ranks are skipped."""
     return [
         slow
         for peers in kinds(samples).values()
@@ -84,7 +88,7 @@ def slow_devices(
 
 
 def _slow(peers: Mapping[int, DeviceSpeed], what: What, share: float, deviations: float) -> Iterator[SlowDevice]:
-    # Logarithms: where peers lie a fifth apart, no speed could be four deviations below their median.
+    # Logarithms: if peers differ by a fifth, no speed can be four deviations below their median.
     speeds = {rank: math.log(speed) for rank, sample in peers.items() if (speed := speed_of(sample, what))}
     if len(speeds) < LEAST_PEERS:
         return
@@ -102,9 +106,8 @@ def _usual_share(samples: Sequence[DeviceSpeed]) -> float | None:
 
 
 class DeviceSpeedResult(NamedTuple):
-    """``slow``: as first measured, of ranks that were slow each time. ``unconfirmed``: slow in the first, and not
-    measured again, as far as is known. ``alone``: ranks whose kind of device has too few peers. ``compared``: how many
-    ranks have enough."""
+    """``slow``: as first measured, for ranks that were slow each time. ``unconfirmed``: slow at first and not measured
+    again. ``alone``: ranks without enough peers of their kind. ``compared``: the number of ranks with enough peers."""
 
     slow: tuple[SlowDevice, ...]
     unconfirmed: tuple[int, ...]
@@ -113,8 +116,9 @@ class DeviceSpeedResult(NamedTuple):
 
 
 def compare_devices(job: Job, *, share: float = SPEED_SHARE, deviations: float = DEVIATIONS) -> DeviceSpeedResult:
-    """What the first measurement suspects and all later ones confirm. A rank that was as fast as its peers once is
-    well, and one that was never measured again is not judged."""
+    """The ranks that are slow in the first and in all later measurements.
+
+    A rank that was as fast as its peers once is not slow; one that was never measured again is unconfirmed."""
     first = samples_of(job, 0)
     suspected = {(slow.rank, slow.what): slow for slow in slow_devices(first, share=share, deviations=deviations)}
     standing, judged_again, turn = set(suspected), set(), 1

@@ -1,4 +1,4 @@
-"""The settings that are in effect in each process, with where they come from and which ranks have them."""
+"""The settings in effect in each process, with their origin and the ranks that have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class EffectiveSetting(NamedTuple):
-    """A setting and the ranks where it is in effect."""
+    """A setting and the ranks in which it is in effect."""
 
     setting: Setting
     ranks: tuple[int, ...]
@@ -33,7 +33,7 @@ _STATED: WeakKeyDictionary[Job, tuple[EffectiveSetting, ...]] = WeakKeyDictionar
 
 
 def effective_settings(job: Job) -> tuple[EffectiveSetting, ...]:
-    """Every distinct setting of the job by name: all variables of the environment, and what NCCL's files add."""
+    """Every distinct setting of the job by name: all environment variables, and those that NCCL's files add."""
     if job not in _STATED:
         ranks: dict[Setting, list[int]] = {}
         for environment, same in job.each(EnvironmentFacts, also=(NcclFacts,)):
@@ -52,7 +52,7 @@ def _in_effect(environment: EnvironmentFacts, nccl: NcclFacts | None) -> dict[st
 def group_by_value(
     job: Job, section: type[A], key: Callable[[A, IdenticalRanks], K], *, also: tuple[type[Section], ...] = ()
 ) -> list[Group[K]]:
-    """Ranks by what ``key`` makes of a section and of what ``also`` may be there, in the order of their lowest rank."""
+    """Ranks by ``key`` of a section and of the optional sections ``also``, in the order of their lowest rank."""
     groups: dict[K, list[int]] = {}
     for facts, same in job.each(section, also=also):
         groups.setdefault(key(facts, same), []).extend(same.ranks)
@@ -61,12 +61,12 @@ def group_by_value(
 
 
 def only_nccl(job: Job) -> str | None:
-    """The release of NCCL that all ranks load; ``None`` where it differs or is not known."""
+    """The release of NCCL that all ranks load; ``None`` if it differs or is unknown."""
     return _only({software.nccl for software, _ in job.facts(SoftwareFacts)})
 
 
 def only_torch(job: Job) -> str | None:
-    """The release of torch on all ranks; ``None`` where it differs or is not known."""
+    """The release of torch on all ranks; ``None`` if it differs or is unknown."""
     return _only({software.torch.version if software.torch else None for software, _ in job.facts(SoftwareFacts)})
 
 

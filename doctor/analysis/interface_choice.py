@@ -1,8 +1,8 @@
-"""Which interface, port and address NCCL and Gloo would use, from the facts of one rank and its host.
+"""The interface, port and address that NCCL and Gloo would use, from the facts of one rank and its host.
 
 Sources: NCCL ``src/misc/socket.cc`` (ncclFindInterfaces), ``src/os/linux.cc`` (ncclOsFindInterfaces),
-``src/transport/net_ib/init.cc`` and ``connect.cc`` (ports, GID index), ``src/plugin/net.cc`` (order of networks);
-torch ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` (createDefaultDevice).
+``src/transport/net_ib/init.cc`` and ``connect.cc`` (ports, GID index), ``src/plugin/net.cc`` (order of networks); torch
+``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` (createDefaultDevice).
 """
 
 from __future__ import annotations
@@ -48,37 +48,39 @@ from doctor.knowledge.interface_syntax import (
 )
 
 RUNNING_SINCE = (2, 28, 3)
-"""The NCCL release that began to want IFF_RUNNING and to leave virbr* for last."""
+"""The first NCCL release that requires IFF_RUNNING and tries virbr* last."""
 
 GID_AUTOMATIC_SINCE = (2, 21)
-"""The NCCL release that began to choose the RoCE GID index itself; before, it was 0 unless set."""
+"""The first NCCL release that chooses the RoCE GID index itself; before, it was 0 unless set."""
 
 AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 AUTOMATIC_BEFORE = ("ib", "^docker,lo", "docker", "lo")
-"""Classes of interfaces that NCCL tries in turn; NCCL_COMM_ID's subnet stands after the first."""
+"""Classes of interfaces that NCCL tries in turn; NCCL_COMM_ID's subnet comes after the first."""
 
 CHOICE_SECTIONS = (SoftwareFacts, EnvironmentFacts, HostFacts, GpuFacts, TrainerFacts)
-"""What :func:`choice_of` looks at besides NcclFacts and InterfaceFacts; the ``also`` of :meth:`Job.each`."""
+"""The sections that :func:`choice_of` reads besides NcclFacts and InterfaceFacts; the ``also`` of :meth:`Job.each`."""
 
 CARRIES_NOTHING = frozenset({"loopback", "container-bridge", "virtual-bridge"})
 """Kinds of interfaces that never lead to another host."""
 
 
 class InterfaceEndpoint(NamedTuple):
-    """An interface and the address of it that would be used."""
+    """An interface and its address that would be used."""
 
     interface: Interface
     address: Address
 
     @property
     def text(self) -> str:
-        """Such as ``eth0 (10.0.0.1)``."""
+        """``eth0 (10.0.0.1)``."""
         return f"{self.interface.name} ({self.address.address})"
 
 
 class NetworkChoice(NamedTuple):
-    """What a library would use. ``variable`` steers it; ``value`` is what it is set to, ``None`` in automatic mode;
-    the first endpoint is the one that other ranks are told."""
+    """The interfaces that a library would use.
+
+    ``variable``: the setting that selects them; ``value``: its value, ``None`` in automatic mode. Other ranks receive
+    the first endpoint."""
 
     library: str
     variable: str
@@ -88,7 +90,7 @@ class NetworkChoice(NamedTuple):
 
     @property
     def first(self) -> InterfaceEndpoint | None:
-        """The endpoint that other ranks are told."""
+        """The endpoint that other ranks receive."""
         return self.endpoints[0] if self.endpoints else None
 
 
@@ -105,20 +107,20 @@ class RdmaChoice(NamedTuple):
 
 
 def release_of(text: str | None) -> tuple[int, ...] | None:
-    """``2.27.3`` or ``2.27.3+cuda12`` as numbers; ``None`` where there is no release."""
+    """``2.27.3`` or ``2.27.3+cuda12`` as numbers; ``None`` without a release."""
     match = re.match(r"\d+(?:\.\d+)*", text or "")
     return tuple(int(part) for part in match[0].split(".")) if match else None
 
 
 def _is_since(release: str | None, first: tuple[int, ...]) -> bool:
-    """Whether the release is ``first`` or later; an unknown one is taken for the newest."""
+    """Whether the release is ``first`` or later; an unknown one counts as the newest."""
     known = release_of(release)
     return known is None or known >= first
 
 
 @lru_cache(maxsize=1 << 17)
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """An IP address, its zone dropped, or ``None`` where the text is none."""
+    """An IP address without its zone; ``None`` if the text is not a valid one."""
     try:
         return ip_address(text.partition("%")[0])
     except ValueError:
@@ -142,8 +144,8 @@ def is_loopback(text: str) -> bool:
 
 
 def _endpoints(interfaces: InterfaceFacts) -> Iterator[InterfaceEndpoint]:
-    """Every address in the order of getifaddrs: IPv4 of all interfaces first, then IPv6 (RTM_GETADDR is answered
-    family by family), within a family in the kernel's order of interfaces."""
+    """Every address in the order of getifaddrs: IPv4 of all interfaces first, then IPv6 (RTM_GETADDR is answered family
+    by family), within a family in the kernel's order of interfaces."""
     for family in ("inet", "inet6"):
         for interface in interfaces.interfaces:
             for address in interface.addresses:
@@ -154,11 +156,10 @@ def _endpoints(interfaces: InterfaceFacts) -> Iterator[InterfaceEndpoint]:
 def nccl_endpoints(
     nccl: NcclFacts, interfaces: InterfaceFacts, release: str | None = None
 ) -> tuple[InterfaceEndpoint, ...]:
-    """The interfaces that NCCL of that ``release`` would pick, in its order, with the address that it keeps of each.
+    """The interfaces that NCCL of that ``release`` would choose, in its order, each with the address that it uses.
 
-    The first is the one of the bootstrap; NET/Socket uses all. Empty where NCCL would fail. A host name in
-    NCCL_COMM_ID is not resolved here and gives no hint.
-    """
+    The first one is used for the bootstrap; NET/Socket uses all. Empty if NCCL would fail. A host name in NCCL_COMM_ID
+    is not resolved here and has no effect."""
     seen = [endpoint for endpoint in _endpoints(interfaces) if _nccl_sees(endpoint, nccl, release)]
     chosen = nccl_interface_list(nccl.get("NCCL_SOCKET_IFNAME"))
     if chosen is not None:
@@ -191,7 +192,7 @@ def _one_a_name(endpoints: Iterable[InterfaceEndpoint]) -> tuple[InterfaceEndpoi
 
 
 def _near_comm_id(nccl: NcclFacts, interfaces: InterfaceFacts) -> tuple[InterfaceEndpoint, ...]:
-    """The first interface in the subnet of NCCL_COMM_ID (ncclFindInterfaceMatchSubnet asks for nothing else)."""
+    """The first interface in the subnet of NCCL_COMM_ID (ncclFindInterfaceMatchSubnet has no other condition)."""
     text = nccl.get("NCCL_COMM_ID") or ""
     target = parse_address(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
     if target is None:
@@ -207,8 +208,10 @@ def _holds(network: IPv4Network | IPv6Network | None, address: IPv4Address | IPv
 def gloo_endpoints(
     environment: EnvironmentFacts, interfaces: InterfaceFacts, host: HostFacts | None
 ) -> tuple[InterfaceEndpoint, ...]:
-    """What Gloo would bind to: the interfaces of GLOO_SOCKET_IFNAME (one that is not there is left out, though Gloo
-    fails), else the first address of the host's own name that is this host's, else loopback."""
+    """The addresses that Gloo would bind to.
+
+    Those of GLOO_SOCKET_IFNAME (a missing interface is left out, though Gloo fails), else the first address of the
+    host's own name that is local, else loopback."""
     names = gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
     everything = tuple(_endpoints(interfaces))
     if names:
@@ -230,20 +233,20 @@ def _addresses_of_name(host: HostFacts | None) -> tuple[str, ...]:
 
 @once_per_rank
 def nccl_endpoints_of(member: Rank | IdenticalRanks) -> tuple[InterfaceEndpoint, ...]:
-    """The interfaces that NCCL would pick there (see :func:`nccl_endpoints`); empty if they are not known."""
+    """The interfaces that NCCL would choose on these ranks (see :func:`nccl_endpoints`); empty if they are unknown."""
     nccl, interfaces = member.find(NcclFacts), member.find(InterfaceFacts)
     return () if nccl is None or interfaces is None else nccl_endpoints(nccl, interfaces, nccl_release(member))
 
 
 def nccl_release(member: Rank | IdenticalRanks) -> str | None:
-    """The release of the NCCL that torch would load there."""
+    """The release of NCCL that torch would load on these ranks."""
     software = member.find(SoftwareFacts)
     return software.nccl if software else None
 
 
 @once_per_rank
 def nccl_matters(member: Rank | IdenticalRanks) -> bool:
-    """Whether NCCL (or RCCL) may run there: its ranks use GPUs, and GPUs are there or could not be seen."""
+    """Whether NCCL (or RCCL) may run: the ranks use GPUs, and GPUs exist or could not be detected."""
     if not uses_nccl(member):
         return False
     software = member.find(SoftwareFacts)
@@ -255,8 +258,9 @@ def nccl_matters(member: Rank | IdenticalRanks) -> bool:
 
 @once_per_rank
 def choice_of(member: Rank | IdenticalRanks) -> NetworkChoice | None:
-    """What would carry the training there: NCCL's choice where NCCL may run or is told an interface, else Gloo's.
-    ``None`` where interfaces or settings are not known."""
+    """The network of the training traffic: NCCL's choice if NCCL may run or has an interface setting, else Gloo's.
+
+    ``None`` if interfaces or settings are unknown."""
     interfaces, nccl = member.find(InterfaceFacts), member.find(NcclFacts)
     environment = member.find(EnvironmentFacts)
     if interfaces is None:
@@ -280,8 +284,9 @@ def is_usable(interface: Interface, family: str | None = None) -> bool:
 
 
 def good_interfaces(interfaces: InterfaceFacts) -> tuple[Interface, ...]:
-    """The interfaces to recommend: usable, with an address that leaves the host, real devices before virtual ones,
-    the one of the default route first among equals, then the fastest."""
+    """The interfaces to recommend: usable, with an address that other hosts can reach.
+
+    Real devices come before virtual ones, then the one of the default route, then the fastest."""
     default = {route.interface for route in interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")}
     usable = [one for one in interfaces.interfaces if is_usable(one) and _leads_out(one)]
     real = [one for one in usable if one.physical] or usable
@@ -295,14 +300,16 @@ def _leads_out(interface: Interface) -> bool:
 
 
 def needs_zone(address: Address) -> bool:
-    """Whether it is a link-local IPv6 address: who dials it needs an interface of their own host beside it, which
-    libraries do not know of other hosts. (Link-local IPv4 works between hosts on one cable or switch.)"""
+    """Whether the address is link-local IPv6, which needs an interface of the connecting host that libraries do not
+    know.
+
+    Link-local IPv4 works between hosts on one cable or switch."""
     parsed = parse_address(address.address)
     return parsed is not None and parsed.version == 6 and parsed.is_link_local
 
 
 def export_line(variable: str, interfaces: InterfaceFacts) -> str:
-    """A line that sets ``variable`` to a real interface of the host, or says what to look for."""
+    """A line that sets ``variable`` to a usable interface of the host, or describes one."""
     good = good_interfaces(interfaces)
     if not good:
         return f"`export {variable}=<name>`, the name of an interface that `ip -br address` shows up, with an address"
@@ -326,8 +333,9 @@ def _length(text: str) -> int:
 
 
 def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = True) -> tuple[tuple[int, int], ...]:
-    """The addresses that the host has a route to, as sorted ranges (both ends included) of numbers that do not
-    overlap; its own subnets count, the default route where ``default`` asks for it. ``version``: 4 or 6."""
+    """The address ranges to which the host has a route: sorted, inclusive numbers that do not overlap.
+
+    Its own subnets count, and with ``default`` the default route. ``version``: 4 or 6."""
     networks = [_network(route.destination) for route in interfaces.routes if default or _length(route.destination)]
     networks += [network_of(endpoint.address) for endpoint in _endpoints(interfaces) if endpoint.interface.up]
     spans = sorted(
@@ -345,7 +353,7 @@ def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = T
 
 
 def active_rdma_ports(rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
-    """The ports that NCCL could use whatever the settings say: ACTIVE, InfiniBand or Ethernet, and to be opened."""
+    """The ports that NCCL could use whatever the settings are: ACTIVE, InfiniBand or Ethernet, and accessible."""
     return tuple(
         RdmaChoice(device, port)
         for device in rdma.devices
@@ -357,7 +365,7 @@ def active_rdma_ports(rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
 
 
 def nccl_rdma_ports(nccl: NcclFacts, rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
-    """The ports that NCCL's own network IB would take by NCCL_IB_HCA; NCCL_IB_DISABLE is not looked at."""
+    """The ports that NCCL's own network IB would use with NCCL_IB_HCA; NCCL_IB_DISABLE is ignored here."""
     wanted = nccl_device_list(nccl.get("NCCL_IB_HCA"))
     chosen = (one for one in active_rdma_ports(rdma) if wanted.selects(one.device.name, one.port.number))
     return tuple(chosen)[:MAX_RDMA_DEVICES]
@@ -365,19 +373,21 @@ def nccl_rdma_ports(nccl: NcclFacts, rdma: RdmaFacts) -> tuple[RdmaChoice, ...]:
 
 @once_per_rank
 def rdma_ports_of(member: Rank | IdenticalRanks) -> tuple[RdmaChoice, ...]:
-    """The ports that NCCL's own network IB would take there (see :func:`nccl_rdma_ports`)."""
+    """The ports that NCCL's own network IB would use on these ranks (see :func:`nccl_rdma_ports`)."""
     nccl, rdma = member.find(NcclFacts), member.find(RdmaFacts)
     return () if nccl is None or rdma is None else nccl_rdma_ports(nccl, rdma)
 
 
 def loaded_net_plugin(nccl: NcclFacts) -> NcclPlugin | None:
-    """The network plug-in that would be tried before NCCL's own networks: it is found and has an interface."""
+    """The network plugin that would be tried before NCCL's own networks: it exists and has an interface."""
     return next((one for one in nccl.plugins if one.kind == "net" and one.path and not one.error), None)
 
 
 def what_forces_sockets(nccl: NcclFacts) -> Setting | None:
-    """The setting by which NCCL's own networks end at sockets: NCCL_NET=Socket, or NCCL_IB_DISABLE read as another
-    number than 0 (so ``true`` disables nothing). ``None`` where a plug-in would take the place or nothing forces it."""
+    """The setting that makes NCCL's own networks use sockets.
+
+    NCCL_NET=Socket, or NCCL_IB_DISABLE read as a number other than 0 (so ``true`` disables nothing). ``None`` if there
+    is none, or a plugin replaces them."""
     network = nccl.setting("NCCL_NET")
     if network is not None and network.value.lower() == "socket":
         return network
@@ -388,7 +398,7 @@ def what_forces_sockets(nccl: NcclFacts) -> Setting | None:
 
 
 def data_goes_by_sockets(nccl: NcclFacts, rdma: RdmaFacts | None) -> bool:
-    """Whether NCCL would carry data between hosts over plain sockets, as far as can be seen."""
+    """Whether NCCL would carry data between hosts over plain sockets, as far as known."""
     if what_forces_sockets(nccl) is not None:
         return True
     if loaded_net_plugin(nccl) is not None:
@@ -398,7 +408,7 @@ def data_goes_by_sockets(nccl: NcclFacts, rdma: RdmaFacts | None) -> bool:
 
 @once_per_rank
 def sends_data_by_sockets(member: Rank | IdenticalRanks) -> bool:
-    """Whether NCCL would carry data between hosts over plain sockets there; false if its settings are not known."""
+    """Whether NCCL would carry data between hosts over plain sockets there; false if its settings are unknown."""
     nccl = member.find(NcclFacts)
     return nccl is not None and data_goes_by_sockets(nccl, member.find(RdmaFacts))
 
@@ -419,7 +429,7 @@ def gid_index(nccl: NcclFacts, port: RdmaPort, release: str | None = None) -> in
 
 
 def _is_better_gid(nccl: NcclFacts, current: Gid | None, candidate: Gid) -> bool:
-    """Whether NCCL moves on to ``candidate`` (ncclUpdateGidIndex): the family asked for, then the RoCE version."""
+    """Whether NCCL prefers ``candidate`` (ncclUpdateGidIndex): the requested family, then the RoCE version."""
     family = 6 if nccl.get("NCCL_IB_ADDR_FAMILY") == "AF_INET6" else 4
     if gid_family(candidate) != family or not _in_range(nccl.get("NCCL_IB_ADDR_RANGE"), family, candidate):
         return False
@@ -437,7 +447,7 @@ def _in_range(text: str | None, family: int, gid: Gid) -> bool:
 
 
 def gid_address(gid: Gid) -> IPv4Address | IPv6Address | None:
-    """The IP address that a GID stands for; IPv4 where it is a mapped one."""
+    """The IP address of a GID; IPv4 if it is a mapped one."""
     address = parse_address(gid.gid)
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -457,7 +467,7 @@ def is_routable_gid(gid: Gid) -> bool:
 
 
 def setting_text(setting: Setting) -> str:
-    """A setting as a report names it: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
+    """A setting as in reports: ``NCCL_IB_DISABLE=1 (environment)`` or ``… (/etc/nccl.conf:3)``."""
     line = f":{setting.line}" if setting.line is not None else ""
     return f"{setting.name}={setting.value} ({setting.source}{line})"
 
@@ -479,12 +489,12 @@ _OF_ITSELF = (
     (re.compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link of this host alone"),
     (re.compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "a tunnel that leads nowhere"),
 )
-"""Names of interfaces and ranges of addresses that every host has for itself: Docker's and libvirt's defaults, the
-link-local range of a service processor, and the tunnels that the kernel makes with its modules."""
+"""Names of interfaces and address ranges that every host has for itself: defaults of Docker and libvirt, the link-local
+range of a service processor, and the tunnels of kernel modules."""
 
 
 def leads_nowhere(interface: str | None, address: str | None) -> str | None:
-    """What an interface or an address of a log is, in words, where it can't carry traffic to another host."""
+    """The kind of an interface or address in a log if it can't carry traffic to another host, as text."""
     parsed = parse_address(address or "")
     for names, ranges, words in _OF_ITSELF:
         if interface and names.fullmatch(interface):
@@ -502,7 +512,7 @@ def _is_in(address: IPv4Address | IPv6Address, text: str) -> bool:
 _UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknown", "net.name.pdsh", "net.name.windows")
 _OWN_NAME = re.compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
 _OTHER_NAME = re.compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
-"""How `hostname -i` and sudo say that the host does not know its own name."""
+"""Messages of `hostname -i` and sudo if the host can't resolve its own name."""
 
 
 _OF_THE_WEB = re.compile(
@@ -510,12 +520,12 @@ _OF_THE_WEB = re.compile(
     r"\b(?:huggingface|github|gitlab|pypi|pythonhosted|wandb|comet|mlflow|neptune|googleapis|amazonaws|azure|docker|nvidia|"
     r"openai|modelscope|aliyuncs|ubuntu|debian|anaconda)\.\w"
 )
-"""What torch's store says, programs that load something, and sites that they load it from."""
+"""Messages of torch's store, of programs that download something, and of the sites from which they do."""
 
 
 class UnknownName(NamedTuple):
-    """A name that a program could not resolve, as far as its message tells: ``name``, ``error``, and whether it is the
-    ``own`` one of the host."""
+    """A name that a program could not resolve: ``name`` and ``error`` as far as known, and whether it is the host's
+    ``own``."""
 
     event: Event
     name: str | None
@@ -524,8 +534,10 @@ class UnknownName(NamedTuple):
 
 
 def names_unknown(job: Job) -> tuple[UnknownName, ...]:
-    """What logs say of names that do not resolve. That torch's store can't resolve one has a message of its own, and
-    names of web sites are no matter of the network between ranks."""
+    """Names in logs that do not resolve.
+
+    Names that torch's store can't resolve have a message of their own, and names of web sites do not matter for the
+    network between ranks."""
     web = bool(events_of_kinds(job, "host.web_unreachable"))
     return tuple(
         _unknown_name(event)
@@ -548,6 +560,6 @@ _GLOO_NAME = re.compile(r"Unable to find address for: (?P<name>\S+)")
 
 
 def gloo_name_refused(event: Event) -> str | None:
-    """The interface for which Gloo found no address, from its message; ``None`` where it does not name one."""
+    """The interface for which Gloo found no address, from its message; ``None`` if it is not named."""
     found = _GLOO_NAME.search(event.text)
     return found["name"] if found else None

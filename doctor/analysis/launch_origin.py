@@ -1,11 +1,11 @@
-"""Who really started a process, and what of its launch variables is left over from somewhere else.
+"""The launcher that started a process, and launch variables that are left over from another one.
 
-A variable proves little by itself: a batch script, an interactive allocation and a shell inside a task all carry
-SLURM_NTASKS, and any shell may carry a RANK of yesterday. The functions below put several of them together.
+A variable proves little by itself: a batch script, an interactive allocation and a shell inside a task all have
+SLURM_NTASKS, and any shell may have an old RANK. The functions below combine several of them.
 
 Sources: slurm src/common/env.c and src/common/slurm_protocol_defs.h (what sbatch, salloc and srun set; step numbers),
 torch/distributed/rendezvous.py (env://), torch/distributed/elastic/agent/server/local_elastic_agent.py (torchrun),
-lightning/fabric/plugins/environments (what Lightning takes for a launcher).
+lightning/fabric/plugins/environments (how Lightning detects launchers).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from doctor.knowledge.launchers import LAUNCHERS, Launcher, ProcessCount
 from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
 
 LOCAL_RANK_NAMES = LOCAL_RANKS
-"""Variables in which a process finds its rank on the host."""
+"""Variables with the local rank of a process."""
 
 PORT_CHOOSERS = frozenset(row.name for row in LAUNCHERS if row.chooses_port)
 """Launchers that choose MASTER_PORT themselves: a free port, or one reserved for it."""
 
 MAX_HOSTS = 65_536
-"""Names that :func:`expand_hosts` writes out; a longer list is taken for damaged."""
+"""The maximum number of names that :func:`expand_hosts` returns; a longer list counts as damaged."""
 MAX_LIST = 1 << 20
-"""Characters of a list that are read; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
+"""The maximum number of characters of a list; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
 MAX_CHARACTERS = 16 << 20
-"""Characters of all names: 65,536 names of 253 characters, the longest that a name service has."""
+"""The maximum number of characters of all names: 65,536 names of 253 characters, the longest DNS name."""
 _UNCOUNTED = tuple(
     name for row in BY_PRECEDENCE if row.counts is None and not row.recognized_by for name in row.detected_by
 )
-"""Ranks of launchers that neither a count nor a claim recognizes, such as jsrun."""
+"""Marks of ranks of launchers that neither a count nor a claim identifies, such as jsrun."""
 _PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
@@ -57,22 +57,22 @@ def whole_number(text: str | None) -> int | None:
 
 
 def launch_number(launch: LaunchFacts, name: str) -> int | None:
-    """The launch variable ``name`` as a number; ``None`` where it is not set, or is none."""
+    """The launch variable ``name`` as a number; ``None`` if it is not set or not a number."""
     return whole_number(launch.get(name))
 
 
 def has_value(launch: LaunchFacts, name: str) -> bool:
-    """Whether ``name`` is set and not empty: to torch an empty variable is a missing one."""
+    """Whether ``name`` is set and not empty: torch treats an empty variable as missing."""
     return bool((launch.get(name) or "").strip())
 
 
 def values_of(launch: LaunchFacts) -> dict[str, str]:
-    """The launch variables that have a value, for callers that ask for many of them."""
+    """The launch variables that have a value, for callers that need many of them."""
     return {variable.name: variable.value for variable in launch.variables if variable.value.strip()}
 
 
 class SlurmStep(NamedTuple):
-    """A job step of srun that a process is in. ``size``: its tasks; ``most_per_node``: the most tasks on one node."""
+    """The srun job step of a process. ``size``: its tasks; ``most_per_node``: the most tasks on one node."""
 
     number: int
     task: int | None
@@ -82,7 +82,8 @@ class SlurmStep(NamedTuple):
 
 
 def slurm_step(launch: LaunchFacts) -> SlurmStep | None:
-    """The step whose task this process is, or runs in. ``None`` in a batch script, under salloc, outside SLURM."""
+    """The step in which this process is a task, or runs in one. ``None`` in a batch script, under salloc, outside
+    SLURM."""
     number = launch_number(launch, "SLURM_STEP_ID")
     if number is None or not 0 <= number < FIRST_SPECIAL_STEP:
         return None
@@ -104,13 +105,13 @@ def _most_by_size(launch: LaunchFacts, size: int | None, nodes: int | None) -> i
 
 @lru_cache(maxsize=64)
 def most_tasks(text: str) -> int | None:
-    """The most tasks that one node runs by SLURM's ``8(x2),4``. ``None`` where it is missing or damaged."""
+    """The most tasks on one node in SLURM's ``8(x2),4``. ``None`` if it is missing or damaged."""
     counts = [re.fullmatch(r"\s*(\d{1,6})(?:\(x\d{1,6}\))?\s*", part, re.ASCII) for part in text.split(",")]
     return max((int(match[1]) for match in counts if match), default=None) if all(counts) else None
 
 
 def is_interactive_job(launch: LaunchFacts) -> bool:
-    """Whether the SLURM job is an interactive session to Lightning, by its name."""
+    """Whether Lightning treats the SLURM job as an interactive session, by its name."""
     return launch.get("SLURM_JOB_NAME") in INTERACTIVE_JOBS
 
 
@@ -141,7 +142,7 @@ def _counting_launcher(launch: LaunchFacts) -> Launcher | None:
 
 
 def _repeats_step(launch: LaunchFacts, count: ProcessCount) -> bool:
-    """Whether MPI's variables repeat those of the step: srun --mpi sets them too, and then there is no mpirun."""
+    """Whether MPI's variables repeat those of the step: srun --mpi sets them too, without an mpirun."""
     step = slurm_step(launch)
     if step is None:
         return False
@@ -149,7 +150,7 @@ def _repeats_step(launch: LaunchFacts, count: ProcessCount) -> bool:
 
 
 class DirectLaunch(NamedTuple):
-    """srun or mpirun started the rank itself. Its number, the size, and the variables that say so."""
+    """A rank that srun or mpirun started directly: its number, the world size, and the variables with these values."""
 
     program: str
     rank: int | None
@@ -160,7 +161,7 @@ class DirectLaunch(NamedTuple):
 
 
 def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
-    """How srun or mpirun started this rank itself, one process a rank; ``None`` if neither did."""
+    """How srun or mpirun started this rank directly, one process per rank; ``None`` if neither did."""
     counting = _counting_launcher(launch)
     if counting is not None:
         return _by_mpi(launch, counting.title)
@@ -173,7 +174,7 @@ def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
 
 
 def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
-    """The first count of that program which is set; ``None`` if an agent started the rank."""
+    """The first complete pair of MPI variables; ``None`` if an agent started the rank."""
     for row, count in COUNTED:
         if row.title == program and not count.by_agent and has_value(launch, count.mark):
             rank, size = launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
@@ -183,27 +184,27 @@ def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
 
 
 def is_left_alone(launch: LaunchFacts) -> bool:
-    """Whether nobody starts ranks around this process: no torchrun, srun, mpirun, Ray, and no full set of variables.
+    """Whether no launcher starts ranks around this process: no torchrun, srun, mpirun, Ray, and no complete set of
+    variables.
 
-    What is set of RANK, LOCAL_RANK or NODE_RANK then is left over, or was meant for somebody else.
-    """
+    Values of RANK, LOCAL_RANK or NODE_RANK are then left over, or were meant for another process."""
     started = launch.running_together or inner_launcher(launch) or slurm_step(launch)
     claimed = any(has_value(launch, name) for name in ("RANK", "WORLD_SIZE", *_UNCOUNTED))
     return not started and not claimed
 
 
 def is_lightning_slurm(launch: LaunchFacts) -> bool:
-    """Whether Lightning takes this process for a task of SLURM: SLURM_NTASKS is set, the job is not interactive, and
-    no torchrun comes first (its order of detection)."""
+    """Whether Lightning treats this process as a SLURM task.
+
+    SLURM_NTASKS is set, the job is not interactive, and there is no torchrun, which has priority."""
     torchrun = has_value(launch, "TORCHELASTIC_RUN_ID")
     return not torchrun and launch.get("SLURM_NTASKS") is not None and not is_interactive_job(launch)
 
 
 def starts_tasks_unlaunched(job: Job, launch: LaunchFacts) -> bool:
-    """Whether a process stands in an allocation of several tasks that neither srun nor anybody else started.
+    """Whether a process is in an allocation of several tasks that neither srun nor another launcher started.
 
-    Several processes that were seen together have been started by somebody. One task needs no srun.
-    """
+    Several processes that were seen together have been started by a launcher. One task needs no srun."""
     if len(job.ranks) > 1 or not is_lightning_slurm(launch) or inner_launcher(launch):
         return False
     tasks = launch_number(launch, "SLURM_NTASKS")
@@ -212,10 +213,9 @@ def starts_tasks_unlaunched(job: Job, launch: LaunchFacts) -> bool:
 
 @lru_cache(maxsize=8)
 def expand_hosts(text: str | None) -> tuple[str, ...]:
-    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty where it is missing or damaged.
+    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty if it is missing or damaged.
 
-    Cached, because all ranks of a job have the same list.
-    """
+    Cached, because all ranks of a job have the same list."""
     names: list[str] = []
     for part in _PARTS.findall((text or "")[:MAX_LIST]):
         found = _expanded(part.strip(), MAX_HOSTS - len(names))
@@ -226,7 +226,7 @@ def expand_hosts(text: str | None) -> tuple[str, ...]:
 
 
 def _expanded(part: str, most: int) -> list[str] | None:
-    """The names that one entry stands for; ``None`` where they are more than ``most`` or longer than names can be."""
+    """The names of one entry; ``None`` if there are more than ``most``, or if they are longer than host names."""
     pieces = _BRACKETS.split(part)
     names = [pieces[0]]
     for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -248,12 +248,11 @@ def _numbers(text: str) -> Iterator[str]:
 
 
 def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
-    """The absent ranks by the host that they belong to; ``""`` for those whose host can't be derived.
+    """The absent ranks by host; ``""`` for those whose host can't be determined.
 
-    A rank that said hello named its host. Launchers number ranks host by host, so the host of a block is that of a
-    sibling that came. A block of which nobody came belongs to a host of the node list that nobody else is on: for
-    certain where one such host is left, or where srun gave out its ranks in the order of the list.
-    """
+    A rank that registered named its host. Launchers number ranks host by host, so the host of a block is that of a
+    present sibling. A block without present ranks belongs to a host of the node list without ranks: with certainty if
+    there is one such host, or if srun numbered its ranks in the order of the list."""
     if not job.absent:
         return {}
     size = _block_size(job)
@@ -271,7 +270,7 @@ def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
 
 
 def _block_size(job: Job) -> int | None:
-    """Ranks a host, where all hosts say the same and the numbers go from host to host."""
+    """Ranks per host, if all hosts have the same number and ranks are numbered host by host."""
     sizes = {launch.local_world_size for launch, _ in job.each(LaunchFacts)}
     size = sizes.pop() if len(sizes) == 1 else None
     if not size:
@@ -294,7 +293,7 @@ def _silent_hosts(job: Job, blocks: list[int]) -> dict[int, str]:
 
 
 def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
-    """The hosts that the scheduler gave the job, and whether ranks follow the order of the list."""
+    """The hosts that the scheduler allocated, and whether ranks follow the order of the list."""
     for rank in job.ranks:
         launch, slurm = rank.find(LaunchFacts), rank.find(SlurmFacts)
         direct = direct_launch(launch) if launch else None
@@ -308,13 +307,13 @@ def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
 
 
 def devices_asked(process: Rank | IdenticalRanks) -> int | None:
-    """How many devices a host the Trainer is told to use; ``None`` where it is not told, or told ``auto``."""
+    """The number of devices per host that the Trainer is configured to use; ``None`` if it is unset or ``auto``."""
     trainer = process.find(TrainerFacts)
     return trainer.devices if trainer else None
 
 
 def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
-    """Ranks in words, runs folded: ``rank 3``, ``ranks 0-7, 9 and 4 more``."""
+    """Ranks as text with folded ranges: ``rank 3``, ``ranks 0-7, 9 and 4 more``."""
     ordered = sorted(set(ranks))
     runs = [list(run) for _, run in groupby(enumerate(ordered), key=lambda item: item[1] - item[0])]
     words = [f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs]
@@ -323,8 +322,9 @@ def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
 
 
 def joined_ranks(told: EventGroup) -> dict[int, int]:
-    """Ranks that say in a log that they wait for the others, and how many times each was said: more than once where
-    processes claim the same rank, or where a run follows another."""
+    """Ranks that logged that they wait for the others, with the number of messages.
+
+    More than one if several processes claim one rank, or if the log has several runs."""
     times: dict[int, int] = {}
     for event in told.events:
         rank = parse_count(event.value("rank"))

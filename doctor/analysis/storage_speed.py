@@ -1,4 +1,4 @@
-"""What full probes found in the directories of the job: writes that failed, files that others do not see, slowness."""
+"""Measurements of directories by full probes: failed writes, files that other hosts do not see, slow writes."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from doctor.core.facts import StorageFacts, StorageReading, StorageSpeedFacts, S
 from doctor.core.job import Job, LocalRanks
 
 NO_ANSWER = "no answer"
-"""How the error of a trial begins that did not end in time."""
+"""The start of the error of a trial that timed out."""
 UNTRIED = "not tried"
-"""How an error begins that is the doctor's own."""
+"""The start of an error of rankdoctor itself."""
 SLOW_TIMES = 3.0
-"""Times as long as the other hosts took: file systems that are well differ by two from one host to the next."""
+"""Factor over the duration on other hosts: healthy file systems differ by two between hosts."""
 LEAST_SECONDS = 1.0
-"""Seconds for a file of 8 MiB that nobody need mind."""
+"""Seconds for a file of 8 MiB that do not matter."""
 DEVIATIONS = 4.0
 SLOW_BANDWIDTH = 5e6
-"""Bytes a second of all hosts that share a directory: below it, a checkpoint of 1 GiB takes more than three minutes."""
+"""Bytes per second of all hosts that share a directory: below it, a checkpoint of 1 GiB takes more than three minutes.
+"""
 LONG_SYNC = 5.0
-"""Seconds until a few mebibytes are on the disk. Writers of checkpoints call fsync for every file."""
+"""Seconds until a few mebibytes are on the disk. Checkpoint writers call fsync for every file."""
 
 
 class WriteResult(NamedTuple):
-    """The best of what a host wrote to a path, by the place of the host in ``Job.hosts``."""
+    """The best trial of a host in a path."""
 
     local: LocalRanks
     trial: StorageTrial
 
     @property
     def place(self) -> int:
-        """Of its host in ``Job.hosts``."""
+        """The index of the host in ``Job.hosts``."""
         return self.local.hosts[0].index
 
     @property
     def seconds(self) -> float:
-        """To write it and have it on the disk."""
+        """The time to write and sync the file."""
         return (self.trial.write_seconds or 0.0) + (self.trial.sync_seconds or 0.0)
 
 
 class SlowStorage(NamedTuple):
-    """Hosts (``places`` in ``Job.hosts``) that are slow in a directory: ``seconds`` of the slowest for ``bytes``;
-    ``usual``: of the others, ``None`` where all are slow."""
+    """Slow hosts of a directory (``places`` are indices in ``Job.hosts``): ``seconds`` of the slowest for ``bytes``.
+
+    ``usual``: of the other hosts, ``None`` if all are slow."""
 
     path: str
     role: str
@@ -56,8 +58,10 @@ class SlowStorage(NamedTuple):
 
 
 class SplitDirectory(NamedTuple):
-    """A directory whose files not all hosts see. ``places`` (in ``Job.hosts``): those to blame; ``groups`` of places
-    that see one another's files, the largest first; ``readings``: those that missed what was there, by the reader."""
+    """A directory whose files not all hosts see.
+
+    ``places``: the faulty hosts (indices in ``Job.hosts``); ``groups``: hosts that see one another's files, the largest
+    first; ``readings``: those that did not see an existing file, with the reader."""
 
     path: str
     places: tuple[int, ...]
@@ -66,7 +70,7 @@ class SplitDirectory(NamedTuple):
 
 
 class _VisibilityTest(NamedTuple):
-    """``reader`` looked for a file of ``writer``, places in ``Job.hosts``, and did or did not see it."""
+    """``reader`` looked for a file of ``writer`` (indices in ``Job.hosts``), and saw it or not."""
 
     reader: int
     writer: int
@@ -74,13 +78,13 @@ class _VisibilityTest(NamedTuple):
 
 
 def failed_trials(job: Job) -> Iterator[tuple[LocalRanks, StorageTrial]]:
-    """Every write that failed, with its host."""
+    """Every failed write, with its host."""
     for local, facts in _measured(job):
         yield from ((local, trial) for trial in facts.trials if trial.error is not None)
 
 
 def silent_readings(job: Job) -> Iterator[tuple[LocalRanks, StorageReading]]:
-    """Every file of another host that could not be read in time, with the host that tried."""
+    """Every file of another host whose reading timed out, with the host that tried."""
     for local, facts in _measured(job):
         yield from ((local, one) for one in facts.readings if one.outcome == "silent")
 
@@ -92,7 +96,7 @@ def _measured(job: Job) -> Iterator[tuple[LocalRanks, StorageSpeedFacts]]:
 
 
 def shared_paths(job: Job) -> dict[str, bool]:
-    """Whether all hosts that read in a directory saw the others' files, by path; what nobody read is not in it."""
+    """Whether all hosts that read in a directory saw the others' files, by path."""
     found: dict[str, bool] = {}
     for _, facts in _measured(job):
         for one in facts.readings:
@@ -122,7 +126,7 @@ def split_directories(job: Job) -> Iterator[SplitDirectory]:
 
 
 def visibility_tests(job: Job, path: str) -> list[_VisibilityTest]:
-    """Who looked for whose file in a directory, as far as it answered."""
+    """Which host looked for whose file in a directory, unless the directory did not answer."""
     places = {local.name: place for place, local in hosts_at(job).items()}
     return [
         _VisibilityTest(local.hosts[0].index, places[one.writer], one.outcome == "whole")
@@ -133,8 +137,9 @@ def visibility_tests(job: Job, path: str) -> list[_VisibilityTest]:
 
 
 def _to_blame(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
-    """The fewest hosts that explain what was not seen: hosts whose files nobody saw, and hosts that saw nobody's. None
-    where a line goes through the job, and hosts on both sides share what they write; all where nobody saw anything."""
+    """The fewest hosts that explain the missing files: hosts whose files no other saw, and hosts that saw no other's.
+
+    None if the job is divided into groups that share files; all if no host saw any file."""
     if not any(look.seen for look in looks):
         return tuple(sorted({place for look in looks for place in (look.reader, look.writer)}))
     missed = [look for look in looks if not look.seen]
@@ -156,7 +161,7 @@ def _to_blame(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
 
 
 class _PlaceGroups:
-    """Places that belong together."""
+    """Union-find of hosts that share files."""
 
     def __init__(self, places: set[int]) -> None:
         self._of = {place: {place} for place in places}
@@ -182,8 +187,9 @@ def slow_storage(
     bandwidth: float = SLOW_BANDWIDTH,
     sync: float = LONG_SYNC,
 ) -> Iterator[SlowStorage]:
-    """Hosts that are much slower in a directory than the others, and directories that are slow from all hosts. A host
-    counts with the best of its trials: what was slow once and not again is no fault."""
+    """Hosts that are much slower in a directory than the others, and directories that are slow from all hosts.
+
+    The best trial of a host counts, so a single slow trial is not a fault."""
     shared = shared_paths(job)
     for path, written in _by_path(job).items():
         odd = {
@@ -214,7 +220,7 @@ def _by_path(job: Job) -> dict[str, dict[int, WriteResult]]:
 
 
 def _is_shared(path: str, written: list[WriteResult]) -> bool:
-    """Whether the kind of the file system says that hosts share it."""
+    """Whether hosts share the path according to the kind of file system."""
     facts = (one.local.find(StorageFacts) for one in written)
     return any(folder.shared for one in facts if one for folder in one.directories if folder.path == path)
 
@@ -222,7 +228,7 @@ def _is_shared(path: str, written: list[WriteResult]) -> bool:
 def _slow_for_all(
     path: str, written: list[WriteResult], bandwidth: float, sync: float, *, together: bool
 ) -> Iterator[SlowStorage]:
-    """Hosts that write to one file system at the same time share its bandwidth; each has its own disk otherwise."""
+    """Hosts that write to one file system at the same time share its bandwidth; otherwise each has its own disk."""
     groups = [written] if together else [[one] for one in written]
     slow = [
         one
@@ -250,5 +256,5 @@ def _slow(path: str, slow: list[WriteResult], rest: list[WriteResult]) -> SlowSt
 
 
 def hosts_at(job: Job) -> Mapping[int, LocalRanks]:
-    """The hosts by their places in ``Job.hosts``."""
+    """The hosts by their index in ``Job.hosts``."""
     return {local.hosts[0].index: local for local in job.by_host()}

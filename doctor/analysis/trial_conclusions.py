@@ -1,4 +1,4 @@
-"""What trials say of a finding: the changes that mend it, those that do not, and what to paste."""
+"""Conclusions from the trials of a finding: the changes that resolve it, those that do not, and commands to run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from doctor.core.finding import Finding
 from doctor.core.job import Job, Rank
 
 Subject = Literal["path", "packet", "collective", "device"]
-"""What a trial is about; see :class:`doctor.core.facts.Trial`."""
+"""The subject of a trial; see :class:`doctor.core.facts.Trial`."""
 
 AGAIN = "nothing changed"
-"""The knob of a trial that went well without any change: the fault comes and goes."""
+"""The knob of a trial that succeeded without any change: the fault is intermittent."""
 
 NOT_TRIED = "not tried"
-"""The knob of a trial that could not be made; its error says why."""
+"""The knob of a trial that could not be made; its error has the reason."""
 
 
 class TrialConclusions(NamedTuple):
-    """What trials say: ``restored_by`` and ``not_restored_by`` in words with numbers, ``remedies`` to be pasted;
-    ``again``: what went well when nothing was changed; ``not_tried``: what could not be changed, and why."""
+    """``restored_by`` and ``not_restored_by``: changes as text with numbers; ``remedies``: commands.
+
+    ``again``: trials that succeeded without a change; ``not_tried``: changes that could not be made, with the reason.
+    """
 
     restored_by: tuple[str, ...] = ()
     not_restored_by: tuple[str, ...] = ()
@@ -33,7 +35,7 @@ class TrialConclusions(NamedTuple):
 
     @property
     def evidence(self) -> dict[str, object]:
-        """For a finding; empty where nothing was tried."""
+        """The evidence for a finding; empty without trials."""
         entries = {
             "restored by": self.restored_by,
             "not restored by": self.not_restored_by,
@@ -43,7 +45,7 @@ class TrialConclusions(NamedTuple):
         return {key: list(texts) for key, texts in entries.items() if texts}
 
     def fix(self, otherwise: str) -> str:
-        """What was seen to mend it, then ``otherwise``; empty where nothing was."""
+        """The changes that resolved the fault, then ``otherwise``; empty without any."""
         if not self.remedies:
             return ""
         rest = f" Otherwise: {otherwise}" if otherwise else ""
@@ -51,7 +53,7 @@ class TrialConclusions(NamedTuple):
 
 
 def _pasted(setting: str) -> str:
-    """Of a command with a comment that says where: ``on node2: `command```."""
+    """A command with its location from its comment: ``on node2: `command```."""
     command, _, where = setting.partition("  # ")
     return f"{where}: `{command}`" if where else f"`{command}`"
 
@@ -59,9 +61,11 @@ def _pasted(setting: str) -> str:
 def with_trials(
     job: Job, finding: Finding, *subjects: Subject, otherwise: str = "", unit: str | None = None
 ) -> Finding:
-    """``finding`` with what trials of ``subjects`` say of the ranks that it blames, and what mends it first in its way
-    out. ``otherwise``: what else can be done; the finding as it is where nothing was tried. ``unit``: trials that
-    measured something else are left out."""
+    """``finding`` with the conclusions from trials of ``subjects`` on its ranks; its fix starts with what resolves the
+    fault.
+
+    ``otherwise``: the alternative fix. Without trials the finding is unchanged. ``unit``: trials with another unit are
+    left out."""
     tried = trial_conclusions(job, *subjects, ranks=finding.ranks, unit=unit)
     return msgspec.structs.replace(
         finding, evidence={**finding.evidence, **tried.evidence}, fix=tried.fix(otherwise) or finding.fix
@@ -71,9 +75,11 @@ def with_trials(
 def trial_conclusions(
     job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None
 ) -> TrialConclusions:
-    """What trials of ``subjects`` say of a finding that blames ``ranks``: of paths those that begin or end on their
-    hosts, of devices their own, and of collectives those in which one of them had a part. ``unit``: of these alone;
-    what could not be tried has none."""
+    """The conclusions from trials of ``subjects`` for a finding about ``ranks``.
+
+    Trials of paths count if they start or end on the hosts of the ranks, trials of devices for the ranks themselves,
+    trials of collectives if one of the ranks took part. ``unit``: only trials with it, or without any (those that could
+    not be made)."""
     hosts = set(job.hosts_of(ranks))
     trials = [
         trial
@@ -94,7 +100,7 @@ def trial_conclusions(
 
 
 def _concerns(trial: Trial, rank: Rank, hosts: Collection[str], ranks: Collection[int]) -> bool:
-    """``rank`` made the trial: of a path, of its device, or as one of a group."""
+    """``rank`` made the trial: of a path, of its device, or as part of a group."""
     if trial.peer is not None:
         return rank.host.name in hosts or trial.peer in hosts
     return rank.number in ranks
@@ -105,7 +111,7 @@ def _once(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _words(trial: Trial) -> str:
-    """Such as ``other interface eth1 (10.1.0.2 -> 10.1.0.3): 612 MB/s, was 1.2 MB/s``."""
+    """``other interface eth1 (10.1.0.2 -> 10.1.0.3): 612 MB/s, was 1.2 MB/s``."""
     was = f", was {_value(trial.before, trial)}" if trial.before is not None else ""
     error = f" ({trial.error})" if trial.error else ""
     return f"{trial.knob}: {_value(trial.after, trial)}{was}{error}"

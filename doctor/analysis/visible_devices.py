@@ -1,4 +1,4 @@
-"""Which GPU a rank will use: the grammar of CUDA_VISIBLE_DEVICES, and the way from a local rank to a device.
+"""The GPU of a rank: the grammar of CUDA_VISIBLE_DEVICES, and the mapping from a local rank to a device.
 
 Sources: CUDA programming guide, "CUDA environment variables"; torch/cuda/__init__.py ``_parse_visible_devices`` and
 ``_transform_uuid_to_ordinals``, which repeat the driver's rules.
@@ -31,8 +31,7 @@ from doctor.core.job import Job, LocalRanks, Rank
 from doctor.core.section_table import IdenticalRanks, once_per_rank
 
 HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
-"""Values, in lower case, by which people and schedulers hide every GPU on purpose. SLURM sets NoDevFiles for a task
-without GPUs."""
+"""Values, in lower case, that hide every GPU on purpose. SLURM sets NoDevFiles for a task without GPUs."""
 
 _LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
@@ -40,10 +39,9 @@ _LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 class VisibleList(NamedTuple):
     """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver.
 
-    ``entries``: what counts, in order (index as digits, UUID or its beginning). ``is_set``: whether the variable is
-    set at all. ``fault``: what is wrong with it, as the end of a sentence that begins with the value; ``None`` for a
-    sound one, and for one that hides every GPU on purpose.
-    """
+    ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``is_set``: whether the variable is
+    set at all. ``fault``: what is wrong with the value, as the end of a sentence that begins with it; ``None`` if it is
+    valid, or hides every GPU on purpose."""
 
     entries: tuple[str, ...] = ()
     is_set: bool = True
@@ -56,11 +54,10 @@ class VisibleList(NamedTuple):
 
 
 def parse_visible_devices(text: str | None) -> VisibleList:
-    """The list in a value of CUDA_VISIBLE_DEVICES; ``None`` stands for a variable that is not set.
+    """The list in a value of CUDA_VISIBLE_DEVICES; ``None`` stands for an unset variable.
 
-    Either indices or UUIDs, not both; reading ends at the first entry that is neither, and a repeated entry leaves
-    nothing visible.
-    """
+    Either indices or UUIDs, not both; reading ends at the first entry that is neither, and a repeated entry hides all
+    devices."""
     if text is None:
         return VisibleList(is_set=False)
     if text.strip().lower() in HIDE_ALL:
@@ -99,7 +96,7 @@ def _read_indices(text: str) -> VisibleList:
 
 
 def _cut(word: str, rest: list[str]) -> str | None:
-    """What an entry that ends the list costs; nothing where it is an empty or negative one with nothing behind it."""
+    """The effect of an entry that ends the list; empty for an empty or negative one at the end."""
     lost = [name for name in rest if name.strip()]
     if not lost and (not word.strip() or word.strip() == "-1"):
         return None
@@ -112,7 +109,7 @@ def _repeats(word: str) -> str:
 
 
 class VisibleDevice(NamedTuple):
-    """What a process sees as one CUDA device: a GPU, or a MIG slice of it."""
+    """A CUDA device of a process: a GPU, or a MIG slice of it."""
 
     gpu: Gpu
     slice: MigDevice | None = None
@@ -124,16 +121,15 @@ class VisibleDevice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How people call it: ``GPU 3``, or ``MIG slice 0 of GPU 3``."""
+        """``GPU 3``, or ``MIG slice 0 of GPU 3``."""
         return f"MIG slice {self.slice.index} of GPU {self.gpu.index}" if self.slice else f"GPU {self.gpu.index}"
 
 
 class VisibleDevices(NamedTuple):
-    """What a process with some environment sees of its host's GPUs.
+    """The GPUs of a host that are visible in an environment.
 
-    ``devices``: in CUDA's order, ``None`` where that can't be known, for the reason ``why``. ``size``: how many
-    devices, ``None`` where even that can't be known. ``error``: what is wrong with CUDA_VISIBLE_DEVICES.
-    """
+    ``devices``: in CUDA's order, ``None`` if unknown, for the reason ``why``. ``size``: the number of devices, ``None``
+    if even that is unknown. ``error``: what is wrong with CUDA_VISIBLE_DEVICES."""
 
     devices: tuple[VisibleDevice, ...] | None
     size: int | None
@@ -142,12 +138,12 @@ class VisibleDevices(NamedTuple):
 
     @property
     def gpus(self) -> tuple[Gpu, ...] | None:
-        """The GPUs behind the devices, in their order."""
+        """The GPUs of the devices, in their order."""
         return None if self.devices is None else tuple(device.gpu for device in self.devices)
 
 
 def visible_gpus(environment: EnvironmentFacts | None, gpus: GpuFacts) -> VisibleDevices:
-    """What CUDA shows a process with this ``environment`` of its host's ``gpus``."""
+    """The devices among ``gpus`` that CUDA shows a process with this ``environment``."""
     get = environment.get if environment else lambda _: None
     listed = parse_visible_devices(get("CUDA_VISIBLE_DEVICES"))
     if listed.entries and not listed.is_by_index:
@@ -157,7 +153,7 @@ def visible_gpus(environment: EnvironmentFacts | None, gpus: GpuFacts) -> Visibl
 
 
 def visible_to(process: Process) -> VisibleDevices | None:
-    """What CUDA shows this process of its host's GPUs; ``None`` if these are not known."""
+    """The devices that CUDA shows this process; ``None`` if the GPUs of its host are unknown."""
     gpus = process.find(GpuFacts)
     if gpus is None:
         return None
@@ -187,8 +183,10 @@ def _counted(count: int) -> str:
 
 
 def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:
-    """Devices by index. CUDA's default order puts the fastest first, NVML's is that of the PCI bus: they agree for
-    certain only where all GPUs are of one model."""
+    """Devices by index.
+
+    CUDA's default order has the fastest first, NVML's is that of the PCI bus: they are equal for certain only if all
+    GPUs are of one model."""
     if any(gpu.mig for gpu in chosen):
         return _slices(chosen, error)
     if len({gpu.name for gpu in gpus.gpus if gpu.name}) > 1 and (order or "").strip() != "PCI_BUS_ID":
@@ -198,7 +196,7 @@ def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str |
 
 
 def _slices(chosen: list[Gpu], error: str | None) -> VisibleDevices:
-    """CUDA shows a process one MIG slice alone, the first one (MIG user guide, "CUDA device enumeration")."""
+    """CUDA shows a process only one MIG slice, the first one (MIG user guide, "CUDA device enumeration")."""
     if not all(gpu.mig for gpu in chosen):
         return VisibleDevices(None, None, error, "MIG is enabled on some of the GPUs and not on others")
     first = next(((gpu, gpu.mig_devices[0]) for gpu in chosen if gpu.mig_devices), None)
@@ -224,8 +222,8 @@ def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> VisibleDevices:
 
 
 def _named(entry: str, gpus: GpuFacts) -> Iterator[VisibleDevice]:
-    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is the form before
-    driver 470."""
+    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is the form before driver
+    470."""
     for gpu in gpus.gpus:
         if entry.startswith("GPU-"):
             if gpu.uuid.startswith(entry):
@@ -238,15 +236,14 @@ def _named(entry: str, gpus: GpuFacts) -> Iterator[VisibleDevice]:
 
 
 Process = Rank | IdenticalRanks
-"""A rank, or ranks that are alike in what is asked."""
+"""A rank, or ranks with identical facts."""
 
 
 @once_per_rank
 def backend_asked(process: Process) -> str | None:
-    """The backend of torch.distributed in use, else the one that settings outside the script ask for, lower case;
-    ``None`` where neither is known.
+    """The backend of torch.distributed in use, else the configured one, in lower case; ``None`` if unknown.
 
-    PL_TORCH_DISTRIBUTED_BACKEND is read by Lightning 1 alone; 2.0 removed it (its changelog, "Removed")."""
+    Only Lightning 1 reads PL_TORCH_DISTRIBUTED_BACKEND; 2.0 removed it (its changelog, "Removed")."""
     for section in (process.find(TrainingFacts), process.find(TrainerFacts)):
         if section and section.backend and section.backend.strip():
             return section.backend.strip().lower()
@@ -260,8 +257,9 @@ def backend_asked(process: Process) -> str | None:
 
 @once_per_rank
 def processor_asked(process: Process) -> str | None:
-    """The setting by which these ranks will compute on the CPU although the host has GPUs; ``None`` without one. A run
-    that has chosen its device is asked first."""
+    """The setting by which these ranks compute on the CPU although the host has GPUs; ``None`` without one.
+
+    A run that has chosen its device has priority."""
     training = process.find(TrainingFacts)
     if training and training.device:
         return None if training.device.startswith("cuda") else f"the run computes on {training.device}"
@@ -279,7 +277,7 @@ def processor_asked(process: Process) -> str | None:
 
 @once_per_rank
 def on_processor(process: Process) -> str | None:
-    """Why these ranks will compute on the CPU although the host has GPUs; ``None`` where they will use GPUs."""
+    """Why these ranks compute on the CPU although the host has GPUs; ``None`` if they use GPUs."""
     software = process.find(SoftwareFacts)
     if software and software.torch and not software.torch.cuda and not software.torch.hip:
         return "this torch is built without CUDA"
@@ -288,21 +286,22 @@ def on_processor(process: Process) -> str | None:
 
 @once_per_rank
 def uses_nccl(process: Process) -> bool:
-    """Whether these ranks will talk by NCCL: they use GPUs, and no other backend is asked for."""
+    """Whether these ranks use NCCL: they use GPUs, and no other backend is configured."""
     backend = backend_asked(process)
     return on_processor(process) is None and (backend is None or "nccl" in backend)
 
 
 def asks_to_share(process: Process) -> bool:
-    """Whether settings say that several ranks shall use one GPU: through MPS, or by NCCL's own switch for it."""
+    """Whether settings let several ranks use one GPU: MPS, or NCCL's own switch for it."""
     nccl, environment = process.find(NcclFacts), process.find(EnvironmentFacts)
     by_nccl = nccl is not None and nccl.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     return by_nccl or (environment is not None and bool(environment.get("CUDA_MPS_PIPE_DIRECTORY")))
 
 
 def bound_per_task(process: Process) -> bool:
-    """Whether SLURM gives each task GPUs of its own. Each task may then see them as device 0 behind a device cgroup,
-    so equal lists do not mean equal GPUs."""
+    """Whether SLURM gives each task its own GPUs.
+
+    Each task may then see them as device 0 in a device cgroup, so equal lists do not mean equal GPUs."""
     launch, slurm = process.find(LaunchFacts), process.find(SlurmFacts)
     if launch and (done := _binding_done(launch)) is not None:
         return done
@@ -312,7 +311,7 @@ def bound_per_task(process: Process) -> bool:
 
 
 def states_binding(launch: LaunchFacts) -> bool:
-    """Whether the variables of a task alone say that SLURM gives each task GPUs of its own."""
+    """Whether the variables of a task alone show that SLURM gives each task its own GPUs."""
     if (done := _binding_done(launch)) is not None:
         return done
     stated = ((one.name, one.value.lower()) for one in launch.variables if one.name in _BINDING and one.value)
@@ -322,26 +321,27 @@ def states_binding(launch: LaunchFacts) -> bool:
 
 
 def _binding_done(launch: LaunchFacts) -> bool | None:
-    """What slurmd tells the task of what it did, whatever was asked of sbatch: ``gpu:per_task:1``, ``gpu:none``."""
+    """The binding that slurmd reports to the task, whatever was requested: ``gpu:per_task:1``, ``gpu:none``."""
     done = (launch.get("SLURMD_TRES_BIND") or "").lower()
     return not done.endswith("none") if "gpu" in done else None
 
 
 _OF_ANY_RESOURCE = ("SLURM_TRES_BIND", "SLURM_TRES_PER_TASK")
 _BINDING = frozenset(("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", *_OF_ANY_RESOURCE))
-"""What srun exports of its options of the same names (srun(1), "Output environment variables")."""
+"""The variables that srun sets from its options (srun(1), "Output environment variables")."""
 
 
 @once_per_rank
 def has_own_gpus(process: Process) -> bool:
-    """Whether SLURM gives this rank GPUs of its own: it is a task that is bound to them. Ranks that torchrun starts
-    inside a task share the task's."""
+    """Whether SLURM gives this rank its own GPUs: it is a task that is bound to them.
+
+    Ranks that torchrun starts inside a task share those of the task."""
     launch = process.find(LaunchFacts)
     return bound_per_task(process) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
 
 
 def local_rank_of(rank: Process) -> int | None:
-    """The local rank; 0 for a lone process, ``None`` where the launcher does not tell."""
+    """The local rank; 0 for a lone process, ``None`` if the launcher does not set it."""
     launch = rank.find(LaunchFacts)
     if launch is None:
         return None
@@ -351,16 +351,15 @@ def local_rank_of(rank: Process) -> int | None:
 
 
 def device_of(rank: Rank) -> VisibleDevice | None:
-    """The device that a rank uses, as its run says; before that the one that it will use: the visible ones addressed by
-    its local rank, or the only visible one.
+    """The device that a rank uses according to its run, else the one that it will use.
 
-    ``None``: it will use none, or which one can't be known."""
+    That is the visible device of its local rank, or the only visible one. ``None``: no device, or unknown."""
     return None if on_processor(rank) else _gpu_device_of(rank)
 
 
 @once_per_rank
 def _gpu_device_of(rank: Process) -> VisibleDevice | None:
-    """The device that the run says it uses, else the visible one that the local rank addresses."""
+    """The device that the run reports, else the visible one of the local rank."""
     gpus, seen, training = rank.find(GpuFacts), visible_to(rank), rank.find(TrainingFacts)
     if gpus is None or seen is None:
         return None
@@ -370,7 +369,7 @@ def _gpu_device_of(rank: Process) -> VisibleDevice | None:
 
 
 def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
-    """The device of that UUID or bus id; a bus id does not tell the slices of a GPU apart."""
+    """The device with that UUID or bus id; a bus id does not distinguish the slices of a GPU."""
     for gpu in gpus.gpus if name else ():
         for device in (VisibleDevice(gpu), *(VisibleDevice(gpu, one) for one in gpu.mig_devices)):
             if _bare(name) == _bare(device.uuid):
@@ -381,12 +380,12 @@ def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID without the prefix of NVML, which torch leaves out."""
+    """A UUID without the prefix of NVML, which torch omits."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def ordinal_of(device: str) -> int | None:
-    """The number in torch's name of a device: 1 for ``cuda:1``, 0 for ``cuda``; ``None`` for what is no GPU."""
+    """The number in torch's name of a device: 1 for ``cuda:1``, 0 for ``cuda``; ``None`` for other devices."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return None
@@ -408,18 +407,17 @@ def gpu_of(rank: Rank) -> Gpu | None:
 
 
 class GpuSharers(NamedTuple):
-    """A GPU of a host and the ranks that will use it; nobody where another job has it, or nobody."""
+    """A GPU of a host and the ranks that will use it; none if another job uses it, or no process."""
 
     gpu: Gpu
     ranks: tuple[int, ...]
 
 
 def shares(local: LocalRanks) -> list[GpuSharers]:
-    """Every GPU that the drivers of these hosts show, with the ranks that will use it, whatever they compute on.
+    """Every GPU of these hosts, with the ranks that will use it, even if they compute on the CPU.
 
-    A lone process may start others by itself, and one whose device can't be known may use any: each of them counts
-    for all GPUs that it sees. A GPU that several containers of a machine show is one.
-    """
+    A lone process may start others by itself, and one with an unknown device may use any: each of them counts for all
+    GPUs that it sees. A GPU that several containers of a machine show counts once."""
     found: dict[str, Gpu] = {}
     users: dict[str, list[int]] = {}
     known: set[tuple[int, int]] = set()
@@ -462,7 +460,7 @@ INITIAL_PID_NAMESPACE = 4026531836
 """Inode of the host's own PID namespace, PROC_PID_INIT_INO in Linux include/linux/proc_ns.h."""
 
 _PRIVATE_NAMESPACES = 4026531837
-"""Namespaces made later have inodes from here on (proc_ns.h, PROC_DYNAMIC_FIRST and above)."""
+"""Namespaces created later have inodes from this one (proc_ns.h, PROC_DYNAMIC_FIRST and above)."""
 
 
 def process_ids(local: LocalRanks) -> dict[int, int]:
@@ -472,7 +470,7 @@ def process_ids(local: LocalRanks) -> dict[int, int]:
 
 
 def sees_host_processes(local: LocalRanks) -> bool:
-    """Whether process ids of these ranks are those of the host, as NVML's are; in most containers they are not."""
+    """Whether the process ids of these ranks are those of the host, as NVML's are; in most containers they are not."""
     process = local.members[0].find(ProcessFacts) if local.members else None
     digits = "".join(filter(str.isdigit, (process.namespace("pid") or "") if process else ""))
     number = int(digits or 0)
@@ -483,8 +481,9 @@ def sees_host_processes(local: LocalRanks) -> bool:
 
 
 def is_foreign(process: GpuProcess, own: Mapping[int, int], host_ids: bool) -> bool | None:
-    """Whether a process on a GPU is none of the job's ranks (``own``: their ids); ``None`` where that can't be told,
-    because the ranks live in a PID namespace of their own and see other ids than NVML (``host_ids`` is false)."""
+    """Whether a process on a GPU is not a rank of the job (``own``: the ids of its ranks); ``None`` if unknown.
+
+    Ranks in a private PID namespace see other ids than NVML (``host_ids`` is false)."""
     if not host_ids and process.name is None:
         return None
     return process.pid not in own
@@ -495,12 +494,12 @@ _DESKTOP = re.compile(r"GeForce|RTX|GTX|Quadro|TITAN|Laptop|Max-Q", re.IGNORECAS
 
 
 def is_data_centre(gpu: Gpu) -> bool:
-    """Whether the model is one for servers (A100, H100, L40S, GB200, Tesla T4 …), by its name."""
+    """Whether the model is a data center one (A100, H100, L40S, GB200, Tesla T4 …), by its name."""
     return bool(_DATA_CENTRE.search(gpu.name)) and not _DESKTOP.search(gpu.name)
 
 
 def mebibytes(size: int | None) -> str:
-    """Bytes as people read them from nvidia-smi: ``512 MiB``, ``76.2 GiB``, or ``an unknown size``."""
+    """Bytes in the units of nvidia-smi: ``512 MiB``, ``76.2 GiB``, or ``an unknown size``."""
     if size is None:
         return "an unknown size"
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
@@ -515,14 +514,14 @@ _DEVICES: WeakKeyDictionary[Job, Mapping[Rank, VisibleDevice | None]] = WeakKeyD
 
 
 def shares_by_host(job: Job) -> GpuSharersByHost:
-    """:func:`shares` of every host, worked out once a job."""
+    """:func:`shares` of every host, computed once for a job."""
     if job not in _BY_HOST:
         _BY_HOST[job] = tuple((local, tuple(shares(local))) for local in job.by_host())
     return _BY_HOST[job]
 
 
 def shares_by_machine(job: Job) -> GpuSharersByHost:
-    """:func:`shares` of every machine, worked out once a job: containers of one machine show the same GPUs."""
+    """:func:`shares` of every machine, computed once for a job: containers of one machine show the same GPUs."""
     if job not in _BY_MACHINE:
         alone = len({host.machine for host in job.hosts}) == len(job.hosts)
         found = shares_by_host(job) if alone else tuple((local, tuple(shares(local))) for local in job.by_machine())
@@ -531,8 +530,9 @@ def shares_by_machine(job: Job) -> GpuSharersByHost:
 
 
 def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
-    """:func:`device_of` of every rank, worked out once a job. Of a rank that only a log tells of nobody knows which GPU
-    it took, though a table of its host may show all of them."""
+    """:func:`device_of` of every rank, computed once for a job.
+
+    The GPU of a rank that is known from a log only is unknown, though a table of its host may show all GPUs."""
     if job not in _DEVICES:
         found: dict[Rank, VisibleDevice | None] = {}
         for _, same in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
@@ -544,8 +544,9 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
 
 
 def hidden_of_gpus(local: LocalRanks, *fields: str) -> HiddenField | None:
-    """The first note that NVML refused one of these ``fields`` of a host's GPUs. A field that is ``None`` without a
-    note is one that the card or driver does not have."""
+    """The first note that NVML refused one of these ``fields`` of a host's GPUs.
+
+    A field that is ``None`` without a note does not exist for the card or driver."""
     facts = local.find(GpuFacts)
     notes = (facts.why_hidden(f"gpus.{field}") for field in fields) if facts else ()
     return next((note for note in notes if note), None)

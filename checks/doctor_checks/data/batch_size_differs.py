@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.rank_loaders import (
-    EVALUATION,
-    TRAINING,
-    PeerLoaders,
-    RankLoader,
-    advice,
-    divided_loaders,
-    loader_hook,
-    split_by,
-    why_not_divided,
-)
+from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     Finding,
     Job,
@@ -32,6 +22,16 @@ from doctor.api import (
 )
 from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, with_loader
+from doctor_checks.data._rank_loaders import (
+    EVALUATION,
+    TRAINING,
+    PeerLoaders,
+    RankLoader,
+    advice,
+    divided_loaders,
+    loader_hook,
+    why_not_divided,
+)
 
 
 def _seeing(sketch: JobBuilder, rank: int, *sizes: int, samples: int = 3200) -> JobBuilder:
@@ -48,7 +48,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     """What ranks print of their batch sizes."""
     for reported in event_groups(job, "data.batch_size", by=("words",)):
         sizes = {event.rank: event.value("n") for event in reported.events if event.rank is not None}
-        parted = split_by(sizes)
+        parted = split_values(sizes)
         words = reported.value("words") or ""
         if parted.minorities and "eval" not in words:
             groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in parted.groups[:4])
@@ -124,19 +124,19 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
 
 def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:
     """Data-parallel places by batch size: as configured, else as seen; and whether it says that they are at odds."""
-    seats = readers.seats
-    is_certain = readers.stage in TRAINING and not any(reader.loader.dynamic for reader in seats.values())
-    configured = {seat: reader.loader.batch_size for seat, reader in seats.items()}
+    data_ranks = readers.data_ranks
+    is_certain = readers.stage in TRAINING and not any(reader.loader.dynamic for reader in data_ranks.values())
+    configured = {data_rank: reader.loader.batch_size for data_rank, reader in data_ranks.items()}
     if None not in configured.values() and is_certain:
-        return split_by(configured), True
-    whole = {seat: _whole(reader) for seat, reader in seats.items()}
+        return split_values(configured), True
+    whole = {data_rank: _whole(reader) for data_rank, reader in data_ranks.items()}
     if is_certain and None not in whole.values():
-        return split_by(whole), True
-    means = {seat: mean for seat, reader in seats.items() if (mean := _mean(reader)) is not None}
+        return split_values(whole), True
+    means = {data_rank: mean for data_rank, reader in data_ranks.items() if (mean := _mean(reader)) is not None}
     if None not in configured.values() and len(set(configured.values())) > 1:
-        return split_by(configured), False
+        return split_values(configured), False
     same = not means or max(means.values()) <= dynamic_ratio * min(means.values())
-    return split_by({} if same else {seat: round(mean, 1) for seat, mean in means.items()}), False
+    return split_values({} if same else {data_rank: round(mean, 1) for data_rank, mean in means.items()}), False
 
 
 def _whole(reader: RankLoader) -> int | None:
@@ -152,7 +152,7 @@ def _mean(reader: RankLoader) -> float | None:
 
 
 def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit, severity: Severity) -> Finding:
-    ranks = readers.at(seat for group in found.minorities for seat in group.ranks)
+    ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
     sizes = ", ".join(str(group.value) for group in found.minorities[:4])
     common = found.common.value if found.common else None
     what = "the batch size" if severity is Severity.WARNING else "the mean batch size"

@@ -6,17 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.logs.root_event import exceptions
-from doctor.analysis.rank_loaders import (
-    EVALUATION,
-    TRAINING,
-    PeerLoaders,
-    advice,
-    limit_argument,
-    loader_hook,
-    odd_by_count,
-    peer_loaders,
-    split_by,
-)
+from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     EventGroup,
     Finding,
@@ -35,6 +25,16 @@ from doctor.api import (
 )
 from doctor.facts import LoaderEpoch, LoaderFacts, ProgressFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader
+from doctor_checks.data._rank_loaders import (
+    EVALUATION,
+    TRAINING,
+    PeerLoaders,
+    advice,
+    limit_argument,
+    loader_hook,
+    odd_by_count,
+    peer_loaders,
+)
 
 _CONSEQUENCES = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 
@@ -210,7 +210,7 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         ranks=odd,
         evidence={
             "epoch": seen.epoch,
-            "batches": describe(split_by(counts)),
+            "batches": describe(split_values(counts)),
             "ended_first": sorted(rank for rank in seen.ended if seen.batches[rank] == shortest)[:8],
             "parts_at_batch": shortest,
             "goes_with": list(correlates(job, odd)),

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.rank_loaders import (
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
+from doctor.testing.loader_cases import drawing
+from doctor_checks.data._rank_loaders import (
     LEAST_DRAWN,
     TRAINING,
     PeerLoaders,
@@ -14,10 +18,6 @@ from doctor.analysis.rank_loaders import (
     peer_loaders,
     same_order,
 )
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
-from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
-from doctor.testing.loader_cases import drawing
 
 _SHUFFLED = (40, 7, 93, 12, 66, 5, 81, 30, 54, 19)
 _OTHERWISE = (12, 93, 5, 40, 30, 7, 54, 66, 19, 81)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
-from doctor.analysis.rank_loaders import (
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
+from doctor_checks.data._rank_loaders import (
     EVALUATION,
     TRAINING,
     PeerLoaders,
@@ -14,15 +17,12 @@ from doctor.analysis.rank_loaders import (
     loader_hook,
     peer_loaders,
 )
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
-from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
 
 
 class _IdenticalStreams(NamedTuple):
     """Places among the data-parallel ranks whose streams are the same, and by what that is known."""
 
-    seats: tuple[int, ...]
+    data_ranks: tuple[int, ...]
     epoch: LoaderEpoch | None
 
 
@@ -104,10 +104,10 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
 
 
 def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
-    seats = {seat: reader for seat, reader in readers.seats.items() if _streams_data(reader)}
-    for same in _same(seats):
+    data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _streams_data(reader)}
+    for same in _same(data_ranks):
         yield _between_ranks(job, readers, same)
-    if unknown := tuple(reader.rank for reader in seats.values() if len(seats) > 1 and not _tells(reader)):
+    if unknown := tuple(reader.rank for reader in data_ranks.values() if len(data_ranks) > 1 and not _tells(reader)):
         yield Unknown("fewer than two batches were seen, or nothing in them that can be compared", unknown)
 
 
@@ -123,22 +123,26 @@ def _tells(reader: RankLoader) -> bool:
     return any(len(epoch.contents) > 1 for epoch in reader.loader.epochs)
 
 
-def _same(seats: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
+def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
     """Places whose first batches are the same one by one, and not all alike; before there are any, places whose equal
     data sets say that nobody has parted them."""
-    counted = {seat: reader for seat, reader in seats.items() if _tells(reader)}
+    counted = {data_rank: reader for data_rank, reader in data_ranks.items() if _tells(reader)}
     if len(counted) < 2:
-        unparted = {seat: one for seat, one in seats.items() if one.loader.sharded is False and not one.loader.epochs}
+        unparted = {
+            data_rank: one
+            for data_rank, one in data_ranks.items()
+            if one.loader.sharded is False and not one.loader.epochs
+        }
         yield from (
             _IdenticalStreams(group, None)
-            for group in _grouped({seat: _data_set(one) for seat, one in unparted.items()})
+            for group in _grouped({data_rank: _data_set(one) for data_rank, one in unparted.items()})
         )
         return
     shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in counted.values()))
     for number in sorted(shared, reverse=True)[:1]:
-        epochs = {seat: epoch for seat, one in counted.items() if (epoch := _first(one, number)) is not None}
+        epochs = {data_rank: epoch for data_rank, one in counted.items() if (epoch := _first(one, number)) is not None}
         batches = min(len(epoch.contents) for epoch in epochs.values())
-        keys = {seat: _varying(epoch.contents[:batches]) for seat, epoch in epochs.items()}
+        keys = {data_rank: _varying(epoch.contents[:batches]) for data_rank, epoch in epochs.items()}
         yield from (_IdenticalStreams(group, epochs[group[0]]) for group in _grouped(keys))
 
 
@@ -154,9 +158,9 @@ def _data_set(reader: RankLoader) -> Hashable:
 def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
     """Two or more places each with the same key; ``None`` is no key."""
     groups: dict[Hashable, list[int]] = {}
-    for seat, key in keys.items():
+    for data_rank, key in keys.items():
         if key is not None:
-            groups.setdefault(key, []).append(seat)
+            groups.setdefault(key, []).append(data_rank)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
@@ -173,7 +177,7 @@ def _is_read_by_each_worker(reader: RankLoader) -> bool:
 
 
 def _between_ranks(job: Job, readers: PeerLoaders, same: _IdenticalStreams) -> Finding:
-    ranks, loader = readers.at(same.seats), readers.seats[same.seats[0]].loader
+    ranks, loader = readers.at(same.data_ranks), readers.data_ranks[same.data_ranks[0]].loader
     seen = same.epoch is not None
     return Finding(
         f"{ranks_in_words(ranks)} read the same stream of {loader.dataset or loader.loader} ({readers.name})",

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from doctor.analysis.rank_loaders import (
-    EVALUATION,
-    TRAINING,
-    PeerLoaders,
-    RankLoader,
-    advice,
-    batches_of,
-    limit_argument,
-    loader_hook,
-    odd_by_count,
-    peer_loaders,
-    split_by,
-)
+from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     EventGroup,
     Finding,
@@ -37,6 +25,17 @@ from doctor.api import (
 )
 from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
+from doctor_checks.data._rank_loaders import (
+    EVALUATION,
+    TRAINING,
+    PeerLoaders,
+    RankLoader,
+    advice,
+    limit_argument,
+    loader_hook,
+    odd_by_count,
+    peer_loaders,
+)
 
 _CONSEQUENCES = ("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 _SHARDED = ("fsdp", "deepspeed_stage_3", "model_parallel", "FullyShardedDataParallel")
@@ -82,7 +81,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     """What ranks print of their loaders."""
     for group in event_groups(job, "data.length", by=("words",)):
         lengths = {event.rank: int(event.value("n") or 0) for event in group.events if event.rank is not None}
-        parted = split_by(lengths)
+        parted = split_values(lengths)
         if parted.minorities:
             yield _of_lengths(group, lengths, parted)
     for group in event_groups(job, "data.length_of"):
@@ -92,7 +91,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             numbers.setdefault(int(event.value("of") or 0), set()).add(int(event.value("n") or 0))
         stated = {rank: found.pop() for rank, found in numbers.items() if len(found) == 1}
         if len(stated) == len(numbers) and len(set(stated.values())) > 1:
-            yield _of_lengths(group, stated, split_by(stated))
+            yield _of_lengths(group, stated, split_values(stated))
 
 
 def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajoritySplit) -> Finding:
@@ -269,7 +268,7 @@ def _ends(job: Job) -> Iterator[_Ends]:
 
 
 def _end_of(readers: PeerLoaders) -> _Ends:
-    batches = {reader.rank: batches_of(reader.loader) for reader in readers.members}
+    batches = {reader.rank: reader.loader.batches for reader in readers.members}
     return _Ends(readers.stage, readers.name, batches, readers.members, readers.is_one_job)
 
 
@@ -284,7 +283,7 @@ def _combined(loaders: Sequence[PeerLoaders]) -> _Ends:
 
 
 def _combine(modes: list[str | None], readers: list[RankLoader]) -> int | None:
-    lengths = [batches_of(reader.loader) for reader in readers]
+    lengths = [reader.loader.batches for reader in readers]
     known = [length for length in lengths if length is not None]
     if len(known) < len(lengths):
         return None
@@ -312,7 +311,7 @@ def _is_unrepeated(reader: RankLoader) -> bool:
 
 def _finding(job: Job, ends: _Ends) -> Finding:
     known = ends.known
-    found, odd, shortest = split_by(known), odd_by_count(known), min(known.values())
+    found, odd, shortest = split_values(known), odd_by_count(known), min(known.values())
     is_error = ends.is_one_job and (ends.stage in TRAINING or _has_collectives(job, ends))
     others = f"elsewhere {found.common.value:,}" if found.common else f"other ranks {shortest:,}"
     values = sorted({known[rank] for rank in odd})
@@ -349,7 +348,7 @@ def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:
     """What else is not the same on all ranks, and may be why."""
     evidence: dict[str, object] = {}
     for name in ("dataset_length", "batch_size", "limit", "drop_last", "batch_sampler"):
-        found = split_by({reader.rank: getattr(reader.loader, name) for reader in members})
+        found = split_values({reader.rank: getattr(reader.loader, name) for reader in members})
         if found.minorities:
             evidence[name] = describe(found)
     return evidence

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from doctor.analysis.rank_loaders import (
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderFacts, Sampler, TrainingFacts, Variable
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
+from doctor.testing.loader_cases import drawing
+from doctor_checks.data._rank_loaders import (
     TRAINING,
     PeerLoaders,
     RankLoader,
@@ -15,10 +19,6 @@ from doctor.analysis.rank_loaders import (
     same_order,
     why_not_divided,
 )
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
-from doctor.facts import LoaderFacts, Sampler, TrainingFacts, Variable
-from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader
-from doctor.testing.loader_cases import drawing
 
 _PLAIN = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
 """Samplers of torch, which know nothing of ranks."""
@@ -109,12 +109,12 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     if not loaders:
         yield Skip(why_not_divided(job, TRAINING))
     for readers in loaders:
-        whole = {seat: reader for seat, reader in readers.seats.items() if _reads_all(reader)}
+        whole = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _reads_all(reader)}
         for group in _by_data_set(whole):
             if group[0][1].loader.fingerprint is not None or _gives_the_same(group):
-                yield _finding(job, readers, [seat for seat, _ in group])
+                yield _finding(job, readers, [data_rank for data_rank, _ in group])
             elif not _gives_different(group):
-                ranks = readers.at(seat for seat, _ in group)
+                ranks = readers.at(data_rank for data_rank, _ in group)
                 yield Unknown("no distributed sampler, and whether the ranks' data sets differ can't be seen", ranks)
 
 
@@ -129,18 +129,18 @@ def _reads_all(reader: RankLoader) -> bool:
     )
 
 
-def _by_data_set(seats: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
+def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
     """Two or more places each whose data sets look the same; what can't be looked into looks like its length."""
     groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
-    for seat, reader in seats.items():
+    for data_rank, reader in data_ranks.items():
         loader = reader.loader
-        groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append((seat, reader))
+        groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append((data_rank, reader))
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _compared(group: Sequence[tuple[int, RankLoader]]) -> list[tuple[bool | None, float | None]]:
     """Order and contents of each place against the first one's, where two of an epoch are known."""
-    epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in group})
+    epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
     known = list(epochs.values())
     return [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
 
@@ -155,9 +155,9 @@ def _gives_different(group: Sequence[tuple[int, RankLoader]]) -> bool:
     return bool(compared) and all(order and contents == 0.0 for order, contents in compared)
 
 
-def _finding(job: Job, readers: PeerLoaders, seats: list[int]) -> Finding:
-    ranks = readers.at(seats)
-    loader = readers.seats[seats[0]].loader
+def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
+    ranks = readers.at(data_ranks)
+    loader = readers.data_ranks[data_ranks[0]].loader
     sampler = loader.sampler.name if loader.sampler else ""
     disabled = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
     return Finding(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.rank_loaders import (
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.facts import LoaderFacts, Sampler, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
+from doctor_checks.data._rank_loaders import (
     EVALUATION,
     TRAINING,
     PeerLoaders,
@@ -13,9 +16,6 @@ from doctor.analysis.rank_loaders import (
     loader_hook,
     peer_loaders,
 )
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
-from doctor.facts import LoaderFacts, Sampler, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
 
 
 def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBuilder:
@@ -86,8 +86,8 @@ def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
     if not parted:
         yield Skip("no distributed sampler is in use")
     for readers in parted:
-        if readers.strangers:
-            yield Unknown("the ranks' places in the data-parallel group are not known", readers.strangers)
+        if readers.unplaced:
+            yield Unknown("the ranks' places in the data-parallel group are not known", readers.unplaced)
         groups = readers.by_group()
         yield from merge(finding for group in groups for finding in _judge(job, group))
         if unclear := tuple(one.rank for group in groups for one in group.members if _is_unclear(job, group, one)):
@@ -101,9 +101,9 @@ def _parts(reader: RankLoader) -> bool:
 
 def _is_off(reader: RankLoader) -> bool:
     sampler, training = reader.loader.sampler, reader.training
-    if sampler is None or not _parts(reader) or reader.seat is None or training.data_parallel_size is None:
+    if sampler is None or not _parts(reader) or reader.data_rank is None or training.data_parallel_size is None:
         return False
-    return (sampler.replicas, sampler.rank) != (training.data_parallel_size, reader.seat)
+    return (sampler.replicas, sampler.rank) != (training.data_parallel_size, reader.data_rank)
 
 
 def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
@@ -116,10 +116,12 @@ def _parts_its_own(readers: PeerLoaders, reader: RankLoader) -> bool:
     """Whether the ranks that hold this rank's data set, and not all do, share it between them."""
     if reader.loader.fingerprint is None:
         return False
-    seats = readers.seats.values()
-    fellows = [one for one in seats if one.loader.fingerprint == reader.loader.fingerprint]
+    data_ranks = readers.data_ranks.values()
+    fellows = [one for one in data_ranks if one.loader.fingerprint == reader.loader.fingerprint]
     shares = [(one.loader.sampler.replicas, one.loader.sampler.rank) for one in fellows if one.loader.sampler]
-    return len(fellows) < len(seats) and sorted(shares, key=str) == [(len(fellows), n) for n in range(len(fellows))]
+    return len(fellows) < len(data_ranks) and sorted(shares, key=str) == [
+        (len(fellows), n) for n in range(len(fellows))
+    ]
 
 
 def _is_unclear(job: Job, readers: PeerLoaders, reader: RankLoader) -> bool:
@@ -139,7 +141,7 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader) -> Finding:
     summary = (
         f"{sampler.name} of the {readers.name} parts for {sampler.replicas} ranks, and {size} read the data"
         if wrong_size
-        else f"{sampler.name} of the {readers.name} takes part {sampler.rank} at place {reader.seat} of {size}"
+        else f"{sampler.name} of the {readers.name} takes part {sampler.rank} at place {reader.data_rank} of {size}"
     )
     return Finding(
         summary,
@@ -149,7 +151,7 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader) -> Finding:
             "num_replicas": sampler.replicas,
             "rank": sampler.rank,
             "data_parallel_size": size,
-            "data_parallel_rank": reader.seat,
+            "data_parallel_rank": reader.data_rank,
             "world_size": reader.training.world_size,
             "cause": _cause(reader),
         },
@@ -173,7 +175,7 @@ def _cause(reader: RankLoader) -> str | None:
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:
     size = reader.training.data_parallel_size
-    own = f"num_replicas={size}, rank={reader.seat if size == 1 else '<its place>'}"
+    own = f"num_replicas={size}, rank={reader.data_rank if size == 1 else '<its place>'}"
     return advice(
         job,
         lightning=f"return a `DataLoader` without a sampler from `{loader_hook(readers.stage)}`, and the Trainer puts "

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.rank_loaders import (
-    TRAINING,
-    PeerLoaders,
-    RankLoader,
-    advice,
-    divided_loaders,
-    newest_common_epoch,
-    same_data_set,
-    shared_draws,
-    split_by,
-    why_not_divided,
-)
+from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     Finding,
     Job,
@@ -32,6 +21,17 @@ from doctor.api import (
 from doctor.facts import LoaderFacts, ModelFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
 from doctor.testing.loader_cases import drawing
+from doctor_checks.data._rank_loaders import (
+    TRAINING,
+    PeerLoaders,
+    RankLoader,
+    advice,
+    divided_loaders,
+    newest_common_epoch,
+    same_data_set,
+    shared_draws,
+    why_not_divided,
+)
 
 _RANDOM = ("RandomSampler", "SubsetRandomSampler", "SeedableRandomSampler")
 
@@ -126,14 +126,16 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
     if not loaders:
         yield Skip(why_not_divided(job, TRAINING))
     for readers in loaders:
-        seats = {seat: reader for seat, reader in readers.seats.items() if _parts_in_disorder(reader)}
-        if not _is_one_data_set(seats):
+        data_ranks = {
+            data_rank: reader for data_rank, reader in readers.data_ranks.items() if _parts_in_disorder(reader)
+        }
+        if not _is_one_data_set(data_ranks):
             continue
-        found = split_by({seat: _seed(reader) for seat, reader in seats.items()})
+        found = split_values({data_rank: _seed(reader) for data_rank, reader in data_ranks.items()})
         if found.minorities:
             yield _finding(job, readers, found)
-        elif _draws_unseeded(seats) and _overlapping(seats, overlap):
-            yield _unseeded(job, readers, seats)
+        elif _draws_unseeded(data_ranks) and _overlapping(data_ranks, overlap):
+            yield _unseeded(job, readers, data_ranks)
     yield from _unlike_replicas(job)
 
 
@@ -142,9 +144,9 @@ def _parts_in_disorder(reader: RankLoader) -> bool:
     return sampler is not None and sampler.distributed and sampler.shuffle is not False and not sampler.independent
 
 
-def _is_one_data_set(seats: dict[int, RankLoader]) -> bool:
+def _is_one_data_set(data_ranks: dict[int, RankLoader]) -> bool:
     """Whether the ranks do not hold, as far as can be seen, data of their own."""
-    loaders = [reader.loader for reader in seats.values()]
+    loaders = [reader.loader for reader in data_ranks.values()]
     return len(loaders) > 1 and all(same_data_set(loaders[0], other) is not False for other in loaders[1:])
 
 
@@ -160,22 +162,22 @@ def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
     return (sampler.seed, inner)
 
 
-def _draws_unseeded(seats: dict[int, RankLoader]) -> bool:
+def _draws_unseeded(data_ranks: dict[int, RankLoader]) -> bool:
     """Whether the order comes from a random state of the process whose seed nobody told."""
     return any(
         reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
-        for reader in seats.values()
+        for reader in data_ranks.values()
     )
 
 
-def _overlapping(seats: dict[int, RankLoader], overlap: float) -> bool:
-    epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in seats.items()})
+def _overlapping(data_ranks: dict[int, RankLoader], overlap: float) -> bool:
+    epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
     return any(share >= overlap for share in shared_draws(epochs).values())
 
 
 def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
-    ranks = readers.at(seat for group in found.minorities for seat in group.ranks)
-    sampler = readers.seats[found.minorities[0].ranks[0]].loader.sampler
+    ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
+    sampler = readers.data_ranks[found.minorities[0].ranks[0]].loader.sampler
     assert sampler is not None
     certain = sampler.shuffle is True
     return Finding(
@@ -186,7 +188,7 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
             "seeds": describe(found, readers.at),
             "seed": sampler.seed,
             **({"inner": sampler.inner} if sampler.inner else {}),
-            "global_seed": readers.seats[found.minorities[0].ranks[0]].training.seed,
+            "global_seed": readers.data_ranks[found.minorities[0].ranks[0]].training.seed,
             "goes_with": list(correlates(job, ranks)),
         },
         fix=_fix(job),
@@ -195,12 +197,12 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     )
 
 
-def _unseeded(job: Job, readers: PeerLoaders, seats: dict[int, RankLoader]) -> Finding:
-    sampler = next(iter(seats.values())).loader.sampler
+def _unseeded(job: Job, readers: PeerLoaders, data_ranks: dict[int, RankLoader]) -> Finding:
+    sampler = next(iter(data_ranks.values())).loader.sampler
     assert sampler is not None
     return Finding(
         f"{sampler.inner} below {sampler.name} shuffles by each rank's own random state, and the parts overlap",
-        ranks=readers.at(seats),
+        ranks=readers.at(data_ranks),
         evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
         fix=_fix(job),
         severity=Severity.ERROR,
@@ -226,7 +228,7 @@ def _unlike_replicas(job: Job) -> Iterator[Finding]:
         for rank in same.ranks
         if model.replicated and model.broadcast is False and model.initial is not None
     }
-    found = split_by(begun)
+    found = split_values(begun)
     if not found.minorities:
         return
     yield Finding(

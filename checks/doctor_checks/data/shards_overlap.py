@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.rank_loaders import (
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
+from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
+from doctor.testing.loader_cases import drawing
+from doctor_checks.data._rank_loaders import (
     TRAINING,
     PeerLoaders,
     RankLoader,
@@ -16,16 +20,12 @@ from doctor.analysis.rank_loaders import (
     same_data_set,
     shared_draws_by_position,
 )
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
-from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running, with_loader, with_sampler
-from doctor.testing.loader_cases import drawing
 
 
 class _Drawn(NamedTuple):
     """What was drawn at one place among the data-parallel ranks."""
 
-    seat: int
+    data_rank: int
     reader: RankLoader
     epoch: LoaderEpoch
 
@@ -125,7 +125,7 @@ def shards_overlap(job: Job, *, alike: float = 0.5) -> Iterator[Verdict]:
             yield Unknown(
                 "ranks draw the same numbers; whether these are the same samples can't be seen (shards of their own, "
                 "or random augmentation)",
-                readers.at(one.seat for one in unclear),
+                readers.at(one.data_rank for one in unclear),
             )
 
 
@@ -135,9 +135,9 @@ def _can_tell(reader: RankLoader) -> bool:
 
 
 def _drawn(readers: PeerLoaders) -> list[_Drawn]:
-    seats = {seat: reader for seat, reader in readers.seats.items() if _can_tell(reader)}
-    epochs = newest_common_epoch({seat: reader.loader.epochs for seat, reader in seats.items()})
-    return [_Drawn(seat, seats[seat], epoch) for seat, epoch in sorted(epochs.items())]
+    data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _can_tell(reader)}
+    epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
+    return [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
 
 
 def _unseen(job: Job) -> Iterator[Verdict]:
@@ -152,16 +152,16 @@ def _unseen(job: Job) -> Iterator[Verdict]:
 def _pair_up(drawn: list[_Drawn], alike: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
     """Groups that read the same samples, and those of which this can't be told. Only who draws what another draws at
     the same place is looked at."""
-    shares = shared_draws_by_position({one.seat: one.epoch for one in drawn})
-    suspects = [one for one in drawn if shares.get(one.seat, 0.0) >= alike]
+    shares = shared_draws_by_position({one.data_rank: one.epoch for one in drawn})
+    suspects = [one for one in drawn if shares.get(one.data_rank, 0.0) >= alike]
     batches = min((len(one.epoch.contents) for one in suspects), default=0)
     groups: list[list[_Drawn]] = []
     alone: list[_Drawn] = []
     unclear: list[_Drawn] = []
     for bucket in _buckets(suspects, batches):
-        verdicts = {one.seat: _read_the_same(bucket[0], one, alike) for one in bucket[1:]}
-        same = [bucket[0], *(one for one in bucket[1:] if verdicts[one.seat])]
-        loose = [one for one in bucket[1:] if verdicts[one.seat] is None]
+        verdicts = {one.data_rank: _read_the_same(bucket[0], one, alike) for one in bucket[1:]}
+        same = [bucket[0], *(one for one in bucket[1:] if verdicts[one.data_rank])]
+        loose = [one for one in bucket[1:] if verdicts[one.data_rank] is None]
         unclear += [bucket[0], *loose] if loose and len(same) == 1 else loose
         groups += [same] if len(same) > 1 else []
         alone += bucket if len(bucket) == 1 else []
@@ -208,8 +208,8 @@ def _read_the_same(one: _Drawn, other: _Drawn, alike: float) -> bool | None:
 
 
 def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
-    ranks = readers.at(one.seat for one in group)
-    share = shared_draws_by_position({one.seat: one.epoch for one in group})
+    ranks = readers.at(one.data_rank for one in group)
+    share = shared_draws_by_position({one.data_rank: one.epoch for one in group})
     first = group[0]
     sampler = first.reader.loader.sampler
     assert sampler is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.rank_loaders import PeerLoaders, advice, loader_hook, peer_loaders
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
 from doctor.facts import Loader, LoaderFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader
+from doctor_checks.data._rank_loaders import PeerLoaders, advice, loader_hook, peer_loaders
 
 
 def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, limit: int | None = None) -> JobBuilder:

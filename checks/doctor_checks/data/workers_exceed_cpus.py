@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.analysis.rank_loaders import advice
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostFacts, Loader, LoaderFacts, ProcessFacts, TrainingFacts
 from doctor.testing import Fails, Passes, running, with_loader
+from doctor_checks.data._rank_loaders import advice
 
 
 class _Crew(NamedTuple):

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from doctor.analysis.hang.collective_mismatch import Divergence
 from doctor.analysis.hang.rank_state import JobState, RankState
-from doctor.analysis.rank_loaders import batches_of
 from doctor.core.facts import EpochEnd, Frame, ProgressFacts
 
 _NOT_COUNTED = -1
@@ -102,7 +101,7 @@ def _is_in(progress: ProgressFacts | None, end: _EpochEnd) -> bool:
 def _length(states: JobState, rank: int, end: _EpochEnd) -> int | None:
     """The number of batches in an epoch of that loader on a rank, if known."""
     loaders = states.loaders.get(rank)
-    found = (batches_of(one) for one in loaders.of(end.stage) if one.index == end.loader) if loaders else iter(())
+    found = (one.batches for one in loaders.of(end.stage) if one.index == end.loader) if loaders else iter(())
     return next(found, None)
 
 

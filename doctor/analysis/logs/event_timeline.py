@@ -1,4 +1,4 @@
-"""How the job of a log went: what came before a message and after it, and on how many hosts."""
+"""Events of a log before and after a message, and facts about the job from them, such as its number of hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SET_UP = (
     "run.training",
     "run.ended_well",
 )
-"""Messages of a job whose ranks have found each other."""
+"""Messages of a job whose ranks are connected."""
 
 _EXCEPTIONS = ("python.exception", "py.exc")
 
@@ -25,11 +25,11 @@ _OF_CONNECTIONS = re.compile(
     r"(?i)\b(?:connect|connection|timed? ?out|refused|unreachable|no route|socket|store|rendezvous|nccl|gloo|resolve|"
     r"name or service|name resolution|address already|child ?failed|signal ?exception|keyboardinterrupt)\b"
 )
-"""Words of exceptions that ranks end with because they did not find each other, or because they were ended."""
+"""Text of exceptions of ranks that could not connect, or that were terminated."""
 
 
 class _LogTimeline:
-    """What is asked of one log again and again, found once. ``places`` of events, by identity."""
+    """Lookups that are asked repeatedly of one log, computed once. ``places``: the index of events, by identity."""
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.places = {id(event): place for place, event in enumerate(events)}
@@ -38,12 +38,12 @@ class _LogTimeline:
         self.first_failure = next((place for place, event in enumerate(events) if _is_failure(event)), len(events))
 
     def place(self, event: Event) -> int:
-        """Where it stands; before all others, where it is none of them."""
+        """The index of an event; -1 if it is not in the log."""
         return self.places.get(id(event), -1)
 
 
 class _EvidenceKey:
-    """Evidence as a key: the same object, not an equal one, which takes long to compare."""
+    """Evidence as a key by identity, because comparing it takes long."""
 
     def __init__(self, evidence: LogEvidence) -> None:
         self.evidence = evidence
@@ -68,46 +68,47 @@ _NOTHING = LogEvidence()
 
 
 def events_before(job: Job, event: Event) -> tuple[Event, ...]:
-    """What was said before, in order."""
+    """The earlier events, in order."""
     return job.evidence.events[: max(_timeline(job).place(event), 0)] if job.evidence else ()
 
 
 def events_after(job: Job, event: Event) -> tuple[Event, ...]:
-    """What was said after, in order."""
+    """The later events, in order."""
     return job.evidence.events[_timeline(job).place(event) + 1 :] if job.evidence else ()
 
 
 MOST_COUNTED = 1 << 20
-"""Ranks, hosts and tasks that a log may speak of: a larger number stands in a garbled line."""
+"""The largest number of ranks, hosts or tasks that is accepted: a larger one is from a garbled line."""
 
 
 def parse_count(text: str | None) -> int | None:
-    """A rank or a count of ranks, hosts or tasks as a log tells it; ``None`` where it can't be one."""
+    """A rank or a number of ranks, hosts or tasks in a log; ``None`` if the text is not a valid one."""
     if text is None or not text.isdecimal() or len(text) > len(str(MOST_COUNTED)):
         return None
     return int(text) if int(text) <= MOST_COUNTED else None
 
 
 def is_set_up(one: Event) -> bool:
-    """Whether a message shows that ranks have found each other: a communicator that is complete, a step done."""
+    """Whether a message shows that ranks are connected: a communicator is complete, or a step is done."""
     if one.kind == "nccl.init":
         return one.value("phase") == "COMPLETE"
     return one.kind in _SET_UP
 
 
 def set_up_after(job: Job, event: Event) -> bool:
-    """Whether the ranks found each other all the same, later on."""
+    """Whether the ranks connected later."""
     return _timeline(job).last_set_up > _timeline(job).place(event)
 
 
 def set_up_before(job: Job, event: Event) -> bool:
-    """Whether the ranks had found each other already."""
+    """Whether the ranks had connected before."""
     return _timeline(job).first_set_up < _timeline(job).place(event)
 
 
 def failed_before(job: Job, event: Event) -> Event | None:
-    """The first failure that came earlier and is no mere word of lost connections: an exception of the program, a
-    process that ended badly. What is said afterwards of peers may well follow from it."""
+    """The first earlier failure that is not only a lost connection: an exception of the program, or a failed process.
+
+    Later messages about peers may be a consequence of it."""
     first = _timeline(job).first_failure
     return job.evidence.events[first] if job.evidence and first < _timeline(job).place(event) else None
 
@@ -123,12 +124,12 @@ def _is_failure(one: Event) -> bool:
 
 
 def _spaced(text: str) -> str:
-    """Class names in words: DistNetworkError is about the network."""
+    """Class names as separate words: DistNetworkError is about the network."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
 
 
 def has_worked(job: Job, event: Event) -> bool:
-    """Whether ranks had exchanged data before: a communicator was complete, or a watchdog counts finished work."""
+    """Whether ranks had exchanged data before: a communicator was complete, or a watchdog counts completed work."""
     if set_up_before(job, event):
         return True
     events = job.evidence.of("torch.nccl.pg_status", "torch.nccl.pg_status.old") if job.evidence else ()
@@ -136,7 +137,7 @@ def has_worked(job: Job, event: Event) -> bool:
 
 
 _COUNTS = (("nccl.nodes", "nodes"), ("launch.hosts_given", "n"), ("launch.hosts_given", "n2"))
-"""Messages that tell the number of hosts, and their field."""
+"""Messages with the number of hosts, and the field of the number."""
 
 
 def spans_hosts(job: Job) -> bool:
@@ -153,13 +154,13 @@ def spans_hosts(job: Job) -> bool:
 
 
 def launch_setting(job: Job, name: str) -> str | None:
-    """What torchrun printed of its own settings when it began (``rdzv_endpoint``, ``max_nodes``)."""
+    """A setting that torchrun printed when it started (``rdzv_endpoint``, ``max_nodes``)."""
     events = job.evidence.of("elastic.launch") if job.evidence else ()
     return next((one.value("value") for one in events if one.value("key") == name), None)
 
 
 def events_of_kinds(job: Job, *kinds: str) -> tuple[Event, ...]:
-    """What was said of these kinds in order, each line once: one may be known as several."""
+    """The events of these kinds in order, each line once: a line may have several kinds."""
     events = job.evidence.of(*kinds) if job.evidence else ()
     return tuple({(one.file, one.line, one.rank): one for one in reversed(events)}.values())[::-1]
 
@@ -169,5 +170,5 @@ def _short(host: str) -> str:
 
 
 def names_itself(event: Event, name: str | None) -> bool:
-    """Whether the host that says it is the one that it names."""
+    """Whether the host that logged the message is the one that it names."""
     return bool(name and event.host) and _short(name or "") == _short(event.host or "")

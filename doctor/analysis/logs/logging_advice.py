@@ -1,4 +1,4 @@
-"""What makes the next run tell more, by the releases that were seen."""
+"""Settings that make the next run log more, by the installed releases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from doctor.core.job import Job
 from doctor.knowledge.releases import is_older
 
 SINCE = "2.8"
-"""The release of torch that reads TORCH_FR_BUFFER_SIZE; those before read TORCH_NCCL_TRACE_BUFFER_SIZE."""
+"""The release of torch that reads TORCH_FR_BUFFER_SIZE; earlier ones read TORCH_NCCL_TRACE_BUFFER_SIZE."""
 
 
 def recorder_switch(job: Job | None, entries: int = 2000) -> str:
-    """The assignment that turns torch's flight recorder on: of the torch that was seen, else of both kinds."""
+    """The assignment that enables torch's flight recorder: for the known release of torch, else for both kinds."""
     new, old = f"TORCH_FR_BUFFER_SIZE={entries}", f"TORCH_NCCL_TRACE_BUFFER_SIZE={entries}"
     torch = _torch_release(job) if job else None
     if torch is None:

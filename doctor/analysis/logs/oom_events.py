@@ -1,4 +1,4 @@
-"""Devices that ran out of memory, as logs tell it: who, with which numbers, where in the program, and why."""
+"""Devices that ran out of memory according to logs: which rank, the numbers, the line of the program, and the cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doctor.core.logs.event_groups import EventGroup
 
 KINDS = ("oom.device", "oom.device_library", "python.exception")
 _LOADING = ("torch/serialization.py", "torch/storage.py", "fabric/utilities/cloud_io.py")
-"""Where a checkpoint's tensors come to the device that they were saved from."""
+"""Functions that load a checkpoint's tensors to the device from which they were saved."""
 
 _CAUGHT = re.compile(
     r"\b(?:skipping|retry(?:ing)?|recover(?:ing)?|reducing|halving|trying batch size)\b", re.IGNORECASE
@@ -22,10 +22,9 @@ _CAUGHT = re.compile(
 
 
 class OomEvent(NamedTuple):
-    """An allocation that failed. ``rank`` is ``None`` where nothing tells it. ``frame``: the innermost line of the
-    user's program, where a traceback shows it. ``is_loading``: while a stored checkpoint was read. ``is_certain``: it
-    was said in so many words; libraries give a code of theirs that has other causes, too. ``is_caught``: the program
-    says that it goes on."""
+    """A failed allocation. ``rank`` is ``None`` if unknown. ``frame``: the innermost line of user code in a traceback.
+    ``is_loading``: a checkpoint was being loaded. ``is_certain``: the message names memory; error codes of libraries
+    have other causes too. ``is_caught``: the program logged that it continues."""
 
     event: Event
     shortage: OomMessage
@@ -37,18 +36,17 @@ class OomEvent(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """Who ran out of memory."""
+        """The rank that ran out of memory."""
         return self.event.rank
 
     @property
     def place(self) -> str:
-        """``train.py:57 (training_step)``, or nothing."""
+        """``train.py:57 (training_step)``, or empty."""
         return place_of_frame(self.frame)
 
 
 def exhaustions(job: Job) -> tuple[OomEvent, ...]:
-    """The first failure of each process, in the order in which they happened; the wording that names numbers goes
-    before one that does not."""
+    """The first failure of each process in order of time; a message with numbers replaces one without."""
     pids = {event.pid for event in job.evidence.events if event.rank is not None and event.pid} if job.evidence else ()
     best: dict[tuple[object, ...], tuple[Event, OomMessage]] = {}
     for event, shortage in _shortages(job):
@@ -67,7 +65,7 @@ def _shortages(job: Job) -> Iterator[tuple[Event, OomMessage]]:
 
 
 def _worth(event: Event, shortage: OomMessage) -> tuple[bool, bool]:
-    """How much a message tells: numbers, then the frames of its traceback."""
+    """The amount of information in a message: numbers, then the frames of its traceback."""
     return shortage.wanted is not None, bool(event.frames)
 
 
@@ -85,8 +83,9 @@ def _oom_event(event: Event, shortage: OomMessage, pids: frozenset[int]) -> OomE
 
 
 def on_first_device(one: OomEvent) -> bool:
-    """Whether a process that is not the first of its host failed on the first device, where it has no business: it
-    loads a checkpoint there, or other ranks' processes fill it."""
+    """Whether a process that is not the first of its host failed on the first device.
+
+    It loads a checkpoint there, or processes of other ranks fill it."""
     if one.shortage.device != 0 or one.cause == "demand":
         return False
     if one.is_loading and one.rank is None:
@@ -96,7 +95,7 @@ def on_first_device(one: OomEvent) -> bool:
 
 
 def ended_by_signal(job: Job, name: str) -> tuple[int, ...]:
-    """The ranks of which it is known that this signal ended them (``SIGKILL``)."""
+    """The ranks that are known to have been ended by this signal (``SIGKILL``)."""
     failures = ((rank.number, facts.failure) for rank in job.ranks if (facts := rank.find(ProgressFacts)))
     return tuple(number for number, failure in failures if failure is not None and failure.kind == name)
 
@@ -107,7 +106,7 @@ def as_event_groups(found: tuple[OomEvent, ...]) -> EventGroup:
 
 
 def numbers_of(one: OomEvent) -> dict[str, object]:
-    """What is known of it, as evidence; bytes."""
+    """The known numbers as evidence, in bytes."""
     message = one.shortage
     named = {
         "cause": one.cause,

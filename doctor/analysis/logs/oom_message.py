@@ -1,4 +1,4 @@
-"""What a message of an allocator that found no room says in numbers, and what these tell of the cause.
+"""The numbers in the out-of-memory message of an allocator, and the cause that they show.
 
 Wordings: torch/c10/cuda/CUDACachingAllocator.cpp (0.4 to 1.3 "cached", 1.4 to 2.0 "reserved in total by PyTorch", from
 2.1 on "reserved by PyTorch but unallocated"), its copies for HIP, XPU and Ascend's NPU, and ATen/mps/MPSAllocator.mm.
@@ -17,15 +17,15 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 READ = 4000
-"""Characters from the message's first word on: with 40 processes named it has 2,500."""
+"""The number of characters that are read from the first word of the message; with 40 processes it has 2,500."""
 CONTEXT = 800 * MIB
-"""A CUDA context takes 300 to 800 MiB, by architecture and loaded kernels; older messages don't count it."""
+"""A CUDA context takes 300 to 800 MiB, by architecture and loaded kernels; older messages do not include it."""
 LEAST_CONTEXT = 250 * MIB
 OVERHEAD_SHARE, OVERHEAD = 0.1, 4 * GIB
-"""What a process holds at most beside torch's own memory: context, libraries' work spaces, NCCL's buffers."""
+"""The maximum that a process holds beside torch's own memory: context, workspaces of libraries, NCCL's buffers."""
 
 FULL = 0.02
-"""Of a device that is full: so much may be free, and in pieces that the driver can't hand out."""
+"""The share of a full device that may be free, in pieces that the driver can't allocate."""
 
 _SIZE = r"(?<!\d)(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -62,13 +62,12 @@ _PROCESS = re.compile(f"Process (\\d{{1,11}}) has {_SIZE} memory in use")
 
 
 class OomMessage(NamedTuple):
-    """An allocation that failed; bytes, ``None`` where the message does not say.
+    """A failed allocation in bytes, with ``None`` for unknown numbers.
 
     ``total`` and ``free`` of the device. ``in_use_by_process``: with context and libraries. ``reserved_unallocated``:
-    held by the allocator and used by no tensor. ``others``: process ids and what they hold; ``other_bytes``: all that
-    others hold, stated or inferred. ``allowed``: a limit that was set for this process. ``in_private_pools``: kept for
-    CUDA graphs, a part of what is unallocated. ``device`` as this process numbers it.
-    """
+    held by the allocator and used by no tensor. ``others``: process ids and their memory; ``other_bytes``: the memory
+    of all other processes, stated or inferred. ``allowed``: a limit of this process. ``in_private_pools``: reserved for
+    CUDA graphs, part of the unallocated memory. ``device``: as numbered by this process."""
 
     wanted: int | None = None
     total: int | None = None
@@ -89,8 +88,9 @@ class OomMessage(NamedTuple):
 
 
 def parse_oom(text: str) -> OomMessage | None:
-    """The first message of a device without memory in a text; ``None`` where there is none. One that names no numbers
-    (``CUDA error: out of memory``) is a shortage of which nothing is known."""
+    """The first out-of-memory message in a text; ``None`` without one.
+
+    A message without numbers (``CUDA error: out of memory``) gives an empty result."""
     found = _FULL.search(text)
     if found is None:
         return OomMessage() if _BARE.search(text) else None
@@ -129,7 +129,7 @@ def _size(pattern: re.Pattern[str], said: str) -> int | None:
 
 
 def _bytes(number: str, unit: str) -> int:
-    """Allocators count by 1,024 however they write it (c10/util: format_size)."""
+    """Allocators count by 1,024, whatever the unit (c10/util: format_size)."""
     return int(float(number) * _UNITS.get(unit[0], 1))
 
 
@@ -139,8 +139,10 @@ def _processes(said: str) -> tuple[tuple[int, int], ...]:
 
 
 def _with_others(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
-    """In a container torch does not know itself among the processes, whose ids are the host's: the one that holds just
-    more than its allocator is it."""
+    """The message with its processes.
+
+    In a container torch does not find its own process id among those of the host: the process that holds slightly more
+    than the allocator is this one."""
     if message.in_use_by_process is None and (own := _own(message, processes)) is not None:
         processes = tuple(one for one in processes if one is not own)
         message = message._replace(in_use_by_process=own[1])
@@ -152,13 +154,13 @@ def _own(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> tuple[i
     if not message.reserved:
         return None
     most = message.reserved + max(OVERHEAD, int(OVERHEAD_SHARE * (message.total or 0)))
-    # Numbers are rounded to two places, and the driver's count in whole pages.
+    # Numbers are rounded to two decimals, and the driver counts whole pages.
     fitting = [one for one in processes if 0.98 * message.reserved <= one[1] <= most]
     return min(fitting, key=lambda one: one[1], default=None)
 
 
 def _unnamed(message: OomMessage) -> int | None:
-    """What nobody named holds of the device: all but the free memory and this process's, context included."""
+    """The memory of unnamed processes: all but the free memory and that of this process, context included."""
     own = message.in_use_by_process
     if own is None and message.reserved is not None:
         own = message.reserved + CONTEXT
@@ -175,20 +177,18 @@ def cause_of(
     named_share: float = 0.1,
     unnamed_share: float = 0.25,
 ) -> Cause:
-    """What the numbers say of why there was no room.
+    """The cause of a failed allocation, from its numbers.
 
-    ``limit``: this process may not use what is free. ``demand``: what it wants and holds is more than there is.
-    ``fragmented``: the allocator holds enough, in pieces that are too small. ``others``: processes that are not this
-    one hold what is missing; ``skew`` where they are other ranks: ``peers`` (process ids), or several of the same size
-    on the first device. ``unknown``: numbers are missing, or there is as much free memory as was wanted (freed since,
-    or refused by a driver).
+    ``limit``: this process may not use what is free. ``demand``: it needs more than there is. ``fragmented``: the
+    allocator holds enough memory, in pieces that are too small. ``others``: other processes hold what is missing;
+    ``skew`` if these are other ranks: ``peers`` (process ids), or several of the same size on the first device.
+    ``unknown``: numbers are missing, or enough memory is free (freed since, or refused by a driver).
 
-    ``unallocated_share`` of the device is a fragmented allocator's, half of it where that is twice what was wanted, and
-    two fifths where it is eight times as much: torch's advice ("if reserved but unallocated memory is large") names no
-    number; a tenth is what one more large activation needs, and far below are devices that are just full.
-    ``named_share``: held by others whom the message names. ``unnamed_share``: by nobody whom it names, which may be
-    buffers of libraries in part.
-    """
+    ``unallocated_share`` of the device is the threshold for a fragmented allocator, half of it if that is twice the
+    wanted size, and two fifths if it is eight times as much: torch's advice ("if reserved but unallocated memory is
+    large") gives no number; a tenth is enough for one more large activation, and full devices are far below.
+    ``named_share``: held by processes that the message names. ``unnamed_share``: by others, which may partly be buffers
+    of libraries."""
     wanted, total, free = shortage.wanted, shortage.total, shortage.free
     if wanted is None:
         return "unknown"
@@ -214,7 +214,7 @@ def _is_limited(shortage: OomMessage, wanted: int) -> bool:
     if shortage.allowed is None:
         return False
     has_room = shortage.free is None or shortage.free >= wanted
-    # Segments are larger than what is wanted, and the limit is rounded to two places.
+    # Segments are larger than the wanted size, and the limit is rounded to two decimals.
     return has_room and (shortage.reserved or 0) + wanted > 0.98 * shortage.allowed
 
 
@@ -223,8 +223,10 @@ def _is_fragmented(unallocated: int, wanted: int, large: float) -> bool:
 
 
 def _is_skew(shortage: OomMessage, peers: Collection[int]) -> bool:
-    """Whether the others are ranks: known by their ids, or, as ids of a container are not the host's, contexts of the
-    same size on the device of a process whose peers are unknown."""
+    """Whether the others are ranks.
+
+    Known by their ids or, because container ids differ from those of the host, by contexts of equal size on the default
+    device."""
     known = set(peers)
     if any(pid in known for pid, _ in shortage.others):
         return True

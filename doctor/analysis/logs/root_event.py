@@ -1,4 +1,4 @@
-"""What came first in logs, what only followed from it, and which errors a job outlived."""
+"""The first failure in logs, its consequences, and the errors that a job survived."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from doctor.core.facts import Event, Failure, LogEvidence
 from doctor.core.job import Job
 
 EXCEPTION = "python.exception"
-"""Kind of the event that stands for a traceback, or for its last line alone."""
+"""The event kind of a traceback, or of its last line alone."""
 CRASH = "python.fatal"
-"""Kind of the event that stands for what the interpreter writes when native code crashes."""
+"""The event kind of the interpreter's message about a crash of native code."""
 CERTAIN = 1.0
-"""Seconds apart from which stamps tell which of two events was first: clocks of hosts and whole seconds blur less."""
+"""The difference of timestamps in seconds from which the order of two events is certain, given clock skew and whole
+seconds."""
 OUTLIVED_LINES = 100
-"""Lines that follow an error which the process outlived, at least: one that dies of it leaves some to the launcher."""
+"""The minimum number of lines after an error that the process survived: after a fatal one the launcher logs some."""
 OUTLIVED_SECONDS = 60.0
-"""Seconds that a log goes on for behind an error which was outlived: ranks that die of one are ended sooner."""
+"""Seconds that a log continues after an error that the job survived: ranks with a fatal one end sooner."""
 NEAR = 300
 """Lines within which exceptions of one process are one chain."""
 
@@ -35,7 +36,7 @@ LOST_PEERS = (
     "elastic.rdzv_node",
     "gloo.app_timeout",
 )
-"""Messages of ranks that lost another one, or the store that it kept."""
+"""Messages of ranks that lost a peer or its store."""
 TIMED_OUT = (
     "torch.nccl.watchdog_timeout",
     "torch.nccl.desync.missing",
@@ -47,7 +48,7 @@ TIMED_OUT = (
     "torch.monitored_barrier.rank0",
     "gloo.timeout",
 )
-"""Messages of ranks whose collective or store ran out of time."""
+"""Messages of ranks whose collective or store timed out."""
 ENDS = (
     "elastic.failed",
     "elastic.child_line",
@@ -69,7 +70,7 @@ ENDS = (
     "torch.nccl.takedown",
     *TIMED_OUT,
 )
-"""Messages that tell that ranks ended, or soon will."""
+"""Messages that show that ranks ended, or will soon."""
 ROOTS = (
     EXCEPTION,
     CRASH,
@@ -107,17 +108,18 @@ ROOTS = (
     "torch.mismatch",
     "torch.nccl.heartbeat",
 )
-"""Messages of trouble that need no other one before them."""
+"""Failures that need no earlier cause."""
 _WRAPPERS = frozenset(
     {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "WorkerCrashedError"}
 )
-"""Exceptions by which a launcher tells that a process of its own failed."""
+"""Exceptions of a launcher about a failed process."""
 
 
 def earlier(job: Job, one: Event, other: Event) -> bool | None:
-    """Whether ``one`` happened before ``other``: by their stamps where these are far enough apart, else by their lines
-    in one file; ``None`` where neither tells. (Stamps are by one clock already, see
-    :class:`doctor.core.facts.LogEvidence`.)"""
+    """Whether ``one`` happened before ``other``; ``None`` if unknown.
+
+    By their timestamps if these are far enough apart, else by their lines in one file. Timestamps are by one clock
+    already, see :class:`doctor.core.facts.LogEvidence`."""
     if one.at is not None and other.at is not None and abs(one.at - other.at) > CERTAIN:
         return one.at < other.at
     if one.file == other.file and one.line != other.line:
@@ -126,8 +128,9 @@ def earlier(job: Job, one: Event, other: Event) -> bool | None:
 
 
 def first_trouble(job: Job) -> Event | None:
-    """The first message of trouble that is not known to be another one's consequence, and that the job did not outlive;
-    else the first of those that are; ``None`` in a healthy log."""
+    """The first failure that is not a known consequence and that the job did not survive; else the first consequence.
+
+    ``None`` in a healthy log."""
     if job.evidence is None:
         return None
     aftermath = LaterEvents(job.evidence)
@@ -142,17 +145,17 @@ def _is_root(aftermath: LaterEvents, event: Event) -> bool:
 
 
 def exceptions(evidence: LogEvidence) -> Iterator[Event]:
-    """Exceptions of ranks, without those by which a launcher only tells that there was one."""
+    """Exceptions of ranks, without those of launchers about failed processes."""
     return (one for one in evidence.of(EXCEPTION, CRASH) if _plain(one) not in _WRAPPERS and not _is_abort(one))
 
 
 def launcher_reports(evidence: LogEvidence) -> Iterator[Event]:
-    """Exceptions by which a launcher tells that a process of its own failed, and not why."""
+    """Exceptions of launchers about failed processes, without their cause."""
     return (one for one in evidence.of(EXCEPTION) if _plain(one) in _WRAPPERS)
 
 
 def nature_of_exception(event: Event) -> Nature:
-    """What an exception is a sign of, see :data:`doctor.analysis.hang.exits.Nature`."""
+    """The cause of an exception, see :data:`doctor.analysis.hang.exits.Nature`."""
     return nature_of(failure_of(event))
 
 
@@ -164,13 +167,15 @@ def failure_of(event: Event) -> Failure:
 
 
 def _is_abort(event: Event) -> bool:
-    """Whether C code ended the process on purpose, and has said why: watchdogs do so after a time-out."""
+    """Whether native code aborted the process and logged why, as watchdogs do after a timeout."""
     return event.kind == CRASH and (event.value("what") or "").startswith("Aborted")
 
 
 def cause_in_chain(events: Sequence[Event]) -> Event:
-    """Of the exceptions of one process, in their order, the one that it ended by: the first of the last chain (``During
-    handling of the above exception …``) that is no consequence. Those of earlier chains were outlived."""
+    """The exception that ended a process, from its exceptions in order.
+
+    It is the first of the last chain (``During handling of the above exception …``) that is not a consequence. Those of
+    earlier chains were handled."""
     chain = [events[-1]]
     for event in reversed(events[:-1]):
         if event.file != chain[0].file or chain[0].line - event.line > NEAR:
@@ -184,7 +189,7 @@ def _plain(event: Event) -> str:
 
 
 class LaterEvents:
-    """What is said behind an error: whether the process went on, or anybody ended."""
+    """Events after an error: whether the process continued, or any process ended."""
 
     def __init__(self, evidence: LogEvidence) -> None:
         self._files = {file.path: file for file in evidence.files}
@@ -195,8 +200,7 @@ class LaterEvents:
             last[event.file] = max(event.line, last.get(event.file, 0))
 
     def outlived(self, event: Event) -> bool:
-        """Whether the log goes on behind an error, and nothing in it tells that anybody ended: the error was printed
-        and handled."""
+        """Whether the log continues after an error without the end of a process: the error was handled."""
         if self._last_end.get(event.file, 0) > event.line:
             return False
         if self._last_peace.get(event.file, 0) > event.line:
@@ -208,7 +212,7 @@ class LaterEvents:
 
     @property
     def is_peaceful(self) -> bool:
-        """Whether the job says that it ended well, and no log says anything else behind it."""
+        """Whether the job reported a normal end, and no later event contradicts it."""
         return bool(self._last_peace) and all(
             self._last_end.get(file, 0) < line for file, line in self._last_peace.items()
         )

@@ -1,8 +1,7 @@
-"""How a run ended, as far as what it left shows: the evidence for or against calling it healthy.
+"""How a run ended, with the evidence for or against calling it healthy.
 
-That no check found anything proves nothing about a log that no check understood. A run is healthy only if an orderly
-end was seen, or steps that still advance at this moment. Facts of hosts (captures, tables of nvidia-smi) have no end:
-checks alone judge them.
+A log without findings is not proof of health. A run is healthy only if a normal end was logged, or if steps still
+advance now. Facts of hosts (captures, tables of nvidia-smi) have no end: checks alone evaluate them.
 """
 
 from __future__ import annotations
@@ -28,25 +27,24 @@ Place = tuple[str, int]
 
 STEP, END, ERROR, NAN = "mark.step", "mark.end", "mark.error", "mark.nan"
 MOST_LINES = 10
-"""Lines that look like errors which are quoted."""
+"""The maximum number of quoted lines that look like errors."""
 MOST_STEPS = 8
-"""Processes whose last step is shown."""
+"""The maximum number of processes whose last step is shown."""
 LIVE_SECONDS = 120.0
-"""Seconds since the last step within which a run counts as running, or the time that :data:`LIVE_STEPS` steps take."""
+"""Seconds since the last step within which a run counts as running, or the duration of :data:`LIVE_STEPS` steps."""
 LIVE_STEPS = 5
 _SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup")
-"""Messages of processes that got a signal to end."""
+"""Messages of processes that received a signal to end."""
 _TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
 
 
 def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOutcome | None:
-    """How the run of ``job`` ended; ``None`` where only facts of hosts are left, which have no end.
+    """How the run of ``job`` ended; ``None`` if there are only facts of hosts, which have no end.
 
     Args:
-        job: what is left of one run.
+        job: the artifacts of one run.
         quoted: places that findings quote, and so explain.
-        now: seconds since the epoch.
-    """
+        now: seconds since the epoch."""
     evidence = job.evidence if job.evidence is not None and job.evidence.files else None
     records = _records(job)
     if evidence is None and not records:
@@ -68,7 +66,7 @@ def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOu
 
 
 def _of_dumps(job: Job) -> RunOutcome | None:
-    """Dumps of a flight recorder show a moment of a run, and never its end."""
+    """Flight-recorder dumps show a moment of a run, and never its end."""
     if not any(rank.find(RecorderFacts) is not None for rank in job.ranks):
         return None
     reason = "dumps of the flight recorder show one moment, and not how the run ended"
@@ -76,7 +74,7 @@ def _of_dumps(job: Job) -> RunOutcome | None:
 
 
 def _records(job: Job) -> dict[int, ProgressFacts]:
-    """Where ranks were by records of the callback. A log tells of failures alone, and leaves the stage empty."""
+    """The states of ranks in records of the callback; logs, which only record failures, have no stage."""
     found = ((rank.number, rank.find(ProgressFacts)) for rank in job.ranks)
     return {number: facts for number, facts in found if facts is not None and facts.stage}
 
@@ -119,13 +117,13 @@ def _is_live(facts: ProgressFacts, now: float) -> bool:
 
 
 def _ends(evidence: LogEvidence) -> list[Event]:
-    """Signs of an orderly end, in order."""
+    """Evidence of a normal end, in order."""
     marks = (one for one in evidence.marks if one.kind == END)
     return sorted((*evidence.of("run.ended_well"), *marks), key=lambda one: (one.at or 0.0, one.line))
 
 
 def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence) -> bool:
-    """Whether an error came behind it: in the same file; or, in one without an end of its own, not surely before it."""
+    """Whether an error came later: in the same file, or in one without an end and not certainly before it."""
     ended = {one.file for one in _ends(evidence)}
     for error in errors:
         if not _is_strong(error):
@@ -147,13 +145,13 @@ def _is_strong(error: Event) -> bool:
 
 
 def _live_step(evidence: LogEvidence, now: float) -> Event | None:
-    """The newest step, if it is about as old as a step takes: by its own time stamp, since copies have new dates."""
+    """The newest step, if it is about as old as a step takes, by its own timestamp because copies have new dates."""
     steps = [one for one in evidence.marks if one.kind == STEP and one.at is not None and one.count > 1]
     newest = max(steps, key=lambda one: one.at or 0.0, default=None)
     if newest is None or newest.at is None:
         return None
     pace = newest.at - float(newest.value("earlier_at") or newest.at)
-    # A stamp without a zone is read as UTC, and was written in the zone of its host, which most often is this one's.
+    # A timestamp without a time zone is read as UTC, but it is in the zone of its host, which mostly is the local one.
     ages = (abs(now - newest.at), abs(now - newest.at + time.localtime(now).tm_gmtoff))
     return newest if pace > 0 and min(ages) <= max(LIVE_SECONDS, LIVE_STEPS * pace) else None
 
@@ -182,12 +180,10 @@ def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-# Lines that nothing explains.
-
-
 def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
-    """Lines that look like errors, without those that findings quote and those of the same kind: a finding quotes a few
-    of many. In the order of the log."""
+    """Lines that look like errors, in order, without those that findings quote and those of the same kind.
+
+    A finding quotes only a few lines of a kind."""
     places = set(quoted)
     kinds = {one.kind for one in evidence.events if (one.file, one.line) in places}
     places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
@@ -201,7 +197,7 @@ def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event
 
 
 def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
-    """Known messages of failures. An interruption is a matter of its own."""
+    """Known failure messages, without interruptions."""
     for one in evidence.events:
         if one.kind not in _TROUBLE and not one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith("."))):
             continue
@@ -211,7 +207,7 @@ def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
 
 
 def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:
-    """The first ones of each rank; where there are sure ones, only these."""
+    """The first ones of each rank; only the certain ones if there are any."""
     chosen = [one for one in errors if _is_strong(one)] or errors
     seen: dict[object, int] = {}
     turns: list[tuple[int, int]] = []
@@ -225,9 +221,6 @@ def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:
 
 def _quoted(event: Event) -> QuotedLine:
     return QuotedLine(event.file, event.line, event.text, event.rank, event.host)
-
-
-# The last steps.
 
 
 def step_in_words(step: Event) -> str:
@@ -249,11 +242,8 @@ def _last_steps(evidence: LogEvidence, records: dict[int, ProgressFacts]) -> tup
     return tuple(steps.values())[:MOST_STEPS]
 
 
-# What to collect.
-
-
 def _collect(job: Job, kind: Kind) -> Iterator[str]:
-    """What would show more, with commands that exist."""
+    """What to collect for the next analysis, with existing commands."""
     seen = {event.rank for event in job.evidence.events if event.rank is not None} if job.evidence else set()
     if len(seen) < max(job.world_size, 2):
         yield "The logs of all ranks to their end: `torchrun --tee 3 --log-dir logs …`, or `srun --label …`."

@@ -113,6 +113,14 @@ def _by_size(group: Group[Any]) -> tuple[int, int]:
     return (-len(group.ranks), group.ranks[0])
 
 
+def split_values(values: Mapping[int, Hashable]) -> MajoritySplit:
+    """:func:`split` for ranks that have one value each."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return split_groups(groups)
+
+
 def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
     """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``.
 

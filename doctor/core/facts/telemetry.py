@@ -270,6 +270,11 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     combined: str | None = None
     epochs: tuple[LoaderEpoch, ...] = ()
 
+    @property
+    def batches(self) -> int | None:
+        """Batches of an epoch, from the length and the Trainer's limit; ``None`` if the length is unknown."""
+        return self.length if self.length is None or self.limit is None else min(self.length, self.limit)
+
 
 class LoaderFacts(WatchedSection, frozen=True, kw_only=True):
     """The loaders of a rank."""

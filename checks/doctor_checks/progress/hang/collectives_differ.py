@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from doctor.analysis.call_sites import CallSite, place_of_frame
 from doctor.analysis.hang.collective_mismatch import Divergence
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
-from doctor.analysis.rank_loaders import split_by
+from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     EventGroup,
     Finding,
@@ -25,7 +25,6 @@ from doctor.api import (
     finding_from_logs,
     is_logged,
     ranks_in_words,
-    split_groups,
 )
 from doctor.facts import Collective, Event, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
@@ -139,7 +138,7 @@ def _of_counted(calls: tuple[Event, ...]) -> Finding:
     group = EventGroup(calls[0].kind, calls)
     words = {(event.rank, event.pid): f"{event.value('op')} of {event.value('count')}" for event in calls}
     ranks = {rank: said for (rank, _), said in words.items() if rank is not None}
-    parted = split_by(ranks)
+    parted = split_values(ranks)
     return finding_from_logs(
         group,
         f"one call (opCount {group.value('opcount')}) is not the same on all ranks: "
@@ -161,7 +160,7 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
     operations = {call.operation for call in calls.values()}
     numbers = {call.sequence for call in calls.values()}
     if len({call.group for call in calls.values()}) == 1 and len(operations) > 1 and len(numbers) > 1:
-        parted = split_by({rank: f"{call.operation}, number {call.sequence}" for rank, call in calls.items()})
+        parted = split_values({rank: f"{call.operation}, number {call.sequence}" for rank, call in calls.items()})
         events = tuple(
             event for reported in event_groups(job, "torch.nccl.watchdog_timeout") for event in reported.events
         )
@@ -189,10 +188,8 @@ _NOTICED = {
 
 def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *kinds: str) -> Finding:
     events = tuple(event for reported in event_groups(job, *kinds) for event in reported.events)
-    by_call: dict[Hashable, list[int]] = {}
-    for rank, call in calls.items():
-        by_call.setdefault(call.call if len({one.call for one in calls.values()}) > 1 else call, []).append(rank)
-    parted = split_groups(by_call)
+    differ = len({call.call for call in calls.values()}) > 1
+    parted = split_values({rank: call.call if differ else call for rank, call in calls.items()})
     number = next((call.sequence for call in calls.values() if call.sequence), "")
     batches = differ_in_first_size(calls)
     return finding_from_logs(
@@ -429,10 +426,7 @@ def _of_error(found: Diagnosis) -> Finding:
     """What the errors of all ranks tell of one another's calls."""
     failures = [one.progress.failure for one in found.states.ranks.values() if one.progress and one.progress.failure]
     reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
-    by_call: dict[Hashable, list[int]] = {}
-    for rank, call in reported.items():
-        by_call.setdefault(call, []).append(rank)
-    parted = split_groups(by_call)
+    parted = split_values(reported)
     line = found.first.site.frame if found.first and found.first.site else None
     return Finding(
         "; ".join(f"{ranks_in_words(group.ranks)}: {_headline(str(group.value))}" for group in reversed(parted.groups))

@@ -1,4 +1,4 @@
-"""Who reads what: the loaders of all ranks side by side, and whether two ranks read the same."""
+"""The data loaders of all ranks, and whether two ranks read the same samples."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from doctor.analysis.stats.majority import MajoritySplit, split_groups
-from doctor.core.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
-from doctor.core.job import Job
+from doctor.analysis.stats.majority import split_values
+from doctor.api import Job
+from doctor.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
 
 TRAINING = ("train",)
 EVALUATION = ("validate", "test", "predict")
 
 LEAST_DRAWN = 8
-"""Indices that must be known of an epoch before its order is compared: fewer may be alike by chance."""
+"""The minimum number of known indices of an epoch for comparing its order: fewer may be equal by chance."""
 
 MOST_PLACES = 16
-"""Places of an order that are compared between all ranks: enough to tell orders apart, few enough for thousands."""
+"""The number of positions that are compared between all ranks: enough to distinguish orders, few enough for thousands
+of ranks."""
 
 _NAMES = {"train": "training", "validate": "validation", "test": "test", "predict": "prediction"}
 _ARGUMENTS = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
 class RankLoader(NamedTuple):
-    """A rank and one loader of its. ``training``: empty where the rank does not tell."""
+    """A rank and one of its loaders. ``training``: empty if unknown."""
 
     rank: int
     loader: Loader
     training: TrainingFacts
 
     @property
-    def seat(self) -> int | None:
-        """Its place among the ranks that should read different data; ranks of one model replica share one."""
+    def data_rank(self) -> int | None:
+        """Its index among the data-parallel ranks; ranks of one model replica have the same index."""
         return self.training.data_parallel_rank
 
     @property
     def group(self) -> int | None:
-        """Names the ranks that it trains one model with. A Trainer's ranks all do; those of a loop of the user's own
-        where its wrapper or its samplers say so. ``None``: not known, each may do something else."""
+        """Identifies the ranks that train one model together; ``None`` if unknown.
+
+        All ranks of a Trainer do; those of a custom loop if its wrapper or its samplers show it."""
         training = self.training
         if training.framework != "plain" or training.data_parallel_size == training.world_size:
             return training.data_parallel_root or 0
@@ -56,7 +58,7 @@ class PeerLoaders:
 
     @property
     def name(self) -> str:
-        """Such as ``validation loader 1``; without a number where the stage has one loader."""
+        """``validation loader 1``, without a number if the stage has one loader."""
         one_of_many = self.index or any(reader.loader.combined for reader in self.members)
         return f"{_NAMES.get(self.stage, self.stage)} loader" + (f" {self.index}" if one_of_many else "")
 
@@ -66,39 +68,40 @@ class PeerLoaders:
         return tuple(reader.rank for reader in self.members)
 
     @cached_property
-    def seats(self) -> dict[int, RankLoader]:
-        """One reader for each place among the data-parallel ranks."""
-        return {seat: readers[0] for seat, readers in self._by_seat.items()}
+    def data_ranks(self) -> dict[int, RankLoader]:
+        """One reader for each index among the data-parallel ranks."""
+        return {data_rank: readers[0] for data_rank, readers in self._by_data_rank.items()}
 
     @cached_property
-    def _by_seat(self) -> dict[int, list[RankLoader]]:
-        seats: dict[int, list[RankLoader]] = {}
+    def _by_data_rank(self) -> dict[int, list[RankLoader]]:
+        data_ranks: dict[int, list[RankLoader]] = {}
         for reader in self.members:
-            if reader.seat is not None:
-                seats.setdefault(reader.seat, []).append(reader)
-        return seats
+            if reader.data_rank is not None:
+                data_ranks.setdefault(reader.data_rank, []).append(reader)
+        return data_ranks
 
     @property
-    def strangers(self) -> tuple[int, ...]:
-        """Ranks of a larger world that do not tell their place in it."""
-        return tuple(one.rank for one in self.members if one.seat is None and one.training.world_size > 1)
+    def unplaced(self) -> tuple[int, ...]:
+        """Ranks of a larger world whose data-parallel index is unknown."""
+        return tuple(one.rank for one in self.members if one.data_rank is None and one.training.world_size > 1)
 
     @property
     def is_one_job(self) -> bool:
-        """Whether these ranks are known to train one model together: each waits for all others then."""
+        """Whether these ranks are known to train one model together, so that each waits for all others."""
         return all(reader.group is not None for reader in self.members)
 
     def by_group(self) -> tuple[PeerLoaders, ...]:
-        """The same for each group of ranks that train one model together; those of which that is not known stay
-        together, in front."""
+        """The same for each group of ranks that train one model together.
+
+        Ranks without a known group stay together and come first."""
         groups: dict[int, list[RankLoader]] = {}
         for reader in self.members:
             groups.setdefault(-1 if reader.group is None else reader.group, []).append(reader)
         return tuple(PeerLoaders(self.stage, self.index, tuple(groups[key])) for key in sorted(groups))
 
-    def at(self, seats: Iterable[int]) -> tuple[int, ...]:
-        """The ranks at ``seats``."""
-        return tuple(sorted(reader.rank for seat in set(seats) for reader in self._by_seat[seat]))
+    def at(self, data_ranks: Iterable[int]) -> tuple[int, ...]:
+        """The ranks at ``data_ranks``."""
+        return tuple(sorted(reader.rank for data_rank in set(data_ranks) for reader in self._by_data_rank[data_rank]))
 
 
 def peer_loaders(job: Job, stages: Iterable[str]) -> tuple[PeerLoaders, ...]:
@@ -118,48 +121,34 @@ def peer_loaders(job: Job, stages: Iterable[str]) -> tuple[PeerLoaders, ...]:
 
 
 def divided_loaders(job: Job, stages: Iterable[str]) -> tuple[PeerLoaders, ...]:
-    """:func:`peer_loaders` those loaders that two or more data-parallel ranks read, each group of ranks by itself."""
+    """:func:`peer_loaders` that two or more data-parallel ranks read, separately for each group of ranks."""
     groups = (group for readers in peer_loaders(job, stages) for group in readers.by_group())
-    return tuple(readers for readers in groups if len(readers.seats) > 1)
+    return tuple(readers for readers in groups if len(readers.data_ranks) > 1)
 
 
 def why_not_divided(job: Job, stages: Iterable[str]) -> str:
-    """Why :func:`divided_loaders` has none."""
+    """The reason that :func:`divided_loaders` is empty."""
     readers = peer_loaders(job, stages)
     if not readers:
         return "no loader of this kind is in use"
-    if any(one.strangers for one in readers):
+    if any(one.unplaced for one in readers):
         return "how the ranks share the data is not known"
     return "one data-parallel rank: it reads all there is"
 
 
-def batches_of(loader: Loader) -> int | None:
-    """Batches of an epoch, by the loader's length and the Trainer's limit; ``None`` where the loader does not say."""
-    if loader.length is None or loader.limit is None:
-        return loader.length
-    return min(loader.length, loader.limit)
-
-
 def odd_by_count(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """Who deviates, of ranks with so many batches each: all but the majority. Where there is none, those with more
-    than the fewest: they are the ones that wait in vain for the others."""
-    found = split_by(counts)
+    """The ranks that deviate in their number of batches: all but the majority.
+
+    Without a majority, those with more than the minimum, because they block waiting for the others."""
+    found = split_values(counts)
     if found.common is not None:
         return found.odd
     fewest = min(counts.values(), default=0)
     return tuple(sorted(rank for rank, count in counts.items() if count > fewest))
 
 
-def split_by(values: Mapping[int, Hashable]) -> MajoritySplit:
-    """:func:`doctor.analysis.stats.majority.split` for ranks with a value each."""
-    groups: dict[Hashable, list[int]] = {}
-    for rank, value in values.items():
-        groups.setdefault(value, []).append(rank)
-    return split_groups(groups)
-
-
 def same_data_set(one: Loader, other: Loader) -> bool | None:
-    """Whether two ranks have the same data set; ``None`` where that can't be seen from outside."""
+    """Whether two ranks have the same dataset; ``None`` if that can't be determined."""
     if one.dataset != other.dataset or one.dataset_length != other.dataset_length:
         return False
     if one.fingerprint is None or other.fingerprint is None:
@@ -168,8 +157,8 @@ def same_data_set(one: Loader, other: Loader) -> bool | None:
 
 
 def same_order(one: LoaderEpoch, other: LoaderEpoch, least: int = LEAST_DRAWN) -> bool | None:
-    """Whether the same samples were drawn in the same order, as far as both are known; ``None`` for fewer than
-    ``least`` of them."""
+    """Whether the same samples were drawn in the same order, as far as known; ``None`` for fewer than ``least`` of
+    them."""
     if one.drawn is not None and one.drawn == other.drawn:
         return True
     common = min(len(one.first), len(other.first))
@@ -179,28 +168,28 @@ def same_order(one: LoaderEpoch, other: LoaderEpoch, least: int = LEAST_DRAWN) -
 
 
 def newest_common_epoch(epochs: Mapping[int, Sequence[LoaderEpoch]]) -> dict[int, LoaderEpoch]:
-    """By seat, the newest epoch of which two or more have drawn enough to be compared; of those that have."""
+    """The newest epoch of which two or more ranks have drawn enough to be compared, for these ranks by index."""
     known: dict[int, dict[int, LoaderEpoch]] = {}
-    for seat, seen in epochs.items():
+    for data_rank, seen in epochs.items():
         for epoch in seen:
             if len(epoch.first) >= LEAST_DRAWN or epoch.drawn is not None:
-                known.setdefault(epoch.epoch, {})[seat] = epoch
-    shared = [number for number, seats in known.items() if len(seats) > 1]
+                known.setdefault(epoch.epoch, {})[data_rank] = epoch
+    shared = [number for number, data_ranks in known.items() if len(data_ranks) > 1]
     return known[max(shared)] if shared else {}
 
 
 def shared_draws_by_position(epochs: Mapping[int, LoaderEpoch]) -> dict[int, float]:
-    """By seat, the share of its draws that another seat drew at the same place, as far as all are known."""
+    """By index, the share of the draws of a rank that another rank drew at the same position, as far as known."""
     known = min((len(epoch.first) for epoch in epochs.values()), default=0)
     known = min(known, MOST_PLACES)
     if known < LEAST_DRAWN:
-        return _shared({seat: (epoch.drawn,) for seat, epoch in epochs.items() if epoch.drawn is not None})
-    return _shared({seat: tuple(enumerate(epoch.first[:known])) for seat, epoch in epochs.items()})
+        return _shared({data_rank: (epoch.drawn,) for data_rank, epoch in epochs.items() if epoch.drawn is not None})
+    return _shared({data_rank: tuple(enumerate(epoch.first[:known])) for data_rank, epoch in epochs.items()})
 
 
 def shared_draws(epochs: Mapping[int, LoaderEpoch]) -> dict[int, float]:
-    """By seat, the share of its draws that another seat drew too, wherever."""
-    return _shared({seat: tuple(set(epoch.first)) for seat, epoch in epochs.items()})
+    """By index, the share of the draws of a rank that another rank drew too, at any position."""
+    return _shared({data_rank: tuple(set(epoch.first)) for data_rank, epoch in epochs.items()})
 
 
 def _shared(drawn: Mapping[int, Sequence[Hashable]]) -> dict[int, float]:
@@ -209,14 +198,16 @@ def _shared(drawn: Mapping[int, Sequence[Hashable]]) -> dict[int, float]:
         for thing in things:
             owners[thing] = owners.get(thing, 0) + 1
     return {
-        seat: sum(owners[thing] > 1 for thing in things) / len(things) for seat, things in drawn.items() if len(things)
+        data_rank: sum(owners[thing] > 1 for thing in things) / len(things)
+        for data_rank, things in drawn.items()
+        if len(things)
     }
 
 
 def same_contents(one: LoaderEpoch, other: LoaderEpoch) -> float | None:
-    """The share of the parts (tensors) of their first batches in which two epochs are alike, of those that differ
-    between the batches: what never varies (masks, synthetic data) tells nobody's data from another's, and ``None`` says
-    that there is nothing else."""
+    """The share of equal parts (tensors) in the first batches of two epochs.
+
+    Parts that never vary between batches (masks, synthetic data) do not count; ``None`` if there are no others."""
     batches = min(len(one.contents), len(other.contents))
     both = zip(_parts(one, batches), _parts(other, batches), strict=False)
     varying = [mine == theirs for mine, theirs in both if len(set(mine)) > 1 or len(set(theirs)) > 1]
@@ -224,7 +215,7 @@ def same_contents(one: LoaderEpoch, other: LoaderEpoch) -> float | None:
 
 
 def _parts(epoch: LoaderEpoch, batches: int) -> list[tuple[str, ...]]:
-    """Each part of its first batches."""
+    """The parts of the first batches, by position."""
     return list(zip(*(content.split("-") for content in epoch.contents[:batches]), strict=False))
 
 
@@ -234,14 +225,14 @@ def _is_trained_by(job: Job, *frameworks: str) -> bool:
 
 
 def advice(job: Job, *, lightning: str, plain: str, transformers: str = "") -> str:
-    """The words for those who use what runs this job's loop."""
+    """The advice for the framework that runs the loop of this job."""
     if _is_trained_by(job, "lightning", "pytorch_lightning"):
         return lightning
     return (transformers or plain) if _is_trained_by(job, "transformers") else plain
 
 
 def loader_hook(stage: str) -> str:
-    """Lightning's hook that makes the loaders of a stage."""
+    """Lightning's hook that creates the loaders of a stage."""
     return f"{_ARGUMENTS.get(stage, stage)}_dataloader"
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from doctor.analysis.rank_loaders import (
+from doctor.facts import Loader, LoaderEpoch, LoaderFacts, MissingReason, TrainingFacts
+from doctor.testing import in_a_loop, running, with_loader
+from doctor.testing.loader_cases import drawing
+from doctor_checks.data._rank_loaders import (
     advice,
-    batches_of,
     divided_loaders,
     limit_argument,
     loader_hook,
@@ -18,9 +20,6 @@ from doctor.analysis.rank_loaders import (
     shared_draws_by_position,
     why_not_divided,
 )
-from doctor.facts import Loader, LoaderEpoch, LoaderFacts, MissingReason, TrainingFacts
-from doctor.testing import in_a_loop, running, with_loader
-from doctor.testing.loader_cases import drawing
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_who_deviates(counts, odd):
     ("length", "limit", "batches"), [(10, None, 10), (10, 4, 4), (10, 40, 10), (None, 4, None), (None, None, None)]
 )
 def test_batches_of_an_epoch(length, limit, batches):
-    assert batches_of(Loader("train", length=length, limit=limit)) == batches
+    assert Loader("train", length=length, limit=limit).batches == batches
 
 
 def test_readers_by_stage_and_index():
@@ -59,14 +58,14 @@ def test_readers_by_stage_and_index():
 def test_readers_without_a_trainer():
     job = running().drop(TrainingFacts, MissingReason.FAILED).job()
     (readers,) = peer_loaders(job, ("train",))
-    assert readers.seats == {}
+    assert readers.data_ranks == {}
     assert divided_loaders(job, ("train",)) == ()
 
 
 def test_one_reader_for_ranks_of_one_replica():
     sketch = running(1, 4).alter(TrainingFacts, ranks=(2, 3), data_parallel_rank=1)
     (readers,) = peer_loaders(sketch.alter(TrainingFacts, ranks=(0, 1), data_parallel_rank=0).job(), ("train",))
-    assert {seat: reader.rank for seat, reader in readers.seats.items()} == {0: 0, 1: 2}
+    assert {data_rank: reader.rank for data_rank, reader in readers.data_ranks.items()} == {0: 0, 1: 2}
     assert readers.at([1]) == (2, 3)
 
 
