@@ -107,7 +107,7 @@ def table(rows: dict[str, Row]) -> str:
 
 def main() -> int:
     """Print (or write) the table; 1 where anything was missed or falsely alarmed."""
-    rows = score(load_registry(guests=False))
+    rows = score(load_registry(plugins=False))
     text = table(rows)
     print(text)
     misses = [miss for row in rows.values() for miss in row.misses]

@@ -42,7 +42,7 @@ def examine_job(path: Path) -> None:
     from doctor.core.check_runner import examine_job as examine
 
     gc.disable()  # as the command does
-    catalog = load_registry(guests=False)
+    catalog = load_registry(plugins=False)
     began = time.perf_counter()
     job = read_capture(path).job()
     read = time.perf_counter()

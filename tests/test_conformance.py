@@ -1,4 +1,4 @@
-"""Every check, built-in or guest, keeps the same promises."""
+"""Every check, built-in or of a plugin, keeps the same promises."""
 
 from dataclasses import replace
 

@@ -42,7 +42,7 @@ def test_the_sample_of_settings_is_read(tmp_path):
     path = tmp_path / "doctor.toml"
     path.write_text(block("Settings", "toml"))
     settings = read_settings(tmp_path, config=path)
-    catalog = load_registry(guests=False)
+    catalog = load_registry(plugins=False)
     assert choose(catalog, settings.select) == catalog
     require_known_limits(settings, catalog)
     assert settings.plugins == (tmp_path / "ours.py",)

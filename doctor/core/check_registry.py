@@ -1,6 +1,6 @@
-"""Finds checks: built-ins by walking ``doctor_checks``, guests by entry points ``doctor.checks`` and by file.
+"""Finds checks: built-ins by walking ``doctor_checks``, plugins by entry points ``doctor.checks`` and by file.
 
-Forgives a guest every exception at import: it becomes a :class:`BrokenPlugin` entry and a ``crash`` line in the report.
+An exception of a plugin at import becomes a :class:`BrokenPlugin` entry and a ``crash`` line in the report.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RULE_FAMILY = "code"
 """Family of the rules over files that belong to no check: of all commands only ``doctor lint`` loads its package."""
 
 LONGEST_SENTENCE = 300
-"""Characters of a guest's exception that are told."""
+"""Maximum number of characters of a plugin's exception that are reported."""
 
 
 def sentence_of(error: BaseException) -> str:
-    """Kind and message of a guest's exception on one line; there are exceptions that fail to say what they are."""
+    """Kind and message of a plugin's exception on one line; ``str`` of an exception may itself fail."""
     try:
         words = " ".join(str(error).split())
     except Exception:
@@ -41,7 +41,7 @@ def sentence_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """An installed guest that failed to load: who, and why."""
+    """An installed plugin that failed to load: which, and why."""
 
     name: str
     origin: str
@@ -50,7 +50,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class CheckRegistry:
-    """All checks in the order of reports, and the guests that failed to load."""
+    """All checks in the order of reports, and the plugins that failed to load."""
 
     checks: tuple[Check, ...]
     broken: tuple[BrokenPlugin, ...] = ()
@@ -60,15 +60,15 @@ class CheckRegistry:
         return tuple(check.id for check in self.checks)
 
 
-def load_registry(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> CheckRegistry:
-    """Built-ins, installed guests, and the checks in ``plugin_files``.
+def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> CheckRegistry:
+    """Built-ins, installed plugins, and the checks in ``plugin_files``.
 
     Raises:
         UnusableError: a plug-in file can't be read, holds no check, or claims an id that is taken.
     """
     broken: list[BrokenPlugin] = []
     checks = {check.id: check for check in builtin_checks(broken)}
-    for entry in entry_points(ENTRY_POINTS, broken) if guests else ():
+    for entry in entry_points(ENTRY_POINTS, broken) if plugins else ():
         broken.extend(_add_plugin(checks, entry))
     for path in plugin_files:
         _add_file(checks, path)
@@ -146,7 +146,7 @@ def checks_in(module: ModuleType) -> list[Check]:
 
 
 def entry_points(group: str, broken: list[BrokenPlugin]) -> Iterable[importlib.metadata.EntryPoint]:
-    """The guests of all distributions. One malformed file, of whatever distribution, hides them all."""
+    """The plugins of all distributions; a malformed file of one distribution hides them all."""
     try:
         return importlib.metadata.entry_points(group=group)
     except Exception as error:

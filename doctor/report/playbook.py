@@ -120,7 +120,7 @@ def owners_of_pages() -> Iterator[Check | Rule]:
     from doctor.lint.engine.registry import load_rules
 
     yield from builtin_checks()
-    yield from (rule for rule in load_rules(guests=False).rules if rule.family == RULE_FAMILY)
+    yield from (rule for rule in load_rules(plugins=False).rules if rule.family == RULE_FAMILY)
 
 
 def write_heads() -> None:

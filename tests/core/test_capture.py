@@ -35,7 +35,7 @@ def test_a_job_survives_the_way_there_and_back():
 
 def test_a_capture_is_judged_as_the_job_itself():
     sketch = healthy(hosts=2, per_host=2).environ(ranks=(1,), NCCL_SOCKET_IFNAME="eth9")
-    catalog = load_registry(guests=False)
+    catalog = load_registry(plugins=False)
 
     def verdicts(job):
         return [(r.id, r.status, [f.ranks for f in r.findings]) for r in examine(job, catalog)]

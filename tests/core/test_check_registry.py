@@ -9,7 +9,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.settings import choose
 from doctor.testing import healthy
 
-GUEST = '''
+PLUGIN = '''
 from doctor.api import *
 from doctor.facts import SoftwareFacts
 
@@ -25,20 +25,20 @@ def too_new(job):
 '''
 
 
-def plugin(folder, name="guest.py", text=None, **values):
+def plugin(folder, name="acme.py", text=None, **values):
     path = folder / name
-    path.write_text(textwrap.dedent(text if text is not None else GUEST.format(**{"id": "ACME001", **values})))
+    path.write_text(textwrap.dedent(text if text is not None else PLUGIN.format(**{"id": "ACME001", **values})))
     return path
 
 
 def test_every_builtin_loads():
-    assert not load_registry(guests=False).broken
+    assert not load_registry(plugins=False).broken
 
 
 def test_a_file_brings_checks(tmp_path):
-    catalog = load_registry([plugin(tmp_path)], guests=False)
-    guest = next(check for check in catalog.checks if check.id == "ACME001")
-    assert guest.origin.endswith("guest.py")
+    catalog = load_registry([plugin(tmp_path)], plugins=False)
+    found = next(check for check in catalog.checks if check.id == "ACME001")
+    assert found.origin.endswith("acme.py")
     (result,) = examine(healthy().job(), choose(catalog, ["ACME001"]))
     assert result.status is Status.FAIL
     assert result.family == "acme"
@@ -52,18 +52,18 @@ def test_a_file_brings_checks(tmp_path):
         ("import nothing_of_that_name", "fails to load: ModuleNotFoundError"),
         ("def (", "fails to load: SyntaxError"),
         ("raise SystemExit(0)", "fails to load: SystemExit"),
-        (GUEST.format(id="NCCL008"), "claims NCCL008, which is taken by built-in"),
-        (GUEST.format(id="lower1"), "fails to load: ValueError"),
+        (PLUGIN.format(id="NCCL008"), "claims NCCL008, which is taken by built-in"),
+        (PLUGIN.format(id="lower1"), "fails to load: ValueError"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, words):
     with pytest.raises(UnusableError, match=words):
-        load_registry([plugin(tmp_path, text=text)], guests=False)
+        load_registry([plugin(tmp_path, text=text)], plugins=False)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UnusableError, match="no Python file that can be read"):
-        load_registry([tmp_path / "none.py"], guests=False)
+        load_registry([tmp_path / "none.py"], plugins=False)
 
 
 def install(folder, monkeypatch, target, **modules):
@@ -77,8 +77,8 @@ def install(folder, monkeypatch, target, **modules):
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_an_installed_guest_is_found(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, "acme_well", acme_well=GUEST.format(id="ACME001"))
+def test_an_installed_plugin_is_found(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "acme_well", acme_well=PLUGIN.format(id="ACME001"))
     catalog = load_registry()
     assert [check.origin for check in catalog.checks if check.id == "ACME001"] == ["acme-checks"]
 
@@ -88,12 +88,12 @@ def test_an_installed_guest_is_found(tmp_path, monkeypatch):
     [
         ("acme_raises", "raise RuntimeError('boom')"),
         ("acme_empty", "x = 1"),
-        ("acme_taken", GUEST.format(id="NCCL008")),
+        ("acme_taken", PLUGIN.format(id="NCCL008")),
         ("acme_exits", "import sys; sys.exit(3)"),
         ("acme_bare", "class Bare(BaseException): pass\nraise Bare"),
     ],
 )
-def test_an_installed_guest_that_fails_is_a_crash_line(tmp_path, monkeypatch, module, text):
+def test_an_installed_plugin_that_fails_is_a_crash_line(tmp_path, monkeypatch, module, text):
     install(tmp_path, monkeypatch, module, **{module: text})
     catalog = load_registry()
     assert [broken.origin for broken in catalog.broken] == ["acme-checks"]
@@ -113,13 +113,13 @@ def test_patterns_that_name_others(pattern):
 
 
 def test_a_misspelt_pattern_is_refused_with_near_names():
-    catalog = load_registry(guests=False)
+    catalog = load_registry(plugins=False)
     with pytest.raises(UnusableError, match="no check or family is called NCLL008; did you mean NCCL008"):
         choose(catalog, ["NCLL008"])
 
 
 def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, "acme_fine", acme_fine=GUEST.format(id="ACME001"))
+    install(tmp_path, monkeypatch, "acme_fine", acme_fine=PLUGIN.format(id="ACME001"))
     (tmp_path / "acme_checks-1.0.dist-info" / "entry_points.txt").write_text("[doctor.checks]\nacme\n")
     catalog = load_registry()
     assert len(catalog.checks) == len(list(builtin_checks()))
@@ -129,13 +129,13 @@ def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monke
 def test_one_check_that_a_package_shows_twice_is_one(tmp_path, monkeypatch):
     package = tmp_path / "acme_tree"
     package.mkdir()
-    (package / "inner.py").write_text(GUEST.format(id="ACME001"))
+    (package / "inner.py").write_text(PLUGIN.format(id="ACME001"))
     (package / "__init__.py").write_text("from acme_tree.inner import too_new\n")
     install(tmp_path, monkeypatch, "acme_tree")
     assert [check.origin for check in load_registry().checks if check.id == "ACME001"] == ["acme-checks"]
 
 
-def test_two_checks_of_one_guest_with_one_id_are_refused(tmp_path, monkeypatch):
-    text = GUEST.format(id="ACME001") + GUEST.format(id="ACME001").replace("too_new", "too_old")
+def test_two_checks_of_one_plugin_with_one_id_are_refused(tmp_path, monkeypatch):
+    text = PLUGIN.format(id="ACME001") + PLUGIN.format(id="ACME001").replace("too_new", "too_old")
     install(tmp_path, monkeypatch, "acme_double", acme_double=text)
     assert [broken.reason for broken in load_registry().broken] == ["ACME001 is taken"]

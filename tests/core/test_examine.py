@@ -147,19 +147,19 @@ def test_yielding_anything_else_is_a_crash():
     assert one(JOB.job(), make(judge)).status is Status.ERROR
 
 
-def test_a_guest_that_never_ends_is_a_crash(monkeypatch):
+def test_a_plugin_that_never_ends_is_a_crash(monkeypatch):
     monkeypatch.setattr(runner, "PLUGIN_DEADLINE", 0.2)
 
     def judge(job):
         time.sleep(60)
         yield
 
-    guest = replace(make(judge), origin="some-distribution")
-    result = one(JOB.job(), guest)
+    plugin = replace(make(judge), origin="some-distribution")
+    result = one(JOB.job(), plugin)
     assert (result.status, result.reason) == (Status.ERROR, "it did not end within 0.2 s")
 
 
-def test_a_guest_that_failed_to_load_is_a_crash_line():
+def test_a_plugin_that_failed_to_load_is_a_crash_line():
     (result,) = examine(JOB.job(), CheckRegistry((), (BrokenPlugin("extra", "some-dist", "ImportError: no"),)))
     assert result.status is Status.ERROR
     assert "some-dist" in result.reason

@@ -7,7 +7,7 @@ from doctor.core.check_registry import load_registry
 from doctor.core.errors import UnusableError
 from doctor.core.settings import IgnoreEntry, Settings, read_settings, require_known_limits
 
-CHECK = next(check for check in load_registry(guests=False).checks if check.id == "NCCL008")
+CHECK = next(check for check in load_registry(plugins=False).checks if check.id == "NCCL008")
 
 
 def write(folder, text, name="doctor.toml"):
@@ -99,12 +99,12 @@ def test_an_entry_may_name_a_family():
 
 def test_a_limit_that_no_check_has_is_refused():
     with pytest.raises(UnusableError, match="no check has the limit"):
-        require_known_limits(Settings(limits={"NCCL008.most": 1}), load_registry(guests=False))
+        require_known_limits(Settings(limits={"NCCL008.most": 1}), load_registry(plugins=False))
 
 
 def test_a_limit_in_another_case_is_told_as_it_is_written():
     with pytest.raises(UnusableError, match=r"limit MEM003.USED_SHARE; did you mean MEM003.used_share"):
-        require_known_limits(Settings(limits={"MEM003.USED_SHARE": 0.9}), load_registry(guests=False))
+        require_known_limits(Settings(limits={"MEM003.USED_SHARE": 0.9}), load_registry(plugins=False))
 
 
 def test_two_entries_of_one_id_have_a_line_each(tmp_path):

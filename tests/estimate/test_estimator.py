@@ -66,7 +66,7 @@ def asked(plan=ONE, offer=OFFER, step=None, seconds=600.0):
 
 
 def judged(estimate, offer=OFFER, **settings):
-    return report_of(estimate, offer, load_registry(guests=False), Settings(**settings), started=0.0)
+    return report_of(estimate, offer, load_registry(plugins=False), Settings(**settings), started=0.0)
 
 
 def status(report, check_id):

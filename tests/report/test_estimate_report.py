@@ -45,7 +45,7 @@ def answered(plan=None, offer=OFFER, **changes):
         traced, LoaderUse(workers=2), plan or TrainingPlan(strategy="ddp", devices=8), offer, seconds=99
     )
     estimate = msgspec.structs.replace(estimate, **changes)
-    return report_of(estimate, offer, load_registry(guests=False), Settings(), started=0.0), estimate
+    return report_of(estimate, offer, load_registry(plugins=False), Settings(), started=0.0), estimate
 
 
 def text_of(answer, width=100, **options):

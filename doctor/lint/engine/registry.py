@@ -1,6 +1,6 @@
-"""Finds rules: built-ins by walking ``doctor_checks``, guests by entry points ``doctor.rules`` and by file.
+"""Finds rules: built-ins by walking ``doctor_checks``, plugins by entry points ``doctor.rules`` and by file.
 
-As :mod:`doctor.core.check_registry` does for checks: a guest that fails to load is a crash in the report, and the
+As :mod:`doctor.core.check_registry` does for checks: a plugin that fails to load is a crash in the report, and the
 rest goes on.
 """
 
@@ -35,7 +35,7 @@ ENTRY_POINTS = "doctor.rules"
 
 @dataclass(frozen=True)
 class Rulebook:
-    """Rules in the order of reports, and the guests that failed to load."""
+    """Rules in the order of reports, and the plugins that failed to load."""
 
     rules: tuple[Rule, ...]
     broken: tuple[BrokenPlugin, ...] = ()
@@ -49,15 +49,15 @@ class Rulebook:
         return pattern.upper() == "ALL" or any(matches(rule.id, rule.family, pattern) for rule in self.rules)
 
 
-def load_rules(plugin_files: Iterable[Path] = (), *, guests: bool = True) -> Rulebook:
-    """Built-ins, installed guests, and the rules in ``plugin_files``.
+def load_rules(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> Rulebook:
+    """Built-ins, installed plugins, and the rules in ``plugin_files``.
 
     Raises:
         UnusableError: a plug-in file can't be used, or claims an id that is taken.
     """
     broken: list[BrokenPlugin] = []
     rules = [UNUSED_SUPPRESSION, *builtin_rules(broken)]
-    for entry in entry_points(ENTRY_POINTS, broken) if guests else ():
+    for entry in entry_points(ENTRY_POINTS, broken) if plugins else ():
         _add_plugin(rules, entry, broken)
     for path in plugin_files:
         _add_file(rules, path)

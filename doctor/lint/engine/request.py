@@ -43,7 +43,7 @@ def lint_request(
 
 
 def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> None:
-    """Refuse patterns that name nothing. Those of a file of settings may name checks, also of guests."""
+    """Refuse patterns that name nothing. Those of a file of settings may name checks, also of plugins."""
     for pattern in typed:
         if not book.names(pattern):
             raise UnusableError(f"no rule or family is called {pattern}{suggestion(pattern, list(book.ids()))}")

@@ -24,7 +24,7 @@ class Bare(BaseException):
     pass
 
 
-def guest(body, **options):
+def plugin(body, **options):
     """A check of somebody else whose body is a plain function of the job."""
 
     def strange_thing(job):
@@ -43,9 +43,9 @@ def looks_at_software():
 
 
 def outcome(*bodies):
-    """The report on guests, with a built-in check after them that must not notice."""
-    guests = [guest(body, id=f"ACME{number:03d}") for number, body in enumerate(bodies)]
-    report = judge(healthy(2, 2).job(), CheckRegistry((*guests, looks_at_software())), Settings())
+    """The report on plugins, with a built-in check after them that must not notice."""
+    plugins = [plugin(body, id=f"ACME{number:03d}") for number, body in enumerate(bodies)]
+    report = judge(healthy(2, 2).job(), CheckRegistry((*plugins, looks_at_software())), Settings())
     msgspec.json.encode(report)
     assert report.results[-1].findings[0].ranks == (0, 1, 2, 3)
     return report
@@ -183,7 +183,7 @@ def test_the_document_has_no_field_for_a_crash_that_did_not_happen():
 )
 def test_metadata_out_of_form_are_refused_when_the_check_is_made(options):
     with pytest.raises(ValueError):
-        guest(lambda job: None, **options)
+        plugin(lambda job: None, **options)
 
 
 def test_a_check_is_named_after_a_function():
