@@ -1,4 +1,4 @@
-"""Cases of rules over Python scripts, whose texts leave out the usual imports."""
+"""Cases of rules over files; texts of Python scripts leave out the usual imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from doctor.lint.engine.rule import MARK, FileFails, FilePasses
+from doctor.lint.engine.rule import MARK, FileCase, FileFails, FilePasses
 
 _IMPORTS = {
     "os": "import os",
@@ -32,6 +32,11 @@ def fails(title: str, text: str, fixed: str | Mapping[str, str] = "", **options:
 def passes(title: str, text: str, **options: Any) -> FilePasses:
     """A passing case of a script, likewise; marks of a failing case that it was made from are left out."""
     return FilePasses(title, with_imports(text.replace(f"  {MARK}", "")), **options)
+
+
+def file_case(title: str, text: str, name: str) -> FileCase:
+    """A failing case of a file if a line of it is marked, else a passing one."""
+    return (FileFails if MARK in text else FilePasses)(title, text, name=name)
 
 
 def with_imports(text: str) -> str:

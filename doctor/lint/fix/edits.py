@@ -12,7 +12,7 @@ from pathlib import Path
 from doctor.core.errors import UnusableError
 from doctor.core.files.atomic_write import replace_whole
 from doctor.lint.engine.rule import Edit
-from doctor.lint.python.script import parsed
+from doctor.lint.python.script import is_python
 
 MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'"
 
@@ -63,15 +63,7 @@ def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[
         fixed, granted = rewrite(text, wishes)
     except (libcst.ParserSyntaxError, libcst.CSTValidationError):
         return text, ()
-    return (fixed, granted) if granted and _parses(fixed) else (text, ())
-
-
-def _parses(text: str) -> bool:
-    try:
-        parsed(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    return (fixed, granted) if granted and is_python(fixed) else (text, ())
 
 
 def difference(path: str, before: str, after: str) -> str:

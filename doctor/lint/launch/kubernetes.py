@@ -7,8 +7,9 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/, https://jobset.s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
@@ -93,17 +94,10 @@ def workloads_in(tree: YamlNode) -> Iterator[Workload]:
 Given = Mapping[str, EnvironmentSetting]
 """What an operator adds to the environment of containers."""
 
-_PET = (
-    "NNODES",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NPROC_PER_NODE",
-    "RDZV_BACKEND",
-    "RDZV_ENDPOINT",
-    "RDZV_ID",
+_SET_BY_KUBEFLOW = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
+    *("PET_MASTER_PORT", "PET_NPROC_PER_NODE", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"),
 )
-_SET_BY_KUBEFLOW = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *(f"PET_{name}" for name in _PET))
 """https://github.com/kubeflow/trainer/pull/1840 (training-operator pkg/controller.v1/pytorch/envvar.go, elastic.go)."""
 
 
@@ -113,20 +107,13 @@ def _given(tree: YamlNode) -> Given:
     return {name: EnvironmentSetting(name, unknown_mark(name), tree.place) for name in _SET_BY_KUBEFLOW}
 
 
-def _replicated(spec: YamlNode, key: str, given: Given) -> Iterator[Role]:
+def _replicated(key: str, spec: YamlNode, given: Given) -> Iterator[Role]:
     """Kubeflow's jobs: {Master: {replicas, template}, Worker: …}."""
-    for name, role in (spec.get(key) or spec).pairs or ():
+    roles = spec.get(key)
+    for name, role in (roles.pairs if roles else None) or ():
         pod = role.get("template", "spec")
         if pod is not None:
             yield _role(name.text or "", role, pod, _count(role, "replicas"), given)
-
-
-def _pytorch(spec: YamlNode, given: Given) -> Iterator[Role]:
-    return _replicated(spec, "pytorchReplicaSpecs", given) if spec.get("pytorchReplicaSpecs") else iter(())
-
-
-def _mpi(spec: YamlNode, given: Given) -> Iterator[Role]:
-    return _replicated(spec, "mpiReplicaSpecs", given) if spec.get("mpiReplicaSpecs") else iter(())
 
 
 def _job(spec: YamlNode, given: Given) -> Iterator[Role]:
@@ -159,7 +146,14 @@ def _train_job(spec: YamlNode, given: Given) -> Iterator[Role]:
         yield Role("trainer", trainer.place, nodes, False, (box,))
 
 
-_KINDS = {"TrainJob": _train_job, "PyTorchJob": _pytorch, "MPIJob": _mpi, "Job": _job, "JobSet": _jobset, "Pod": _pod}
+_KINDS: dict[str, Callable[[YamlNode, Given], Iterator[Role]]] = {
+    "TrainJob": _train_job,
+    "PyTorchJob": partial(_replicated, "pytorchReplicaSpecs"),
+    "MPIJob": partial(_replicated, "mpiReplicaSpecs"),
+    "Job": _job,
+    "JobSet": _jobset,
+    "Pod": _pod,
+}
 
 
 def _count(node: YamlNode, key: str) -> int | None:

@@ -27,6 +27,7 @@ class ParsedOptions(NamedTuple):
 
 _ALIASES = {"nproc": "nproc-per-node", "nnode": "nnodes", "n-tasks": "ntasks", "machinefile": "hostfile"}
 """Older and other spellings of one option."""
+_VALUE = re.compile(r"(?!-)|-\d+\Z")
 
 
 def parse_options(fields: Sequence[CommandWord], syntax: OptionSyntax) -> ParsedOptions:
@@ -44,7 +45,7 @@ def parse_options(fields: Sequence[CommandWord], syntax: OptionSyntax) -> Parsed
             break
         name, value = _split(text, syntax)
         at += 1
-        if value is None and name not in syntax.flags and at < len(fields) and _may_be_value(fields[at].text):
+        if value is None and name not in syntax.flags and at < len(fields) and _VALUE.match(fields[at].text):
             value = fields[at].text
             at += 1
         options[name] = "true" if value is None else value
@@ -64,7 +65,3 @@ def _split(text: str, syntax: OptionSyntax) -> tuple[str, str | None]:
     if letter is None or letter in syntax.flags:
         return (letter or body.replace("_", "-")), None
     return letter, text[2:].removeprefix("=")
-
-
-def _may_be_value(text: str) -> bool:
-    return not text.startswith("-") or bool(re.fullmatch(r"-\d+", text))

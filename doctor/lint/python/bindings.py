@@ -118,17 +118,12 @@ class Bindings:
         """``self.attribute = value``, with whatever the first parameter is called, to the classes of the methods around
         it."""
         members = self._members if self._members is not None else {}
-        for method in self._around(node):
-            owner = self._parents.get(method)
+        while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
+            method, owner = node, self._parents.get(node)
             if not isinstance(owner, ast.ClassDef) or not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             if method.args.args and method.args.args[0].arg == base:
                 members.setdefault(owner, {}).setdefault(attribute, []).append(value)
-
-    def _around(self, node: ast.AST) -> Iterator[ast.AST]:
-        while (outer := self._parents.get(node)) is not None:
-            yield outer
-            node = outer
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:

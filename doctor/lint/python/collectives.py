@@ -203,20 +203,14 @@ def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
     """Methods of models in FSDP and of DeepSpeed's engine."""
     if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
         return ""
-    made = {script.name(one.func) for one in _makers(script, call.func.value)}
+    values = script.values_of(call.func.value)
+    calls = (one.value if isinstance(one, ast.Starred) else one for one in values)
+    made = {script.name(one.func) for one in calls if isinstance(one, ast.Call)}
     if bare in _GATHERING and _SHARDED in made:
         return f"{bare} of FSDP"
     if bare in _OF_AN_ENGINE and "deepspeed.initialize" in made:
         return f"{bare} of DeepSpeed"
     return ""
-
-
-def _makers(script: Script, node: ast.expr) -> Iterator[ast.Call]:
-    """The calls that a name was assigned from, also as a part of what they return."""
-    for value in script.values_of(node):
-        made = value.value if isinstance(value, ast.Starred) else value
-        if isinstance(made, ast.Call):
-            yield made
 
 
 def is_certain(script: Script, node: ast.AST) -> bool:

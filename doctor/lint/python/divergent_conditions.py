@@ -31,7 +31,7 @@ def disagreement(script: Script, test: ast.expr) -> str:
     before = test.lineno if isinstance(script.parent(test), ast.If) else None
     if any(_is_shared(script, one, before) for one in seen):
         return ""
-    if any(_is_clock(script, one) for one in seen):
+    if any(isinstance(one, ast.Call) and script.name(one.func) in _CLOCKS for one in seen):
         return "time"
     return "data" if any(_is_own(script, one) for one in seen) else ""
 
@@ -94,10 +94,6 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
                     if isinstance(part, (ast.Name, ast.Attribute)):
                         kept[function].setdefault(ast.unparse(part), call.lineno)
     return kept[function]
-
-
-def _is_clock(script: Script, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and script.name(node.func) in _CLOCKS
 
 
 def _is_own(script: Script, node: ast.AST) -> bool:

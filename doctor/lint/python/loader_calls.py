@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.script import Script, last_name, per_script
-from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE
+from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks
 
 LOADERS = (
     LOADER,
@@ -247,7 +247,8 @@ def is_iterable(script: Script, loader: ast.Call) -> bool | None:
         return None
     owner = script.class_definition(data)
     if owner is not None:
-        return script.derives(owner, *STREAMS) or (None if not _is_map(owner) else False)
+        is_map = next(hooks(owner, "__getitem__"), None) is not None
+        return script.derives(owner, *STREAMS) or (False if is_map else None)
     name = script.name(data)
     if name.removesuffix("()") in STREAMS:
         return True
@@ -264,10 +265,6 @@ STREAMS = (
 _MAPS = re.compile(
     r"^(?:torchvision\.datasets\.|torchaudio\.datasets\.|torch\.utils\.data\.(?:TensorDataset|Subset|ConcatDataset))"
 )
-
-
-def _is_map(owner: ast.ClassDef) -> bool:
-    return any(isinstance(one, ast.FunctionDef) and one.name == "__getitem__" for one in owner.body)
 
 
 def belongs_to_lightning(script: Script, node: ast.AST) -> bool:

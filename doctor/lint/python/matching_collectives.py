@@ -73,7 +73,7 @@ def _is_joined_apart(script: Script, collective: CollectiveCall, condition: Rank
         if script.function_of(other.call) is not function:
             continue
         apart = [one for one in rank_conditions(script, other.call) if one.where is not condition.where]
-        if any(_asks_otherwise(one, condition) and not _holds(script, condition.where, one.where) for one in apart):
+        if any(_asks_otherwise(one, condition) and condition.where not in script.around(one.where) for one in apart):
             return True
     return False
 
@@ -81,10 +81,6 @@ def _is_joined_apart(script: Script, collective: CollectiveCall, condition: Rank
 def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
     tests = [getattr(condition.where, "test", condition.where) for condition in (one, other)]
     return one.test != other.test or ast.dump(tests[0]) != ast.dump(tests[1])
-
-
-def _holds(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    return any(one is outer for one in script.around(inner))
 
 
 def _ends_process(statement: ast.stmt) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from doctor.lint.engine.discovery import UnreadableFile
-from doctor.lint.python.script import parsed
+from doctor.lint.python.script import is_python
 
 _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 """What makes a cell another language's; those that are left out run the cell as Python."""
@@ -69,13 +69,7 @@ def _python_of(lines: list[str]) -> list[str]:
     if lines and _CELL_MAGIC.match(lines[0]):
         return [""] * len(lines)
     plain = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in lines]
-    for candidate in (lines, plain):
-        try:
-            parsed("\n".join(candidate))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return candidate
-    return [""] * len(lines)
+    return next((one for one in (lines, plain) if is_python("\n".join(one))), [""] * len(lines))
 
 
 class _LineFinder:

@@ -387,6 +387,15 @@ def parsed(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+def is_python(text: str) -> bool:
+    """Whether this interpreter can parse a text."""
+    try:
+        parsed(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def children_of(node: ast.AST) -> list[ast.AST]:
     """The nodes right below it, in the order of the text, without operators and the like: :func:`ast.iter_child_nodes`
     at half the price, which is most of the price of reading a file."""

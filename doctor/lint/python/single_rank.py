@@ -37,7 +37,8 @@ def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
             return True
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _may_ask(script, outer.test):
             return True
-        if isinstance(outer, ast.With) and _is_ordered(script, outer):
+        contexts = [script.text_of(item.context_expr) for item in outer.items] if isinstance(outer, ast.With) else []
+        if any(_ORDERED.search(text) for text in contexts):
             return True
         inner = outer
     if function is None or depth == 0:
@@ -65,10 +66,6 @@ def _block(node: ast.AST, name: str) -> list[ast.AST]:
 def _waits(script: Script, branch: ast.If) -> bool:
     called = (call.func for statement in branch.body for call in script.inside(statement, ast.Call))
     return any(isinstance(one, ast.Attribute) and one.attr in ("barrier", "wait_for_everyone") for one in called)
-
-
-def _is_ordered(script: Script, context: ast.With) -> bool:
-    return any(_ORDERED.search(script.text_of(one.context_expr)) for one in context.items)
 
 
 def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bool:

@@ -62,7 +62,9 @@ def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast
     """The statement that keeps some ranks out, its test and what it hangs on."""
     inner: ast.AST = call
     for outer in script.around(call):
-        for statement, test in (*_around(outer, inner), *_before(script, outer, inner)):
+        around = isinstance(outer, (ast.If, ast.While)) and inner is not outer.test
+        for statement in (*((outer,) if around else ()), *_before(outer, inner)):
+            test = statement.test
             kind = disagreement(script, test)
             if kind and not _is_in_other_branch(script, statement, inner, word):
                 return statement, test, kind
@@ -72,19 +74,14 @@ def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast
     return None
 
 
-def _around(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    if isinstance(outer, (ast.If, ast.While)) and inner is not outer.test:
-        yield outer, outer.test
-
-
-def _before(script: Script, outer: ast.AST, inner: ast.AST) -> Iterator[tuple[ast.stmt, ast.expr]]:
+def _before(outer: ast.AST, inner: ast.AST) -> Iterator[ast.If]:
     """``if mask.sum() == 0: return`` above it in the same block."""
     block = getattr(outer, "body", None)
     if not isinstance(block, list) or inner not in block:
         return
     for statement in block[: block.index(inner)]:
         if isinstance(statement, ast.If) and not statement.orelse and isinstance(statement.body[-1], ast.Return):
-            yield statement, statement.test
+            yield statement
 
 
 def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, word: str) -> bool:
@@ -105,7 +102,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
     whose = "its own data" if kind == "data" else "its own clock"
     leaves = isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], ast.Return)
     how = "is not reached if" if leaves and call.lineno > (statement.end_lineno or 0) else "runs only if"
-    if isinstance(statement, ast.If) and how == "runs only if" and any(_has(part, call) for part in statement.orelse):
+    other = statement.orelse if isinstance(statement, ast.If) and how == "runs only if" else []
+    if any(call in ast.walk(part) for part in other):
         how = "is not reached if"
     if isinstance(statement, ast.While):
         how = "runs as long as"
@@ -116,10 +114,6 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
     )
-
-
-def _has(part: ast.AST, node: ast.AST) -> bool:
-    return any(one is node for one in ast.walk(part))
 
 
 _FINITE = """\

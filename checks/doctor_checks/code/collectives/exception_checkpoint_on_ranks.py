@@ -83,11 +83,8 @@ def _hooks(script: Script) -> Iterator[Violation]:
 
 
 def _knows_ranks(script: Script, owner: ast.ClassDef) -> bool:
-    return several_ranks(script) is not None or any("rank" in one.attr for one in _attributes(owner))
-
-
-def _attributes(owner: ast.ClassDef) -> Iterator[ast.Attribute]:
-    yield from (one for one in ast.walk(owner) if isinstance(one, ast.Attribute))
+    attributes = (one.attr for one in ast.walk(owner) if isinstance(one, ast.Attribute))
+    return several_ranks(script) is not None or any("rank" in name for name in attributes)
 
 
 _WAITS = frozenset(

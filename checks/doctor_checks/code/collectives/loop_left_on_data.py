@@ -10,6 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.script import last_name
 from doctor.lint.python.swallowed_errors import swallows_error
 from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
 from doctor.testing.script_cases import fails, passes
@@ -109,15 +110,11 @@ def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
             continue
         value, left = one.comparators[0].value, one.left
         is_none = value is None and isinstance(one.ops[0], (ast.Is, ast.Eq)) and isinstance(left, ast.Name)
-        is_empty = value == 0 and value is not False and isinstance(left, ast.Call) and _is_len(left)
+        is_empty = value == 0 and value is not False and isinstance(left, ast.Call) and last_name(left) == "len"
         read = {part.id for part in ast.walk(left) if isinstance(part, ast.Name)}
         if (is_none or (is_empty and isinstance(one.ops[0], ast.Eq))) and read & own:
             return "data"
     return ""
-
-
-def _is_len(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "len"
 
 
 def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import FileFails, FilePasses, Severity, Violation, rule
+from doctor.api import FileFails, Severity, Violation, rule
 from doctor.lint.launch.configs import contradictions_in
 from doctor.lint.launch.manifest import Manifest
 from doctor.testing import lines
+from doctor.testing.script_cases import FileCase, file_case
 
 _ACCELERATE = ("compute_environment: LOCAL_MACHINE", "num_machines: 1", "num_processes: 8")
 _LLAMA = (
@@ -20,28 +21,16 @@ _LLAMA = (
 _MICRO = '"train_micro_batch_size_per_gpu": "auto",'
 
 
-def _deepspeed(title: str, *body: str) -> FileFails:
-    return FileFails(title, lines("{", *body, "}"), name="ds_config.json")
+def _deepspeed(title: str, *body: str) -> FileCase:
+    return file_case(title, lines("{", *body, "}"), "ds_config.json")
 
 
-def _sound_deepspeed(title: str, *body: str) -> FilePasses:
-    return FilePasses(title, lines("{", *body, "}"), name="ds_config.json")
+def _accelerate(title: str, *body: str) -> FileCase:
+    return file_case(title, lines(*_ACCELERATE, *body), "accelerate.yaml")
 
 
-def _accelerate(title: str, *body: str) -> FileFails:
-    return FileFails(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
-
-
-def _sound_accelerate(title: str, *body: str) -> FilePasses:
-    return FilePasses(title, lines(*_ACCELERATE, *body), name="accelerate.yaml")
-
-
-def _llama(title: str, *body: str) -> FileFails:
-    return FileFails(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
-
-
-def _sound_llama(title: str, *body: str) -> FilePasses:
-    return FilePasses(title, lines(*_LLAMA, *body), name="qwen3_sft.yaml")
+def _llama(title: str, *body: str) -> FileCase:
+    return file_case(title, lines(*_LLAMA, *body), "qwen3_sft.yaml")
 
 
 @rule(
@@ -93,21 +82,21 @@ def _sound_llama(title: str, *body: str) -> FilePasses:
             '  "gradient_accumulation_steps": 8,',
             '  "zero_optimization": {"stage": 1}',
         ),
-        _sound_deepspeed(
+        _deepspeed(
             "left to the framework, with keys of stage 3 alone",
             _MICRO,
             '  "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},',
             '  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"},',
             '    "stage3_max_live_parameters": 1e9, "stage3_gather_16bit_weights_on_model_save": true}',
         ),
-        _sound_deepspeed(
+        _deepspeed(
             "stage 3, everything to the CPU",
             '  "train_batch_size": "auto", "gradient_accumulation_steps": 3,',
             '  "fp16": {"enabled": false}, "bf16": {"enabled": true},',
             '  "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},',
             '    "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "ratio": 0.5}}',
         ),
-        _sound_deepspeed(
+        _deepspeed(
             "nothing to the CPU in stage 1, and elastic training",
             '  "train_batch_size": 100, "gradient_accumulation_steps": 8,',
             '  "elasticity": {"enabled": true, "max_train_batch_size": 2000},',
@@ -147,7 +136,7 @@ def _sound_llama(title: str, *body: str) -> FilePasses:
             lines("distributed_type: MULTI_GPU", "num_machines: 1", "num_processes: 1", "gpu_ids: '3'  # !"),
             name="accelerate.yaml",
         ),
-        _sound_accelerate(
+        _accelerate(
             "empty sections of other types",
             "distributed_type: MULTI_GPU",
             "mixed_precision: bf16",
@@ -156,14 +145,14 @@ def _sound_llama(title: str, *body: str) -> FilePasses:
             "fsdp_config: {}",
             "megatron_lm_config:",
         ),
-        _sound_accelerate(
+        _accelerate(
             "DeepSpeed's file, and what may stand beside it",
             "distributed_type: DEEPSPEED",
             "deepspeed_config:",
             "  deepspeed_config_file: ds_z3.json",
             "  zero3_init_flag: true",
         ),
-        _sound_accelerate(
+        _accelerate(
             "stage 3 with everything on the CPU",
             "distributed_type: DEEPSPEED",
             "mixed_precision: bf16",
@@ -172,7 +161,7 @@ def _sound_llama(title: str, *body: str) -> FilePasses:
             "  offload_param_device: cpu",
             "  zero_stage: 3",
         ),
-        _sound_accelerate(
+        _accelerate(
             "FSDP",
             "distributed_type: FSDP",
             "fsdp_config:",
@@ -192,10 +181,10 @@ def _sound_llama(title: str, *body: str) -> FilePasses:
             "    offload_param:",
             "      device: cpu  # !",
         ),
-        _sound_llama("four bits with ZeRO-3", "quantization_bit: 4", "bf16: true", "deepspeed: ds_z3_config.json"),
-        _sound_llama("eight bits with ZeRO-2", "quantization_bit: 8", "deepspeed: ds_z2_config.json", "fsdp: ''"),
-        _sound_llama("one precision", "finetuning_type: full", "bf16: true", "fp16: false", "deepspeed: ds_z3.json"),
-        _sound_llama("pure bfloat16", "finetuning_type: full", "pure_bf16: true", "deepspeed: null"),
+        _llama("four bits with ZeRO-3", "quantization_bit: 4", "bf16: true", "deepspeed: ds_z3_config.json"),
+        _llama("eight bits with ZeRO-2", "quantization_bit: 8", "deepspeed: ds_z2_config.json", "fsdp: ''"),
+        _llama("one precision", "finetuning_type: full", "bf16: true", "fp16: false", "deepspeed: ds_z3.json"),
+        _llama("pure bfloat16", "finetuning_type: full", "pure_bf16: true", "deepspeed: null"),
     ),
 )
 def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:

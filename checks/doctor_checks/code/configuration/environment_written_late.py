@@ -60,10 +60,6 @@ class _VariableReader(NamedTuple):
     starts: Callable[[Script], Iterator[ast.Call]]
 
 
-def _joining(script: Script) -> Iterator[ast.Call]:
-    yield from joins(script)
-
-
 def _communicating(script: Script) -> Iterator[ast.Call]:
     """The first communicator is made by the first collective, or at once where the group knows its device."""
     yield from (call for call in joins(script) if script.argument(call, "device_id") is not None)
@@ -88,7 +84,7 @@ _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def _reader(variable: str) -> _VariableReader | None:
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
-        return _VariableReader("the process group has read it by then", _joining)
+        return _VariableReader("the process group has read it by then", joins)
     if variable.startswith("NCCL_"):
         return _VariableReader("NCCL reads it once, for its first communicator", _communicating)
     if variable in _READ_BY_CUDA:

@@ -266,7 +266,7 @@ def _of_trainer(script: Script, call: ast.Call, release: str | None) -> Iterator
         if known is not None and _is_gone(known.removed, release):
             edits = trainer_edits(script, call, name, value) if place else ()
             yield _Complaint(
-                at, f"Trainer({name}={_short(script, value)})", known.removed or "", known.replacement, edits
+                at, f"Trainer({name}={script.text_of(value, 24)})", known.removed or "", known.replacement, edits
             )
         elif known is not None and known.since and release is not None and is_older(release, known.since):
             yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
@@ -289,16 +289,12 @@ def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.
                 yield from ((inner.arg, inner.value, inner.value) for inner in one.keywords if inner.arg)
 
 
-def _short(script: Script, value: ast.expr) -> str:
-    return script.text_of(value, 24)
-
-
 def _of_value(
     script: Script, call: ast.Call, name: str, value: ast.expr, at: ast.AST, release: str | None
 ) -> Iterator[_Complaint]:
     """Values of arguments that live on."""
     written = value.value if isinstance(value, ast.Constant) else UNKNOWN
-    words = f"Trainer({name}={_short(script, value)})"
+    words = f"Trainer({name}={script.text_of(value, 24)})"
     edits = trainer_edits(script, call, name, value) if isinstance(at, ast.keyword) else ()
     if name == "strategy" and isinstance(written, str):
         known = trainer_strategy(written)

@@ -120,11 +120,10 @@ def _keeps_some(node: ast.ListComp, batch: str) -> bool:
     if len(node.generators) > 1 or not first.ifs or not _is_batch(first.iter, batch):
         return False
     sample = ast.dump(first.target).replace("Store", "Load")
-    return ast.dump(node.elt) == sample or any(_asks_for_none(one, sample) for one in first.ifs)
-
-
-def _asks_for_none(test: ast.expr, sample: str) -> bool:
-    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and ast.dump(test.left) == sample
+    return ast.dump(node.elt) == sample or any(
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and ast.dump(test.left) == sample
+        for test in first.ifs
+    )
 
 
 def _is_batch(node: ast.expr, batch: str) -> bool:

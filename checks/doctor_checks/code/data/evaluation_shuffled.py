@@ -96,7 +96,7 @@ def _samplers(script: Script) -> Iterator[Violation]:
 
 def _looked_at(script: Script) -> set[str]:
     """Loaders of which a few batches are taken, or that a loop leaves early: there the shuffle is a sample."""
-    taken = [call.args[0] for call in script.all(ast.Call) if _is(call, "next", "islice") and call.args]
+    taken = [call.args[0] for call in script.all(ast.Call) if last_name(call) in ("next", "islice") and call.args]
     left = [loop.iter for loop in script.all(ast.For) if next(script.inside(loop, ast.Break), None) is not None]
     sources = [unwrapped(one) for one in (*taken, *left)]
     return {
@@ -104,11 +104,6 @@ def _looked_at(script: Script) -> set[str]:
         for one in sources
         if isinstance(one, (ast.Name, ast.Attribute))
     }
-
-
-def _is(call: ast.Call, *names: str) -> bool:
-    called = last_name(call.func)
-    return called in names
 
 
 def _script(loader: str, before: str = "pass") -> str:

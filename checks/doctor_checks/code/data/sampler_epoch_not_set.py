@@ -62,8 +62,10 @@ def _shuffles(script: Script, sampler: ast.Call) -> bool:
 def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:
     for loop in trained:
         fed = _is_fed_by(script, loop, sampler)
-        repeated = [one for one in epoch_loops(script, loop) if _counts(one)]
-        if fed and repeated and not _is_made_in(script, sampler, repeated):
+        epochs = epoch_loops(script, loop)
+        repeated = [one for one in epochs if not isinstance(getattr(one, "iter", None), (ast.Tuple, ast.List))]
+        # A sampler that is made in each epoch may have other data each time.
+        if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
             name = target_name(script, sampler) or "DistributedSampler"
             yield Violation(
                 sampler,
@@ -74,16 +76,6 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 edits=tuple(_edit(script, sampler, repeated, fed)) if _is_always_fed(script, loop, sampler) else (),
             )
             return
-
-
-def _is_made_in(script: Script, sampler: ast.Call, epochs: list[ast.For | ast.While]) -> bool:
-    """A sampler of each epoch's own, which may have other data each time."""
-    return any(outer in epochs for outer in script.around(sampler))
-
-
-def _counts(loop: ast.For | ast.While) -> bool:
-    """A loop over several epochs, and not over one."""
-    return isinstance(loop, ast.While) or not isinstance(loop.iter, (ast.Tuple, ast.List))
 
 
 def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import LOADERS, data_of, loaders, mentions_ranks
-from doctor.lint.python.training import ACCELERATOR, several_ranks, shards_loaders_itself
+from doctor.lint.python.training import ACCELERATOR, hooks, several_ranks, shards_loaders_itself
 from doctor.testing.script_cases import fails, passes
 
 _STREAM = "torch.utils.data.IterableDataset"
@@ -86,8 +86,8 @@ def stream_not_parted(script: Script) -> Iterator[Violation]:
 
 
 def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterator[Violation]:
-    reads = next((one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "__iter__"), None)
-    loader = next((one for one in _fed_loaders(script, owner)), None)
+    reads = next(hooks(owner, "__iter__"), None)
+    loader = next(_fed_loaders(script, owner), None)
     if reads is None or loader is None or not _reads_by_itself(script, owner, reads):
         return
     if mentions_ranks(data_of(script, loader)):
@@ -96,50 +96,32 @@ def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterat
     several = workers is not None and script.value(workers) != 0
     if ranks is None and not several:
         return
-    readers = " and ".join(
-        one
-        for one in (
-            f"each of the {_number(script, workers)}workers (line {loader.lineno})" if several else "",
-            f"each rank ({script.text_of(ranks.func)}, line {ranks.lineno})" if ranks is not None else "",
-        )
-        if one
-    )
-    yield Violation(
-        reads, f"{owner.name} yields all of its samples in {readers}: every sample is trained on several times"
-    )
-
-
-def _number(script: Script, workers: ast.expr | None) -> str:
     number = script.value(workers)
-    return f"{number} " if isinstance(number, int) else ""
+    count = f"{number} " if isinstance(number, int) else ""
+    readers = [f"each of the {count}workers (line {loader.lineno})"] if several else []
+    if ranks is not None:
+        readers.append(f"each rank ({script.text_of(ranks.func)}, line {ranks.lineno})")
+    claim = f"{owner.name} yields all of its samples in {' and '.join(readers)}"
+    yield Violation(reads, f"{claim}: every sample is trained on several times")
 
 
 def _fed_loaders(script: Script, owner: ast.ClassDef) -> Iterator[ast.Call]:
     for call in script.calls(*LOADERS):
         data = script.argument(call, "dataset", 0)
-        if data is not None and script.class_definition(data) is owner and "worker_init_fn" not in _given(call):
+        is_fed = data is not None and script.class_definition(data) is owner
+        if is_fed and script.argument(call, "worker_init_fn") is None:
             yield call
-
-
-def _given(call: ast.Call) -> set[str | None]:
-    return {one.arg for one in call.keywords}
 
 
 def _reads_by_itself(script: Script, owner: ast.ClassDef, reads: ast.FunctionDef) -> bool:
     """A stream with an end of its own, over files or a list, that asks nobody which part is its."""
-    words = {word for one in (owner, *_bases(script, owner)) for part in ast.walk(one) for word in _words(part)}
+    bases = (base for one in owner.bases if (base := script.class_definition(one)) not in (None, owner))
+    words = {word for one in (owner, *filter(None, bases)) for part in ast.walk(one) for word in _words(part)}
     if any(_PARTS.search(word) or _DRAWS.match(word) for word in words):
         return False
     if not words.isdisjoint(_READS):
         return True
     return any(_is_whole(loop.iter) for loop in script.inside(reads, ast.For))
-
-
-def _bases(script: Script, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    for base in owner.bases:
-        found = script.class_definition(base)
-        if found is not None and found is not owner:
-            yield found
 
 
 def _words(node: ast.AST) -> Iterator[str]:

@@ -227,7 +227,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             continue
         keeper, kept = found
         assert isinstance(kept, ast.Name)
-        if _is_sum(statement) and _without_gradients(script, statement):
+        if not isinstance(statement, ast.Expr) and _without_gradients(script, statement):
             continue
         if _outlives(script, keeper, body) and not _is_freed(script, kept, body) and not _goes_back(script, keeper):
             words = script.text_of(keeper, 40)
@@ -255,17 +255,11 @@ def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
     return None
 
 
-def _is_sum(statement: ast.stmt) -> bool:
-    return not isinstance(statement, ast.Expr)
-
-
 def _without_gradients(script: Script, node: ast.AST) -> bool:
     for outer in script.around(node):
-        if isinstance(outer, ast.With):
-            if any(
-                script.text_of(item.context_expr).endswith(("no_grad()", "inference_mode()")) for item in outer.items
-            ):
-                return True
+        contexts = [script.text_of(item.context_expr) for item in outer.items] if isinstance(outer, ast.With) else []
+        if any(text.endswith(("no_grad()", "inference_mode()")) for text in contexts):
+            return True
     return False
 
 
@@ -291,12 +285,10 @@ def _is_bounded(script: Script, keeper: ast.Name) -> bool:
 
 def _is_freed(script: Script, kept: ast.Name, body: ast.AST) -> bool:
     """Whether the name is given something without a graph in the step."""
-    for one in script.inside(body, ast.Assign):
-        if any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets) and _is_plain(
-            one.value
-        ):
-            return True
-    return False
+    return any(
+        _is_plain(one.value) and any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets)
+        for one in script.inside(body, ast.Assign)
+    )
 
 
 def _is_plain(value: ast.expr) -> bool:

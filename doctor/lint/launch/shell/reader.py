@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from doctor.lint.engine.rule import SourceLocation
@@ -42,23 +42,22 @@ def read_shell(path: str, text: str) -> ShellFile:
     allocation = read_headers(text)
     reader = ScriptReader(allocation.variables() if allocation else {})
     reader.read(text)
+    notes = (
+        f"lines that begin with {word} are not read: of what they ask for nothing is known"
+        for word in ("#PBS", "#BSUB", "#FLUX", "#PJM", "#$ -")
+        if f"\n{word}" in text
+    )
     looped = tuple(line for line, in_loop in reader.waits.items() if in_loop)
     return ShellFile(
         path,
         tuple(reader.settings),
         tuple(reader.launches),
-        (*_unread_headers(text), *reader.notes),
+        (*notes, *reader.notes),
         allocation,
         tuple(reader.waits),
         looped,
         read_late_headers(text),
     )
-
-
-def _unread_headers(text: str) -> Iterator[str]:
-    for word in ("#PBS", "#BSUB", "#FLUX", "#PJM", "#$ -"):
-        if f"\n{word}" in text:
-            yield f"lines that begin with {word} are not read: of what they ask for nothing is known"
 
 
 class ScriptReader:
