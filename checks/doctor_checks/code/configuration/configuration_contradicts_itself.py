@@ -8,7 +8,7 @@ from doctor.api import FileFails, Severity, Violation, rule
 from doctor.lint.launch.configs import contradictions_in
 from doctor.lint.launch.manifest import Manifest
 from doctor.testing import lines
-from doctor.testing.script_cases import FileCase, file_case
+from doctor.testing.script_cases import file_case
 
 _ACCELERATE = ("compute_environment: LOCAL_MACHINE", "num_machines: 1", "num_processes: 8")
 _LLAMA = (
@@ -21,15 +21,15 @@ _LLAMA = (
 _MICRO = '"train_micro_batch_size_per_gpu": "auto",'
 
 
-def _deepspeed(title: str, *body: str) -> FileCase:
+def _deepspeed(title: str, *body: str) -> FileFails | FilePasses:
     return file_case(title, lines("{", *body, "}"), "ds_config.json")
 
 
-def _accelerate(title: str, *body: str) -> FileCase:
+def _accelerate(title: str, *body: str) -> FileFails | FilePasses:
     return file_case(title, lines(*_ACCELERATE, *body), "accelerate.yaml")
 
 
-def _llama(title: str, *body: str) -> FileCase:
+def _llama(title: str, *body: str) -> FileFails | FilePasses:
     return file_case(title, lines(*_LLAMA, *body), "qwen3_sft.yaml")
 
 
