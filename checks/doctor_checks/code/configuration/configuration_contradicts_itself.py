@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import FileFails, Severity, Violation, rule
+from doctor.api import FileFails, FilePasses, Severity, Violation, rule
 from doctor.lint.launch.configs import contradictions_in
 from doctor.lint.launch.manifest import Manifest
 from doctor.testing import lines
