@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from doctor.lint.engine.rule import MARK, FileCase, FileFails, FilePasses
+from doctor.testing import lines
 
 _IMPORTS = {
     "os": "import os",
@@ -32,6 +33,16 @@ def fails(title: str, text: str, fixed: str | Mapping[str, str] = "", **options:
 def passes(title: str, text: str, **options: Any) -> FilePasses:
     """A passing case of a script, likewise; marks of a failing case that it was made from are left out."""
     return FilePasses(title, with_imports(text.replace(f"  {MARK}", "")), **options)
+
+
+def shell_fails(title: str, *text: str) -> FileFails:
+    """A failing case of a batch script of these lines."""
+    return FileFails(title, lines(*text), name="job.sbatch")
+
+
+def shell_passes(title: str, *text: str) -> FilePasses:
+    """A passing case of a batch script of these lines."""
+    return FilePasses(title, lines(*text), name="job.sbatch")
 
 
 def file_case(title: str, text: str, name: str) -> FileCase:

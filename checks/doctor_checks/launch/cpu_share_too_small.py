@@ -23,7 +23,7 @@ from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, sta
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 @check(
@@ -161,43 +161,43 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
     check=cpu_share_too_small,
     reads=ShellFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "one CPU for eight ranks",
             "#SBATCH --ntasks-per-node=1",
             "#SBATCH --cpus-per-task=1",
             "#SBATCH --gres=gpu:8",
             "srun torchrun --nproc-per-node=8 train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "one CPU for each rank",
             "#SBATCH --ntasks-per-node=4",
             "#SBATCH --cpus-per-task=1",
             "#SBATCH --gpus-per-node=4",
             "srun python train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "the step takes less than the job has",
             "#SBATCH --cpus-per-task=32",
             "#SBATCH --gres=gpu:4",
             "srun --cpus-per-task=2 torchrun --nproc-per-node=4 train.py  # !",
         ),
-        script_passes(
+        shell_passes(
             "eight CPUs for each rank",
             "#SBATCH --ntasks-per-node=4",
             "#SBATCH --cpus-per-task=8",
             "#SBATCH --gpus-per-node=4",
             "srun python train.py",
         ),
-        script_passes("nothing is said of CPUs", "#SBATCH --gres=gpu:4", "srun torchrun --nproc-per-node=4 x.py"),
-        script_passes(
+        shell_passes("nothing is said of CPUs", "#SBATCH --gres=gpu:4", "srun torchrun --nproc-per-node=4 x.py"),
+        shell_passes(
             "a batch script with the CPUs of eight tasks",
             "#SBATCH --ntasks-per-node=8",
             "#SBATCH --cpus-per-task=4",
             "#SBATCH --gres=gpu:8",
             "torchrun --standalone --nproc-per-node=8 x.py",
         ),
-        script_passes("no GPU", "#SBATCH --ntasks=64", "#SBATCH --cpus-per-task=1", "srun python simulate.py"),
-        script_passes(
+        shell_passes("no GPU", "#SBATCH --ntasks=64", "#SBATCH --cpus-per-task=1", "srun python simulate.py"),
+        shell_passes(
             "one CPU for a single process",
             "#SBATCH --ntasks=1",
             "#SBATCH --cpus-per-task=1",

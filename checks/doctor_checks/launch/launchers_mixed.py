@@ -19,8 +19,6 @@ from doctor.analysis.launch_origin import (
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -38,7 +36,8 @@ from doctor.api import (
 )
 from doctor.facts import Event, LaunchFacts, Package, SoftwareFacts, TrainerFacts
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, processes_of, starts_of
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 LAST_THAT_WAITS = (1, 2)
 """Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes
@@ -450,56 +449,41 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
     check=launchers_mixed,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        shell_fails(
             "torchrun in each of eight tasks of a host",
-            lines(*_EIGHT, "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
-            name="job.sbatch",
+            *_EIGHT,
+            "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "accelerate in each of four tasks",
-            lines(
-                "#SBATCH --ntasks-per-node=4",
-                "#SBATCH --gres=gpu:4",
-                "srun accelerate launch --num_machines 1 --num_processes 4 train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --ntasks-per-node=4",
+            "#SBATCH --gres=gpu:4",
+            "srun accelerate launch --num_machines 1 --num_processes 4 train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "mpirun starts torchrun for each GPU",
-            lines("mpirun -np 8 python -m torch.distributed.run --nproc_per_node=8 train.py  # !"),
-            name="train.sh",
+            "mpirun -np 8 python -m torch.distributed.run --nproc_per_node=8 train.py  # !",
         ),
-        FileFails(
-            "deepspeed in each task",
-            lines(*_EIGHT, "srun deepspeed --num_gpus 8 train.py  # !"),
-            name="job.slurm",
-        ),
-        FilePasses(
+        shell_fails("deepspeed in each task", *_EIGHT, "srun deepspeed --num_gpus 8 train.py  # !"),
+        shell_passes(
             "one torchrun a host",
-            lines(
-                "#SBATCH --nodes=2",
-                "#SBATCH --ntasks-per-node=1",
-                "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d train.py",
-            ),
-            name="job.sbatch",
+            "#SBATCH --nodes=2",
+            "#SBATCH --ntasks-per-node=1",
+            "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d train.py",
         ),
-        FilePasses(
+        shell_passes(
             "a step of one task a host",
-            lines(*_EIGHT, "srun --ntasks=2 --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py"),
-            name="job.sbatch",
+            *_EIGHT,
+            "srun --ntasks=2 --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py",
         ),
-        FilePasses(
+        shell_passes(
             "each task is an agent of one process",
-            lines(*_EIGHT, "srun torchrun --nnodes=16 --nproc-per-node=1 --rdzv-backend=c10d train.py"),
-            name="job.sbatch",
+            *_EIGHT,
+            "srun torchrun --nnodes=16 --nproc-per-node=1 --rdzv-backend=c10d train.py",
         ),
-        FilePasses(
-            "mpirun, one a host", lines("mpirun -np 2 torchrun --nnodes=2 --nproc-per-node=8 train.py"), name="x.sh"
-        ),
-        FilePasses("python by srun", lines(*_EIGHT, "srun python train.py"), name="job.sbatch"),
-        FilePasses(
-            "the number of tasks is unknown", lines("srun --ntasks=$N torchrun --nproc-per-node=8 x.py"), name="x.sh"
-        ),
+        shell_passes("mpirun, one a host", "mpirun -np 2 torchrun --nnodes=2 --nproc-per-node=8 train.py"),
+        shell_passes("python by srun", *_EIGHT, "srun python train.py"),
+        shell_passes("the number of tasks is unknown", "srun --ntasks=$N torchrun --nproc-per-node=8 x.py"),
     ),
 )
 def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -36,7 +36,7 @@ from doctor.lint.launch.process_launches import (
     starts_of,
 )
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 MOST_FINDINGS = 8
 """Places with a finding of their own; more have one cause, such as localhost on every host."""
@@ -317,34 +317,34 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
     check=master_disagrees,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "each host is told itself",
             "# node 1",
             f'{_OLD} --node_rank=0 --master_addr="192.168.1.3" --master_port=12581 train.py > 1.log 2>&1 &',
             "# node 2",
             f'{_OLD} --node_rank=1 --master_addr="192.168.1.2" --master_port=12581 train.py > 2.log 2>&1 &  # !',
         ),
-        script_fails(
+        shell_fails(
             "another port on the second host",
             f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
             f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29501 train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "accelerate",
             "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip a x.py",
             "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1 --main_process_ip b x.py  # !",
         ),
-        script_passes(
+        shell_passes(
             "both are told the first",
             f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
             f"{_OLD} --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py",
         ),
-        script_passes(
+        shell_passes(
             "two jobs",
             f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 pretrain.py",
             f"{_OLD} --node_rank=1 --master_addr=10.0.0.2 --master_port=29500 finetune.py",
         ),
-        script_passes(
+        shell_passes(
             "from outside",
             f"{_OLD} --node_rank=0 --master_addr=$1 --master_port=29500 train.py",
             f"{_OLD} --node_rank=1 --master_addr=$2 --master_port=29500 train.py",

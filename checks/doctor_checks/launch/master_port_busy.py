@@ -31,7 +31,7 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, port_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name other-run")  # noqa: S104 - as seen
 
@@ -258,18 +258,18 @@ SMALL = 4
     severity=Severity.WARNING,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "all jobs of an array",
             *_ARRAY,
             "torchrun --nproc-per-node=2 --master-port=29500 train.py $SLURM_ARRAY_TASK_ID  # !",
         ),
-        script_fails(
+        shell_fails(
             "two in the background",
             "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 --master_port=29501 a.py &",
             "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node=2 --master_port=29501 b.py &  # !",
             "wait",
         ),
-        script_fails(
+        shell_fails(
             "a loop that waits for none of its runs",
             "for seed in 0 1 2 3; do",
             "  accelerate launch --num_processes 2 --main_process_port 29555 train.py --seed $seed &  # !",
@@ -282,31 +282,31 @@ SMALL = 4
             name="job.yaml",
         ),
         FilePasses("a pod with a network of its own", _POD.replace("  # !", ""), name="job.yaml"),
-        script_passes(
+        shell_passes(
             "a port of its own for each job",
             *_ARRAY,
             "export MASTER_PORT=$((29500 + SLURM_ARRAY_TASK_ID))",
             "torchrun --nproc-per-node=2 --master-port=$MASTER_PORT train.py",
         ),
-        script_passes(
+        shell_passes(
             "one job of the array at a time",
             "#SBATCH --array=0-7%1",
             "#SBATCH --gres=gpu:2",
             "torchrun --master-port=29500 train.py",
         ),
-        script_passes(
+        shell_passes(
             "a host of its own for each job",
             "#SBATCH --array=0-7",
             "#SBATCH --gres=gpu:8",
             "torchrun --master-port=29500 train.py",
         ),
-        script_passes(
+        shell_passes(
             "two ranks of one job, started by hand",
             "export MASTER_PORT=1234",
             "RANK=0 python train.py &",
             "RANK=1 python train.py &",
         ),
-        script_passes(
+        shell_passes(
             "one step on each host",
             "export MASTER_PORT=2345",
             "for n in $NODES; do",
@@ -314,17 +314,17 @@ SMALL = 4
             "done",
             "wait",
         ),
-        script_passes("torchrun chooses", *_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"),
-        script_passes("one after the other", "torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
-        script_passes(
+        shell_passes("torchrun chooses", *_ARRAY, "torchrun --standalone --nproc-per-node=2 train.py"),
+        shell_passes("one after the other", "torchrun --master_port=29501 a.py", "torchrun --master_port=29501 b.py"),
+        shell_passes(
             "other ports", "torchrun --master_port=29501 a.py &", "torchrun --master_port=29502 b.py &", "wait"
         ),
-        script_passes(
+        shell_passes(
             "the two hosts of one job, played on one",
             "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
             "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py &",
         ),
-        script_passes(
+        shell_passes(
             "it waits in the loop",
             "for seed in 0 1; do",
             "  torchrun --master_port=29501 a.py --seed $seed &",

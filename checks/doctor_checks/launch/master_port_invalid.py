@@ -21,7 +21,7 @@ from doctor.api import (
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.process_launches import starts_of
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 @check(
@@ -136,16 +136,16 @@ MOST = 65535
     check=master_port_invalid,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails("above the highest", "export MASTER_PORT=295000  # !", "srun python train.py"),
-        script_fails("an option", "torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"),
-        script_fails(
+        shell_fails("above the highest", "export MASTER_PORT=295000  # !", "srun python train.py"),
+        shell_fails("an option", "torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"),
+        shell_fails(
             "summed up beyond it", "BASE=65000", "export MASTER_PORT=$((BASE + 1000))  # !", "srun python train.py"
         ),
-        script_fails("no number", "export MASTER_PORT=auto  # !", "srun python train.py"),
-        script_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
-        script_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
-        script_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
-        script_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
+        shell_fails("no number", "export MASTER_PORT=auto  # !", "srun python train.py"),
+        shell_passes("a port", "export MASTER_PORT=29500", "srun python train.py"),
+        shell_passes("any", "torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py"),
+        shell_passes("by the job", "export MASTER_PORT=$((10000 + RANDOM % 50000))", "srun python train.py"),
+        shell_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
     ),
 )
 def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -25,7 +25,7 @@ from doctor.lint.launch.partial_text import shown
 from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -136,54 +136,54 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     check=rank_collision,
     reads=ShellFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "the batch script fills in its own number",
             *_TWO,
             "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "double quotes do not help",
             *_TWO,
             'srun bash -c "accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID x.py"  # !',
         ),
-        script_fails(
+        shell_fails(
             "RANK is exported before srun",
             *_EIGHT,
             "export RANK=$SLURM_PROCID  # !",
             "export WORLD_SIZE=$SLURM_NTASKS",
             "srun python train.py",
         ),
-        script_fails(
+        shell_fails(
             "a number for all hosts", *_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"
         ),
-        script_passes(
+        shell_passes(
             "each task fills in its own",
             *_TWO,
             "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD train.py'",
         ),
-        script_passes(
+        shell_passes(
             "escaped in double quotes",
             *_TWO,
             'srun bash -c "torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$HEAD train.py"',
         ),
-        script_passes(
+        shell_passes(
             "a rendezvous passes over the number",
             *_TWO,
             "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d train.py",
         ),
-        script_passes(
+        shell_passes(
             "a script that srun runs",
             "export RANK=$SLURM_PROCID",
             "export LOCAL_RANK=$SLURM_LOCALID",
             "python train.py",
         ),
-        script_passes(
+        shell_passes(
             "set again in the task",
             *_EIGHT,
             "export RANK=$SLURM_PROCID",
             "srun bash -c 'RANK=$SLURM_PROCID python train.py'",
         ),
-        script_passes("one host", "#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"),
+        shell_passes("one host", "#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"),
     ),
 )
 def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:

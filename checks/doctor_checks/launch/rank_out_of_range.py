@@ -23,7 +23,7 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 @check(
@@ -113,19 +113,19 @@ _CONFIG = (
     check=rank_out_of_range,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "counted from one",
             "torchrun --nnodes=2 --node_rank=2 --master_addr=10.0.0.1 --master_port=29500 train.py  # !",
         ),
         FileFails("the second of one machine", _CONFIG.format("1  # !", 1), name="config.yaml"),
-        script_fails(
+        shell_fails(
             "accelerate", "accelerate launch --num_machines 4 --machine_rank 4 --main_process_ip a train.py  # !"
         ),
-        script_passes(
+        shell_passes(
             "counted from zero", "torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 train.py"
         ),
         FilePasses("the second of two machines", _CONFIG.format(1, 2), name="config.yaml"),
-        script_passes("from outside", "torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"),
+        shell_passes("from outside", "torchrun --nnodes=$N --node_rank=2 --master_addr=10.0.0.1 train.py"),
     ),
 )
 def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:

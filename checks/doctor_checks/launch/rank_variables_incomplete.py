@@ -29,7 +29,7 @@ from doctor.lint.launch.process_launches import (
 )
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.testing import Fails, JobBuilder, Passes, healthy
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
@@ -194,41 +194,41 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
     check=rank_variables_incomplete,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "srun starts torchrun on two hosts, and both are host 0",
             *_BATCH,
             "srun torchrun --nnodes=2 --nproc-per-node=8 --master-addr=$HEAD train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "an endpoint without a backend",
             *_BATCH,
             "srun torchrun --nnodes=2 --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:29500 x.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "the same command on each host",
             "torchrun --nnodes=4 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "LLaMA-Factory", "FORCE_TORCHRUN=1 NNODES=2 MASTER_ADDR=10.0.0.1 llamafactory-cli train sft.yaml  # !"
         ),
-        script_passes(
+        shell_passes(
             "the rendezvous gives out the numbers",
             *_BATCH,
             "srun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py",
         ),
-        script_passes(
+        shell_passes(
             "each task says its number",
             *_BATCH,
             "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py'",
         ),
-        script_passes("options that can't be told", "torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
-        script_passes("by variables", "export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
-        script_passes(
+        shell_passes("options that can't be told", "torchrun --nnodes=2 $DISTRIBUTED_ARGS train.py"),
+        shell_passes("by variables", "export PET_NODE_RANK=$RANK", "torchrun --nnodes=2 --master_addr=$HEAD train.py"),
+        shell_passes(
             "srun is missing, which is told alone",
             "#SBATCH --nodes=2",
             "torchrun --nnodes=2 --nproc_per_node=8 train.py",
         ),
-        script_passes("one host", "torchrun --nproc_per_node=8 train.py"),
+        shell_passes("one host", "torchrun --nproc_per_node=8 train.py"),
     ),
 )
 def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:

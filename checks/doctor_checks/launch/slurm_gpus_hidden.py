@@ -30,7 +30,7 @@ from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, sta
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 OPTIONS = (
     "SLURM_GPUS_PER_TASK",
@@ -295,38 +295,38 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
     check=slurm_gpus_hidden,
     reads=ShellFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "Lightning with four devices, of which a task sees one",
             *_EACH,
             "srun python train.py fit --trainer.devices=4  # !",
         ),
-        script_fails(
+        shell_fails(
             "LOCAL_RANK from SLURM_LOCALID",
             *_EACH,
             "srun bash -c 'LOCAL_RANK=$SLURM_LOCALID RANK=$SLURM_PROCID python train.py'  # !",
         ),
-        script_fails(
+        shell_fails(
             "torchrun starts four ranks in a task with one GPU",
             "#SBATCH --nodes=2",
             "#SBATCH --ntasks-per-node=1",
             "#SBATCH --gpus-per-task=1",
             "srun torchrun --nnodes=2 --nproc-per-node=4 train.py  # !",
         ),
-        script_fails(
+        shell_fails(
             "bound to the nearest GPU",
             "#SBATCH --ntasks-per-node=4",
             "#SBATCH --gpus-per-node=4",
             "srun --gpu-bind=single:1 python train.py --trainer.devices 4  # !",
         ),
-        script_passes("binding taken back", *_EACH, "srun --gpu-bind=none python train.py --trainer.devices=4"),
-        script_passes("each task uses device 0", *_EACH, "srun python train.py"),
-        script_passes(
+        shell_passes("binding taken back", *_EACH, "srun --gpu-bind=none python train.py --trainer.devices=4"),
+        shell_passes("each task uses device 0", *_EACH, "srun python train.py"),
+        shell_passes(
             "one task a host has all GPUs",
             "#SBATCH --ntasks-per-node=1",
             "#SBATCH --gpus-per-task=4",
             "srun torchrun --nproc-per-node=4 x.py",
         ),
-        script_passes(
+        shell_passes(
             "GPUs by host",
             "#SBATCH --ntasks-per-node=4",
             "#SBATCH --gres=gpu:4",

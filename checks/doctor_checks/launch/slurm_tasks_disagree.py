@@ -18,8 +18,6 @@ from doctor.analysis.launch_origin import (
 from doctor.analysis.logs.event_timeline import failed_before, parse_count, set_up_after
 from doctor.api import (
     EventGroup,
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -41,7 +39,8 @@ from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, option_name, starts_of, trainer_option
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 NUMBERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "task", "tasks"),
@@ -359,93 +358,94 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     check=slurm_tasks_disagree,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
+        shell_fails(
             "torchrun waits for four hosts and gets two",
-            lines(*_TWO_HOSTS, "srun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !"),
-            name="job.sbatch",
+            *_TWO_HOSTS,
+            "srun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "each host trains for itself",
-            lines(*_TWO_HOSTS, "srun torchrun --standalone --nproc-per-node=8 train.py --epochs 3  # !"),
-            name="job.sbatch",
+            *_TWO_HOSTS,
+            "srun torchrun --standalone --nproc-per-node=8 train.py --epochs 3  # !",
         ),
-        FileFails(
+        shell_fails(
             "devices=8 for Lightning, and four tasks start",
-            lines(*_LIGHTNING, "srun python train.py fit --trainer.devices=8 --trainer.num_nodes=2  # !"),
-            name="job.slurm",
+            *_LIGHTNING,
+            "srun python train.py fit --trainer.devices=8 --trainer.num_nodes=2  # !",
         ),
-        FileFails(
+        shell_fails(
             "num_nodes=4 for NeMo, and two hosts are requested",
-            lines(*_LIGHTNING, "srun python pretrain.py trainer.devices=4 trainer.num_nodes=4  # !"),
-            name="job.sh",
+            *_LIGHTNING,
+            "srun python pretrain.py trainer.devices=4 trainer.num_nodes=4  # !",
         ),
-        FileFails(
+        shell_fails(
             "two tasks for one GPU",
-            lines(
-                "#!/bin/bash",
-                "#SBATCH --cpus-per-task=4",
-                "#SBATCH --gres=gpu:p6000:1",
-                "#SBATCH --nodes=1",
-                "#SBATCH --ntasks-per-node=2",
-                "srun python slurm_test.py  # !",
-            ),
-            name="job.sh",
+            "#!/bin/bash",
+            "#SBATCH --cpus-per-task=4",
+            "#SBATCH --gres=gpu:p6000:1",
+            "#SBATCH --nodes=1",
+            "#SBATCH --ntasks-per-node=2",
+            "srun python slurm_test.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "a step on more hosts than the job has",
-            lines(*_LIGHTNING, "srun --nodes=4 --ntasks-per-node=4 python train.py  # !"),
-            name="job.sbatch",
+            *_LIGHTNING,
+            "srun --nodes=4 --ntasks-per-node=4 python train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "a line that sbatch never reads",
-            lines("#!/bin/bash", "#SBATCH --nodes=2", "set -e", "#SBATCH --gres=gpu:8  # !", "srun python train.py"),
-            name="job.sbatch",
+            "#!/bin/bash",
+            "#SBATCH --nodes=2",
+            "set -e",
+            "#SBATCH --gres=gpu:8  # !",
+            "srun python train.py",
         ),
-        FilePasses(
+        shell_passes(
             "a script that writes another one",
-            lines("#!/bin/bash", "#SBATCH --nodes=1", "cat > x.sh <<EOF", "#SBATCH --nodes=2", "EOF", "sbatch x.sh"),
-            name="job.sbatch",
+            "#!/bin/bash",
+            "#SBATCH --nodes=1",
+            "cat > x.sh <<EOF",
+            "#SBATCH --nodes=2",
+            "EOF",
+            "sbatch x.sh",
         ),
-        FilePasses(
+        shell_passes(
             "one torchrun on each of two hosts",
-            lines(*_TWO_HOSTS, "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py"),
-            name="job.sbatch",
+            *_TWO_HOSTS,
+            "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py",
         ),
-        FilePasses(
+        shell_passes(
             "one task for each device",
-            lines(*_LIGHTNING, "srun python train.py fit --trainer.devices=4 --trainer.num_nodes=2"),
-            name="job.slurm",
+            *_LIGHTNING,
+            "srun python train.py fit --trainer.devices=4 --trainer.num_nodes=2",
         ),
-        FilePasses(
+        shell_passes(
             "a step for each host",
-            lines(
-                *_TWO_HOSTS,
-                "for i in 0 1; do",
-                "  srun -N1 -n1 -w ${HOSTS[$i]} torchrun --nnodes=2 --node_rank=$i --master_addr=$HEAD train.py &",
-                "done",
-                "wait",
-            ),
-            name="job.sbatch",
+            *_TWO_HOSTS,
+            "for i in 0 1; do",
+            "  srun -N1 -n1 -w ${HOSTS[$i]} torchrun --nnodes=2 --node_rank=$i --master_addr=$HEAD train.py &",
+            "done",
+            "wait",
         ),
-        FilePasses(
+        shell_passes(
             "a helper step on one host",
-            lines(*_LIGHTNING, "srun --nodes=1 --ntasks=1 python prepare.py", "srun python train.py"),
-            name="job.sbatch",
+            *_LIGHTNING,
+            "srun --nodes=1 --ntasks=1 python prepare.py",
+            "srun python train.py",
         ),
-        FilePasses(
+        shell_passes(
             "the number of hosts is set outside",
-            lines(*_TWO_HOSTS, "NNODES=${1:-4}", 'srun torchrun --nnodes="$NNODES" --nproc-per-node=8 train.py'),
-            name="job.sbatch",
+            *_TWO_HOSTS,
+            "NNODES=${1:-4}",
+            'srun torchrun --nnodes="$NNODES" --nproc-per-node=8 train.py',
         ),
-        FilePasses(
-            "an elastic job",
-            lines(*_TWO_HOSTS, "srun torchrun --nnodes=1:2 --nproc-per-node=8 --rdzv-backend=c10d train.py"),
-            name="job.sbatch",
+        shell_passes(
+            "an elastic job", *_TWO_HOSTS, "srun torchrun --nnodes=1:2 --nproc-per-node=8 --rdzv-backend=c10d train.py"
         ),
-        FilePasses(
+        shell_passes(
             "one task that starts its ranks by itself",
-            lines("#SBATCH --gres=gpu:4", "srun python train.py --trainer.devices=auto"),
-            name="job.sbatch",
+            "#SBATCH --gres=gpu:4",
+            "srun python train.py --trainer.devices=auto",
         ),
     ),
 )

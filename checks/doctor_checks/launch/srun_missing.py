@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.analysis.launch_origin import has_value, launch_number, starts_tasks_unlaunched
-from doctor.api import FileFails, Finding, Job, Severity, Verdict, Violation, check, rule
+from doctor.api import Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import LaunchFacts
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of, trainer_option
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 @check(
@@ -82,31 +82,29 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
     check=srun_missing,
     reads=ShellFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "python in a batch script of four tasks", *_FOUR, "source activate env", "python train.py --epochs 10  # !"
         ),
-        FileFails(
-            "Lightning on two hosts",
-            lines(*_HOSTS, "python train.py fit --trainer.num_nodes=2 --trainer.devices=8  # !"),
-            name="job.slurm",
+        shell_fails(
+            "Lightning on two hosts", *_HOSTS, "python train.py fit --trainer.num_nodes=2 --trainer.devices=8  # !"
         ),
-        script_fails(
+        shell_fails(
             "torchrun for two hosts, started on the first alone",
             *_HOSTS,
             "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 --rdzv-backend=c10d train.py  # !",
         ),
-        script_passes("srun", *_FOUR, "python prepare_data.py", "srun python train.py"),
-        script_passes("torchrun on one host", *_FOUR, "torchrun --nproc-per-node=4 train.py"),
-        script_passes(
+        shell_passes("srun", *_FOUR, "python prepare_data.py", "srun python train.py"),
+        shell_passes("torchrun on one host", *_FOUR, "torchrun --nproc-per-node=4 train.py"),
+        shell_passes(
             "tasks for the CPUs of a program that uses one GPU",
             "#SBATCH --ntasks=8",
             "#SBATCH --gres=gpu:1",
             "python train.py",
         ),
-        script_passes("a script that may call srun", *_HOSTS, "bash run.sh", "python train.py"),
-        script_passes("no batch script", "torchrun --nnodes=2 --nproc-per-node=8 train.py"),
-        script_passes("one task", "#SBATCH --gres=gpu:4", "python train.py --devices 4"),
-        script_passes(
+        shell_passes("a script that may call srun", *_HOSTS, "bash run.sh", "python train.py"),
+        shell_passes("no batch script", "torchrun --nnodes=2 --nproc-per-node=8 train.py"),
+        shell_passes("one task", "#SBATCH --gres=gpu:4", "python train.py --devices 4"),
+        shell_passes(
             "ssh to the others",
             *_HOSTS,
             "for host in $(scontrol show hostnames); do",

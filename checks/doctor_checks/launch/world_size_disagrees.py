@@ -32,7 +32,7 @@ from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
-from doctor_checks.launch._scripts import script_fails, script_passes
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
@@ -180,7 +180,7 @@ def _config(kind: str, machines: str, count: str) -> str:
     check=world_size_disagrees,
     reads=LaunchFile,
     cases=lambda: (
-        script_fails(
+        shell_fails(
             "WORLD_SIZE written down",
             *_FOUR,
             "export WORLD_SIZE=4",
@@ -203,10 +203,10 @@ def _config(kind: str, machines: str, count: str) -> str:
             ).replace("100,", "100, # !"),
             name="ds_config.yaml",
         ),
-        script_passes(
+        shell_passes(
             "from SLURM", *_FOUR, "export WORLD_SIZE=$SLURM_NTASKS", "srun bash -c 'RANK=$SLURM_PROCID python train.py'"
         ),
-        script_passes(
+        shell_passes(
             "a step for each rank",
             *_FOUR,
             "export WORLD_SIZE=8",
@@ -214,7 +214,7 @@ def _config(kind: str, machines: str, count: str) -> str:
             "RANK=$i srun -n1 python t.py &",
             "done",
         ),
-        script_passes("hosts, for a script of one's own", *_FOUR, "export WORLD_SIZE=2", "srun bash run_node.sh"),
+        shell_passes("hosts, for a script of one's own", *_FOUR, "export WORLD_SIZE=2", "srun bash run_node.sh"),
         FilePasses("sixteen processes on two machines", _config("FSDP", "2", "16"), name="config.yaml"),
         FilePasses("one process", _config("'NO'", "1", "1"), name="config.yaml"),
         FilePasses("four pods", _JOB.replace("REPLICAS", "3").replace("MARK", ""), name="job.yaml"),

@@ -11,7 +11,8 @@ from doctor.facts import EnvironmentFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
 from doctor.knowledge.alloc_conf import split_options as allocator_options
 from doctor.knowledge.releases import within
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _CUDA = "PYTORCH_CUDA_ALLOC_CONF"
 _GENERAL = "PYTORCH_ALLOC_CONF"
@@ -216,20 +217,10 @@ spec:
     check=allocator_setting_invalid,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "an equals sign",
-            lines("export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb=512  # !", "torchrun train.py"),
-            name="train.sh",
-        ),
-        FileFails(
-            "true in small letters",
-            lines("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true torchrun train.py  # !"),
-            name="train.sh",
-        ),
-        FileFails(
-            "an option that there is not",
-            lines('export PYTORCH_ALLOC_CONF="max_split_size:512"  # !', "torchrun train.py"),
-            name="train.sh",
+        shell_fails("an equals sign", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb=512  # !", "torchrun train.py"),
+        shell_fails("true in small letters", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true torchrun train.py  # !"),
+        shell_fails(
+            "an option that there is not", 'export PYTORCH_ALLOC_CONF="max_split_size:512"  # !', "torchrun train.py"
         ),
         FileFails(
             "in a pod",
@@ -238,19 +229,13 @@ spec:
             ),
             name="pod.yaml",
         ),
-        FilePasses(
+        shell_passes(
             "sound options",
-            lines("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512", "torchrun x.py"),
-            name="train.sh",
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512",
+            "torchrun x.py",
         ),
-        FilePasses(
-            "in quotes of the shell", lines("export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'"), name="a.sh"
-        ),
-        FilePasses(
-            "from outside",
-            lines("export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:$SIZE", "torchrun x.py"),
-            name="a.sh",
-        ),
+        shell_passes("in quotes of the shell", "export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'"),
+        shell_passes("from outside", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:$SIZE", "torchrun x.py"),
         FilePasses("in a pod, with a colon", _POD.replace("=", ":"), name="pod.yaml"),
     ),
 )

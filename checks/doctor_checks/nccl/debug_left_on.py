@@ -8,8 +8,6 @@ from doctor.analysis.effective_settings import EffectiveSetting, effective_setti
 from doctor.analysis.interface_choice import nccl_matters
 from doctor.analysis.stats.baseline import expected_value
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -34,7 +32,8 @@ from doctor.facts import (
     TrainingFacts,
 )
 from doctor.knowledge.releases import within
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, running
+from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 
@@ -252,18 +251,12 @@ _LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL
     check=debug_left_on,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails("launches wait", lines("export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"), name="train.sh"),
-        FileFails("all is compared", lines("TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"), name="train.sh"),
-        FileFails("all is logged", lines("export NCCL_DEBUG=TRACE  # !", "srun python train.py"), name="job.sh"),
-        FilePasses(
-            "a quiet level", lines("export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"), name="a.sh"
-        ),
-        FilePasses("off", lines("export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"), name="train.sh"),
-        FilePasses(
-            "on demand",
-            lines("if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
-            name="a.sh",
-        ),
+        shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
+        shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
+        shell_fails("all is logged", "export NCCL_DEBUG=TRACE  # !", "srun python train.py"),
+        shell_passes("a quiet level", "export NCCL_DEBUG=WARN TORCH_DISTRIBUTED_DEBUG=INFO", "torchrun x.py"),
+        shell_passes("off", "export CUDA_LAUNCH_BLOCKING=0", "torchrun train.py"),
+        shell_passes("on demand", "if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
     ),
 )
 def debug_left_on_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     LaunchFile,
@@ -33,7 +31,8 @@ from doctor.facts import (
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -267,24 +266,16 @@ _OFF = {
     check=hang_undebuggable,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "errors are not handled",
-            lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
-            name="train.sh",
-        ),
-        FileFails("wait() blocks", lines("TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
-        FileFails("no dump", lines("export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"), name="job.sh"),
-        FilePasses(
+        shell_fails("errors are not handled", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
+        shell_fails("wait() blocks", "TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
+        shell_fails("no dump", "export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"),
+        shell_passes(
             "recorded and dumped",
-            lines("export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1", "torchrun train.py"),
-            name="train.sh",
+            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+            "torchrun train.py",
         ),
-        FilePasses(
-            "as torchrun sets it", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
-        ),
-        FilePasses(
-            "from outside", lines("export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"), name="train.sh"
-        ),
+        shell_passes("as torchrun sets it", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
     ),
 )
 def hang_undebuggable_in_files(file: LaunchFile) -> Iterator[Violation]:

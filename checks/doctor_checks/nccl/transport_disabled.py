@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     Rank,
@@ -24,7 +22,8 @@ from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSetting
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _PCIE = ("internal", "single-switch", "multiple-switches")
 """Paths over PCIe that NCCL uses for peer-to-peer by default (up to PXB, NCCL src/graph/paths.cc)."""
@@ -244,41 +243,36 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
     check=transport_disabled,
     reads=ShellFile,
     cases=lambda: (
-        FileFails(
+        shell_fails(
             "no peer access between A100s",
-            lines(*_FOUR, "export NCCL_P2P_DISABLE=1  # !", "srun torchrun --nproc-per-node=4 train.py"),
-            name="job.sbatch",
+            *_FOUR,
+            "export NCCL_P2P_DISABLE=1  # !",
+            "srun torchrun --nproc-per-node=4 train.py",
         ),
-        FileFails(
-            "no shared memory",
-            lines("#SBATCH --gpus-per-node=h100:8", "NCCL_SHM_DISABLE=1 srun python train.py  # !"),
-            name="job.sbatch",
+        shell_fails(
+            "no shared memory", "#SBATCH --gpus-per-node=h100:8", "NCCL_SHM_DISABLE=1 srun python train.py  # !"
         ),
-        FileFails(
-            "no NVLink SHARP",
-            lines("#SBATCH -G h200:8 -N 1", "export NCCL_NVLS_ENABLE=0  # !", "srun python train.py"),
-            name="job.sbatch",
+        shell_fails(
+            "no NVLink SHARP", "#SBATCH -G h200:8 -N 1", "export NCCL_NVLS_ENABLE=0  # !", "srun python train.py"
         ),
-        FilePasses(
+        shell_passes(
             "GPUs of a workstation, which have no peer access",
-            lines("#SBATCH --gres=gpu:rtx4090:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"),
-            name="job.sbatch",
+            "#SBATCH --gres=gpu:rtx4090:4",
+            "export NCCL_P2P_DISABLE=1",
+            "srun python train.py",
         ),
-        FilePasses(
-            "the GPU model is unknown",
-            lines("#SBATCH --gres=gpu:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"),
-            name="job.sbatch",
+        shell_passes(
+            "the GPU model is unknown", "#SBATCH --gres=gpu:4", "export NCCL_P2P_DISABLE=1", "srun python train.py"
         ),
-        FilePasses(
-            "one GPU",
-            lines("#SBATCH --gres=gpu:a100:1", "export NCCL_P2P_DISABLE=1", "python train.py"),
-            name="job.sbatch",
-        ),
-        FilePasses("on", lines(*_FOUR, "export NCCL_P2P_DISABLE=0", "srun python train.py"), name="job.sbatch"),
-        FilePasses(
+        shell_passes("one GPU", "#SBATCH --gres=gpu:a100:1", "export NCCL_P2P_DISABLE=1", "python train.py"),
+        shell_passes("on", *_FOUR, "export NCCL_P2P_DISABLE=0", "srun python train.py"),
+        shell_passes(
             "for the search of a fault",
-            lines(*_FOUR, "if [ $DEBUG ]; then", "  export NCCL_P2P_DISABLE=1", "fi", "srun python train.py"),
-            name="job.sbatch",
+            *_FOUR,
+            "if [ $DEBUG ]; then",
+            "  export NCCL_P2P_DISABLE=1",
+            "fi",
+            "srun python train.py",
         ),
     ),
 )

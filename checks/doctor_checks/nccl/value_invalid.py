@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     LaunchFile,
@@ -24,7 +22,8 @@ from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",
@@ -191,22 +190,16 @@ def _files(job: Job) -> Iterator[Finding]:
     check=value_invalid,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails("true is read as 0", lines("export NCCL_IB_DISABLE=true  # !", "torchrun train.py"), name="train.sh"),
-        FileFails("an unknown log level", lines("NCCL_DEBUG=DEBUG srun python train.py  # !"), name="train.sh"),
-        FileFails(
-            "a level in small letters", lines("export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"), name="a.sh"
+        shell_fails("true is read as 0", "export NCCL_IB_DISABLE=true  # !", "torchrun train.py"),
+        shell_fails("an unknown log level", "NCCL_DEBUG=DEBUG srun python train.py  # !"),
+        shell_fails("a level in small letters", "export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"),
+        shell_fails("no level of torch", "export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"),
+        shell_passes(
+            "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"
         ),
-        FileFails(
-            "no level of torch", lines("export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"), name="train.sh"
-        ),
-        FilePasses(
-            "sound values",
-            lines("export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"),
-            name="train.sh",
-        ),
-        FilePasses("from outside", lines("export NCCL_DEBUG=$1", "torchrun train.py"), name="train.sh"),
-        FilePasses("empty", lines("export NCCL_IB_DISABLE=", "torchrun train.py"), name="train.sh"),
-        FilePasses("of the script alone", lines("NCCL_DEBUG=maybe", "torchrun train.py"), name="train.sh"),
+        shell_passes("from outside", "export NCCL_DEBUG=$1", "torchrun train.py"),
+        shell_passes("empty", "export NCCL_IB_DISABLE=", "torchrun train.py"),
+        shell_passes("of the script alone", "NCCL_DEBUG=maybe", "torchrun train.py"),
     ),
 )
 def value_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:

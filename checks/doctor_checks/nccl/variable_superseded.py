@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     Job,
     LaunchFile,
@@ -22,7 +20,8 @@ from doctor.api import (
 from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
 
@@ -156,22 +155,14 @@ def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     check=variable_superseded,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "renamed by torch 2.2",
-            lines("export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
-            name="train.sh",
+        shell_fails("renamed by torch 2.2", "export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
+        shell_fails("renamed too", "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
+        shell_fails("for all tasks", "srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"),
+        shell_passes("the name of today", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
+        shell_passes(
+            "both names", "export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"
         ),
-        FileFails("renamed too", lines("NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"), name="train.sh"),
-        FileFails("for all tasks", lines("srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"), name="job.sh"),
-        FilePasses(
-            "the name of today", lines("export TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"), name="train.sh"
-        ),
-        FilePasses(
-            "both names",
-            lines("export NCCL_ASYNC_ERROR_HANDLING=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "torchrun x.py"),
-            name="train.sh",
-        ),
-        FilePasses("of the script alone", lines("NCCL_BLOCKING_WAIT=1", "torchrun train.py"), name="train.sh"),
+        shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
     ),
 )
 def variable_superseded_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -24,7 +24,8 @@ from doctor.knowledge.environment_variables import concerns_nccl
 from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",
@@ -131,28 +132,20 @@ spec:
     check=variable_unknown,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "a letter is missing", lines("export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"), name="train.sh"
-        ),
-        FileFails("an underscore too many", lines("NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"), name="train.sh"),
-        FileFails(
-            "for mpirun",
-            lines("mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
-            name="train.sh",
-        ),
+        shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
+        shell_fails("an underscore too many", "NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"),
+        shell_fails("for mpirun", "mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
         FileFails(
             "in a pod", _POD.replace("NAME, value: eth0}", "NCCL_SOKET_IFNAME, value: eth0}  # !"), name="pod.yaml"
         ),
-        FilePasses(
-            "known names", lines("export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"), name="a.sh"
-        ),
-        FilePasses(
+        shell_passes("known names", "export NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO", "torchrun train.py"),
+        shell_passes(
             "packages, plugins and forks",
-            lines("export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4", "torchrun a.py"),
-            name="train.sh",
+            "export NCCL_HOME=/opt/nccl NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_NCHANNELS_PER_PEER=4",
+            "torchrun a.py",
         ),
-        FilePasses("of the script alone", lines("NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"), name="build.sh"),
-        FilePasses("near to nothing", lines("export NCCL_TEAM_COLOUR=blue", "torchrun train.py"), name="train.sh"),
+        shell_passes("of the script alone", "NCCL_TESTS_VERSON=2.13", "make -C nccl-tests"),
+        shell_passes("near to nothing", "export NCCL_TEAM_COLOUR=blue", "torchrun train.py"),
         FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
     ),
 )

@@ -46,7 +46,8 @@ from doctor.lint.launch.process_launches import (
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
 from doctor.lint.launch.yaml_tree import YamlNode
-from doctor.testing import Fails, Passes, healthy, lines, logged, running
+from doctor.testing import Fails, Passes, healthy, logged, running
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -256,63 +257,50 @@ num_processes: COUNT
     check=ordinal_out_of_range,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        shell_fails(
             "two visible GPUs and four ranks",
-            lines("CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.launch --nproc_per_node=4 train.py  # !"),
-            name="train.sh",
+            "CUDA_VISIBLE_DEVICES=1,2 python -m torch.distributed.launch --nproc_per_node=4 train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "four GPUs asked for and eight ranks",
-            lines(
-                "#SBATCH --gres=gpu:a100:4",
-                "export NGPUS=8",
-                "srun torchrun --nproc-per-node=$NGPUS train.py  # !",
-            ),
-            name="job.sbatch",
+            "#SBATCH --gres=gpu:a100:4",
+            "export NGPUS=8",
+            "srun torchrun --nproc-per-node=$NGPUS train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "accelerate starts more processes than GPUs",
-            lines("accelerate launch --num_machines 1 --num_processes 4 --gpu_ids 0,1 train.py  # !"),
-            name="run.sh",
+            "accelerate launch --num_machines 1 --num_processes 4 --gpu_ids 0,1 train.py  # !",
         ),
-        FileFails(
+        shell_fails(
             "Lightning uses more devices than are allocated",
-            lines("#SBATCH --gres=gpu:4", "python train.py fit --trainer.devices=8  # !"),
-            name="job.sbatch",
+            "#SBATCH --gres=gpu:4",
+            "python train.py fit --trainer.devices=8  # !",
         ),
         FileFails("pods with four GPUs each", _POD.replace("MARK", "  # !").replace("GPUS", "4"), name="job.yaml"),
         FileFails("two ids and four processes", _CONFIG.replace("COUNT", "4  # !"), name="default_config.yaml"),
-        FilePasses(
-            "as many as are visible",
-            lines("export CUDA_VISIBLE_DEVICES=1,2", "torchrun --nproc_per_node=2 train.py"),
-            name="train.sh",
+        shell_passes(
+            "as many as are visible", "export CUDA_VISIBLE_DEVICES=1,2", "torchrun --nproc_per_node=2 train.py"
         ),
-        FilePasses(
+        shell_passes(
             "another list in each branch",
-            lines(
-                "export CUDA_VISIBLE_DEVICES=0,1",
-                'if [ "$1" = all ]; then export CUDA_VISIBLE_DEVICES=0,1,2,3; fi',
-                "torchrun --nproc_per_node=4 train.py",
-            ),
-            name="train.sh",
+            "export CUDA_VISIBLE_DEVICES=0,1",
+            'if [ "$1" = all ]; then export CUDA_VISIBLE_DEVICES=0,1,2,3; fi',
+            "torchrun --nproc_per_node=4 train.py",
         ),
-        FilePasses(
+        shell_passes(
             "the command lists its own GPUs",
-            lines("export CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py"),
-            name="train.sh",
+            "export CUDA_VISIBLE_DEVICES=0",
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py",
         ),
-        FilePasses(
+        shell_passes(
             "GPUs of two hosts together",
-            lines("#SBATCH --nodes=2", "#SBATCH --gpus=16", "srun torchrun --nnodes=2 --nproc-per-node=8 x.py"),
-            name="job.sbatch",
+            "#SBATCH --nodes=2",
+            "#SBATCH --gpus=16",
+            "srun torchrun --nnodes=2 --nproc-per-node=8 x.py",
         ),
         FilePasses("pods with eight GPUs", _POD.replace("MARK", "").replace("GPUS", "8"), name="job.yaml"),
         FilePasses("as many ids as processes", _CONFIG.replace("COUNT", "2"), name="default_config.yaml"),
-        FilePasses(
-            "ranks on the CPU",
-            lines("CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node=4 train.py"),
-            name="train.sh",
-        ),
+        shell_passes("ranks on the CPU", "CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node=4 train.py"),
     ),
 )
 def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:

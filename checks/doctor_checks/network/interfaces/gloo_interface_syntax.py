@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import gloo_name_refused, good_interfaces
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -23,7 +21,8 @@ from doctor.api import (
 )
 from doctor.facts import EnvironmentFacts, Interface, InterfaceFacts
 from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -137,20 +136,17 @@ def _meant(value: str, interfaces: InterfaceFacts) -> tuple[Interface, ...]:
     check=gloo_interface_syntax,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "what to leave out", lines("export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"), name="a.sh"
-        ),
-        FileFails("a whole name", lines("GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"), name="train.sh"),
-        FileFails(
+        shell_fails("what to leave out", "export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"),
+        shell_fails("a whole name", "GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"),
+        shell_fails(
             "the value of NCCL's variable",
-            lines("export NCCL_SOCKET_IFNAME=^lo", "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !", "srun x.py"),
-            name="job.sh",
+            "export NCCL_SOCKET_IFNAME=^lo",
+            "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !",
+            "srun x.py",
         ),
-        FilePasses(
-            "a name", lines("export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"), name="a.sh"
-        ),
-        FilePasses("two names", lines("export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
-        FilePasses("from outside", lines("export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"), name="train.sh"),
+        shell_passes("a name", "export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"),
+        shell_passes("two names", "export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
+        shell_passes("from outside", "export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"),
     ),
 )
 def gloo_interface_syntax_in_files(file: LaunchFile) -> Iterator[Violation]:

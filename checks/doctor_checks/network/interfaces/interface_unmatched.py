@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import export_line, gloo_name_refused, parse_address, setting_text
 from doctor.api import (
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -25,7 +23,8 @@ from doctor.api import (
 from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts
 from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
 from doctor.lint.launch.interface_list_syntax import list_fault
-from doctor.testing import Fails, Passes, healthy, lines
+from doctor.testing import Fails, Passes, healthy
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -170,25 +169,13 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
     check=interface_unmatched,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "a blank behind the comma",
-            lines('export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
-            name="a.sh",
-        ),
-        FileFails(
-            "a second caret", lines("export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"), name="a.sh"
-        ),
-        FileFails(
-            "quotes in quotes", lines("""export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"), name="a.sh"
-        ),
-        FilePasses("a list", lines("export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"), name="train.sh"),
-        FilePasses(
-            "what to leave out", lines("export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"), name="train.sh"
-        ),
-        FilePasses("a whole name", lines("export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"), name="train.sh"),
-        FilePasses(
-            "found by a command", lines("export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"), name="a.sh"
-        ),
+        shell_fails("a blank behind the comma", 'export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
+        shell_fails("a second caret", "export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"),
+        shell_fails("quotes in quotes", """export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"),
+        shell_passes("a list", "export NCCL_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
+        shell_passes("what to leave out", "export NCCL_SOCKET_IFNAME=^lo,docker0", "torchrun train.py"),
+        shell_passes("a whole name", "export NCCL_SOCKET_IFNAME==eth0", "torchrun train.py"),
+        shell_passes("found by a command", "export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"),
     ),
 )
 def interface_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:

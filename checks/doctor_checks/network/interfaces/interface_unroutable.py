@@ -21,8 +21,6 @@ from doctor.analysis.interface_choice import (
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -53,7 +51,8 @@ from doctor.facts import (
 from doctor.knowledge.interface_syntax import gloo_names
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.process_launches import file_spans_hosts
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
@@ -340,37 +339,16 @@ _TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
     check=interface_unroutable,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "loopback on two hosts",
-            lines(*_TWO, "export NCCL_SOCKET_IFNAME=lo  # !", "srun python train.py"),
-            name="job.sbatch",
-        ),
-        FileFails(
+        shell_fails("loopback on two hosts", *_TWO, "export NCCL_SOCKET_IFNAME=lo  # !", "srun python train.py"),
+        shell_fails(
             "Docker's bridge",
-            lines(
-                "export NCCL_SOCKET_IFNAME==docker0  # !",
-                "torchrun --nnodes=2 --node_rank=$1 --master_addr=$2 --nproc_per_node=8 train.py",
-            ),
-            name="train.sh",
+            "export NCCL_SOCKET_IFNAME==docker0  # !",
+            "torchrun --nnodes=2 --node_rank=$1 --master_addr=$2 --nproc_per_node=8 train.py",
         ),
-        FileFails(
-            "for Gloo",
-            lines(*_TWO, "srun --export=ALL,GLOO_SOCKET_IFNAME=lo python train.py  # !"),
-            name="job.sbatch",
-        ),
-        FilePasses(
-            "left out",
-            lines(*_TWO, "export NCCL_SOCKET_IFNAME=^lo,docker0", "srun python train.py"),
-            name="job.sbatch",
-        ),
-        FilePasses(
-            "one host", lines("export NCCL_SOCKET_IFNAME=lo", "torchrun --nproc_per_node=8 x.py"), name="train.sh"
-        ),
-        FilePasses(
-            "one of several",
-            lines(*_TWO, "export NCCL_SOCKET_IFNAME=eth0,lo", "srun python train.py"),
-            name="job.sbatch",
-        ),
+        shell_fails("for Gloo", *_TWO, "srun --export=ALL,GLOO_SOCKET_IFNAME=lo python train.py  # !"),
+        shell_passes("left out", *_TWO, "export NCCL_SOCKET_IFNAME=^lo,docker0", "srun python train.py"),
+        shell_passes("one host", "export NCCL_SOCKET_IFNAME=lo", "torchrun --nproc_per_node=8 x.py"),
+        shell_passes("one of several", *_TWO, "export NCCL_SOCKET_IFNAME=eth0,lo", "srun python train.py"),
     ),
 )
 def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -42,7 +42,8 @@ from doctor.lint.launch.process_launches import (
     uses_node_rank,
 )
 from doctor.lint.launch.yaml_tree import YamlNode
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _LOCALHOST = MasterFacts(address="localhost", port=29500, resolved=("127.0.0.1",), is_local=True, interface="lo")
 _OWN_NAME = MasterFacts(address="node0", port=29500, resolved=("127.0.1.1",), is_local=True, interface="lo")
@@ -206,20 +207,17 @@ spec:
     check=master_loopback,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
+        shell_fails(
             "localhost for two hosts",
-            lines("torchrun --nnodes=2 --node_rank=$1 --master_addr=localhost --master_port=29500 train.py  # !"),
-            name="train.sh",
+            "torchrun --nnodes=2 --node_rank=$1 --master_addr=localhost --master_port=29500 train.py  # !",
         ),
-        FileFails(
-            "no address at all",
-            lines("torchrun --nnodes=2 --node_rank=$RANK --nproc_per_node=8 train.py  # !"),
-            name="train.sh",
-        ),
-        FileFails(
+        shell_fails("no address at all", "torchrun --nnodes=2 --node_rank=$RANK --nproc_per_node=8 train.py  # !"),
+        shell_fails(
             "MASTER_ADDR for srun",
-            lines(*_TWO, "export MASTER_ADDR=127.0.0.1", "export MASTER_PORT=29500", "srun python train.py  # !"),
-            name="job.sbatch",
+            *_TWO,
+            "export MASTER_ADDR=127.0.0.1",
+            "export MASTER_PORT=29500",
+            "srun python train.py  # !",
         ),
         FileFails("Accelerate for two machines", _CONFIG.replace("ADDRESS", "127.0.0.1  # !"), name="config.yaml"),
         FileFails(
@@ -227,32 +225,23 @@ spec:
             _JOB + "                - {name: MASTER_ADDR, value: localhost}  # !\n",
             name="job.yaml",
         ),
-        FilePasses(
+        shell_passes(
             "the first host of the allocation",
-            lines(
-                *_TWO,
-                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-                "srun python train.py",
-            ),
-            name="job.sbatch",
+            *_TWO,
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "srun python train.py",
         ),
-        FilePasses(
-            "one host",
-            lines("torchrun --nnodes=1 --nproc_per_node=8 --master_addr=localhost --master_port=29500 train.py"),
-            name="train.sh",
+        shell_passes(
+            "one host", "torchrun --nnodes=1 --nproc_per_node=8 --master_addr=localhost --master_port=29500 train.py"
         ),
-        FilePasses(
+        shell_passes(
             "two hosts played on one",
-            lines(
-                "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
-                "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py",
-            ),
-            name="train.sh",
+            "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 a.py &",
+            "torchrun --nnodes=2 --node_rank=1 --master_addr=127.0.0.1 --master_port=29501 a.py",
         ),
-        FilePasses(
+        shell_passes(
             "on the master itself",
-            lines("torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 train.py"),
-            name="node0.sh",
+            "torchrun --nnodes=2 --node_rank=0 --master_addr=127.0.0.1 --master_port=29501 train.py",
         ),
         FilePasses("to be filled in", _CONFIG.replace("ADDRESS", "null"), name="config.yaml"),
         FilePasses(
@@ -260,7 +249,7 @@ spec:
             _JOB + "                - {name: MASTER_ADDR, value: llm-master-0}\n",
             name="job.yaml",
         ),
-        FilePasses("options that can't be told", lines("torchrun --nnodes=2 $RDZV train.py"), name="train.sh"),
+        shell_passes("options that can't be told", "torchrun --nnodes=2 $RDZV train.py"),
     ),
 )
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:

@@ -14,8 +14,6 @@ from doctor.analysis.interface_choice import (
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
     EventGroup,
-    FileFails,
-    FilePasses,
     Finding,
     IdenticalRanks,
     Job,
@@ -33,7 +31,8 @@ from doctor.api import (
 from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
 from doctor.knowledge.interface_syntax import NcclList, nccl_device_list
 from doctor.lint.launch.interface_list_syntax import list_fault
-from doctor.testing import Fails, Passes, healthy, lines, logged
+from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing.script_cases import shell_fails, shell_passes
 
 _HALF_DOWN = (
     RdmaDevice("mlx5_0", (RdmaPort(1, "DOWN", "Polling", link_layer="InfiniBand"),), has_uverbs=True),
@@ -223,18 +222,12 @@ def _finding(setting: Setting, named: list[str], active: list[str], alike: Ident
     check=rdma_device_unmatched,
     reads=LaunchFile,
     cases=lambda: (
-        FileFails(
-            "a blank behind the comma", lines('export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"), name="a.sh"
-        ),
-        FileFails("a second caret", lines("export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"), name="a.sh"),
-        FileFails("a second equals sign", lines("NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"), name="a.sh"),
-        FilePasses("a list", lines("export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"), name="train.sh"),
-        FilePasses("whole names", lines("export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"), name="train.sh"),
-        FilePasses(
-            "found by a command",
-            lines("export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
-            name="a.sh",
-        ),
+        shell_fails("a blank behind the comma", 'export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"),
+        shell_fails("a second caret", "export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"),
+        shell_fails("a second equals sign", "NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"),
+        shell_passes("a list", "export NCCL_IB_HCA=mlx5_0,mlx5_1:1", "torchrun train.py"),
+        shell_passes("whole names", "export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "torchrun train.py"),
+        shell_passes("found by a command", "export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
     ),
 )
 def rdma_device_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
