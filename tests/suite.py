@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Function) -> None:
-    """Make the fixtures of the module again for a second attempt: the first may have failed because of what is in them."""
+    """Make the fixtures of the module again for a second attempt: what they hold may be why the first failed."""
     if getattr(item, "execution_count", 1) > 1:
         for definitions in item._fixtureinfo.name2fixturedefs.values():
             for definition in definitions:
