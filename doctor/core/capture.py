@@ -24,7 +24,7 @@ from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, LogEvidence, Missing, ProcessFacts, Section
 from doctor.core.job import Job, LastSeen, Member, SectionHolder, Sections, build_job
-from doctor.core.masking import mask_document
+from doctor.core.masking import holds_secret, mask_document, mask_text
 from doctor.core.report_document import ReportTool
 
 SCHEMA = 1
@@ -214,22 +214,20 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
     try:
         head = msgspec.json.decode(data, type=prepared(_CaptureHead))
         _require_schema(head, name)
-        data = data if masked else _without_secrets(data)
         document = msgspec.json.decode(data, type=prepared(_CapturedContext))
-        capture = msgspec.structs.replace(_assemble(document, name), evidence=document.evidence)
-        if document.expected is None:
+        decoder = _SectionDecoder()
+        capture = msgspec.structs.replace(_assemble(document, name, decoder), evidence=document.evidence)
+        if document.expected is not None:
+            expected = _assemble(document.expected, f"{name} (what it expects)", decoder)
+            capture = msgspec.structs.replace(capture, expected=expected)
+        if masked or not holds_secret([document, *decoder.sections.values()]):
             return capture
-        return msgspec.structs.replace(capture, expected=_assemble(document.expected, f"{name} (what it expects)"))
+        plain = mask_document(msgspec.json.decode(data))
+        return parse_capture(msgspec.json.encode(plain), name, masked=True)
     except RecursionError:
         raise UnusableError(f"{name} is nested too deeply to be a capture") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise UnusableError(f"{name} is no capture that can be read: {error}") from None
-
-
-def _without_secrets(data: bytes) -> bytes:
-    plain = msgspec.json.decode(data)
-    masked = mask_document(plain)
-    return data if masked is plain else msgspec.json.encode(masked)
+        raise UnusableError(f"{name} is no capture that can be read: {mask_text(str(error))}") from None
 
 
 def _require_schema(head: _CaptureHead, name: str) -> None:
@@ -243,24 +241,27 @@ def _short(value: object) -> str:
     return " ".join(str(value).split())[:40]
 
 
-def _assemble(document: _Document, name: str) -> Capture:
+def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Capture:
     logs_alone = not document.ranks and isinstance(document, _CapturedContext) and document.evidence is not None
     if not (0 if logs_alone else 1) <= document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
     if not document.ranks and not logs_alone:
         raise UnusableError(f"{name} holds no rank")
-    decoder = _SectionDecoder(name)
-    hosts = [decoder.decode(host, "host") for host in document.hosts]
+    hosts = [decoder.decode(host, "host", name) for host in document.hosts]
+    sizes = [_size_of(host) for host in document.hosts]
     members = []
     for rank in document.ranks:
         if abs(rank.rank) > LARGEST_NUMBER:
             raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
         if not 0 <= rank.host < len(hosts):
             raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
-        _require_size(rank, document.hosts[rank.host], name)
+        if (size := sizes[rank.host] + _size_of(rank)) > RANK_LIMIT:
+            raise UnusableError(
+                f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused"
+            )
         home = document.hosts[rank.host]
         told = (home.boot_id, home.machine_id, home.name) if home.name else None
-        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank")}, told))
+        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank", name)}, told))
     if not all(0 <= rank < document.world_size for rank in document.absent):
         raise UnusableError(f"{name} misses ranks that a world of {document.world_size} does not have")
     absent = tuple(sorted(set(document.absent)))
@@ -269,39 +270,40 @@ def _assemble(document: _Document, name: str) -> Capture:
     return Capture(tuple(members), document.world_size, document.launcher, absent, document.created, seen, run=run)
 
 
-def _require_size(rank: _Rank, host: _Host, name: str) -> None:
-    size = sum(len(bytes(raw)) for raw in (*rank.facts.values(), *host.facts.values()))
-    if size > RANK_LIMIT:
-        raise UnusableError(f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused")
+def _size_of(holder: _SectionData) -> int:
+    return sum(memoryview(raw).nbytes for raw in holder.facts.values())
 
 
 class _SectionDecoder:
     """Decodes sections; equal bytes become one object, which keeps a job of thousands of like ranks small."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._pool: dict[tuple[str, bytes], Section] = {}
+    def __init__(self) -> None:
+        self.sections: dict[tuple[str, bytes], Section] = {}
+        self._reasons: dict[Missing, Missing] = {}
+        host = {key for key, section in SECTIONS.items() if section.level == "host"}
+        own = {key for key, section in SECTIONS.items() if section.part is not Section.part}
+        self._known = {"host": host, "rank": SECTIONS.keys() - host | own}
 
-    def decode(self, bearer: _SectionData, level: str) -> dict[str, Section | Missing]:
-        """The sections of ``level`` that this release knows; others are passed over. A rank may have its own part of
-        what its host has (:meth:`Section.part`)."""
-        known = {
-            key
-            for key, section in SECTIONS.items()
-            if section.level == level or (level == "rank" and section.part is not Section.part)
-        }
-        found: dict[str, Section | Missing] = {key: why for key, why in bearer.missing.items() if key in known}
-        found |= {key: self._one(key, raw) for key, raw in bearer.facts.items() if key in known}
+    def decode(self, holder: _SectionData, level: str, name: str) -> dict[str, Section | Missing]:
+        """Return the sections of ``level`` that this release knows. A rank may have its own part of a section of its
+        host (:meth:`Section.part`)."""
+        known = self._known[level]
+        found: dict[str, Section | Missing] = {}
+        for key, reason in holder.missing.items():
+            if key in known:
+                found[key] = self._reasons.setdefault(reason, reason)
+        for key, raw in holder.facts.items():
+            if key in known:
+                data = bytes(raw)
+                found[key] = self.sections.get((key, data)) or self._decode_section(key, data, name)
         return found
 
-    def _one(self, key: str, raw: msgspec.Raw) -> Section:
-        data = bytes(raw)
-        if (key, data) not in self._pool:
-            try:
-                self._pool[key, data] = msgspec.json.decode(data, type=prepared(SECTIONS[key]))
-            except msgspec.ValidationError as error:
-                raise UnusableError(f"{self._name} is malformed in {key}: {error}") from None
-        return self._pool[key, data]
+    def _decode_section(self, key: str, data: bytes, name: str) -> Section:
+        try:
+            section = self.sections[key, data] = msgspec.json.decode(data, type=prepared(SECTIONS[key]))
+        except msgspec.ValidationError as error:
+            raise UnusableError(f"{name} is malformed in {key}: {mask_text(str(error))}") from None
+        return section
 
 
 def merge_captures(captures: Iterable[Capture]) -> Job:

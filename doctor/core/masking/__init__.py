@@ -5,7 +5,7 @@ a document or a report. ``text_masking`` finds secrets by their form and by the 
 ``variable_masking`` masks variables and command lines, ``documents`` masks whole records and documents.
 """
 
-from doctor.core.masking.documents import mask_document, mask_record
+from doctor.core.masking.documents import holds_secret, mask_document, mask_record
 from doctor.core.masking.secret_names import is_secret_name
 from doctor.core.masking.text_masking import REDACTED, mask_text
 from doctor.core.masking.variable_masking import LONGEST, mask_command, mask_value, mask_variables, readable
@@ -13,6 +13,7 @@ from doctor.core.masking.variable_masking import LONGEST, mask_command, mask_val
 __all__ = [
     "LONGEST",
     "REDACTED",
+    "holds_secret",
     "is_secret_name",
     "mask_command",
     "mask_document",

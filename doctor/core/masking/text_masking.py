@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain
 
 from doctor.core.masking.program_options import PROGRAMS
 from doctor.core.masking.secret_names import SecretConfidence, secrecy
@@ -24,6 +25,8 @@ def mask_text(text: str) -> str:
     """``text`` without tokens of known form, credentials in addresses and headers, and without values that stand behind
     the name of a secret (``HF_TOKEN=…``, ``"api_key": "…"``, ``--password …``). The very same object where there is no
     secret."""
+    if _HEXADECIMAL.fullmatch(text) and not any(cue in text.lower() for cue in _HEXADECIMAL_CUES):
+        return text
     masked = _remembered(text) if len(text) <= _SHORT else _masked(text)
     return text if masked == text else masked
 
@@ -300,4 +303,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
     (_WORDS, _mask_named),
     (("</",), _mask_elements),
     (("token", "pass", "secret", "api", "credential"), _mask_prose),
+)
+
+_HEXADECIMAL = re.compile(r"(?:GPU-)?[0-9A-Fa-f:.-]*")
+"""Numbers, addresses and UUIDs: most of the distinct texts of a large job."""
+_HEXADECIMAL_CUES = tuple(
+    cue
+    for cue in (*chain.from_iterable(cues for cues, _ in _RULES), *(shape.cue for shape in TOKEN_FORMATS))
+    if _HEXADECIMAL.fullmatch(cue)
 )
