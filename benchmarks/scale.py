@@ -1,9 +1,11 @@
-"""Measures how the time of all checks grows from 1,024 to 16,384 ranks, eight per host.
+"""Measures how the CPU time of all checks grows from 1,024 to 16,384 ranks, eight per host.
 
-    python benchmarks/scale.py
+    python benchmarks/scale.py [CHECKOUT]
 
-Each size runs in a separate process, which reads the job from a capture as ``doctor diagnose`` does, so that its peak
-memory is its own. Prints seconds, memory, and the exponent of growth (1 is linear).
+Each run is a separate process, which reads the job from a capture as ``doctor diagnose`` does, so that its peak memory
+is its own. Prints CPU seconds, memory, and the exponent of growth (1 is linear). With CHECKOUT, the directory of an
+earlier commit, that commit reads the same captures in turn, and the ratios of the CPU times are printed; the goals
+are relative to commit 3e39873.
 """
 
 from __future__ import annotations
@@ -16,11 +18,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+ROOT = Path(__file__).resolve().parents[1]
+
 SIZES = (1024, 2048, 4096, 8192, 16384)
 PER_HOST = 8
+PAIRS = 3
+"""Runs of each commit; the fastest counts."""
+GOALS = {"checks": 0.25, "reading and checks": 0.4}
+"""The largest ratios to the CPU time of commit 3e39873 at 16,384 ranks."""
+ON_CPU_TIME = (
+    "import runpy, time; time.perf_counter = time.process_time; runpy.run_path({script!r}, run_name='__main__')"
+)
+"""Runs a script whose clock then counts CPU seconds."""
 
 
 def write_job(ranks: int, path: Path) -> None:
@@ -36,7 +49,7 @@ def write_job(ranks: int, path: Path) -> None:
 
 
 def examine_job(path: Path) -> None:
-    """Print the seconds of reading and of the checks, and the peak memory in MB."""
+    """Print the seconds of reading and of the checks, the peak memory in MB, and what was found."""
     from doctor.core.capture import read_capture
     from doctor.core.check_registry import load_registry
     from doctor.core.check_runner import examine_job as examine
@@ -54,35 +67,58 @@ def examine_job(path: Path) -> None:
     print(f"{read - began:.3f} {done - read:.3f} {peak:.0f} {len(results)} {found} {slowest.id}:{slowest.seconds:.2f}")
 
 
-def measure(ranks: int) -> tuple[float, float, float]:
-    """Seconds of reading and of the checks, and megabytes, for one size."""
+class Measured(NamedTuple):
+    """One run: CPU seconds of reading and of the checks, and peak memory in MB."""
+
+    read: float
+    checks: float
+    memory: float
+
+    @property
+    def total(self) -> float:
+        """CPU seconds of reading and of the checks together."""
+        return self.read + self.checks
+
+
+def run(checkout: Path, capture: Path) -> Measured:
+    """Examine a capture by the code of a checkout, whose own script prints the seconds."""
+    code = ON_CPU_TIME.format(script=str(checkout / "benchmarks" / "scale.py"))
+    command = [sys.executable, "-c", code, "--examine", str(capture)]
+    words = subprocess.run(command, check=True, capture_output=True, text=True, cwd=checkout).stdout.split()
+    return Measured(*map(float, words[:3]))
+
+
+def measure(ranks: int, earlier: Path | None) -> tuple[Measured, Measured | None]:
+    """The fastest run for one size, by this tree and by the earlier commit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         write_job(ranks, path)
+        runs = [(run(ROOT, path), run(earlier, path) if earlier else None) for _ in range(PAIRS if earlier else 1)]
         size = path.stat().st_size / 1e6
-        command = [sys.executable, __file__, "--examine", str(path)]
-        words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    read, seconds, memory = (float(word) for word in words[:3])
+    best = min((own for own, _ in runs), key=lambda one: one.total)
     print(
-        f"{ranks:6d} ranks {ranks // PER_HOST:5d} hosts  document {size:6.1f} MB  read {read:6.2f} s  "
-        f"{words[3]} checks {seconds:6.2f} s  peak {memory:5.0f} MB  {words[4]} findings  slowest {words[5]}"
+        f"{ranks:6d} ranks {ranks // PER_HOST:5d} hosts  document {size:6.1f} MB  read {best.read:6.2f} s  "
+        f"checks {best.checks:6.2f} s  peak {best.memory:5.0f} MB"
     )
-    return read, seconds, memory
+    return best, min((other for _, other in runs if other), key=lambda one: one.total, default=None)
 
 
 def main() -> None:
-    """Measure all sizes and print the exponent from the smallest to the largest."""
-    measured = [measure(ranks) for ranks in SIZES]
+    """Measure all sizes and print the exponents and the ratios."""
+    earlier = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
+    measured = [measure(ranks, earlier) for ranks in SIZES]
     span = math.log(SIZES[-1] / SIZES[0])
-    for name, column in (("examining", 1), ("reading", 0)):
-        exponent = math.log(measured[-1][column] / measured[0][column]) / span
-        print(f"exponent of {name} from {SIZES[0]} to {SIZES[-1]} ranks: {exponent:.2f}")
-    worst = measured[-1]
-    print(f"limits: examining {worst[1]:.2f} s of 10 s, memory {worst[2]:.0f} MB of 2,000 MB")
+    (first, _), (last, before) = measured[0], measured[-1]
+    for name, growth in (("checks", last.checks / first.checks), ("reading", last.read / first.read)):
+        print(f"exponent of {name} from {SIZES[0]} to {SIZES[-1]} ranks: {math.log(growth) / span:.2f}")
+    if before:
+        ratios = {"checks": last.checks / before.checks, "reading and checks": last.total / before.total}
+        for name, ratio in ratios.items():
+            print(f"CPU time of {name} at {SIZES[-1]} ranks: {ratio:.2f} of the earlier commit (goal {GOALS[name]:g})")
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "checks")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
     if sys.argv[1:2] == ["--examine"]:
         examine_job(Path(sys.argv[2]))
     else:
