@@ -42,6 +42,12 @@ _UNCOUNTED = tuple(
     name for row in BY_PRECEDENCE if row.counts is None and not row.recognized_by for name in row.detected_by
 )
 """Marks of ranks of launchers that neither a count nor a claim identifies, such as jsrun."""
+_RECOGNIZED_BY_COUNT = tuple((row, count) for row, count in COUNTED if row.recognized_by == "counts")
+_STARTED_DIRECTLY = {
+    row.title: tuple((other, count) for other, count in COUNTED if other.title == row.title and not count.by_agent)
+    for row, _ in COUNTED
+}
+"""The launchers without agents by the word for them in findings, each with its count."""
 _PARTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
@@ -58,17 +64,7 @@ def whole_number(text: str | None) -> int | None:
 
 def launch_number(launch: LaunchFacts, name: str) -> int | None:
     """The launch variable ``name`` as a number; ``None`` if it is not set or not a number."""
-    return whole_number(launch.get(name))
-
-
-def has_value(launch: LaunchFacts, name: str) -> bool:
-    """Whether ``name`` is set and not empty: torch treats an empty variable as missing."""
-    return bool((launch.get(name) or "").strip())
-
-
-def values_of(launch: LaunchFacts) -> dict[str, str]:
-    """The launch variables that have a value, for callers that need many of them."""
-    return {variable.name: variable.value for variable in launch.variables if variable.value.strip()}
+    return whole_number(launch.values.get(name))
 
 
 class SlurmStep(NamedTuple):
@@ -84,7 +80,7 @@ class SlurmStep(NamedTuple):
 def slurm_step(launch: LaunchFacts) -> SlurmStep | None:
     """The step in which this process is a task, or runs in one. ``None`` in a batch script, under salloc, outside
     SLURM."""
-    number = launch_number(launch, "SLURM_STEP_ID")
+    number = launch_number(launch, "SLURM_STEP_ID") if "SLURM_STEP_ID" in launch.values else None
     if number is None or not 0 <= number < FIRST_SPECIAL_STEP:
         return None
     size = launch_number(launch, "SLURM_STEP_NUM_TASKS")
@@ -134,10 +130,9 @@ def inner_launcher(launch: LaunchFacts) -> str | None:
 
 def _counting_launcher(launch: LaunchFacts) -> Launcher | None:
     """The innermost launcher whose count of processes is set and is not that of the step."""
-    for row, count in COUNTED:
-        if row.recognized_by == "counts" and has_value(launch, count.mark):
-            if count.by_agent or not _repeats_step(launch, count):
-                return row
+    for row, count in _RECOGNIZED_BY_COUNT:
+        if count.mark in launch.filled and (count.by_agent or not _repeats_step(launch, count)):
+            return row
     return None
 
 
@@ -168,15 +163,15 @@ def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
     step = slurm_step(launch)
     if step is None or inner_launcher(launch):
         return None
-    size_name = "SLURM_NTASKS" if has_value(launch, "SLURM_NTASKS") else "SLURM_STEP_NUM_TASKS"
+    size_name = "SLURM_NTASKS" if "SLURM_NTASKS" in launch.filled else "SLURM_STEP_NUM_TASKS"
     size = launch_number(launch, size_name)
     return DirectLaunch("srun", step.task, size, "SLURM_PROCID", size_name, step.most_per_node)
 
 
 def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
     """The first complete pair of MPI variables; ``None`` if an agent started the rank."""
-    for row, count in COUNTED:
-        if row.title == program and not count.by_agent and has_value(launch, count.mark):
+    for row, count in _STARTED_DIRECTLY.get(program, ()):
+        if count.mark in launch.filled:
             rank, size = launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
             most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
             return DirectLaunch(program, rank, size, count.rank, count.sizes[0], most)
@@ -189,7 +184,7 @@ def is_left_alone(launch: LaunchFacts) -> bool:
 
     Values of RANK, LOCAL_RANK or NODE_RANK are then left over, or were meant for another process."""
     started = launch.running_together or inner_launcher(launch) or slurm_step(launch)
-    claimed = any(has_value(launch, name) for name in ("RANK", "WORLD_SIZE", *_UNCOUNTED))
+    claimed = not launch.filled.keys().isdisjoint(("RANK", "WORLD_SIZE", *_UNCOUNTED))
     return not started and not claimed
 
 
@@ -197,7 +192,7 @@ def is_lightning_slurm(launch: LaunchFacts) -> bool:
     """Whether Lightning treats this process as a SLURM task.
 
     SLURM_NTASKS is set, the job is not interactive, and there is no torchrun, which has priority."""
-    torchrun = has_value(launch, "TORCHELASTIC_RUN_ID")
+    torchrun = "TORCHELASTIC_RUN_ID" in launch.filled
     return not torchrun and launch.get("SLURM_NTASKS") is not None and not is_interactive_job(launch)
 
 
@@ -298,7 +293,7 @@ def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
         launch, slurm = rank.find(LaunchFacts), rank.find(SlurmFacts)
         direct = direct_launch(launch) if launch else None
         for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-            if launch and has_value(launch, name):
+            if launch and name in launch.filled:
                 block = (launch.get("SLURM_DISTRIBUTION") or "block").startswith("block")
                 return expand_hosts(launch.get(name)), bool(direct and direct.program == "srun" and block)
         if slurm and slurm.node_list:

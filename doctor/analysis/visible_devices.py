@@ -314,7 +314,7 @@ def states_binding(launch: LaunchFacts) -> bool:
     """Whether the variables of a task alone show that SLURM gives each task its own GPUs."""
     if (done := _binding_done(launch)) is not None:
         return done
-    stated = ((one.name, one.value.lower()) for one in launch.variables if one.name in _BINDING and one.value)
+    stated = [(name, launch.values[name].lower()) for name in _BINDING if launch.values.get(name)]
     return any(
         not value.endswith("none") and (name not in _OF_ANY_RESOURCE or "gpu" in value) for name, value in stated
     )
@@ -337,7 +337,7 @@ def has_own_gpus(process: Process) -> bool:
 
     Ranks that torchrun starts inside a task share those of the task."""
     launch = process.find(LaunchFacts)
-    return bound_per_task(process) and not (launch and launch.get("TORCHELASTIC_RUN_ID"))
+    return not (launch and launch.get("TORCHELASTIC_RUN_ID")) and bound_per_task(process)
 
 
 def local_rank_of(rank: Process) -> int | None:

@@ -225,7 +225,6 @@ class Job:
         self._rows: dict[tuple[str, ...], list[Row]] = {}
         self._by_host: tuple[LocalRanks, ...] | None = None
         self._by_machine: tuple[LocalRanks, ...] | None = None
-        self._positions: dict[int, list[int]] | None = None
         self._multi_host: bool | None = None
 
     @functools.cached_property
@@ -337,12 +336,16 @@ class Job:
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The names of the hosts of ``ranks``, each once, in rank order."""
-        if self._positions is None:
-            self._positions = {}
-            for position, rank in enumerate(self.ranks):
-                self._positions.setdefault(rank.number, []).append(position)
-        found = sorted(position for number in set(ranks) for position in self._positions.get(number, ()))
-        return tuple(dict.fromkeys(self.ranks[position].host.name for position in found))
+        found = [rank for number in sorted(set(ranks)) for rank in self.by_number.get(number, ())]
+        return tuple(dict.fromkeys(rank.host.name for rank in found))
+
+    @functools.cached_property
+    def by_number(self) -> dict[int, list[Rank]]:
+        """The ranks by their number, which several may claim."""
+        found: dict[int, list[Rank]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank.number, []).append(rank)
+        return found
 
 
 class LastSeen(NamedTuple):
@@ -389,11 +392,13 @@ def build_job(
     pool, parts = _SectionPool(), _PartialHosts()
     hosts: dict[object, Host] = {}
     ranks: list[Rank] = []
+    of_hosts = frozenset(key for key, section in SECTIONS.items() if section.level == "host")
+    of_ranks = SECTIONS.keys() - of_hosts
     for member in sorted(members, key=lambda member: member.rank):
         shared = {key: pool.one(value) for key, value in member.sections.items()}
-        host = _host_of(shared, hosts, member.host)
-        own = {key: value for key, value in shared.items() if key in SECTIONS and SECTIONS[key].level == "rank"}
-        ranks.append(Rank(member.rank, host, own))
+        own = {key: value for key, value in shared.items() if key in of_hosts}
+        host = _host_of(own, hosts, member.host)
+        ranks.append(Rank(member.rank, host, {key: value for key, value in shared.items() if key in of_ranks}))
         parts.note(ranks[-1], shared)
     parts.keep()
     launches = [launch for rank in ranks if (launch := rank.find(LaunchFacts)) is not None]
@@ -414,32 +419,29 @@ class _SectionPool:
     """Replaces equal sections by one object; hashes each object once, because that is slow."""
 
     def __init__(self) -> None:
-        self._by_value: dict[object, Section] = {}
-        self._by_identity: dict[int, tuple[Section, Section]] = {}
+        self._by_value: dict[object, Section | Missing] = {}
+        self._by_identity: dict[int, tuple[Section | Missing, Section | Missing]] = {}
 
     def one(self, value: Section | Missing) -> Section | Missing:
-        if isinstance(value, Missing):
-            return value
-        if id(value) not in self._by_identity:
+        known = self._by_identity.get(id(value))
+        if known is None:
             # The original is kept next to its replacement, because an id is unique only while its object exists.
-            self._by_identity[id(value)] = (value, self._by_value.setdefault((type(value), value), value))
-        return self._by_identity[id(value)][1]
+            known = (value, self._by_value.setdefault((type(value), value), value))
+            self._by_identity[id(value)] = known
+        return known[1]
 
 
 def _host_of(
     sections: Sections, hosts: dict[object, Host], told: tuple[str | None, str | None, str] | None = None
 ) -> Host:
-    from doctor.core.facts import SECTIONS
-
     facts = sections.get(HostFacts.key)
     identity = told or (None, None, "this host")
     if isinstance(facts, HostFacts):
         identity = (facts.boot_id, facts.machine_id, facts.hostname)
-    own = {key: value for key, value in sections.items() if key in SECTIONS and SECTIONS[key].level == "host"}
     if identity not in hosts:
-        hosts[identity] = Host(identity[2], identity[0], identity[1], own, index=len(hosts))
-    else:
-        _fill_gaps(hosts[identity], own)
+        hosts[identity] = Host(identity[2], identity[0], identity[1], sections, index=len(hosts))
+    elif hosts[identity].sections != sections:
+        _fill_gaps(hosts[identity], sections)
     return hosts[identity]
 
 

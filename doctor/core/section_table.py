@@ -96,6 +96,8 @@ class Division:
     @cached_property
     def groups(self) -> list[IdenticalRanks]:
         """The ranks of each group."""
+        if len(self.first) == len(self._ranks):
+            return [IdenticalRanks((rank,)) for rank in self._ranks]
         members: list[list[Rank]] = [[] for _ in self.first]
         for rank, label in zip(self._ranks, self.labels, strict=True):
             members[label].append(rank)
@@ -174,9 +176,13 @@ class SectionTable:
     def _read_reasons(self, section: type[Section]) -> Column[Missing]:
         """Why the section is missing, for every rank."""
         if section.key in self._known_to_ranks:
-            column = self._of_ranks(_interned(rank.missing(section) for rank in self._ranks))
+            own = [rank.sections.get(section.key) for rank in self._ranks]
+            if set(map(type, own)) == {Missing}:
+                column = self._of_ranks(_interned(cast("list[Missing | None]", own)))
+            else:
+                column = self._of_ranks(_interned([rank.missing(section) for rank in self._ranks]))
         elif section.level == "host":
-            column = self._of_hosts(_interned(host.missing(section) for host in self._hosts))
+            column = self._of_hosts(_interned([host.missing(section) for host in self._hosts]))
         else:
             column = self._same_for_all(self._ranks[0].missing(section) if self._ranks else None)
         self._reasons[section.key] = column
@@ -194,8 +200,11 @@ class SectionTable:
 
     def _read_ranks(self, section: type[Section]) -> list[Section | None]:
         own = [rank.sections.get(section.key) for rank in self._ranks]
-        if section.level == "rank" and set(map(type, own)) <= {section, type(None)}:
+        kinds = set(map(type, own))
+        if section.level == "rank" and kinds <= {section, type(None)}:
             return cast("list[Section | None]", own)
+        if section.level == "rank" and not any(issubclass(kind, section) for kind in kinds):
+            return [None] * len(own)
         return [rank.find(section) for rank in self._ranks]
 
     def _of_ranks(self, values: list[V | None]) -> Column[V]:
@@ -232,10 +241,12 @@ class SectionTable:
         return column.values if everyone else [column.values[position] for position in shared.first]
 
 
-def _interned(reasons: Iterable[Missing | None]) -> list[Missing | None]:
+def _interned(reasons: list[Missing | None]) -> list[Missing | None]:
     """The same reasons, equal ones as one object, so that they can be compared by identity."""
-    equal: dict[Missing, Missing] = {}
-    return [reason and equal.setdefault(reason, reason) for reason in reasons]
+    equal: dict[Missing | None, Missing | None] = {}
+    distinct = {id(reason): reason for reason in reasons}  # few, and hashing a reason is slow
+    chosen = {identity: equal.setdefault(reason, reason) for identity, reason in distinct.items()}
+    return [chosen[id(reason)] for reason in reasons]
 
 
 def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
@@ -244,6 +255,8 @@ def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
     Identity is compared because hashing sections is slow.
     """
     identities = list(map(id, values))
+    if identities and identities.count(identities[0]) == len(identities):
+        return (0,) * len(identities), values[0] is None
     return _numbered(identities), id(None) in identities
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_INTERFACES = 16
 """Interfaces that NCCL keeps, and entries that it reads of NCCL_SOCKET_IFNAME (MAX_IFS in src/include/net.h)."""
@@ -50,6 +51,7 @@ class NcclList:
         return self.names(name, port) != self.exclude
 
 
+@lru_cache(maxsize=64)
 def parse_nccl_list(text: str, limit: int = MAX_INTERFACES) -> NcclList:
     """Read a list of interfaces or devices as NCCL does.
 

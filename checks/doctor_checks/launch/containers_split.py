@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Finding, Job, Rank, Scope, Severity, Unknown, Verdict, check, merge
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check, merge
 from doctor.facts import HostFacts, Namespace, ProcessFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -15,6 +15,7 @@ WORDS = {"shm": "/dev/shm", "ipc": "IPC namespace", "pid": "PID namespace", "net
 
 Spaces = tuple[object, ...]
 """The values of :data:`KINDS`; ``None`` where one can't be seen."""
+UNKNOWN: Spaces = (None,) * len(KINDS)
 
 
 @check(
@@ -61,16 +62,25 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Fix: put all ranks of a machine into one container, or start them with `--ipc=host --pid=host --network=host`
     (Kubernetes: one pod with all GPUs of the node; hostIPC, hostPID, hostNetwork).
     """
-    machines = [
-        [(rank, _spaces(process)) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
-        for local in job.by_machine()
-    ]
+    machines = [_spaces_of(local) for local in job.by_machine()]
     for known in machines:
-        if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if set(spaces) == {None})):
+        if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if spaces == UNKNOWN)):
             yield Unknown(
                 "the namespaces of the process are not known", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm"
             )
     yield from merge(found for known in machines for found in _judge(known))
+
+
+def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
+    known: list[tuple[Rank, Spaces]] = []
+    last: ProcessFacts | None = None
+    for rank in local.members:
+        if (process := rank.find(ProcessFacts)) is None:
+            continue
+        same = last and (last.shm_device, last.namespaces) == (process.shm_device, process.namespaces)
+        known.append((rank, known[-1][1] if same else _spaces(process)))
+        last = process
+    return known
 
 
 def _judge(known: list[tuple[Rank, Spaces]]) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from doctor.api import (
     Finding,
     Job,
     LocalRanks,
-    Rank,
     Scope,
     Severity,
     Unknown,
@@ -87,18 +86,18 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     Fix: `export OMP_NUM_THREADS=<CPUs of the host / ranks of the host>`; request `--cpus-per-task` and give it to srun
     too (`export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`); `mpirun --bind-to none`.
     """
-    for local in job.by_host():
-        if blind := tuple(rank.number for rank, process in _processes(local) if not process.cpus_allowed):
+    hosts = [(local, _processes(local)) for local in job.by_host()]
+    for _, known in hosts:
+        if blind := tuple(number for number, process in known if not process.cpus_allowed):
             yield Unknown("the CPUs that the process may use are not known", blind, "taskset -cp $$")
-    yield from merge(found for local in job.by_host() for found in _judge(local, threads_per_cpu))
+    yield from merge(found for local, known in hosts for found in _judge(local, known, threads_per_cpu))
 
 
-def _processes(local: LocalRanks) -> list[tuple[Rank, ProcessFacts]]:
-    return [(rank, process) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
+def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:
+    return [(rank.number, process) for rank in local.members if (process := rank.find(ProcessFacts)) is not None]
 
 
-def _judge(local: LocalRanks, threads_per_cpu: float) -> Iterator[Finding]:
-    known = [(rank.number, process) for rank, process in _processes(local)]
+def _judge(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per_cpu: float) -> Iterator[Finding]:
     pinned: dict[tuple[int, ...], list[tuple[int, ProcessFacts]]] = {}
     for number, process in known:
         if process.cpus_allowed:

@@ -9,7 +9,6 @@ from doctor.analysis.launch_origin import (
     DirectLaunch,
     devices_asked,
     direct_launch,
-    has_value,
     is_left_alone,
     is_lightning_slurm,
     joined_ranks,
@@ -317,7 +316,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     odd = [
         (launch, direct, alike)
         for launch, alike in job.each(LaunchFacts)
-        if has_value(launch, "RANK") and (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
+        if "RANK" in launch.filled and (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
     ]
     if not odd:
         return
@@ -348,7 +347,7 @@ def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
 
 
 def _judge_torchrun(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    step = slurm_step(launch) if has_value(launch, "TORCHELASTIC_RUN_ID") else None
+    step = slurm_step(launch) if "TORCHELASTIC_RUN_ID" in launch.filled else None
     if step is None or (step.most_per_node or 1) < 2:
         return
     agents = launch_number(launch, "GROUP_WORLD_SIZE")
@@ -388,7 +387,7 @@ def _judge_local_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Fi
 
 
 def _judge_node_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    name = next((name for name in ("NODE_RANK", "GROUP_RANK") if has_value(launch, name)), None)
+    name = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in launch.filled), None)
     number = launch_number(launch, name) if name else None
     if name is None or number is None:
         return
@@ -414,7 +413,7 @@ def _judge_node_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Fin
 def _has_no_other_hosts(launch: LaunchFacts, alike: IdenticalRanks, number: int) -> bool:
     """Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR."""
     asked = _hosts_asked(alike)
-    return number >= asked if asked is not None else not has_value(launch, "MASTER_ADDR")
+    return number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled
 
 
 def _hosts_asked(alike: IdenticalRanks) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import PORT_CHOOSERS, has_value, launch_number
+from doctor.analysis.launch_origin import PORT_CHOOSERS, launch_number
 from doctor.api import (
     Finding,
     IdenticalRanks,
@@ -65,7 +65,7 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     """
     findings: list[Finding] = []
     for launch, alike in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
-        for verdict in _judge(launch, alike) if has_value(launch, "MASTER_PORT") else ():
+        for verdict in _judge(launch, alike) if "MASTER_PORT" in launch.filled else ():
             if isinstance(verdict, Finding):
                 findings.append(verdict)
             else:
@@ -77,7 +77,7 @@ def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
     text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
     if wrong := _wrong(text, port):
         yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": text})
-    elif port is not None and launch.launcher not in PORT_CHOOSERS and not has_value(launch, "TORCHELASTIC_RUN_ID"):
+    elif port is not None and launch.launcher not in PORT_CHOOSERS and "TORCHELASTIC_RUN_ID" not in launch.filled:
         yield from _judge_low(port, launch, alike)
         yield from _judge_ephemeral(port, alike)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, values_of, whole_number
+from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, whole_number
 from doctor.api import (
     Finding,
     IdenticalRanks,
@@ -88,9 +88,8 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
 
 
 def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    values = values_of(launch)
-    yield from _judge_numbers(values, alike)
-    yield from _judge_missing(launch, values, alike)
+    yield from _judge_numbers(launch.filled, alike)
+    yield from _judge_missing(launch, launch.filled, alike)
 
 
 def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
@@ -175,8 +174,7 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
 
 def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
     several = seen_here > 1 or (launch_number(launch, "LOCAL_WORLD_SIZE") or 1) > 1
-    values = values_of(launch) if several else {}
-    return "RANK" in values and values.keys().isdisjoint(LOCAL_RANK_NAMES)
+    return several and "RANK" in launch.filled and launch.filled.keys().isdisjoint(LOCAL_RANK_NAMES)
 
 
 def _lone() -> JobBuilder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.analysis.launch_origin import devices_asked, has_value, inner_launcher, launch_number, slurm_step
+from doctor.analysis.launch_origin import devices_asked, inner_launcher, launch_number, slurm_step
 from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_to
 from doctor.api import (
     Finding,
@@ -196,7 +196,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
     visible: dict[tuple[int, int], int | None] = {}
     for launch, alike in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
-        if not has_value(launch, "SLURM_JOB_ID") and slurm_step(launch) is None:
+        if "SLURM_JOB_ID" not in launch.filled and slurm_step(launch) is None:
             continue
         inside = True
         key = (id(alike.find(EnvironmentFacts)), id(alike.find(GpuFacts)))
@@ -216,7 +216,7 @@ def _fault(seat: LocalRankGpus, launch: LaunchFacts, alike: IdenticalRanks) -> H
     bound, asked, several = _bound(launch, alike), devices_asked(alike.members[0]), _shares_node(launch)
     if seat.visible == 0 or not (several or bound):
         return None
-    options = tuple((name, launch.get(name) or "") for name in OPTIONS if has_value(launch, name))
+    options = tuple((name, launch.get(name) or "") for name in OPTIONS if name in launch.filled)
     tasks = launch.local_world_size or 1
     if bound and asked is not None and asked > (seat.visible or asked) and inner_launcher(launch) is None:
         return HiddenGpus(Severity.ERROR, seat.visible, options, tasks, asked)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import islice
 
 from doctor.analysis.launch_origin import (
-    has_value,
     inner_launcher,
     is_interactive_job,
     is_lightning_slurm,
@@ -214,7 +213,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     inside = False
     findings: list[Finding] = []
     for launch, alike in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
-        if not any(has_value(launch, name) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
+        if not any(name in launch.filled for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
             continue
         inside = True
         if inner_launcher(launch) is None:
@@ -248,7 +247,7 @@ def _judge_words(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding
 
 def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """In a heterogeneous job SLURM_PROCID counts over all parts and SLURM_NTASKS is that of one (srun(1))."""
-    if has_value(launch, "SLURM_HET_SIZE"):
+    if "SLURM_HET_SIZE" in launch.filled:
         return
     for name, count_name, word, words in NUMBERS:
         number, count = launch_number(launch, name), launch_number(launch, count_name)
@@ -308,7 +307,7 @@ def _judge_world(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding
     if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
         return
     nodes = trainer.node_count or step.nodes or 1
-    if step.size is None or step.size == trainer.devices * nodes or has_value(launch, "SLURM_NTASKS_PER_NODE"):
+    if step.size is None or step.size == trainer.devices * nodes or "SLURM_NTASKS_PER_NODE" in launch.filled:
         return
     yield Finding(
         f"the Trainer is told devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
@@ -323,7 +322,7 @@ def _judge_world(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding
 def _judge_batch(job: Job, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
     """The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none."""
     slurm = alike.find(SlurmFacts)
-    batch = has_value(launch, "SLURM_PROCID") or (slurm is not None and slurm.batch)
+    batch = "SLURM_PROCID" in launch.filled or (slurm is not None and slurm.batch)
     tasks = launch_number(launch, "SLURM_NTASKS")
     if batch and tasks and slurm_step(launch) is None and starts_tasks_unlaunched(job, launch):
         yield Finding(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from doctor.analysis.launch_origin import has_value, launch_number, starts_tasks_unlaunched
+from doctor.analysis.launch_origin import launch_number, starts_tasks_unlaunched
 from doctor.api import Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import LaunchFacts
 from doctor.lint.launch.launch_file import Launch
@@ -62,7 +62,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
             },
             fix=f"`srun python train.py` starts all {tasks or 'the'} tasks; `srun doctor check` examines all of them. "
             "In an interactive shell `export SLURM_JOB_NAME=interactive`, and Lightning starts its own processes.",
-            explains=() if has_value(launch, "SLURM_STEP_NUM_TASKS") else ("ENV010",),
+            explains=() if "SLURM_STEP_NUM_TASKS" in launch.filled else ("ENV010",),
         )
 
 

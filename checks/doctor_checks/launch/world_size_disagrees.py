@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from doctor.analysis.launch_origin import direct_launch, has_value, launch_number
+from doctor.analysis.launch_origin import direct_launch, launch_number
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -139,7 +139,7 @@ def _judge_launcher(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Find
     direct, stated = direct_launch(launch), launch_number(launch, "WORLD_SIZE")
     if direct is None or direct.size is None or stated is None or stated == direct.size:
         return
-    if direct.most_per_node == 1 and not has_value(launch, "RANK") and stated > direct.size:
+    if direct.most_per_node == 1 and "RANK" not in launch.filled and stated > direct.size:
         return  # One task a node that starts the ranks of the node itself; WORLD_SIZE is meant for those.
     yield Finding(
         f"WORLD_SIZE={stated}, but {direct.program} started {direct.size} processes ({direct.size_name}={direct.size})",

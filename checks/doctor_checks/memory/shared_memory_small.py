@@ -207,11 +207,12 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
 
 def _need(local: LocalRanks) -> int:
     """Bytes that NCCL takes at least: a ring of the host's ranks over shared memory; 0 where it uses other ways."""
-    ranks = [rank for rank in local.members if not _elsewhere(rank) and uses_nccl(rank)]
-    count = len(ranks)
-    if count < 2 or not _without_peer_access(local, ranks[0]):
+    using = (rank for rank in local.members if not _elsewhere(rank) and uses_nccl(rank))
+    first = next(using, None)
+    if first is None or not _without_peer_access(local, first):
         return 0
-    return count * (CHANNELS * CONNECTION + PROXY_POOL)
+    count = 1 + sum(1 for _ in using)
+    return count * (CHANNELS * CONNECTION + PROXY_POOL) if count > 1 else 0
 
 
 def _elsewhere(rank: Rank) -> bool:

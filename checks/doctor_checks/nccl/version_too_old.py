@@ -151,7 +151,7 @@ def _findings(job: Job) -> Iterator[Finding]:
         gpus, nccl = alike.find(GpuFacts), alike.find(NcclFacts)
         faults = [*_for_torch(software, version), *(_for_gpus(gpus, version) if gpus else ())]
         if is_multi_host:
-            faults += _for_roce(alike.find(RdmaFacts), nccl, version)
+            faults += _for_roce(alike.find(RdmaFacts), nccl) if within(version, before="2.21.5") else ()
         for needed, why in faults:
             yield Finding(
                 f"NCCL {version} {why}: {needed} or later is needed",
@@ -171,9 +171,9 @@ def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:
         if needed and within(version, before=needed):
             yield needed, f"has no code for {name} (compute capability {capability})"
     # NCCL 2.15.5 works around a hang of Ring with LL128 on H100.
-    if any(capability.startswith("9.") for capability in known) and within(version, first="2.15.1", before="2.15.5"):
+    if within(version, first="2.15.1", before="2.15.5") and any(capability.startswith("9.") for capability in known):
         yield "2.15.5", "may hang on Hopper with two GPUs"
-    if any(_spans_hosts(gpu) for gpu in gpus.gpus) and within(version, before="2.21.5"):
+    if within(version, before="2.21.5") and any(map(_spans_hosts, gpus.gpus)):
         yield "2.21.5", "does not use NVLink between hosts"
 
 
@@ -183,13 +183,13 @@ def _spans_hosts(gpu: Gpu) -> bool:
     return bool(cluster and cluster.strip("0-"))
 
 
-def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None, version: str) -> Iterator[tuple[str, str]]:
+def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None) -> Iterator[tuple[str, str]]:
     """Before 2.21 the GID index is 0 unless NCCL_IB_GID_INDEX says otherwise (NCCL src/transport/net_ib.cc)."""
     ports = [port for device in rdma.devices for port in device.ports] if rdma else []
     active = any(port.state == "ACTIVE" and port.link_layer == "Ethernet" for port in ports)
     names = ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
     settled = nccl is not None and any(nccl.get(name) for name in names)
-    if active and not settled and within(version, before="2.21.5"):
+    if active and not settled:
         yield "2.21.5", "takes GID index 0 on RoCE, which is no routable RoCE v2 address (or export NCCL_IB_GID_INDEX)"
 
 

@@ -163,7 +163,7 @@ def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
     ``partition Y``. Empty if there is nothing, or if ``ranks`` are all there are.
     """
     table = _table_of(job)
-    members = [rank for number in dict.fromkeys(ranks) for rank in table.by_number.get(number, ())]
+    members = [rank for number in dict.fromkeys(ranks) for rank in job.by_number.get(number, ())]
     if not members or len(members) == len(job.ranks):
         return ()
     return tuple(_shared(table, members))
@@ -181,15 +181,11 @@ def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
 
 
 class _TraitTable:
-    """The ranks of one job by number, and how many ranks share each host and each trait."""
+    """How many ranks of one job share each host and each trait."""
 
     def __init__(self, job: Job) -> None:
-        self.by_number: dict[int, list[Rank]] = {}
-        self.on_host: dict[int, int] = {}
+        self.on_host = {local.hosts[0].index: len(local.members) for local in job.by_host() if local.members}
         self.counts: dict[str, dict[Hashable, int]] = {trait: {} for trait in _TRAITS}
-        for rank in job.ranks:
-            self.by_number.setdefault(rank.number, []).append(rank)
-            self.on_host[rank.host.index] = self.on_host.get(rank.host.index, 0) + 1
         for trait, counts in self.counts.items():
             for same in job.identical(*_TRAITS[trait].sections):
                 value = _TRAITS[trait].read(same.members[0])

@@ -50,17 +50,14 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
     """
     devices = devices_of(job)
     for local in job.by_host():
-        nodes = _processors_of_nodes(local)
+        gpus = local.find(GpuFacts)
+        if gpus is None or not any(gpu.cpus for gpu in gpus.gpus):
+            continue
+        nodes = {gpu.numa_node: frozenset(gpu.cpus) for gpu in gpus.gpus if gpu.numa_node is not None and gpu.cpus}
         used = ((rank, device.gpu) for rank in local.members if (device := devices[rank]))
         remote = [(rank, far) for rank, gpu in used if (far := _far(gpu, rank, nodes))]
         if remote:
             yield _finding(local, remote)
-
-
-def _processors_of_nodes(local: LocalRanks) -> dict[int, frozenset[int]]:
-    gpus = local.find(GpuFacts)
-    known = [(gpu.numa_node, gpu.cpus) for gpu in gpus.gpus] if gpus else []
-    return {node: frozenset(cpus) for node, cpus in known if node is not None and cpus}
 
 
 def _allowed(rank: Rank) -> tuple[int, ...]:

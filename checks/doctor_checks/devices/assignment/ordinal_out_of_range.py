@@ -176,8 +176,9 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
 def _lists_by_host(job: Job) -> dict[int, set[str | None]]:
     lists: dict[int, set[str | None]] = {}
     for environment, alike in job.each(EnvironmentFacts):
+        devices = environment.get("CUDA_VISIBLE_DEVICES")
         for rank in alike.members:
-            lists.setdefault(rank.host.index, set()).add(environment.get("CUDA_VISIBLE_DEVICES"))
+            lists.setdefault(rank.host.index, set()).add(devices)
     return lists
 
 

@@ -169,11 +169,11 @@ def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Ite
     """GPUs of the PCI bus that NVML does not count. Containers and the device cgroups of batch systems hide GPUs from
     NVML and not from sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
-    if drivers is None or gpus is None or _may_be_restricted(local):
+    if drivers is None or gpus is None or len(drivers.pci_gpus) <= len(gpus.gpus) or _may_be_restricted(local):
         return
     known = {bus_key(share.gpu.bus_id) for share in found if share.gpu.bus_id}
     absent = [bus for bus in drivers.pci_gpus if bus_key(bus) not in known]
-    if absent and len(drivers.pci_gpus) > len(gpus.gpus) and known:
+    if absent and known:
         serious = all(is_data_centre(share.gpu) for share in found)
         yield Finding(
             f"{local.name} has {len(drivers.pci_gpus)} GPUs on the PCI bus, the driver shows {len(gpus.gpus)}",

@@ -146,9 +146,9 @@ def _active(gpu: Gpu) -> int:
 
 def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: int) -> Iterator[Verdict]:
     gpu = share.gpu
-    facts = local.find(GpuFacts)
+    facts = local.find(GpuFacts) if gpu.nvlinks is None else None
     note = facts.why_hidden("gpus.nvlinks") if facts else None
-    if gpu.nvlinks is None and note:
+    if note:
         yield Unknown(f"the NVLinks of GPU {gpu.index} can't be read: {note.reason}", share.ranks, note.unhide)
         return
     total = len(gpu.nvlinks or ())

@@ -22,6 +22,8 @@ from doctor.api import (
 from doctor.facts import Gpu, GpuFacts, HostFacts, MigDevice, NcclFacts, PeerLink
 from doctor.testing import Fails, Passes, healthy, logged
 
+FIT = (None, "ok")
+"""States of access that NVML does not report, or reports to work."""
 NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
 """Paths over which NCCL uses peer access by default (NCCL src/graph/paths.cc, PATH_PXB)."""
 
@@ -192,21 +194,23 @@ def _users(found: tuple[GpuSharers, ...]) -> Users:
 def _judge(local: LocalRanks, users: Users) -> Iterator[Verdict]:
     facts = local.find(GpuFacts)
     links = [link for link in facts.links if link.first in users and link.second in users] if facts else []
-    blocked = [link for link in links if _is_blocked(link, users[link.first][0])]
+    unfit = [link for link in links if link.read not in FIT or link.write not in FIT]
+    blocked = [link for link in unfit if _is_blocked(link, users[link.first][0])]
     if blocked:
         yield _finding(local, blocked, users, _words(blocked), _severity(local))
-    redirected = [link for link in links if link.path in NEAR[1:] and link not in blocked]
     host = local.find(HostFacts)
-    if redirected and host and host.pci_access_control and host.hypervisor is None:
+    if not (host and host.pci_access_control and host.hypervisor is None):
+        return
+    redirected = [link for link in links if link.path in NEAR[1:] and link not in blocked]
+    if redirected:
         words = "PCIe access control (ACS) redirects traffic between GPUs"
         yield _finding(local, redirected, users, words, Severity.WARNING)
 
 
 def _is_blocked(link: PeerLink, gpu: Gpu) -> bool:
-    bad = [status for status in (link.read, link.write) if status not in (None, "ok")]
-    if not bad or not (link.path == "nvlink" or is_data_centre(gpu)):
+    if not (link.path == "nvlink" or is_data_centre(gpu)):
         return False
-    return link.path in NEAR or "disabled-by-driver-setting" in bad
+    return link.path in NEAR or "disabled-by-driver-setting" in (link.read, link.write)
 
 
 def _severity(local: LocalRanks) -> Severity:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from doctor.analysis.visible_devices import mebibytes, shares_by_host
@@ -141,19 +141,18 @@ def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
 
 
 def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
-    traits: dict[str, Callable[[Gpu], Hashable]] = {
-        "GPU model": lambda gpu: gpu.name or None,
-        "GPU memory": lambda gpu: steps.get(gpu.memory_total or 0),
-        "MIG layout": _layout,
-    }
-    groups: dict[str, Groups] = {"driver": {}, **{trait: {} for trait in traits}}
+    groups: dict[str, Groups] = {"driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
     for gpus, alike in job.each(GpuFacts):
         if gpus.driver_version:
             groups["driver"].setdefault(gpus.driver_version, []).extend(alike.ranks)
+    alike_gpus: dict[tuple[str | None, ...], list[int]] = {}
     for gpu, ranks in _used(job):
-        for trait, read in traits.items():
-            if (value := read(gpu)) is not None:
-                groups[trait].setdefault(value, []).extend(ranks)
+        traits = (gpu.name or None, steps.get(gpu.memory_total or 0), _layout(gpu))
+        alike_gpus.setdefault(traits, []).extend(ranks)
+    for values, users in alike_gpus.items():
+        for trait, value in zip(("GPU model", "GPU memory", "MIG layout"), values, strict=True):
+            if value is not None:
+                groups[trait].setdefault(value, []).extend(users)
     return groups
 
 
@@ -187,10 +186,10 @@ def _memory_steps(sizes: set[int], share: float) -> dict[int, str]:
 
 
 def _layout(gpu: Gpu) -> str | None:
-    if gpu.mig is None:
-        return None
+    if not gpu.mig:
+        return None if gpu.mig is None else "MIG off"
     slices = " + ".join(sorted(device.name or mebibytes(device.memory) for device in gpu.mig_devices))
-    return f"MIG on ({slices or 'no slices'})" if gpu.mig else "MIG off"
+    return f"MIG on ({slices or 'no slices'})"
 
 
 def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:

@@ -320,7 +320,7 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
     for one in seen:
         if one.port.state != "ACTIVE" or not one.port.rate:
             continue
-        if known := expected.get(one.hardware):
+        if expected and (known := expected.get(one.hardware)):
             if one.port.rate < known.value:
                 row = BaselineDifference("", f"{known.value:g} Gb/s", f"{one.port.rate:g} Gb/s", known.source)
                 unlike.setdefault(row, []).append(one)
