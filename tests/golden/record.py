@@ -40,6 +40,8 @@ IMPORTS = {
     "settings": "doctor.core.settings:Settings",
     "report on a job": "doctor.session:judge",
     "capture of a job": "doctor.core.capture:to_document",
+    "known log messages": "doctor.knowledge.log_patterns:known_patterns",
+    "job of log lines": "doctor.testing:logged",
     "rules": "doctor.lint.engine.registry:builtin_rules",
 }
 """All that is imported by name. A module or class that moves is changed here, and nowhere else."""
@@ -148,6 +150,16 @@ def record_cases() -> Entries:
     for check in load("checks")():
         results = ((case, run_checks(case.sketch.job(), catalog((check,)))) for case in check.cases())
         yield f"cases/{check.id}.jsonl", as_lines({"case": case.name, **plain(result)} for case, (result,) in results)
+
+
+def record_log_lines() -> Entries:
+    """Every example of a known log message, judged by the check that its entry names."""
+    catalog, run_checks, logged = load("catalog of checks"), load("run checks"), load("job of log lines")
+    for check in load("checks")():
+        lines = [line for one in load("known log messages")() if one.check == check.id for line in one.examples]
+        results = ((line, run_checks(logged(line).job(), catalog((check,)))) for line in lines)
+        if lines:
+            yield f"log-lines/{check.id}.jsonl", as_lines({"case": line, **plain(one)} for line, (one,) in results)
 
 
 def record_jobs() -> Entries:
@@ -405,6 +417,7 @@ SAMPLES: dict[str, Callable[[Any, int], Any]] = {
 
 PARTS: dict[str, Callable[[], Entries]] = {
     "cases": record_cases,
+    "log-lines": record_log_lines,
     "help": record_help,
     "wire": record_wire,
     "jobs": record_jobs,
@@ -414,7 +427,7 @@ PARTS: dict[str, Callable[[], Entries]] = {
     "lint": record_lint,
     "estimate": record_estimates,
 }
-CHEAP = ("cases", "help", "wire")
+CHEAP = ("cases", "log-lines", "help", "wire")
 """Parts whose digests are committed."""
 
 
