@@ -33,7 +33,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall  # noqa: E402
 from doctor.core.facts import RecorderFacts  # noqa: E402
 from doctor.core.job import Member, build_job  # noqa: E402
-from doctor.postmortem.flight_recorder.dumps import RecorderDump, looks_like_dump, read_dumps  # noqa: E402
+from doctor.postmortem.flight_recorder.dumps import RecorderDump, read_dumps  # noqa: E402
+from doctor.postmortem.flight_recorder.unpickling import looks_like_dump  # noqa: E402
 from tests.analysis.simulated import KINDS, SimulatedJob  # noqa: E402
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

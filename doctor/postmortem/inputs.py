@@ -219,7 +219,7 @@ def kind_of(path: Path) -> str:
 
 def kind_of_head(head: bytes) -> str:
     """The kind of a file that begins so."""
-    from doctor.postmortem.flight_recorder.dumps import looks_like_dump
+    from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
     from doctor.postmortem.memory_snapshot.snapshot_parser import looks_like_snapshot
 
     if not head.strip():

@@ -13,6 +13,7 @@ from doctor.core.files.read_deadline import ReadBudget
 from doctor.core.files.timed_file import TimedFile
 from doctor.core.job import Job
 from doctor.core.report_document import ReportInput
+from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
 from doctor.postmortem.inputs import SortedInputs, name_of, read_inputs
 from doctor.postmortem.job_assembly import HostSections, ParsedInputs, members_of, weigh, with_evidence
@@ -20,7 +21,6 @@ from doctor.postmortem.logs.rank_sections import world_size_of
 from doctor.postmortem.logs.scanner import read_log
 from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
 from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
-from doctor.postmortem.rank_in_filename import rank_in_name
 from doctor.postmortem.ras.events import read_ras, with_progress
 from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, ids_in_path, names_of_runs
 

@@ -12,9 +12,10 @@ import threading
 import pytest
 
 from doctor.core.errors import UnusableError
+from doctor.postmortem.filenames import hosts_in, parse_name
 from doctor.postmortem.flight_recorder import loader_processes
-from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dump, read_dumps, world_size_in
-from doctor.postmortem.flight_recorder.filenames import hosts_in, parse_name
+from doctor.postmortem.flight_recorder.dumps import read_dump, read_dumps, world_size_in
+from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
 from tests.lab.cases import each_case
 from tests.lab.speed import patience
 

@@ -14,7 +14,8 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatch
 from doctor.core.facts import RecorderFacts
 from doctor.core.job import Member, build_job
 from doctor.core.recorder_dump import parse_recorder
-from doctor.postmortem.flight_recorder.dumps import looks_like_dump, read_dumps
+from doctor.postmortem.flight_recorder.dumps import read_dumps
+from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
 
 ROUNDS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)

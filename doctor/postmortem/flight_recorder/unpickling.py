@@ -1,5 +1,7 @@
-"""Bytes of a flight-recorder dump into plain values. Nothing is run: a dump of any torch holds numbers, text, lists and
-dictionaries, so the loader has no way to any class or function.
+"""Decoding of flight-recorder dumps into plain values.
+
+No code is executed: dumps of every torch release hold only numbers, text, lists and dictionaries, so the unpickler
+refuses every class and function.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from doctor.core.files.safe_pickle import ImportRefusal, PlainUnpickler, UnsafeP
 BUFFER = 1 << 16
 _PICKLE = b"\x80"
 _MARKS = (b"pg_config", b"pg_status", b"profiling_name", b"nccl_comm_state")
-"""Keys that every dump has one of in its first kilobytes, and nothing else has."""
+"""Keys of which every dump, and nothing else, has one in its first kilobytes."""
 _KEYS = frozenset({"entries", "pg_config", "pg_status", "nccl_comm_state"})
 _GARBLED = (
     pickle.UnpicklingError,
@@ -35,28 +37,28 @@ _GARBLED = (
     RecursionError,
     struct.error,
 )
-"""What the unpickler raises for bytes that make no sense."""
+"""Exceptions of the unpickler for garbled bytes."""
 
 
 class LoadedDump(NamedTuple):
-    """The values of a dump. ``breaks_off``: after how many bytes the file ends before the dump does; else ``None``."""
+    """The values of a dump. ``breaks_off``: size of the file if it is truncated; else ``None``."""
 
     values: Mapping[str, object]
     breaks_off: int | None = None
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Whether a file that begins so is a dump of the flight recorder, as pickle or JSON. ``head``: its first 64 KiB."""
+    """Return whether ``head``, the first 64 KiB of a file, is that of a flight-recorder dump, as pickle or JSON."""
     if head.startswith(_PICKLE):
         return any(mark in head for mark in _MARKS)
     return _is_json(head) and any(b'"' + mark + b'":' in re.sub(rb"\s", b"", head) for mark in _MARKS)
 
 
 def load_values(data: bytes) -> LoadedDump:
-    """The plain values of a dump, from pickle or JSON.
+    """Decode a dump in pickle or JSON.
 
     Raises:
-        UnusableError: it is hostile, broken off before anything of use, or no dump.
+        UnusableError: it is hostile, truncated before any useful value, or not a dump.
     """
     loaded = _load_json(data) if _is_json(data) else _load_pickle(data)
     values = {"entries": loaded.values} if isinstance(loaded.values, list) else loaded.values
@@ -80,37 +82,36 @@ def _load_json(data: bytes) -> LoadedDump:
 
 def _load_pickle(data: bytes) -> LoadedDump:
     try:
-        # Without a buffer that can be peeked into, the unpickler calls for each of a hundred thousand opcodes.
+        # Without a buffer to peek into, the unpickler would call read for each of a hundred thousand opcodes.
         return LoadedDump(PlainUnpickler(io.BufferedReader(io.BytesIO(data), BUFFER)).load())
     except UnsafePickleError as error:
         raise UnusableError(f"it tries to load {printable(str(error))}: nothing was run") from None
     except MemoryError:
         raise UnusableError("it asks for more memory than a dump can need") from None
     except (EOFError, *_GARBLED) as error:
-        if _is_broken_off(error) and (rest := _salvaged(data)) is not None:
+        # The unpickler raises the same types for other errors; only the text names the end of the file.
+        if not (isinstance(error, EOFError) or "truncated" in str(error) or "exhausted" in str(error)):
+            raise UnusableError(f"it is no pickle: {printable(str(error))}") from None
+        if (rest := _salvaged(data)) is not None:
             return LoadedDump(rest, len(data))
-        how = f"the pickle breaks off after {len(data)} bytes" if _is_broken_off(error) else "it is no pickle"
-        raise UnusableError(how if _is_broken_off(error) else f"{how}: {printable(str(error))}") from None
+        raise UnusableError(f"the pickle breaks off after {len(data)} bytes") from None
 
 
-def _is_broken_off(error: BaseException) -> bool:
-    """Whether the unpickler came to the end of the file, by its words: it raises the same for other reasons."""
-    return isinstance(error, EOFError) or "truncated" in str(error) or "exhausted" in str(error)
-
-
-# Of a dump that breaks off.
+# Truncated dumps.
 
 
 class _PythonUnpickler(ImportRefusal, pickle._Unpickler):
-    """The unpickler in Python: it shows what it has on its stack when the bytes end."""
+    """The unpickler in Python, whose stack can be read after the data ended."""
 
     stack: list[object]
     metastack: list[list[object]]
 
 
 def _salvaged(data: bytes) -> Mapping[str, object] | None:
-    """What a dump held before it broke off. Entries come last in it, oldest first, so those that are there say where
-    the rank waits, and the counters before them how far it came; without counters nothing can be said."""
+    """Return the content of a truncated dump; ``None`` without the counters, which precede the entries.
+
+    Entries are last, oldest first: those that are left show where the rank waits, the counters its progress.
+    """
     unpickler = _PythonUnpickler(io.BytesIO(data))
     try:
         unpickler.load()
@@ -128,7 +129,7 @@ def _names(level: list[object]) -> set[str]:
 
 
 def _pairs(level: list[object]) -> Iterator[tuple[str, object]]:
-    """Keys and values that wait on the stack to become a dictionary."""
+    """Yield the keys and values on the stack that belong to an unfinished dictionary."""
     start = next(place for place, one in enumerate(level) if isinstance(one, str)) if _names(level) else len(level)
     for position in range(start, len(level) - 1, 2):
         if isinstance(key := level[position], str):

@@ -1,13 +1,14 @@
-"""Memory snapshots that torch's allocator writes (``torch.cuda.memory._dump_snapshot``), read without torch.
+"""Reads the memory snapshots of torch's allocator (``torch.cuda.memory._dump_snapshot``); needs no torch.
 
-The form is that of torch/csrc/cuda/Module.cpp (``THCPModule_memorySnapshot``) and torch/csrc/cuda/memory_snapshot.cpp:
+Format: torch/csrc/cuda/Module.cpp (``THCPModule_memorySnapshot``) and torch/csrc/cuda/memory_snapshot.cpp:
 ``{"segments", "device_traces", "allocator_settings", "external_annotations"}``; before torch 2.0 a bare list of
 segments, whose blocks may have a ``history`` instead of ``frames``. Allocators of other devices (XPU, Ascend) write the
-same. Values that make no sense are passed over.
+same. Malformed values are ignored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,28 +16,31 @@ from typing import NamedTuple
 
 import msgspec
 
-from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame
 from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
+from doctor.core.facts.section import in_unicode
 from doctor.core.files.safe_pickle import is_pickle, load_plain
 from doctor.core.frames import frame_of, is_user_code
-from doctor.postmortem.sandbox.child_process import run_isolated
+from doctor.postmortem.sandbox.child_process import limit_memory, parse_isolated, send_answer
 
 LARGEST = 2 << 30
-"""Bytes of a snapshot that is read: with stacks, an entry of the trace has up to some kilobytes."""
+"""Maximum size of a snapshot in bytes: with stacks, an entry of the trace has up to some kilobytes."""
 PATIENCE, PACE = 30.0, 4 << 20
-"""Seconds for any snapshot, and bytes a second beyond them: a core of a laptop reads 60 MiB a second."""
+"""Seconds for any snapshot, and further bytes per second: a core of a laptop reads 60 MiB/s."""
+ROOM, RATIO = 1 << 30, 16
+"""Bytes of memory for any snapshot, and for each of its bytes: with repeated stacks, as torch writes them, 3 are used,
+else about 10."""
 KEPT = 12
-"""Lines that hold most, and refused allocations, that are kept."""
+"""Number of source lines that hold most memory, and of refused allocations, that are kept."""
 STRETCHES = 10
-"""Parts of a trace by which steady growth is told from what came at once."""
+"""Parts of a trace, to distinguish steady growth from a single allocation."""
 MOST_STACKS = 100_000
 
 _INTEGERS = 1 << 62
 
 _GENERATED = re.compile(r"^<eval_with_key>|^<string>|/torchinductor_|/torch_compile_debug/|^<frozen")
-"""Files of code that torch wrote itself."""
+"""Files of code that torch generated."""
 
 _PART_BY_FILE = (
     ("optimizer", re.compile(r"/torch/optim/|/deepspeed/runtime/zero/|/apex/optimizers/|/bitsandbytes/optim/")),
@@ -55,37 +59,45 @@ _PART_BY_FUNCTION = {
 
 
 def looks_like_snapshot(head: bytes) -> bool:
-    """Whether a file that begins so is a pickle of segments."""
+    """Return whether ``head``, the beginning of a file, is that of a pickled snapshot."""
     if not is_pickle(head):
         return False
     return b"segments" in head[:64] or (b"total_size" in head and b"segment_type" in head and b"allocated_size" in head)
 
 
 def read_snapshot(path: Path) -> MemorySnapshotFacts:
-    """A snapshot file, read by a process of its own (:mod:`doctor.postmortem.memory_snapshot.snapshot_child`).
+    """Read a snapshot file in a child process.
 
     Raises:
-        UnusableError: it can't be opened, is too large, wants to import something, is cut short, is no snapshot, or
-            takes more time or memory than a snapshot of its size does.
+        UnusableError: it cannot be opened, is too large, imports something, is truncated, is not a snapshot, or takes
+            more time or memory than a snapshot of its size should.
     """
     try:
         deadline = PATIENCE + path.stat().st_size / PACE
-        answer, code = run_isolated("doctor.postmortem.memory_snapshot.snapshot_child", [str(path)], deadline)
+        (outcome,) = parse_isolated(__name__, [str(path)], deadline, tuple[MemorySnapshotFacts | str])
     except OSError as error:
         raise UnusableError(f"it can't be read: {error.strerror or error}") from None
-    if answer[:1] == b"-":
-        raise UnusableError(answer[1:].decode("utf-8", "replace"))
+    if isinstance(outcome, str):
+        raise UnusableError(outcome)
+    return outcome
+
+
+def main(path: str) -> None:
+    """Answer :func:`read_snapshot` from a fresh interpreter, with limited memory."""
+    file = Path(path)
+    with contextlib.suppress(OSError):
+        limit_memory(ROOM + RATIO * file.stat().st_size)
     try:
-        return msgspec.json.decode(answer[1:], type=prepared(MemorySnapshotFacts))
-    except msgspec.MsgspecError:
-        raise UnusableError(f"the process that read it ended with {code} and no answer") from None
+        send_answer((in_unicode(load_snapshot(file)),))
+    except UnusableError as error:
+        send_answer((str(error).encode("utf-8", "replace").decode(),))
 
 
 def load_snapshot(path: Path) -> MemorySnapshotFacts:
-    """A snapshot file, read by this process.
+    """Read a snapshot file in this process.
 
     Raises:
-        UnusableError: it can't be opened, is too large, wants to import something, is cut short, or is no snapshot.
+        UnusableError: it cannot be opened, is too large, imports something, is truncated, or is not a snapshot.
     """
     try:
         with path.open("rb") as stream:
@@ -96,18 +108,16 @@ def load_snapshot(path: Path) -> MemorySnapshotFacts:
 
 
 def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
-    """A snapshot that is loaded already.
+    """Parse a snapshot that has been unpickled.
 
     Raises:
-        UnusableError: it is none.
+        UnusableError: it is not a snapshot.
     """
     whole = {"segments": found} if isinstance(found, list) else found
     if not isinstance(whole, dict) or not isinstance(whole.get("segments"), (list, tuple)):
         raise UnusableError("it is a pickle, but no memory snapshot: it has no segments")
-    segments, traces = (
-        _mappings(whole["segments"]),
-        [_mappings(trace) for trace in _sequence(whole.get("device_traces"))],
-    )
+    segments = _mappings(whole["segments"])
+    traces = [_mappings(trace) for trace in _sequence(whole.get("device_traces"))]
     stacks = _AllocationSites()
     blocks = list(_blocks_in_use(segments, stacks))
     settings = whole.get("allocator_settings")
@@ -141,16 +151,16 @@ class _SnapshotBlock(NamedTuple):
 
 
 class _AllocationSites:
-    """Sites of stacks, each looked at once: a snapshot has thousands of entries for one line."""
+    """Cache of the sites of stacks: a snapshot has thousands of entries for one line."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], _AllocationSite] = {}
 
     def site(self, frames: object) -> _AllocationSite:
-        """The site of a stack, innermost frame first."""
+        """Return the site of a stack, innermost frame first."""
         if not isinstance(frames, (list, tuple)) or not frames:
             return _AllocationSite(None, None)
-        # torch writes a frame once and refers to it; all frames live as long as the snapshot does.
+        # torch writes a frame once and refers to it; all frames stay alive as long as the snapshot, so ids are unique.
         key = tuple(map(id, frames))
         found = self._known.get(key) or _site(frames)
         if len(self._known) < MOST_STACKS:
@@ -160,7 +170,12 @@ class _AllocationSites:
 
 def _site(frames: Sequence[object]) -> _AllocationSite:
     lines = [_line(frame) for frame in frames if isinstance(frame, dict)]
-    users = (frame_of(file, line, function) for file, line, function in lines if _is_users(file))
+    # Stacks may also hold frames of C++ and of code that torch generated.
+    users = (
+        frame_of(file, line, function)
+        for file, line, function in lines
+        if file.endswith((".py", ">")) and not _GENERATED.search(file) and is_user_code(file)
+    )
     return _AllocationSite(next(users, None), _part(lines))
 
 
@@ -168,13 +183,8 @@ def _line(frame: Mapping[str, object]) -> tuple[str, int, str]:
     return str(frame.get("filename"))[:500], _integer(frame.get("line")), str(frame.get("name"))[:200]
 
 
-def _is_users(file: str) -> bool:
-    """Whether a line of Python is the user's: stacks may hold those of C++, too, and of code that torch generated."""
-    return file.endswith((".py", ">")) and not _GENERATED.search(file) and is_user_code(file)
-
-
 def _part(lines: Iterable[tuple[str, int, str]]) -> str | None:
-    """What memory is for: the innermost frame that tells."""
+    """Return the part of a step that memory belongs to, by the innermost frame that shows it."""
     for file, _, function in lines:
         for part, pattern in _PART_BY_FILE:
             if pattern.search(file):
@@ -185,7 +195,7 @@ def _part(lines: Iterable[tuple[str, int, str]]) -> str | None:
     return None
 
 
-# What is in use now.
+# Memory in use.
 
 
 def _devices(segments: Iterable[Mapping[str, object]]) -> tuple[SnapshotDevice, ...]:
@@ -193,11 +203,11 @@ def _devices(segments: Iterable[Mapping[str, object]]) -> tuple[SnapshotDevice, 
     for segment in segments:
         device = _device(segment)
         by_device.setdefault(device.index, []).append(device)
-    return tuple(_together(index, by_device[index]) for index in sorted(by_device))
+    return tuple(_merged(parts) for _, parts in sorted(by_device.items()))
 
 
 def _device(segment: Mapping[str, object]) -> SnapshotDevice:
-    """One segment as if it were the device."""
+    """Return one segment as if it were the whole device."""
     blocks = _mappings(segment.get("blocks"))
     sizes = [(_integer(block.get("size")), str(block.get("state"))) for block in blocks]
     free = [size for size, state in sizes if state == "inactive"]
@@ -216,17 +226,10 @@ def _device(segment: Mapping[str, object]) -> SnapshotDevice:
     )
 
 
-def _together(index: int, parts: Sequence[SnapshotDevice]) -> SnapshotDevice:
-    return SnapshotDevice(
-        index=index,
-        reserved=sum(part.reserved for part in parts),
-        allocated=sum(part.allocated for part in parts),
-        active=sum(part.active for part in parts),
-        split=sum(part.split for part in parts),
-        largest_free=max(part.largest_free for part in parts),
-        segments=len(parts),
-        in_pools=sum(part.in_pools for part in parts),
-    )
+def _merged(parts: Sequence[SnapshotDevice]) -> SnapshotDevice:
+    fields = ("reserved", "allocated", "active", "split", "segments", "in_pools")
+    sums = {field: sum(getattr(part, field) for part in parts) for field in fields}
+    return msgspec.structs.replace(parts[0], largest_free=max(part.largest_free for part in parts), **sums)
 
 
 def _blocks_in_use(segments: Iterable[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
@@ -237,7 +240,7 @@ def _blocks_in_use(segments: Iterable[Mapping[str, object]], stacks: _Allocation
 
 
 def _frames(block: Mapping[str, object]) -> object:
-    """The stack of a block; older snapshots keep what it was used for, newest first."""
+    """Return the stack of a block; older snapshots hold the history of its use, newest first."""
     history = _mappings(block.get("history"))
     return block.get("frames") or (history[0].get("frames") if history else None)
 
@@ -261,7 +264,7 @@ def _holders(blocks: Iterable[_SnapshotBlock], stretched: bool = False) -> tuple
 
 
 def _parts(blocks: Iterable[_SnapshotBlock]) -> tuple[tuple[str, int], ...]:
-    """Bytes by part of a step, most first."""
+    """Return bytes by part of a step, largest first."""
     sizes: dict[str, int] = {}
     for block in blocks:
         if block.site.part is not None:
@@ -269,11 +272,11 @@ def _parts(blocks: Iterable[_SnapshotBlock]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sizes.items(), key=lambda one: -one[1]))
 
 
-# What happened while it was traced.
+# The trace.
 
 
 def _growth(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _AllocationSites) -> tuple[Holder, ...]:
-    """Who allocated, while the trace ran, what is not freed at its end."""
+    """Return the holders of memory that was allocated during the trace and not freed by its end."""
     return _holders((block for trace in traces for block in _left(trace, stacks)), stretched=True)
 
 
@@ -309,27 +312,27 @@ def _refused(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _Allocati
 
 
 def _seconds(traces: Iterable[Sequence[Mapping[str, object]]]) -> float | None:
-    """From the first entry to the last one."""
-    ends = [_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1])]
-    told = [end for end in ends if end]
-    return (max(told) - min(told)) / 1e6 if len(told) > 1 else None
+    """Return the time from the first entry to the last one."""
+    ends = (_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1]))
+    known = [end for end in ends if end]
+    return (max(known) - min(known)) / 1e6 if len(known) > 1 else None
 
 
 def _expandable(settings: Mapping[str, object], segments: Iterable[Mapping[str, object]]) -> bool | None:
-    told = settings.get("expandable_segments")
-    if isinstance(told, bool):
-        return told
+    setting = settings.get("expandable_segments")
+    if isinstance(setting, bool):
+        return setting
     marks = [mark for segment in segments if isinstance(mark := segment.get("is_expandable"), bool)]
     return any(marks) if marks else None
 
 
 def _settings(settings: Mapping[str, object]) -> str:
-    """What PYTORCH_CUDA_ALLOC_CONF or its like was set to."""
-    told = (value for name, value in settings.items() if isinstance(name, str) and name.endswith("ALLOC_CONF"))
-    return next((value[:200] for value in told if isinstance(value, str)), "")
+    """Return the value of PYTORCH_CUDA_ALLOC_CONF or its equivalent for other devices."""
+    values = (value for name, value in settings.items() if isinstance(name, str) and name.endswith("ALLOC_CONF"))
+    return next((value[:200] for value in values if isinstance(value, str)), "")
 
 
-# Of values.
+# Conversions.
 
 
 def _integer(value: object) -> int:

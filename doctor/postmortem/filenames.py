@@ -1,7 +1,7 @@
-"""What the names of flight-recorder dumps tell: the rank, and on some clusters the host.
+"""Ranks and hosts in the file names of flight-recorder dumps and memory snapshots.
 
-The file itself tells neither. torch appends the rank to a prefix that users set as they like
-(``TORCH_FR_DUMP_TEMP_FILE``), and people rename what they collect.
+The files themselves name neither. torch appends the rank to a prefix that users choose (``TORCH_FR_DUMP_TEMP_FILE``),
+and people rename the files that they collect.
 """
 
 from __future__ import annotations
@@ -21,29 +21,39 @@ _GENERIC = re.compile(
     r"|\d+)?$",
     re.IGNORECASE,
 )
-"""Words of a name that name no host."""
+"""Words of a file name that are not a host name."""
 _WORDS = re.compile(r"[_\s]+")
 _HOST_LIKE = re.compile(r"[A-Za-z](?=[A-Za-z.-]*\d)[A-Za-z0-9.-]*$|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+$")
-"""A name with a number or a domain in it."""
+"""A word with a number or a domain in it."""
+_NAMED_AFTER = re.compile(r"(?:^|[^A-Za-z])rank[-_. ]?(\d{1,6})(?=\D|$)", re.IGNORECASE)
 
 
 class DumpName(NamedTuple):
-    """``rank``: ``None`` where the name has no number that may be one. ``rest``: the other words, without those that
-    every dump has."""
+    """``rank``: ``None`` if no number of the name can be one. ``rest``: the other words, without generic ones."""
 
     rank: int | None
     rest: str
 
 
+def rank_in_name(path: Path) -> int | None:
+    """Return the rank that a file (``snapshot_rank3.pickle``, ``rank-3.json``) or its folder is named after."""
+    for name in (path.name, path.parent.name):
+        if found := _NAMED_AFTER.search(name):
+            return int(found[1])
+    return None
+
+
 def parse_name(file: str) -> DumpName:
-    """The name of a dump, without its folder: ``nccl_trace_rank_3``, ``rank-3.json``, ``node7_rank3.pkl``,
-    ``_dump_12``, ``hostA_3``."""
+    """Parse the name of a dump, without its folder.
+
+    Examples: ``nccl_trace_rank_3``, ``rank-3.json``, ``node7_rank3.pkl``, ``_dump_12``, ``hostA_3``.
+    """
     stem = _ENDINGS.sub("", _LOCAL.sub("", file))
     found = next(reversed(list(_RANK.finditer(stem))), None) or _LAST.search(stem)
     if found is None:
         return DumpName(None, "")
-    left = f"{stem[: found.start()]}_{stem[found.end() :]}"
-    words = [word.strip("-.") for word in _WORDS.split(left)]
+    rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
+    words = [word.strip("-.") for word in _WORDS.split(rest)]
     return DumpName(int(found[1]), "_".join(word for word in words if word and not _is_generic(word)))
 
 
@@ -52,8 +62,11 @@ def _is_generic(word: str) -> bool:
 
 
 def hosts_in(paths: Iterable[Path]) -> Mapping[Path, str]:
-    """The host of each dump, where names tell: where they hold a word that looks like one, or where the words of a
-    folder's dumps differ and no rank has two of them."""
+    """Return the host of each dump whose name contains one.
+
+    A word of the name is a host if it looks like one, or if it differs between the dumps of a folder and no rank has
+    two dumps there.
+    """
     names = {path: parse_name(path.name) for path in paths}
     ranks: dict[tuple[Path, int], set[str]] = {}
     words: dict[Path, set[str]] = {}
