@@ -1,1 +1,1 @@
-"""Output of nvidia-smi in its forms."""
+"""Readers of the output formats of nvidia-smi."""

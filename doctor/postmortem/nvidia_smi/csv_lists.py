@@ -1,4 +1,4 @@
-"""CSV lists of nvidia-smi with their header: ``--query-gpu``, ``--query-remapped-rows``, ``--query-compute-apps``."""
+"""CSV output of nvidia-smi with its header: ``--query-gpu``, ``--query-remapped-rows``, ``--query-compute-apps``."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "pcie.link.width.max": ("pcie_width_max", number),
     "mig.mode.current": ("mig", flag),
 }
-"""Columns (``nvidia-smi --help-query-gpu``), the fields of a GPU that they fill, and how they are read."""
+"""Columns (``nvidia-smi --help-query-gpu``) with the field of a GPU that each fills, and its parser."""
 
 _REASON = re.compile(r"^clocks_(?:event|throttle)_reasons\.(\w+)$")
 _TOO_LARGE = 1 << 63
 
 
 def is_marked(text: str) -> bool:
-    """Whether a header of columns that are known begins in a text."""
+    """Return whether a text contains a header with known columns."""
     return any(_columns(line) for line in text.splitlines()[:200])
 
 
 def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
-    """All lists in the lines; where two tell of one GPU, the later one counts."""
+    """Read all lists in the lines; for a GPU in several of them, the last one counts."""
     by_key: dict[str, Gpu] = {}
-    told: set[str] = set()
+    shown: set[str] = set()
     users: dict[str, list[GpuProcess]] = {}
     driver = None
     for columns, values in _rows(lines):
@@ -86,8 +86,8 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
             continue
         known = by_key.get(key) or Gpu(number(row.get("index")) or (0 if "index" in row else len(by_key)))
         fields = _fields(row)
-        told.update(_FIELDS[column][0] for column in columns if column in _FIELDS)
-        told.update(["clock_reasons"] if "clock_reasons" in fields else [])
+        shown.update(_FIELDS[column][0] for column in columns if column in _FIELDS)
+        shown.update(["clock_reasons"] if "clock_reasons" in fields else [])
         by_key[key] = msgspec.structs.replace(known, **fields)
     if not by_key and not users:
         return None
@@ -97,25 +97,25 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
         msgspec.structs.replace(gpu, processes=tuple(users[key])) if key in users else gpu
         for key, gpu in by_key.items()
     )
-    return NvidiaSmiFields(gpus, frozenset(told | ({"processes"} if users else set())), driver)
+    return NvidiaSmiFields(gpus, frozenset(shown | ({"processes"} if users else set())), driver)
 
 
 def _columns(line: str) -> tuple[str, ...]:
-    """The columns that a header names, if it is one."""
+    """Return the columns of a header; nothing for any other line."""
     if not _HEADER.match(line) or len(line) > 4000:
         return ()
     names = tuple(re.sub(r"\s*\[.*?\]", "", part).strip().lower() for part in line.split(","))
-    told = sum(name in _FIELDS or name in _ALIASES or name in _OTHERS for name in names)
-    # A table of anything may have columns called "index" and "name".
+    known = sum(name in _FIELDS or name in _ALIASES or name in _OTHERS for name in names)
+    # Any table may have columns called "index" and "name".
     is_own = any(name in _ALIASES or ("." in name and (name in _FIELDS or _REASON.match(name))) for name in names)
-    return tuple(_ALIASES.get(name, name) for name in names) if told >= 2 and is_own else ()
+    return tuple(_ALIASES.get(name, name) for name in names) if known >= 2 and is_own else ()
 
 
 _OTHERS = ("index", "pid", "timestamp", "driver_version")
 
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Rows with the columns of the header above them."""
+    """Yield each row with the columns of its header."""
     columns: tuple[str, ...] = ()
     for line in lines:
         if found := _columns(line):
@@ -140,15 +140,15 @@ def _fields(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _reasons(row: Mapping[str, str]) -> tuple[str, ...] | None:
-    """By the mask, or by a column each."""
-    told = {found[1]: value for name, value in row.items() if (found := _REASON.match(name))}
-    if "active" in told:
+    """Return the active reasons, from the mask or from one column per reason."""
+    columns = {found[1]: value for name, value in row.items() if (found := _REASON.match(name))}
+    if "active" in columns:
         try:
-            mask = int(told["active"], 16)
+            mask = int(columns["active"], 16)
         except ValueError:
             return None
         return reason_names(mask) if 0 <= mask < _TOO_LARGE else None
-    single = {REASONS.get(name.replace("_", " "), name): flag(value) for name, value in told.items()}
+    single = {REASONS.get(name.replace("_", " "), name): flag(value) for name, value in columns.items()}
     stated = [(name, active) for name, active in single.items() if active is not None]
     return tuple(name for name, active in stated if active) if stated else None
 

@@ -1,4 +1,4 @@
-"""What the forms of nvidia-smi's output have in common: values, words, and what one of them showed."""
+"""Values and words that the output formats of nvidia-smi share."""
 
 from __future__ import annotations
 
@@ -35,45 +35,45 @@ REASONS = {
     "hw power brake slowdown": "hardware-power-brake",
     "display clock setting": "display-clocks",
 }
-"""Reasons for lower clocks as ``-q`` writes them, and with underscores ``--query-gpu``."""
+"""Reasons for reduced clocks as ``-q`` writes them; ``--query-gpu`` uses underscores."""
 
 KINDS = {"C": "compute", "G": "graphics", "C+G": "compute", "M+C": "mps", "M": "mps", "M+C+G": "mps", "C+M": "mps"}
-"""Types of processes."""
+"""Process types."""
 
 LOST_WORDS = ("gpu is lost", "unknown error")
 RESET_WORDS = ("requires reset", "reset required")
 
 
 class NvidiaSmiFields(NamedTuple):
-    """What one form showed. ``told``: fields of the GPUs that it shows wherever a card has them."""
+    """The content of one output. ``shown``: fields of a GPU that this format shows if the card has them."""
 
     gpus: tuple[Gpu, ...]
-    told: frozenset[str] = frozenset()
+    shown: frozenset[str] = frozenset()
     driver: str | None = None
     cuda: str | None = None
     links: tuple[PeerLink, ...] = ()
 
 
 def number(text: str | None) -> int | None:
-    """The whole number that a value begins with; ``None`` for ``N/A``, ``[Not Supported]`` and words."""
+    """Return the integer that a value begins with; ``None`` for ``N/A``, ``[Not Supported]`` and words."""
     found = _NUMBER.match(text.strip()) if text else None
     return None if found is None else int(float(found[1]))
 
 
 def size(text: str | None) -> int | None:
-    """Bytes: MiB unless it says otherwise."""
+    """Return a size in bytes; without a unit, it is in MiB."""
     found = _NUMBER.match(text.strip()) if text else None
     return None if found is None else int(float(found[1]) * _UNITS.get(found[2].lower(), MIB))
 
 
 def milliwatts(text: str | None) -> int | None:
-    """Power in watts, in thousandths."""
+    """Return power in milliwatts, from a value in watts."""
     found = _NUMBER.match(text.strip()) if text else None
     return None if found is None else int(float(found[1]) * 1000)
 
 
 def flag(text: str | None) -> bool | None:
-    """Yes or no; ``None`` for what is neither."""
+    """Return a yes or no value; ``None`` for other words."""
     words = (text or "").strip().strip("[]").rstrip("*").lower()
     if words in ("yes", "enabled", "on", "active", "1"):
         return True
@@ -81,19 +81,21 @@ def flag(text: str | None) -> bool | None:
 
 
 def compute_mode(text: str | None) -> str | None:
-    """As facts name it."""
+    """Return the compute mode as facts name it."""
     return COMPUTE_MODES.get((text or "").strip().lower())
 
 
 def bus_id_of(text: str | None) -> str:
-    """As the kernel writes it, or nothing."""
+    """Return the bus id as the kernel writes it; ``""`` if the text is not a bus id."""
     words = (text or "").strip()
     return kernel_bus_id(words) if _BUS.match(words) else ""
 
 
 def trouble(texts: list[str]) -> tuple[bool, str | None, str | None]:
-    """Whether a GPU is lost by the words that stand in place of its values, the words, and what recovers it. One value
-    that can't be had is a sensor's own trouble."""
+    """Return whether a GPU is lost, its error and its recovery action, from words printed instead of values.
+
+    A single unreadable value is a failure of that sensor only.
+    """
     words = [text.strip().strip("[]").lower() for text in texts]
     for known in LOST_WORDS:
         count = sum(known in word for word in words)

@@ -1,4 +1,4 @@
-"""``nvidia-smi -q``, all of it or the parts that ``-d`` chose: names and values, one in another by their indent."""
+"""``nvidia-smi -q``, complete or with the parts selected by ``-d``: names and values, nested by indentation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARK = re.compile(r"^\s*=+NVSMI LOG=+\s*$", re.MULTILINE)
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
 
 TOP = 4
-"""The indent of what a GPU has."""
+"""Indentation of the attributes of a GPU."""
 
 _SHOWN_BY = {
     "clock_reasons": ("Clocks Event Reasons", "Clocks Throttle Reasons"),
@@ -39,20 +39,20 @@ _SHOWN_BY = {
     "processes": ("Processes",),
     "fabric": ("Fabric",),
 }
-"""The part of the output that shows a field wherever the card has it."""
+"""The parts of the output that show a field if the card has it."""
 
 _FABRIC_STATES = {"not supported": "not-supported", "not started": "not-started", "in progress": "in-progress"}
 _UNKNOWN = 999
-"""nvml.h NVML_ERROR_UNKNOWN: the status of a fabric is written in words."""
+"""nvml.h NVML_ERROR_UNKNOWN: the status of a fabric is printed in words."""
 
 
 def is_marked(text: str) -> bool:
-    """Whether the output begins in a text."""
+    """Return whether a text contains the beginning of the output."""
     return _MARK.search(text) is not None
 
 
 def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
-    """The last output in the lines."""
+    """Read the last output in the lines."""
     starts = [place for place, line in enumerate(lines) if _MARK.match(line)]
     if not starts:
         return None
@@ -69,7 +69,7 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _split(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """What stands before the first GPU, and the lines of each."""
+    """Return the lines before the first GPU, and the bus id and lines of each GPU."""
     head: list[str] = []
     bodies: list[tuple[str, list[str]]] = []
     for line in lines:
@@ -83,7 +83,7 @@ def _split(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, list[str]]]
 
 
 def _values(lines: Iterable[str]) -> Iterator[tuple[Path, str]]:
-    """Each value with the names that lead to it; a name alone has an empty one."""
+    """Yield the path of names to each value, and the value, which is empty for a title."""
     above: list[tuple[int, str]] = []
     for line in lines:
         indent, name, value = _parsed(line)
@@ -91,13 +91,13 @@ def _values(lines: Iterable[str]) -> Iterator[tuple[Path, str]]:
             continue
         while above and above[-1][0] >= indent:
             above.pop()
-        # A value may have parts as well: "HW Slowdown : Active" and what it is made of, a process and its memory.
+        # A value may have parts as well: "HW Slowdown : Active" and its components, a process and its memory.
         above.append((indent, name))
         yield tuple(name for _, name in above), value or ""
 
 
 def _parsed(line: str) -> tuple[int, str, str | None]:
-    """Indent, name, and value, which is ``None`` for a title."""
+    """Return indentation, name, and value, which is ``None`` for a title."""
     name, colon, value = line.partition(":")
     bare = name.strip()
     return len(name) - len(name.lstrip()), bare, value.strip() if colon else None
@@ -155,13 +155,13 @@ _DRAWS = ("Instantaneous Power Draw", "Power Draw", "Average Power Draw")
 
 
 def _first(values: Values, parts: Iterable[str], names: Sequence[str]) -> str | None:
-    """The first of these values that is a number."""
+    """Return the first of these values that is a number."""
     found = (values.get((part, name)) for part in parts for name in names)
     return next((value for value in found if number(value) is not None), None)
 
 
 def _uncorrected(values: Values, scope: str, kind: str = "") -> int | None:
-    """Uncorrectable errors of a scope; drivers before 450 call them double-bit errors and sum them up."""
+    """Return the uncorrectable errors of a scope; drivers before 450 print a total of double-bit errors."""
     total = number(values.get(("ECC Errors", scope, "Double Bit", "Total")))
     if total is not None and not kind:
         return total
@@ -170,37 +170,33 @@ def _uncorrected(values: Values, scope: str, kind: str = "") -> int | None:
         for path, value in values.items()
         if path[:2] == ("ECC Errors", scope)
         and len(path) == 3
-        and path[2].startswith(f"{kind} Uncorr" if kind else _RAMS)
+        and path[2].startswith(f"{kind} Uncorr" if kind else ("SRAM ", "DRAM "))
         if "Uncorr" in path[2] and (count := number(value)) is not None
     ]
     return sum(counts) if counts else None
 
 
-_RAMS = ("SRAM ", "DRAM ")
-
-
 def _pending_pages(values: Values) -> bool | None:
-    for name in ("Pending Page Blacklist", "Pending", "Pending Page Retirement"):
-        if (found := flag(values.get(("Retired Pages", name)))) is not None:
-            return found
-    return None
+    names = ("Pending Page Blacklist", "Pending", "Pending Page Retirement")
+    flags = (flag(values.get(("Retired Pages", name))) for name in names)
+    return next((value for value in flags if value is not None), None)
 
 
 def _reasons(values: Values) -> tuple[str, ...] | None:
-    """The reasons that are active; their counters, which go by the same names, stand in another part."""
-    told = [
+    """Return the active reasons; their counters have the same names, but are in another part."""
+    reasons = [
         (path[-1].lower(), flag(value))
         for path, value in values.items()
         if path[0] in ("Clocks Event Reasons", "Clocks Throttle Reasons") and len(path) > 1
     ]
-    known = [(REASONS.get(name, name.replace(" ", "-")), active) for name, active in told if active is not None]
+    known = [(REASONS.get(name, name.replace(" ", "-")), active) for name, active in reasons if active is not None]
     return tuple(name for name, active in known if active) if known else None
 
 
 def _recovery(values: Values) -> str | None:
     action = values.get(("GPU Recovery Action",))
     if action:
-        words = action.lower().replace(" ", "-").replace("_", "-").replace("-and-", "-and-")
+        words = action.lower().replace(" ", "-").replace("_", "-")
         return None if words == "n/a" else {"reset": "gpu-reset", "reboot": "node-reboot"}.get(words, words)
     if flag(values.get(("GPU Reset Status", "Reset Required"))):
         return "gpu-reset"
@@ -222,7 +218,7 @@ def _fabric(values: Values) -> Fabric | None:
 
 
 def _processes(lines: Iterable[str]) -> Iterator[GpuProcess]:
-    """Processes, each of which begins with its number."""
+    """Yield the processes; the lines of each begin with its process id."""
     found: dict[str, str] = {}
     inside = False
     for line in lines:
@@ -237,15 +233,15 @@ def _processes(lines: Iterable[str]) -> Iterator[GpuProcess]:
     yield from _process(found)
 
 
-def _process(told: Mapping[str, str]) -> Iterator[GpuProcess]:
-    pid = number(told.get("Process ID"))
+def _process(fields: Mapping[str, str]) -> Iterator[GpuProcess]:
+    pid = number(fields.get("Process ID"))
     if pid is not None:
-        memory, kind = size(told.get("Used GPU Memory")), KINDS.get(told.get("Type", "C"), "compute")
-        yield GpuProcess(pid, memory, told.get("Name") or None, kind=kind)
+        memory, kind = size(fields.get("Used GPU Memory")), KINDS.get(fields.get("Type", "C"), "compute")
+        yield GpuProcess(pid, memory, fields.get("Name") or None, kind=kind)
 
 
 def _users(values: Values, processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...] | None:
-    """Nobody where the output says so; in a container nobody is listed, whoever holds the memory."""
+    """Return the processes; ``None`` if memory is in use but none is listed, as in a container."""
     if processes:
         return processes
     used = size(values.get(("FB Memory Usage", "Used"))) or 0

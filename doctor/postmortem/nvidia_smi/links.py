@@ -25,11 +25,11 @@ PATHS = {
     "SYS": "system",
     "SOC": "system",
 }
-"""What the legend of ``topo -m`` calls them, and as facts do."""
+"""Types of paths in the legend of ``topo -m``, and their names in facts."""
 
 
 def is_marked(text: str) -> bool:
-    """Whether such an output begins in a text."""
+    """Return whether a text contains the beginning of such an output."""
     lines = [_ESCAPES.sub("", line).rstrip() for line in text.splitlines()[:500]]
     if any(_MATRIX.match(line) for line in lines) and any(_ROW.match(line) for line in lines):
         return True
@@ -37,7 +37,7 @@ def is_marked(text: str) -> bool:
 
 
 def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
-    """Links of GPUs, and the paths between them."""
+    """Read the NVLinks of GPUs and the paths between GPUs."""
     lines = [_ESCAPES.sub("", line).rstrip() for line in lines]
     links, gpus = tuple(_matrix(lines)), tuple(_gpus(lines))
     if not links and not gpus:
@@ -46,7 +46,7 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _matrix(lines: Sequence[str]) -> Iterator[PeerLink]:
-    """Each pair once."""
+    """Yield the path of each pair of GPUs once."""
     count = 0
     for line in lines:
         if _MATRIX.match(line):
@@ -54,16 +54,13 @@ def _matrix(lines: Sequence[str]) -> Iterator[PeerLink]:
         elif count and (found := _ROW.match(line)):
             cells = line.split()[1 : count + 1]
             for other, word in enumerate(cells):
-                if other > int(found[1]) and (path := _path(word)):
+                path = "nvlink" if re.fullmatch(r"NV\d+", word) else PATHS.get(word)
+                if other > int(found[1]) and path:
                     yield PeerLink(int(found[1]), other, path)
 
 
-def _path(word: str) -> str | None:
-    return "nvlink" if re.fullmatch(r"NV\d+", word) else PATHS.get(word)
-
-
 def _gpus(lines: Sequence[str]) -> Iterator[Gpu]:
-    """GPUs with their links; status and errors of one GPU may stand in two lists."""
+    """Yield the GPUs with their links; status and errors of one GPU may be in two lists."""
     heads: dict[str, Gpu] = {}
     states: dict[str, dict[int, bool]] = {}
     errors: dict[str, dict[int, dict[str, int]]] = {}
@@ -86,14 +83,14 @@ def _gpus(lines: Sequence[str]) -> Iterator[Gpu]:
 
 
 def _is_active(words: str) -> bool | None:
-    """A link with a speed is up; other words are no verdict."""
+    """Return whether a link is up: one with a speed is. ``None`` for other words."""
     if re.match(r"[\d.]+ GB/s", words):
         return True
     return False if "inactive" in words.lower() else None
 
 
 def _links(states: Mapping[int, bool], errors: Mapping[int, Mapping[str, int]]) -> Iterator[NvLink]:
-    """Counters are printed of links that are up."""
+    """Yield the links; those with counters are up."""
     for index in sorted({*states, *errors}):
         counts = errors.get(index)
         yield NvLink(

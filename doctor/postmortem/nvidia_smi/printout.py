@@ -1,7 +1,7 @@
-"""What ``nvidia-smi`` printed, as facts of the GPUs of one host: the table, ``-q``, ``--query-gpu`` as CSV, ``topo -m``
-and ``nvlink``, in any mix; of each kind the last one in the text counts.
+"""Output of ``nvidia-smi`` as facts of the GPUs of one host.
 
-What a form does not show is noted as hidden, so that nobody takes it for healthy.
+Formats, in any combination: the table, ``-q``, ``--query-gpu`` as CSV, ``topo -m`` and ``nvlink``. The last output of
+each format counts. Fields that no output shows are noted as hidden, so that they are not taken for healthy.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import islice
 
 import msgspec
 
-from doctor.core.facts import Gpu, GpuFacts, HiddenField, PeerLink, Section
+from doctor.core.facts import Gpu, GpuFacts, HiddenField, Section
 from doctor.postmortem.nvidia_smi import csv_lists, full_query, table
 from doctor.postmortem.nvidia_smi import links as links_module
 from doctor.postmortem.nvidia_smi.fields import NvidiaSmiFields, bus_id_of
 
 MOST_LINES = 200_000
-"""``-q`` has 300 lines a GPU."""
+"""``-q`` prints 300 lines per GPU."""
 LONGEST = 4000
 LONGEST_BLOCK = 5000
-"""Lines of an output in the middle of a log: 16 GPUs by ``-q``."""
+"""Maximum lines of an output within a log: 16 GPUs by ``-q``."""
 MAIN_SHARE = 0.6
-"""Of the lines of a file that is the output of nvidia-smi and not a log that holds some of it."""
+"""Minimum share of matching lines in a file that is output of nvidia-smi, and not a log that contains some."""
 
 _LOST = re.compile(
     r"Unable to determine the device handle for (?i:gpu) ?(?P<index>\d{1,3}(?=: ))?(?:[: ]{0,2}"
@@ -53,44 +53,44 @@ _UNSHOWN = {
     "nvlinks": "nvidia-smi nvlink --status; nvidia-smi nvlink --errorcounters",
     "fabric": "nvidia-smi -q",
 }
-"""What is judged, and what shows it."""
+"""Fields that checks read, and the command that shows each."""
 
 
 def looks_like_nvidia_smi(head: str) -> bool:
-    """Whether a text that begins so is the output of nvidia-smi: some of its marks, and little else. A job's log in
-    which somebody printed the table once is a log."""
+    """Return whether ``head``, the beginning of a text, is mostly output of nvidia-smi.
+
+    The log of a job that printed the table once is a log.
+    """
     if not any(reader.is_marked(head) for reader in _READERS) and not _LOST.search(head):
         return False
     lines = [line[:LONGEST] for line in head.splitlines()[:2000] if line.strip()]
-    # A command that was typed or echoed before it is no reason to doubt.
     shaped = sum(any(shape.match(line) for shape in _SHAPES) for line in lines)
     return shaped >= MAIN_SHARE * len(lines)
 
 
 def read_nvidia_smi(text_lines: Iterable[str], name: str = "") -> tuple[Section, ...]:
-    """The GPUs that a text shows, as far as it does; nothing where it shows none."""
+    """Return the facts of the GPUs in a text; nothing if it shows none."""
     lines = [line.rstrip("\r\n")[:LONGEST] for line in islice(text_lines, MOST_LINES)]
     found = [seen for reader in _READERS if (seen := reader.read(lines)) is not None]
-    gpus = _merged(found)
-    gpus = _with_lost(gpus, lines)
+    gpus = _with_lost(_merged(found), lines)
     if not gpus:
         return ()
-    told = {field for seen in found for field in seen.told}
+    shown = {field for seen in found for field in seen.shown}
     return (
         GpuFacts(
             driver_version=_first(seen.driver for seen in found),
             cuda_version=_first(seen.cuda for seen in found),
             gpus=tuple(gpus),
-            links=_links(found),
-            hidden=tuple(_notes(told, gpus, name)),
+            links=next((seen.links for seen in found if seen.links), ()),
+            hidden=tuple(_notes(shown, gpus, name)),
         ),
     )
 
 
 class NvidiaSmiInLog:
-    """Outputs of nvidia-smi in the middle of a log, whose lines are given one by one, without their prefixes.
+    """Output of nvidia-smi within a log, whose lines are passed one by one, without their prefixes.
 
-    A line that is none ends an output; one every now and then (another rank spoke) does not.
+    Several lines in a row that do not belong to an output end it; single ones, from another rank, do not.
     """
 
     STRANGE = 5
@@ -102,11 +102,11 @@ class NvidiaSmiInLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether an output has begun and not ended: then :meth:`take` wants every line, else those with a mark."""
+        """Whether an output has begun and not ended: then :meth:`take` needs every line, else those with a mark."""
         return self._strange < self.STRANGE and len(self._lines) < LONGEST_BLOCK
 
     def take(self, line: str) -> None:
-        """The next line."""
+        """Process the next line."""
         if _BEGINS.search(line):
             self._lines, self._strange = [], 0
         if not self.is_open:
@@ -117,17 +117,17 @@ class NvidiaSmiInLog:
             self._lines.append(line)
 
     def sections(self) -> tuple[Section, ...]:
-        """The GPUs that the last output shows."""
+        """Return the facts of the GPUs in the last output."""
         return read_nvidia_smi(self._lines, self._name)
 
 
 _BEGINS = re.compile(r"\| NVIDIA-SMI \d|=NVSMI LOG=")
 MARKS = ("| NVIDIA-SMI ", "=NVSMI LOG=")
-"""Of these, one stands in the first line of an output."""
+"""The first line of an output contains one of these."""
 
 
 def _merged(found: Sequence[NvidiaSmiFields]) -> list[Gpu]:
-    """Each GPU once: known by its UUID or its bus id, else by its number."""
+    """Return each GPU once, identified by its UUID or bus id, else by its index."""
     merged: list[Gpu] = []
     for seen in found:
         for gpu in seen.gpus:
@@ -148,7 +148,7 @@ def _is_same(one: Gpu, other: Gpu) -> bool:
 
 
 def _joined(first: Gpu, second: Gpu) -> Gpu:
-    """What either tells; the fuller name, since tables cut it."""
+    """Combine two outputs about a GPU; the longer name counts, since tables truncate it."""
     known = {field: value for field in Gpu.__struct_fields__ if (value := getattr(second, field)) not in (None, "", ())}
     for field in ("index", "lost"):
         known[field] = getattr(first, field) if field == "index" else first.lost or second.lost
@@ -157,7 +157,7 @@ def _joined(first: Gpu, second: Gpu) -> Gpu:
 
 
 def _with_lost(gpus: list[Gpu], lines: Iterable[str]) -> list[Gpu]:
-    """GPUs for which the driver gave no handle; the table goes on without them."""
+    """Add the GPUs without a device handle, which the table omits."""
     for line in lines:
         if (found := _LOST.search(line)) is None:
             continue
@@ -174,19 +174,14 @@ def _with_lost(gpus: list[Gpu], lines: Iterable[str]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: gpu.index)
 
 
-def _links(found: Iterable[NvidiaSmiFields]) -> tuple[PeerLink, ...]:
-    return next((seen.links for seen in found if seen.links), ())
-
-
-def _notes(told: set[str], gpus: Sequence[Gpu], name: str) -> Iterable[HiddenField]:
+def _notes(shown: set[str], gpus: Sequence[Gpu], name: str) -> Iterable[HiddenField]:
     where = f" in {name}" if name else ""
-    for field, way in _UNSHOWN.items():
-        if field not in told:
-            yield HiddenField(f"gpus.{field}", f"the output of nvidia-smi{where} does not show it", way)
+    for field, command in _UNSHOWN.items():
+        if field not in shown:
+            yield HiddenField(f"gpus.{field}", f"the output of nvidia-smi{where} does not show it", command)
         elif field == "processes" and any(gpu.processes is None and not gpu.lost for gpu in gpus):
-            yield HiddenField(
-                "gpus.processes", f"memory is in use{where}, and nobody is listed: a container hides them", way
-            )
+            reason = f"memory is in use{where}, and nobody is listed: a container hides them"
+            yield HiddenField("gpus.processes", reason, command)
 
 
 def _first(values: Iterable[str | None]) -> str | None:

@@ -1,4 +1,4 @@
-"""The table that ``nvidia-smi`` prints without arguments, with MIG devices and processes, of drivers since 340."""
+"""The table of ``nvidia-smi`` without arguments, with MIG devices and processes; drivers since 340."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from doctor.postmortem.nvidia_smi.fields import (
 
 SHOWN_FIELDS = frozenset({"ecc_volatile_uncorrected", "compute_mode", "processes"})
 WIDEST = 300
-"""Characters of a row: the table has 91."""
+"""Maximum characters of a row: the table has 91."""
 UNSEEN_MIB = 1024
-"""MiB in use on a GPU with no process: the driver itself and a desktop take less."""
+"""MiB in use from which on some process must hold them: driver and desktop use less."""
 
 _MARK = re.compile(r"^.{0,200}\| NVIDIA-SMI \d", re.MULTILINE)
 _RELEASES = re.compile(r"(?:Driver|KMD) Version: ([\d.]+)(?:.*?CUDA (?:UMD )?Version: ([\d.]+))?")
@@ -39,24 +39,23 @@ _SLICE = re.compile(r"^\s*(\d{1,3})\s+(\d+)\s+(\d+)\s+(\d+)\s*$")
 
 
 def is_marked(text: str) -> bool:
-    """Whether the table begins in a text."""
+    """Return whether a text contains the beginning of the table."""
     return _MARK.search(text) is not None
 
 
 def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
-    """The last table in the lines."""
+    """Read the last table in the lines."""
     starts = [place for place, line in enumerate(lines) if len(line) <= WIDEST and _MARK.match(line)]
     if not starts:
         return None
     rows = [line for line in lines[starts[-1] :] if "|" in line and len(line) <= WIDEST]
     releases = _RELEASES.search(rows[0])
     parts = _parts(rows)
-    gpus = tuple(_gpus(parts["gpus"]))
     processes = tuple(_processes(parts["processes"]))
     has_list = bool(parts["processes"])
     slices = tuple(_slices(parts["slices"]))
     return NvidiaSmiFields(
-        tuple(_with_users(gpu, processes, slices, has_list) for gpu in gpus),
+        tuple(_with_users(gpu, processes, slices, has_list) for gpu in _gpus(parts["gpus"])),
         SHOWN_FIELDS if has_list else SHOWN_FIELDS - {"processes"},
         releases[1] if releases else None,
         releases[2] if releases else None,
@@ -64,7 +63,7 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _parts(rows: Sequence[str]) -> dict[str, list[list[str]]]:
-    """Rows as cells, by the part of the output that they stand in."""
+    """Return the cells of each row, by the part of the output."""
     parts: dict[str, list[list[str]]] = {"gpus": [], "slices": [], "processes": []}
     part = "gpus"
     for row in rows:
@@ -86,12 +85,11 @@ def _gpus(rows: Sequence[list[str]]) -> Iterator[Gpu]:
 
 
 def _gpu(found: re.Match[str], bus: str, errors: str, below: Sequence[list[str]]) -> Gpu:
-    """The first row of a GPU, the second with what it does now, and since driver 450 a third one for MIG."""
+    """Parse the rows of a GPU: identity, state, and since driver 450 MIG mode."""
     state = below[0] if below else ["", "", ""]
     memory, power = _MEMORY.search(state[1]), _POWER.search(state[0])
     temperature = re.search(r"(\d+)C\b", state[0])
     use = re.match(r"\s*(\d+)%|\s*(?:N/A|ERR!)", state[2])
-    mig = flag(below[1][2]) if len(below) > 1 else None
     words = [
         word for row in ([found[0], bus, errors], *below[:1]) for cell in row for word in re.split(r"\s{2,}| ", cell)
     ]
@@ -110,7 +108,7 @@ def _gpu(found: re.Match[str], bus: str, errors: str, below: Sequence[list[str]]
         persistence=flag(found[3]),
         ecc=False if errors == "Off" else True if errors.isdigit() else None,
         ecc_volatile_uncorrected=number(errors) if errors.isdigit() else None,
-        mig=mig,
+        mig=flag(below[1][2]) if len(below) > 1 else None,
         recovery_action=action,
         lost=lost,
         error=error,
@@ -145,7 +143,7 @@ def _slices(rows: Sequence[list[str]]) -> Iterator[tuple[int, MigDevice]]:
 def _with_users(
     gpu: Gpu, processes: Sequence[tuple[int, GpuProcess]], slices: Sequence[tuple[int, MigDevice]], has_list: bool
 ) -> Gpu:
-    """Its processes: in a container none is listed, whoever holds the memory."""
+    """Add the processes and MIG devices of a GPU. In a container no process is listed."""
     own = tuple(process for index, process in processes if index == gpu.index)
     unseen = not own and (gpu.memory_used or 0) > UNSEEN_MIB << 20
     return msgspec.structs.replace(

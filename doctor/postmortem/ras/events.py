@@ -1,12 +1,12 @@
-"""What NCCL's RAS service knew of a job: ranks that are dead or silent, errors, and counts that differ.
+"""Events from NCCL's RAS service: dead and unresponsive ranks, errors, and operation counts that differ.
 
-Counts differ for moments in every healthy job, as ranks do not launch at the same instant: only where two answers show
-the same numbers, somebody waits. :func:`with_progress` compares answers, of one file or of several.
+Counts differ briefly in every healthy job, because ranks do not launch at the same instant: a rank is stuck only if two
+responses show the same counts. :func:`with_progress` compares the responses of one or several files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -17,43 +17,37 @@ from doctor.postmortem.ras.responses import (
     RasLaggingRanks,
     RasMissingRank,
     RasProcess,
+    RasRankStatus,
     RasResponse,
     is_status_json,
     is_status_text,
     read_responses,
 )
 
-KINDS = (
-    "ras.rank_missing",
-    "ras.rank_dead",
-    "ras.counts_differ",
-    "ras.async_error",
-    "ras.status_differs",
-    "ras.device_shared",
-)
 MOST_NAMED = 64
-"""Ranks of one communicator that are named one by one."""
+"""Maximum number of ranks of one communicator that are listed one by one."""
 
 
 def looks_like_ras(head: str) -> bool:
-    """Whether a text that begins so is an answer of the RAS service, as text or as JSON."""
+    """Return whether ``head``, the beginning of a text, is that of a response of the RAS service, in text or JSON."""
     return is_status_json(head) if head.lstrip()[:1] == "{" else is_status_text(head)
 
 
 def read_ras(text: str, name: str = "") -> list[Event]:
-    """The events of all answers in a text.
+    """Return the events of all responses in a text.
 
-    ``rank`` is the global one where a communicator spans the whole job, and else unknown; ``values`` hold the number
-    within the communicator (``member``), its hash, size and device, and ``node``, the address that RAS knows.
-    ``ras.counts_differ`` has ``operation``, ``launched``, ``most`` and ``stuck`` (:func:`with_progress`).
+    ``rank`` is the global rank if a communicator spans the whole job, else unknown. ``values`` hold the rank within the
+    communicator (``member``), its hash, size and device, and ``node``, the address known to RAS. ``ras.counts_differ``
+    has ``operation``, ``launched``, ``most`` and ``stuck`` (:func:`with_progress`).
     """
-    answers = read_responses(text)
-    return with_progress(event for answer in answers for event in _events(answer, name))
+    return with_progress(event for response in read_responses(text) for event in _ResponseEvents(response, name).all())
 
 
 def with_progress(events: Iterable[Event]) -> list[Event]:
-    """The events with ``stuck`` told: ``yes`` for counts that were the same in the answer before, ``no`` for those that
-    went on, ``unknown`` for those of one answer alone. Of one rank's counts the newest event is kept."""
+    """Return the events with ``stuck`` set, and the newest counts of each rank only.
+
+    ``yes``: counts equal those of the previous response; ``no``: they increased; ``unknown``: there is one response.
+    """
     kept: dict[object, Event] = {}
     for event in events:
         key: object = (event.kind, event.text, event.file, event.line)
@@ -71,120 +65,93 @@ def _after(event: Event, before: Event | None) -> Event:
     return msgspec.structs.replace(event, values=(*values, ("stuck", "yes" if same else "no")), count=before.count + 1)
 
 
-class _GlobalRanks:
-    """The global rank of a process and its device, by a communicator that spans the job."""
+class _ResponseEvents:
+    """The events of one response. Global ranks are known if a communicator spans the job."""
 
-    def __init__(self, answer: RasResponse) -> None:
-        whole = [one for one in answer.communicators if one.size is not None and one.size == answer.gpus]
+    def __init__(self, response: RasResponse, file: str) -> None:
+        self._response = response
+        self._file = file
+        whole = [one for one in response.communicators if one.size is not None and one.size == response.gpus]
         self._whole = {one.name for one in whole}
         self._by_process: dict[tuple[str | None, int | None, int | None], int] = {}
         for one in whole:
-            for rank, process in _everyone(one):
-                self._by_process.setdefault(process[:3], rank)
+            absent = ((missing.rank, missing.process) for missing in one.missing)
+            for rank, process in (*one.members.items(), *absent):
+                if rank is not None:
+                    self._by_process.setdefault(process[:3], rank)
 
-    def of(self, one: RasCommunicator | None, member: int | None, process: RasProcess) -> int | None:
-        """The rank, or ``None`` where no communicator tells it."""
+    def all(self) -> Iterator[Event]:
+        """Yield all events, by communicator."""
+        response = self._response
+        dead = {missing.process[:2] for missing in response.missing if missing.why == "dead"}
+        listed = {missing.process[:2] for one in response.communicators for missing in one.missing}
+        for one in response.communicators:
+            for missing in one.missing[:MOST_NAMED]:
+                yield self._missing(one, missing, is_dead=missing.why == "dead" or missing.process[:2] in dead)
+            for status in one.statuses[:MOST_NAMED]:
+                kind, field = ("status_differs", "status") if status.phase == "status" else ("async_error", "error")
+                yield self._event(kind, one, status, **{field: status.words}, phase=status.phase)
+            for lagging in one.lagging[:MOST_NAMED]:
+                yield self._event(
+                    "counts_differ",
+                    one,
+                    lagging,
+                    operation=lagging.operation,
+                    launched=str(lagging.launched),
+                    most=str(lagging.most),
+                    ranks=str(lagging.ranks),
+                    stuck="unknown",
+                )
+            yield from self._shared_devices(one)
+        for missing in response.missing[:MOST_NAMED]:
+            if missing.process[:2] not in listed:
+                yield self._missing(None, missing, is_dead=missing.why == "dead")
+
+    def _missing(self, one: RasCommunicator | None, missing: RasMissingRank, *, is_dead: bool) -> Event:
+        return self._event(
+            "rank_dead" if is_dead else "rank_missing", one, missing, why="dead" if is_dead else missing.why
+        )
+
+    def _shared_devices(self, one: RasCommunicator) -> Iterator[Event]:
+        """Yield the devices used by several ranks of a communicator, which NCCL allows only if configured."""
+        users: dict[tuple[str, int], list[int]] = {}
+        for rank, process in one.members.items():
+            if process.node and process.nvml is not None:
+                users.setdefault((process.node, process.nvml), []).append(rank)
+        for (node, device), members in users.items():
+            if len(members) > 1:
+                text = f"ranks {', '.join(map(str, members[:MOST_NAMED]))} use GPU {device} of {node}"
+                last = RasMissingRank(members[-1], one.members[members[-1]], "", text, one.line)
+                yield self._event("device_shared", one, last, members=",".join(map(str, members[:MOST_NAMED])))
+
+    def _event(
+        self,
+        kind: str,
+        one: RasCommunicator | None,
+        about: RasMissingRank | RasRankStatus | RasLaggingRanks,
+        **more: str,
+    ) -> Event:
+        process = about.process
+        values = {
+            "communicator": one.name if one else None,
+            "size": one.size if one else None,
+            "member": about.rank,
+            "node": process.node,
+            "device": process.device,
+            **more,
+        }
+        return Event(
+            f"ras.{kind}",
+            about.text[:LONGEST],
+            self._file,
+            about.line,
+            rank=self._global_rank(one, about.rank, process),
+            pid=process.pid,
+            at=self._response.at,
+            values=tuple((name, str(value)) for name, value in values.items() if value is not None),
+        )
+
+    def _global_rank(self, one: RasCommunicator | None, member: int | None, process: RasProcess) -> int | None:
         if one is not None and one.name in self._whole:
             return member
         return self._by_process.get(process[:3]) if process.pid is not None else None
-
-
-def _everyone(one: RasCommunicator) -> Iterator[tuple[int, RasProcess]]:
-    yield from one.members.items()
-    yield from ((missing.rank, missing.process) for missing in one.missing if missing.rank is not None)
-
-
-def _events(answer: RasResponse, file: str) -> Iterator[Event]:
-    ranks = _GlobalRanks(answer)
-    dead = {missing.process[:2] for missing in answer.missing if missing.why == "dead"}
-    named = {missing.process[:2] for one in answer.communicators for missing in one.missing}
-    for one in answer.communicators:
-        for missing in one.missing[:MOST_NAMED]:
-            is_dead = missing.why == "dead" or missing.process[:2] in dead
-            yield _absent(answer, file, ranks, one, missing, is_dead)
-        yield from _status_events(answer, file, ranks, one)
-        for behind in one.behind[:MOST_NAMED]:
-            yield _count(answer, file, ranks, one, behind)
-        yield from _shared(answer, file, ranks, one)
-    for missing in answer.missing[:MOST_NAMED]:
-        if missing.process[:2] not in named:
-            yield _absent(answer, file, ranks, None, missing, missing.why == "dead")
-
-
-def _absent(
-    answer: RasResponse,
-    file: str,
-    ranks: _GlobalRanks,
-    one: RasCommunicator | None,
-    missing: RasMissingRank,
-    is_dead: bool,
-) -> Event:
-    kind = "ras.rank_dead" if is_dead else "ras.rank_missing"
-    more = {"why": "dead" if is_dead else missing.why}
-    return _event(kind, answer, file, ranks, one, missing.rank, missing.process, missing.text, missing.line, more)
-
-
-def _status_events(answer: RasResponse, file: str, ranks: _GlobalRanks, one: RasCommunicator) -> Iterator[Event]:
-    for said in one.said[:MOST_NAMED]:
-        kind = "ras.status_differs" if said.phase == "status" else "ras.async_error"
-        more = {"status" if said.phase == "status" else "error": said.words, "phase": said.phase}
-        yield _event(kind, answer, file, ranks, one, said.rank, said.process, said.text, said.line, more)
-
-
-def _count(answer: RasResponse, file: str, ranks: _GlobalRanks, one: RasCommunicator, behind: RasLaggingRanks) -> Event:
-    more = {
-        "operation": behind.operation,
-        "launched": str(behind.launched),
-        "most": str(behind.most),
-        "ranks": str(behind.ranks),
-        "stuck": "unknown",
-    }
-    kind, line = "ras.counts_differ", behind.line
-    return _event(kind, answer, file, ranks, one, behind.rank, behind.process, behind.text, line, more)
-
-
-def _shared(answer: RasResponse, file: str, ranks: _GlobalRanks, one: RasCommunicator) -> Iterator[Event]:
-    """Ranks of one communicator on one device, which NCCL allows only where it is told to."""
-    users: dict[tuple[str, int], list[int]] = {}
-    for rank, process in one.members.items():
-        if process.node and process.nvml is not None:
-            users.setdefault((process.node, process.nvml), []).append(rank)
-    for (node, device), members in users.items():
-        if len(members) > 1:
-            text = f"ranks {', '.join(map(str, members[:MOST_NAMED]))} use GPU {device} of {node}"
-            last = members[-1]
-            more = {"members": ",".join(map(str, members[:MOST_NAMED]))}
-            process = one.members[last]
-            yield _event("ras.device_shared", answer, file, ranks, one, last, process, text, one.line, more)
-
-
-def _event(
-    kind: str,
-    answer: RasResponse,
-    file: str,
-    ranks: _GlobalRanks,
-    one: RasCommunicator | None,
-    member: int | None,
-    process: RasProcess,
-    text: str,
-    line: int,
-    more: Mapping[str, str],
-) -> Event:
-    values = {
-        "communicator": one.name if one else None,
-        "size": one.size if one else None,
-        "member": member,
-        "node": process.node,
-        "device": process.device,
-        **more,
-    }
-    return Event(
-        kind,
-        text[:LONGEST],
-        file,
-        line,
-        rank=ranks.of(one, member, process),
-        pid=process.pid,
-        at=answer.at,
-        values=tuple((name, str(value)) for name, value in values.items() if value is not None),
-    )

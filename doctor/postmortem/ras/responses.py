@@ -1,7 +1,7 @@
-"""Answers of NCCL's RAS service, as text (``ncclras``, or port 28028 asked with ``STATUS``) and as JSON.
+"""Parser of responses of NCCL's RAS service, as text (``ncclras``, or ``STATUS`` sent to port 28028) and as JSON.
 
-Both forms are those of NCCL's src/ras/client_support.cc: text since 2.24, JSON since 2.28.7, in some releases with a
-comma missing. A file may hold several answers, one after the other.
+Formats: src/ras/client_support.cc of NCCL; text since 2.24, JSON since 2.28.7, where some releases omit a comma. A file
+may contain several responses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-MOST_ANSWERS, MOST_RANKS = 1000, 1 << 17
+MOST_RESPONSES, MOST_RANKS = 1000, 1 << 17
 LONGEST = 1000
-"""Characters of a line that are read."""
+"""Maximum characters of a line that are read."""
 
 STATUS_TEXT = re.compile(r"^(?:NCCL|RCCL) version \S+ compiled with ", re.MULTILINE)
 _SUMMARY = re.compile(r"^Job summary\s*\n=+\s*$", re.MULTILINE)
@@ -30,11 +30,11 @@ _ERRORS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""nccl.h ncclResult_t; 0 is success and 7 "in progress"."""
+"""ncclResult_t of nccl.h; 0 is success, 7 is "in progress"."""
 
 
 class RasProcess(NamedTuple):
-    """Who runs a rank: an address, a process id, and the GPU as CUDA and as NVML number it."""
+    """The process of a rank: address, process id, and the index of its GPU in CUDA and in NVML."""
 
     node: str | None = None
     pid: int | None = None
@@ -43,8 +43,8 @@ class RasProcess(NamedTuple):
 
 
 class RasMissingRank(NamedTuple):
-    """A rank of which nothing came. ``why``: ``dead``, ``unresponsive``, or ``left`` where its process answered and
-    does not know the communicator (any more)."""
+    """A rank that did not report. ``why``: ``dead``, ``unresponsive``, or ``left`` if its process responded but does
+    not know the communicator (any more)."""
 
     rank: int | None
     process: RasProcess
@@ -54,7 +54,7 @@ class RasMissingRank(NamedTuple):
 
 
 class RasLaggingRanks(NamedTuple):
-    """A rank, or ``ranks`` that nobody names, whose count of an operation is below the ``most`` of the communicator."""
+    """A rank, or a number of unnamed ``ranks``, with fewer launches of an operation than ``most`` ranks have."""
 
     rank: int | None
     ranks: int
@@ -67,7 +67,7 @@ class RasLaggingRanks(NamedTuple):
 
 
 class RasRankStatus(NamedTuple):
-    """What a rank is found in: an error (``phase`` ``init`` or ``async``), or a status unlike that of most."""
+    """The state of a rank: an error (``phase`` ``init`` or ``async``), or a status that differs from most."""
 
     rank: int | None
     process: RasProcess
@@ -79,20 +79,20 @@ class RasRankStatus(NamedTuple):
 
 @dataclass
 class RasCommunicator:
-    """One communicator. ``size``: its ranks; ``members``: those that are known, with who runs them."""
+    """One communicator. ``size``: number of ranks; ``members``: processes of the known ones."""
 
     name: str
     size: int | None = None
     members: dict[int, RasProcess] = field(default_factory=dict)
     missing: list[RasMissingRank] = field(default_factory=list)
-    behind: list[RasLaggingRanks] = field(default_factory=list)
-    said: list[RasRankStatus] = field(default_factory=list)
+    lagging: list[RasLaggingRanks] = field(default_factory=list)
+    statuses: list[RasRankStatus] = field(default_factory=list)
     line: int = 1
 
 
 @dataclass
 class RasResponse:
-    """One answer. ``gpus``: of the whole job, where it tells. ``missing``: processes that no communicator names."""
+    """One response. ``gpus``: of the whole job, if known. ``missing``: processes that no communicator lists."""
 
     communicators: list[RasCommunicator] = field(default_factory=list)
     missing: list[RasMissingRank] = field(default_factory=list)
@@ -102,56 +102,53 @@ class RasResponse:
 
 
 def read_responses(text: str) -> list[RasResponse]:
-    """All answers in a text, oldest first."""
-    answers = list(_json_answers(text)) if text.lstrip()[:1] == "{" else list(_text_answers(text))
-    return answers[-MOST_ANSWERS:]
+    """Parse all responses in a text, oldest first."""
+    responses = _json_responses(text) if text.lstrip()[:1] == "{" else _text_responses(text)
+    return list(responses)[-MOST_RESPONSES:]
 
 
 # JSON.
 
 
-def _json_answers(text: str) -> Iterator[RasResponse]:
+def _json_responses(text: str) -> Iterator[RasResponse]:
     decoder = json.JSONDecoder()
-    place, mended = 0, False
+    place, repaired = 0, False
     while (place := text.find("{", place)) >= 0:
         try:
             found, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            if mended:
+            if repaired:
                 return
-            text, mended = text[:place] + _MISSING_COMMA.sub(r"\1,\2\3", text[place:]), True
+            text, repaired = text[:place] + _MISSING_COMMA.sub(r"\1,\2\3", text[place:]), True
             continue
         if isinstance(found, dict) and isinstance(found.get("communicators"), list):
-            yield _answer(found, 1 + text.count("\n", 0, place))
+            yield _response(found, 1 + text.count("\n", 0, place))
         place = end
 
 
-def _answer(found: Mapping[str, Any], line: int) -> RasResponse:
-    answer = RasResponse(at=_time(found.get("timestamp")), line=line)
-    for told in _mappings(found.get("communicators")):
-        answer.communicators.append(_communicator(told, line))
+def _response(found: Mapping[str, Any], line: int) -> RasResponse:
+    communicators = [_communicator(fields, line) for fields in _mappings(found.get("communicators"))]
     devices = {
-        (process.node, process.pid, process.device)
-        for one in answer.communicators
+        process[:3]
+        for one in communicators
         for process in (*one.members.values(), *(missing.process for missing in one.missing))
     }
-    answer.gpus = len(devices) or None
-    return answer
+    return RasResponse(communicators, gpus=len(devices) or None, at=_time(found.get("timestamp")), line=line)
 
 
 def _time(value: object) -> float | None:
-    """Seconds since the epoch; NCCL writes the host's local time without its zone."""
+    """Return seconds since the epoch; NCCL writes the host's local time without a zone."""
     try:
         return datetime.strptime(str(value), "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp()
     except (ValueError, OverflowError):
         return None
 
 
-def _communicator(told: Mapping[str, Any], line: int) -> RasCommunicator:
-    name = str(told.get("hash") or "")[:40].removeprefix("0x")
-    one = RasCommunicator(name, _integer(told.get("size")), line=line)
+def _communicator(fields: Mapping[str, Any], line: int) -> RasCommunicator:
+    name = str(fields.get("hash") or "")[:40].removeprefix("0x")
+    one = RasCommunicator(name, _integer(fields.get("size")), line=line)
     counts: dict[int, dict[str, int]] = {}
-    for rank in _mappings(told.get("ranks"))[:MOST_RANKS]:
+    for rank in _mappings(fields.get("ranks"))[:MOST_RANKS]:
         number = _integer(rank.get("rank"))
         if number is None:
             continue
@@ -161,9 +158,9 @@ def _communicator(told: Mapping[str, Any], line: int) -> RasCommunicator:
             for name, value in _mapping(rank.get("collective_counts")).items()
             if (count := _integer(value)) is not None
         }
-        one.said.extend(_rank_statuses(number, one.members[number], _mapping(rank.get("status")), line))
-    one.behind.extend(_behind(one, counts, line))
-    one.missing.extend(_missing(rank, line) for rank in _mappings(told.get("missing_ranks"))[:MOST_RANKS])
+        one.statuses.extend(_rank_statuses(number, one.members[number], _mapping(rank.get("status")), line))
+    one.lagging.extend(_lagging(one, counts, line))
+    one.missing.extend(_missing(rank, line) for rank in _mappings(fields.get("missing_ranks"))[:MOST_RANKS])
     return one
 
 
@@ -176,31 +173,28 @@ def _rank_statuses(rank: int, process: RasProcess, status: Mapping[str, Any], li
         yield RasRankStatus(rank, process, "status", "ABORT", f"rank {rank}: abort_flag true", line)
 
 
-def _behind(one: RasCommunicator, counts: Mapping[int, Mapping[str, int]], line: int) -> Iterator[RasLaggingRanks]:
-    operations = dict.fromkeys(name for told in counts.values() for name in told)
-    for operation in operations:
-        most = max(told.get(operation, 0) for told in counts.values())
-        for rank, told in counts.items():
-            launched = told.get(operation, 0)
+def _lagging(one: RasCommunicator, counts: Mapping[int, Mapping[str, int]], line: int) -> Iterator[RasLaggingRanks]:
+    for operation in dict.fromkeys(name for own in counts.values() for name in own):
+        most = max(own.get(operation, 0) for own in counts.values())
+        for rank, own in counts.items():
+            launched = own.get(operation, 0)
             if launched < most:
                 text = f"rank {rank}: {operation} {launched} of {most}"
                 yield RasLaggingRanks(rank, 1, one.members[rank], operation, launched, most, text, line)
 
 
-def _missing(told: Mapping[str, Any], line: int) -> RasMissingRank:
-    status = {**told, **_mapping(told.get("status"))}
+def _missing(fields: Mapping[str, Any], line: int) -> RasMissingRank:
+    status = {**fields, **_mapping(fields.get("status"))}
     why = "dead" if status.get("considered_dead") is True else "unresponsive" if status.get("unresponsive") else "left"
-    rank = _integer(told.get("rank"))
-    return RasMissingRank(rank, _process(told), why, f"rank {rank} is missing: {why}", line)
+    rank = _integer(fields.get("rank"))
+    return RasMissingRank(rank, _process(fields), why, f"rank {rank} is missing: {why}", line)
 
 
-def _process(told: Mapping[str, Any]) -> RasProcess:
-    node = told.get("host")
+def _process(fields: Mapping[str, Any]) -> RasProcess:
+    node = fields.get("host")
     return RasProcess(
         node[:100] if isinstance(node, str) and node != "unknown" else None,
-        _integer(told.get("pid")),
-        _integer(told.get("cuda_dev")),
-        _integer(told.get("nvml_dev")),
+        *(_integer(fields.get(key)) for key in ("pid", "cuda_dev", "nvml_dev")),
     )
 
 
@@ -235,25 +229,25 @@ _OPERATION = re.compile(r"^  Communicator ranks have different (\w+) operation c
 _TOTALS = re.compile(r"^ *\d+ +(?:\d+ +\d+ +)?(\d+) +(\d+)$")
 
 
-def _text_answers(text: str) -> Iterator[RasResponse]:
+def _text_responses(text: str) -> Iterator[RasResponse]:
     lines = text.splitlines()
     starts = [place for place, line in enumerate(lines) if STATUS_TEXT.match(line)]
     starts = starts or [place for place, line in enumerate(lines) if line.startswith("Job summary")]
     for start, end in pairwise([*starts, len(lines)]):
-        yield _RasTextResponse(lines[start:end], start + 1).answer
+        yield _RasTextResponse(lines[start:end], start + 1).response
 
 
 class _RasTextResponse:
-    """One answer while it is read, line by line."""
+    """The parser of one response. ``_several``: the state of the ranks that the next lines list."""
 
     def __init__(self, lines: Sequence[str], first: int) -> None:
-        self.answer = RasResponse(line=first)
+        self.response = RasResponse(line=first)
         self._sizes: dict[str, int] = {}
         self._by_name: dict[str, RasCommunicator] = {}
         self._one: RasCommunicator | None = None
         self._part = ""
         self._operation = ""
-        self._counts: list[tuple[int | None, int, RasProcess, int, str, int]] = []
+        self._counts: list[RasLaggingRanks] = []
         self._several: tuple[str, str | int | None] = ("", None)
         for number, line in enumerate(lines, first):
             self._take(line[:LONGEST].rstrip(), number)
@@ -268,7 +262,7 @@ class _RasTextResponse:
         elif found := _GROUP.match(line):
             self._sizes[found[1]] = int(found[2][:7])
         elif (found := _TOTALS.match(line)) and not self._sizes:
-            self.answer.gpus = int(found[2][:7])
+            self.response.gpus = int(found[2][:7])
         elif found := _OPERATION.match(line):
             self._settle()
             self._operation = found[1]
@@ -281,26 +275,24 @@ class _RasTextResponse:
         elif (found := _PROCESS.match(line)) and self._part in ("INCOMPLETE", "DEAD"):
             process = RasProcess(found["node"], int(found["pid"][:10]), _number(found["device"]))
             why = "dead" if self._part == "DEAD" else "unresponsive"
-            self.answer.missing.append(RasMissingRank(None, process, why, line.strip(), number))
+            self.response.missing.append(RasMissingRank(None, process, why, line.strip(), number))
 
     def _begin(self, title: re.Match[str], number: int) -> None:
         self._settle()
         name = title[3].lstrip("0") or "0"
         if name not in self._by_name:
             self._by_name[name] = RasCommunicator(name, self._sizes.get(title[1]), line=number)
-            self.answer.communicators.append(self._by_name[name])
+            self.response.communicators.append(self._by_name[name])
         self._one, self._part, self._several = self._by_name[name], title[4], ("", None)
 
     def _many(self, found: re.Match[str], line: str, number: int) -> None:
-        """Several ranks at once; who they are follows where they are few."""
-        count = 0 if found["none"] else _number(found["launched"])
-        if found["status"]:
-            self._several = ("status", found["status"])
-        elif found["error"]:
-            self._several = ("error", found["error"].strip())
-        elif count is not None:
-            self._several = ("launched", count)
-            self._counts.append((None, int(found["ranks"][:7]), RasProcess(), count, line.strip(), number))
+        """Process the state of several ranks; the next lines list them if they are few."""
+        kind, value = self._several = _state(found)
+        if kind == "launched" and isinstance(value, int):
+            ranks = int(found["ranks"][:7])
+            self._counts.append(
+                RasLaggingRanks(None, ranks, RasProcess(), self._operation, value, 0, line.strip(), number)
+            )
 
     def _rank(self, found: re.Match[str], line: str, number: int) -> None:
         if self._one is None:
@@ -313,42 +305,42 @@ class _RasTextResponse:
         if self._part == "INCOMPLETE":
             self._one.missing.append(RasMissingRank(rank, process, "unresponsive", line.strip(), number))
             return
-        kind, value = self._kind(found)
-        if kind == "launched" and isinstance(value, int):
-            self._name(rank, process, value, line.strip(), number)
-        elif kind == "status" and value not in ("RUNNING", None):
-            self._one.said.append(RasRankStatus(rank, process, "status", str(value), line.strip(), number))
-        elif kind == "error":
-            self._one.said.append(RasRankStatus(rank, process, self._part, str(value), line.strip(), number))
-
-    def _kind(self, found: re.Match[str]) -> tuple[str, str | int | None]:
-        if found["status"]:
-            return "status", found["status"]
-        if found["error"]:
-            return "error", found["error"].strip()
-        if found["launched"] or found["none"]:
+        kind, value = _state(found)
+        if kind == "launched":
             self._several = ("", None)
-            return "launched", 0 if found["none"] else _number(found["launched"])
-        return self._several
+        elif not kind:
+            kind, value = self._several
+        if kind == "launched" and isinstance(value, int):
+            self._count(RasLaggingRanks(rank, 1, process, self._operation, value, 0, line.strip(), number))
+        elif kind == "status" and value not in ("RUNNING", None):
+            self._one.statuses.append(RasRankStatus(rank, process, "status", str(value), line.strip(), number))
+        elif kind == "error":
+            self._one.statuses.append(RasRankStatus(rank, process, self._part, str(value), line.strip(), number))
 
-    def _name(self, rank: int, process: RasProcess, launched: int, text: str, number: int) -> None:
-        """A rank by its name, no longer one of several."""
+    def _count(self, one: RasLaggingRanks) -> None:
+        """Add the count of a named rank, which is no longer one of several."""
         last = self._counts[-1] if self._counts else None
-        if last and last[0] is None and last[3] == launched and last[1]:
-            self._counts[-1] = (*last[:1], last[1] - 1, *last[2:])
-            self._counts.insert(len(self._counts) - 1, (rank, 1, process, launched, text, number))
+        if last and last.rank is None and last.launched == one.launched and last.ranks:
+            self._counts[-1:] = [one, last._replace(ranks=last.ranks - 1)]
         else:
-            self._counts.append((rank, 1, process, launched, text, number))
+            self._counts.append(one)
 
     def _settle(self) -> None:
-        """The counts of one operation are complete."""
-        most = max((one[3] for one in self._counts), default=0)
-        for rank, ranks, process, launched, text, number in self._counts:
-            if self._one is not None and ranks and launched < most:
-                self._one.behind.append(
-                    RasLaggingRanks(rank, ranks, process, self._operation, launched, most, text, number)
-                )
+        """Add the ranks that lag behind, when the counts of one operation are complete."""
+        most = max((one.launched for one in self._counts), default=0)
+        if self._one is not None:
+            self._one.lagging += [one._replace(most=most) for one in self._counts if one.ranks and one.launched < most]
         self._counts, self._operation, self._several = [], "", ("", None)
+
+
+def _state(found: re.Match[str]) -> tuple[str, str | int | None]:
+    if found["status"]:
+        return "status", found["status"]
+    if found["error"]:
+        return "error", found["error"].strip()
+    if found["launched"] or found["none"]:
+        return "launched", 0 if found["none"] else _number(found["launched"])
+    return "", None
 
 
 def _number(text: str | None) -> int | None:
@@ -356,11 +348,11 @@ def _number(text: str | None) -> int | None:
 
 
 def is_status_text(head: str) -> bool:
-    """Whether a text that begins so is an answer, and no log that holds one."""
+    """Return whether ``head``, the beginning of a text, is that of a response, and not of a log that contains one."""
     beginning = head[:4000]
     return STATUS_TEXT.search(beginning) is not None and _SUMMARY.search(beginning) is not None
 
 
 def is_status_json(head: str) -> bool:
-    """The same for JSON."""
+    """Return whether ``head`` is the beginning of a response in JSON."""
     return '"communicators"' in head and ('"nccl_version"' in head or '"missing_ranks' in head)
