@@ -1,5 +1,8 @@
-"""What ``diagnose`` was given: files and folders, told apart by content. Captures and the records of one run are read
-here; what else may be evidence is sorted for :mod:`doctor.postmortem`, and the rest is listed."""
+"""Input files and folders of a command, classified by content.
+
+Captures and the records of a run are read here; other evidence is sorted for :mod:`doctor.postmortem`, and the rest is
+listed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from doctor.core.files.timed_file import TimedFile
 from doctor.core.report_document import ReportInput
 
 SNIFFED = 1 << 16
-"""Bytes by which a file is told from others; a log may be of any size and is never read whole."""
+"""Bytes by which a file is classified; a log may have any size and is never read whole."""
 MOST_FILES = 100_000
 
 SOURCES = frozenset(
@@ -26,17 +29,17 @@ SOURCES = frozenset(
     .tex .csv .tsv .xml .svg
     """.split()  # noqa: SIM905 - thirty lines otherwise
 )
-"""Endings of files that hold what people wrote: a message that a program quotes was said by nobody."""
+"""Endings of files that people write: a message quoted in a program was not logged."""
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""How gzip and zstd begin: logs are kept so."""
+"""Magic numbers of gzip and zstd, which logs are archived with."""
 MOST_CONTROLS = 0.02
-"""Share of control characters that text may hold; of random bytes a tenth are such."""
+"""Maximum share of control characters in text; random bytes have a tenth."""
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
-"""How UTF-16 begins."""
+"""Byte order marks of UTF-16."""
 
 
 class InputFile(NamedTuple):
-    """A file and what it turned out to be; ``why`` it is passed over, or ``None``."""
+    """A file and its kind. ``why``: the reason to skip it, or ``None``."""
 
     path: Path
     kind: str
@@ -44,24 +47,27 @@ class InputFile(NamedTuple):
 
 
 class SortedInputs(msgspec.Struct, frozen=True):
-    """What was found. ``captures``: captures and the records of one run (of one run in each folder, where there may be
-    several), and ``captured`` the files that hold them; ``files``: everything, with what became of captures and
-    records; what is of another kind is yet to be read."""
+    """The classified inputs.
+
+    ``captures``: captures and the records of one run (of one run per folder, if there may be several); ``captured``:
+    the files that hold them; ``files``: all files. Files of other kinds are not read yet.
+    """
 
     captures: tuple[Capture, ...]
     captured: tuple[Path, ...]
     files: tuple[InputFile, ...]
 
     def of(self, kind: str) -> tuple[Path, ...]:
-        """The files of that kind that are not passed over."""
+        """Return the files of that kind that are not skipped."""
         return tuple(file.path for file in self.files if file.kind == kind and file.why is None)
 
     def listed(
         self, failed: dict[Path, str] | None = None, cut: Mapping[str, str] | None = None
     ) -> tuple[ReportInput, ...]:
-        """All files for the report; ``failed``: why some could not be read after all; ``cut``: by name, what was not
-        read of a file."""
-        why = failed or {}
+        """Return all files for the report.
+
+        ``failed``: reasons why some could not be read after all; ``cut``: unread parts of others, by their names.
+        """
         kinds = {
             "nvidia-smi": "log",
             "ras": "log",
@@ -74,7 +80,7 @@ class SortedInputs(msgspec.Struct, frozen=True):
             ReportInput(
                 name_of(file.path),
                 kinds.get(file.kind, file.kind),
-                file.why or why.get(file.path),
+                file.why or (failed or {}).get(file.path),
                 _notes(file.path, cut or {}) or msgspec.UNSET,
             )
             for file in self.files
@@ -82,23 +88,22 @@ class SortedInputs(msgspec.Struct, frozen=True):
 
 
 def _notes(path: Path, cut: Mapping[str, str]) -> tuple[str, ...]:
-    """What was not read of a file, or of the stream that it was."""
-    said = (getattr(path, "cut", None), cut.get(name_of(path)))
-    return tuple(one for one in said if one)
+    """Return the parts that were not read of a file, or of the stream that it was spooled from."""
+    return tuple(note for note in (getattr(path, "cut", None), cut.get(name_of(path))) if note)
 
 
 def read_inputs(
     paths: Iterable[Path], kinds: tuple[str, ...] = ("capture", "record"), *, several_runs: bool = False
 ) -> SortedInputs:
-    """Sort what was given, and read captures and records.
+    """Classify the inputs, and read captures and records.
 
     Args:
         paths: files and folders.
-        kinds: of which there must be something that can be read.
-        several_runs: each folder may hold the records of another run; else the newest one of all counts.
+        kinds: kinds that the caller can read; at least one file must be of one of them.
+        several_runs: each folder may hold the records of another run; else only the newest run counts.
 
     Raises:
-        UnusableError: nothing can be; the reason of the first file that failed.
+        UnusableError: no file is readable; with the reason of the first one.
     """
     read = [_read(path, named=named) for path, named in _walk(paths)]
     homes = [_home_of(file.path) if several_runs else None for file, _ in read]
@@ -109,7 +114,7 @@ def read_inputs(
     captures: list[tuple[Path, Capture]] = []
     files: list[InputFile] = []
     for home, (file, found) in zip(homes, read, strict=True):
-        why = file.why if found is None else _passed_over(found, newest.get(home))
+        why = file.why if found is None else _why_skipped(found, newest.get(home))
         if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
             why = why if "log" in kinds else "it is no capture"
         files.append(file._replace(why=why))
@@ -121,13 +126,13 @@ def read_inputs(
 
 
 def _home_of(path: Path) -> Path:
-    """The folder that a record lies in; of one that was moved to ``earlier/``, the folder that it lay in."""
+    """Return the folder of a record; for one that was moved to ``earlier/``, its former folder."""
     parts = path.parts
     return Path(*parts[: parts.index(EARLIER)]) if EARLIER in parts else path.parent
 
 
 def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
-    """What a file is, and what it holds if it is a capture or a record. ``named``: it was given by its own name."""
+    """Classify a file, and read it if it is a capture or a record. ``named``: it was given by its own name."""
     kind = kind_of(path)
     if kind == "missing" or kind in ("capture", "record"):
         try:
@@ -141,8 +146,8 @@ def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
     return InputFile(path, kind, _NO_EVIDENCE.get(kind)), None
 
 
-def _passed_over(capture: Capture, newest: Capture | None) -> str | None:
-    """Why a record does not count: of several runs in a folder only the newest one is judged."""
+def _why_skipped(capture: Capture, newest: Capture | None) -> str | None:
+    """Return the reason to skip a record: of several runs in a folder, only the newest one counts."""
     if capture.run is None or newest is None or newest.run is None or same_run(capture.run, newest.run):
         return None
     return f"it is of another run ({capture.run}, {capture.created}) than the newest record ({newest.run})"
@@ -169,14 +174,16 @@ def _nothing(files: list[InputFile]) -> str:
 
 
 def name_of(path: Path) -> str:
-    """The path as text that any document can hold: file names may be any bytes. Of a stream its own name."""
+    """Return the path as valid Unicode, since file names may be any bytes; for a stream, its name."""
     shown: str | None = getattr(path, "shown", None)
     return os.fsencode(path).decode("utf-8", "replace") if shown is None else shown
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """The files named, and those in folders named, sorted, each once; hidden ones and links to folders are passed over.
-    And whether the file itself was named."""
+    """Yield the given files and those in given folders, each once, and whether the file itself was given.
+
+    Folders are sorted; hidden files and links to folders are skipped.
+    """
     seen: set[str] = set()
     for path in paths:
         for file, named in _files_of(path):
@@ -200,11 +207,14 @@ def _files_of(path: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def kind_of(path: Path) -> str:
-    """``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
-    ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` where a read got no answer, or ``missing``
-    where it can't be opened."""
+    """Return the kind of a file.
+
+    ``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``, ``json``,
+    ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` if a read timed out, or ``missing`` if it cannot be
+    opened.
+    """
     try:
-        # A pipe or a device could block for ever, or never end; opening a device may have effects.
+        # A pipe or a device could block indefinitely or never end; opening a device may have side effects.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             return "missing" if stat.S_ISDIR(mode) else "special"
@@ -218,7 +228,7 @@ def kind_of(path: Path) -> str:
 
 
 def kind_of_head(head: bytes) -> str:
-    """The kind of a file that begins so."""
+    """Return the kind of a file with this beginning."""
     from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
     from doctor.postmortem.memory_snapshot.snapshot_parser import looks_like_snapshot
 
@@ -250,7 +260,7 @@ def _kind_of_json(head: bytes) -> str:
 
 
 def _is_json(head: bytes) -> bool:
-    """Whether the file is one JSON value; a log may begin with a bracket, or hold one value a line."""
+    """Return whether a file is one JSON value; a log may begin with a bracket, or hold one value per line."""
     first, _, rest = head.strip().partition(b"\n")
     if first in (b"{", b"["):
         return True
@@ -267,14 +277,11 @@ def _kind_of_text(head: bytes) -> str:
 
     if head.startswith(_WIDE):
         return "log"
-    if head.count(0) > len(head) // 100 or _share_of_controls(head) > MOST_CONTROLS:
+    # Colors and progress bars use escapes, backspaces and carriage returns.
+    controls = head.translate(None, bytes(range(32, 256)) + b"\t\n\r\x08\x0c\x1b\x00")
+    if head.count(0) > len(head) // 100 or len(controls) / len(head) > MOST_CONTROLS:
         return "unknown"
     text = head.decode("utf-8", "replace")
     if looks_like_nvidia_smi(text):
         return "nvidia-smi"
     return "ras" if looks_like_ras(text) else "log"
-
-
-def _share_of_controls(head: bytes) -> float:
-    """The share of bytes that no text holds; colours and progress bars use escapes, backspaces and carriage returns."""
-    return len(head.translate(None, bytes(range(32, 256)) + b"\t\n\r\x08\x0c\x1b\x00")) / len(head)

@@ -1,4 +1,4 @@
-"""Everything that was read, as one job."""
+"""Assembly of a job from logs, dumps, snapshots and captures."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from doctor.postmortem.logs.rank_sections import sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
-"""Stands where neither a log nor a dump can tell."""
+"""Replaces sections that neither a log nor a dump can contain."""
 MOST_RANKS = 1 << 17
-"""Ranks that logs may tell of: a number in a garbled line is no rank."""
+"""Upper bound of a rank: larger numbers come from garbled lines."""
 
 _HOST_FIELDS = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "local_host", "remote_host"})
-"""Fields of messages that name hosts or their addresses."""
+"""Fields of messages that hold host names or addresses."""
 
 
 def sketch_of_lines(lines: Iterable[str], name: str) -> tuple[tuple[Member, ...], LogEvidence, int | None]:
-    """The processes, the evidence and the world size that lines of one log tell of."""
+    """Return the processes, the evidence and the world size found in the lines of one log."""
     events, file = read_lines(lines, name)
     evidence = weigh(events, (file,))
     return members_of(evidence), evidence, world_size_of(evidence)
 
 
 def weigh(events: Iterable[Event], files: Iterable[LogFile]) -> LogEvidence:
-    """The events of all logs in their order, by one clock, without secrets."""
-    everything = [mask_record(event) for event in events]
-    events = [event for event in everything if not event.kind.startswith(MARK)]
-    marks = (event for event in everything if event.kind.startswith(MARK))
+    """Combine the events of all logs: in order, by one clock, with secrets masked."""
+    masked = [mask_record(event) for event in events]
+    events = [event for event in masked if not event.kind.startswith(MARK)]
+    marks = (event for event in masked if event.kind.startswith(MARK))
     shifts = clock_shifts(events)
     return LogEvidence(
         events=in_order(shifted(event, shifts) for event in events),
@@ -69,15 +69,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class HostSections(NamedTuple):
-    """What was read of a host, and the ``name`` of the file that holds it."""
+    """Sections of a host, and the ``name`` of the file that holds them."""
 
     name: str
     sections: tuple[Section, ...]
 
 
 class ParsedInputs(NamedTuple):
-    """What else was left: sections of ranks, the hosts of some (``homes``), sections of hosts, and how many ranks the
-    groups of dumps tell of."""
+    """Parsed inputs other than logs: sections of ranks and hosts.
+
+    ``homes``: hosts of ranks, as far as known; ``world_size``: lower bound from the process groups in dumps.
+    """
 
     ranks: dict[int, dict[str, Section]]
     homes: dict[int, str]
@@ -85,48 +87,43 @@ class ParsedInputs(NamedTuple):
     world_size: int | None = None
 
     def of_rank(self, rank: int) -> dict[str, Section]:
-        """What was left of that rank, to be added to."""
+        """Return the sections of a rank, for adding more."""
         return self.ranks.setdefault(rank, {})
 
 
-def members_of(evidence: LogEvidence, remains: ParsedInputs | None = None) -> tuple[Member, ...]:
-    """The processes that logs tell of, and those of which something else was left, by rank. What was left of a rank is
-    nearer to it than what a log says. What was read of a host goes to the ranks of the host that its file is named
-    after, else to those whose host is not told."""
-    remains = remains or ParsedInputs({}, {}, [])
-    told = sections_of(evidence)
+def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tuple[Member, ...]:
+    """Return the processes found in logs and other inputs, by rank.
+
+    Other inputs of a rank take precedence over logs. Sections of a host belong to the ranks of the host that their file
+    is named after, else to the ranks whose host is unknown.
+    """
+    parsed = parsed or ParsedInputs({}, {}, [])
+    logged = sections_of(evidence)
     homes = {event.rank: event.host for event in evidence.events if event.rank is not None and event.host}
-    homes = {**homes, **remains.homes}
-    ranks = _ranks(evidence, [*told, *remains.ranks]) or ([0] if remains.hosts else [])
-    names = {rank: homes.get(rank) or UNKNOWN_HOST for rank in ranks}
-    of_host = _by_host(remains.hosts, set(names.values()))
+    homes = {**homes, **parsed.homes}
+    numbers = (event.rank for event in evidence.events if event.rank is not None)
+    ranks = sorted({rank for rank in (*numbers, *logged, *parsed.ranks) if 0 <= rank < MOST_RANKS})
+    names = {rank: homes.get(rank) or UNKNOWN_HOST for rank in ranks or ([0] if parsed.hosts else [])}
+    of_host: dict[str, dict[str, Section]] = {}
+    for home in parsed.hosts:
+        sections = {one.key: one for one in home.sections}
+        of_host.setdefault(_host_named(home.name, set(names.values())), {}).update(sections)
     return tuple(
-        Member(rank, {**_UNSEEN, **of_host.get(name, {}), **told.get(rank, {}), **remains.ranks.get(rank, {})}, host)
+        Member(
+            rank,
+            {**_UNSEEN, **of_host.get(name, {}), **logged.get(rank, {}), **parsed.ranks.get(rank, {})},
+            (None, None, name),
+        )
         for rank, name in names.items()
-        for host in [(None, None, name)]
     )
 
 
-def _ranks(evidence: LogEvidence, others: Iterable[int]) -> list[int]:
-    speak = (event.rank for event in evidence.events if event.rank is not None)
-    return sorted({rank for rank in (*speak, *others) if 0 <= rank < MOST_RANKS})
-
-
-def _by_host(homes: Iterable[HostSections], hosts: set[str]) -> dict[str, dict[str, Section]]:
-    found: dict[str, dict[str, Section]] = {}
-    for home in homes:
-        found.setdefault(_host_named(home.name, hosts), {}).update({one.key: one for one in home.sections})
-    return found
-
-
 def _host_named(file: str, hosts: set[str]) -> str:
-    """The host that a file is named after; where there is only one, that."""
-    words = [re.escape(host.partition(".")[0]) for host in hosts]
-    named = [host for host, word in zip(hosts, words, strict=True) if re.search(_A_WORD.format(word), file)]
+    """Return the host that a file is named after, or the only host."""
+    words = {host: re.escape(host.partition(".")[0]) for host in hosts}
+    named = [host for host, word in words.items() if re.search(rf"(?<![A-Za-z0-9]){word}(?![A-Za-z0-9])", file)]
     return named[0] if len(named) == 1 else next(iter(hosts)) if len(hosts) == 1 else UNKNOWN_HOST
 
-
-_A_WORD = r"(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"
 
 _UNSEEN: Mapping[str, Missing] = dict.fromkeys(SECTIONS, NO_EVIDENCE)
 
@@ -134,14 +131,14 @@ _UNSEEN: Mapping[str, Missing] = dict.fromkeys(SECTIONS, NO_EVIDENCE)
 def with_evidence(
     captured: Job | None, members: Iterable[Member], evidence: LogEvidence | None, world: int | None
 ) -> Job:
-    """One job of what captures and records hold, what else was left of its ranks, and what logs say.
+    """Combine captures and records, other inputs of the ranks, and logs into one job.
 
-    ``captured``: their job, if there are any; a section that they hold goes before one read from a log, but for the
-    failure of a rank, which comes after the last record of it.
+    ``captured``: the job of the captures and records, if any. Their sections take precedence over those read from logs,
+    except for the failure of a rank, which happens after its last record.
     """
-    told = {member.rank: member for member in members}
-    known = [] if captured is None else [_joined(member, told.pop(member.rank, None)) for member in _members(captured)]
-    everyone = [*known, *told.values()]
+    found = {member.rank: member for member in members}
+    known = [] if captured is None else [_joined(member, found.pop(member.rank, None)) for member in _members(captured)]
+    everyone = [*known, *found.values()]
     return build_job(
         everyone,
         world_size=max(filter(None, (world, captured.world_size if captured else None)), default=len(everyone)),
@@ -159,11 +156,11 @@ def _members(job: Job) -> Iterator[Member]:
         yield Member(rank.number, {**host.sections, **rank.sections}, (host.boot_id, host.machine_id, host.name))
 
 
-def _joined(known: Member, told: Member | None) -> Member:
-    """A rank that was captured, with what else was left of it."""
-    if told is None:
+def _joined(known: Member, found: Member | None) -> Member:
+    """Add the other inputs of a rank to its capture."""
+    if found is None:
         return known
-    read = {key: value for key, value in told.sections.items() if isinstance(value, Section)}
+    read = {key: value for key, value in found.sections.items() if isinstance(value, Section)}
     own = {key: value for key, value in known.sections.items() if isinstance(value, Section)}
     progress = _latest(own.get(ProgressFacts.key), read.get(ProgressFacts.key))
     late = {ProgressFacts.key: progress} if progress is not None else {}
@@ -171,8 +168,10 @@ def _joined(known: Member, told: Member | None) -> Member:
 
 
 def _latest(record: Section | None, log: Section | None) -> Section | None:
-    """Where a rank was by its record, and how it failed by the log, which was written until its end; that others ended
-    it tells nothing of where it was."""
+    """Return the progress in the record, with the failure in the log, which is written until the end of the rank.
+
+    A failure caused from outside, such as a signal, does not replace the recorded progress.
+    """
     if not isinstance(record, ProgressFacts) or not isinstance(log, ProgressFacts):
         return record or log
     if record.failure is not None or log.failure is None or nature_of(log.failure) == "outside":

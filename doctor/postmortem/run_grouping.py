@@ -1,35 +1,38 @@
-"""Which of the files that were given belong to one run.
+"""Grouping of input files by run.
 
-Files of several runs must not be read as one: a failure of one job would become the cause of another job's. What
-speaks for one run, from strong to weak: the id of a job or of a torchrun agent, a communicator or a process that two
-files name, the two streams of one process, names that differ by rank, host or process alone, and complementary ranks of
-one folder and time. What speaks against it: different ids, times that are far apart, a rank that writes to both. A log
-that tells of a run by itself (it has steps, an end or an exception) and is bound to no other is a run of its own;
-kernel logs, tables and dumps are no runs: they go to the run that they are nearest to.
+Files of several runs must not be mixed: a failure of one job would become the cause of another's. Evidence for one run,
+from strong to weak: the id of a job or of a torchrun agent, a communicator or a process named in both files, the two
+streams of one process, names that differ only by rank, host or process, and complementary ranks of one folder and time.
+Evidence against it: different ids, times far apart, a rank that writes to both. A log of a training program (with
+steps, an end or an exception) that joins no other file is a run of its own; kernel logs, tables and dumps are assigned
+to the nearest run.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from doctor.core.facts import Event, LogFile
 
 APART = 600.0
-"""Seconds between the last line of one log and the first one of another from which on they are of different runs: the
-processes of a run start together."""
+"""Minimum seconds between the end of one log and the start of another if they are of different runs: the processes of a
+run start together."""
 SMALL = 1000
-"""Numbers in names from which on they are taken for ids of jobs, not for those of ranks or hosts."""
+"""Numbers in names below this are of ranks or hosts; larger ones are ids of jobs."""
 
 Link = tuple[str, ...]
 Span = tuple[float, float]
 
 
 class RunIdentity(NamedTuple):
-    """What one file tells of the run that left it. ``ids``: of jobs; ``links``: what only one run has; ``is_run``: it
-    tells of a run by itself."""
+    """The properties of a file that identify its run.
+
+    ``ids``: of jobs; ``links``: values unique to one run; ``is_run``: the log of a training program or its launcher.
+    """
 
     path: Path
     ids: frozenset[Link] = frozenset()
@@ -46,13 +49,13 @@ _IN_NAME = re.compile(
 )
 _IN_TEXT = re.compile(r"\b(?:JOB |job |JobI[dD]=|jobid[ =]|StepI[dD]=|STEP )(?P<id>\d{1,12})\b")
 _AGENT = re.compile(r"(?:^|/)(?P<id>[^/]{1,200}_[a-z0-9_]{8})/attempt_\d{1,4}/")
-"""The folder that torchrun --log-dir makes for a run: its id and eight random letters."""
+"""The folder of a run under torchrun --log-dir: its id and eight random letters."""
 _BY_ITSELF = ("python.", "elastic.", "pl.", "hf.", "mark.step", "mark.end")
-"""Kinds of messages that come from the training program or its launcher."""
+"""Kinds of messages of a training program or its launcher."""
 
 
 def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdentity:
-    """What a log tells of its run."""
+    """Return the identity of a log."""
     own = list(events)
     span = (file.first_at, file.last_at) if file.first_at is not None and file.last_at is not None else None
     return RunIdentity(
@@ -67,7 +70,7 @@ def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdenti
 
 
 def ids_in_path(path: Path) -> frozenset[Link]:
-    """The id of a job counts in the last part of the path that names one: folders may bear those of others."""
+    """Return the id of the job or torchrun agent in a path; its last part with an id counts."""
     for part in reversed(path.parts):
         if found := _IN_NAME.search(part):
             return frozenset({("job", found["id"])})
@@ -87,32 +90,32 @@ def _links_in(event: Event) -> Iterable[Link]:
         yield ("process", event.host, str(event.pid))
 
 
-def group_by_run(traces: Sequence[RunIdentity]) -> list[list[int]]:
-    """The places of the traces, by run, in the order in which they were given."""
-    groups = _RunGroups(traces)
-    groups.join_same(lambda trace: trace.ids)
-    groups.join_same(lambda trace: trace.links)
-    groups.join_same(lambda trace: [(_without_stream(trace.path),)])
-    groups.join_alike(lambda trace: _series(trace.path))
-    groups.join_alike(lambda trace: str(trace.path.parent) if trace.ranks and trace.span else None)
+def group_by_run(files: Sequence[RunIdentity]) -> list[list[int]]:
+    """Return the indices of the files of each run, in their given order."""
+    groups = _RunGroups(files)
+    groups.join_same(lambda file: file.ids)
+    groups.join_same(lambda file: file.links)
+    groups.join_same(lambda file: [(_without_stream(file.path),)])
+    groups.join_complementary(lambda file: _series(file.path))
+    groups.join_complementary(lambda file: str(file.path.parent) if file.ranks and file.span else None)
     groups.attach()
     return groups.in_order()
 
 
 class _RunGroup:
-    """Files of one run, as far as is known."""
+    """Files known to be of one run."""
 
-    def __init__(self, place: int, trace: RunIdentity) -> None:
+    def __init__(self, place: int, file: RunIdentity) -> None:
         self.places = [place]
-        self.ids = {*trace.ids}
-        self.ranks = {*trace.ranks}
-        self.hosts = {*trace.hosts}
-        self.span = trace.span
-        self.is_run = trace.is_run
-        self.folders = {trace.path.parent}
+        self.ids = {*file.ids}
+        self.ranks = {*file.ranks}
+        self.hosts = {*file.hosts}
+        self.span = file.span
+        self.is_run = file.is_run
+        self.folders = {file.path.parent}
 
-    def may_be_of(self, other: _RunGroup) -> bool:
-        """Whether nothing speaks against one run: not its ids, nor its time."""
+    def may_join(self, other: _RunGroup) -> bool:
+        """Return whether neither ids nor times show that the groups are of different runs."""
         if any(mine[0] == theirs[0] for mine in self.ids for theirs in other.ids) and not self.ids & other.ids:
             return False
         if self.span is None or other.span is None or self.ids & other.ids:
@@ -120,7 +123,7 @@ class _RunGroup:
         return max(self.span[0], other.span[0]) - min(self.span[1], other.span[1]) <= APART
 
     def take(self, other: _RunGroup) -> None:
-        """Add the files of another one."""
+        """Add the files of another group."""
         self.places += other.places
         self.ids |= other.ids
         self.ranks |= other.ranks
@@ -131,47 +134,42 @@ class _RunGroup:
         self.span = (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
 
     def nearness(self, other: _RunGroup) -> tuple[int, int]:
-        """How near another one is: hosts that both name, and folders above both."""
-        common = max(_common(mine, theirs) for mine in self.folders for theirs in other.folders)
+        """Return the number of common hosts, and the depth of the deepest common folder."""
+        common = max(len(_shared([mine, theirs])) for mine in self.folders for theirs in other.folders)
         return len(self.hosts & other.hosts), common
 
 
-def _common(one: Path, other: Path) -> int:
-    return sum(1 for _ in _while_equal(one.parts, other.parts))
-
-
-def _while_equal(one: Sequence[str], other: Sequence[str]) -> Iterable[str]:
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            return
-        yield mine
+def _shared(folders: Iterable[Path]) -> Sequence[str]:
+    """Return the leading parts that all folders have in common."""
+    columns = zip(*(folder.parts for folder in folders), strict=False)
+    return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
 
 
 class _RunGroups:
-    """Files while they are put together."""
+    """The groups while files are joined. ``_group``: the group of each file."""
 
-    def __init__(self, traces: Sequence[RunIdentity]) -> None:
-        self._traces = traces
-        self._group = [_RunGroup(place, trace) for place, trace in enumerate(traces)]
+    def __init__(self, files: Sequence[RunIdentity]) -> None:
+        self._files = files
+        self._group = [_RunGroup(place, file) for place, file in enumerate(files)]
 
     def join_same(self, keys: Callable[[RunIdentity], Iterable[Link]]) -> None:
-        """Put together what has a key in common, unless something speaks against it."""
+        """Join files with a common key, unless they are shown to be of different runs."""
         first: dict[Link, int] = {}
-        for place, trace in enumerate(self._traces):
-            for key in keys(trace):
+        for place, file in enumerate(self._files):
+            for key in keys(file):
                 self._join(first.setdefault(key, place), place)
 
-    def join_alike(self, key: Callable[[RunIdentity], str | None]) -> None:
-        """Put together what has the same key, other ranks, and nothing that speaks against it."""
+    def join_complementary(self, key: Callable[[RunIdentity], str | None]) -> None:
+        """Join files with the same key and different ranks, unless they are shown to be of different runs."""
         buckets: dict[str, list[int]] = {}
-        for place, trace in enumerate(self._traces):
-            name = key(trace)
+        for place, file in enumerate(self._files):
+            name = key(file)
             if name is not None:
                 buckets.setdefault(name, []).append(place)
         for places in buckets.values():
-            self._fold(places)
+            self._join_bucket(places)
 
-    def _fold(self, places: Iterable[int]) -> None:
+    def _join_bucket(self, places: Iterable[int]) -> None:
         leaders: list[int] = []
         for place in places:
             group = self._group[place]
@@ -186,7 +184,7 @@ class _RunGroups:
         into, away = self._group[one], self._group[other]
         if into is away:
             return True
-        if not into.may_be_of(away):
+        if not into.may_join(away):
             return False
         if len(into.places) < len(away.places):
             into, away = away, into
@@ -196,12 +194,11 @@ class _RunGroups:
         return True
 
     def attach(self) -> None:
-        """Give what is no run by itself to the run that it is nearest to; where there are several, or none, it stays
-        with what is like it."""
+        """Assign groups that are not runs to their nearest run; without a unique one, they stay separate."""
         runs = [group for group in self._distinct() if group.is_run]
         rest = [group for group in self._distinct() if not group.is_run]
         for group in rest:
-            near = [(run.nearness(group), run) for run in runs or rest[:1] if run is not group and run.may_be_of(group)]
+            near = [(run.nearness(group), run) for run in runs or rest[:1] if run is not group and run.may_join(group)]
             best = max((nearness for nearness, _ in near), default=None)
             nearest = [run for nearness, run in near if nearness == best]
             if len(nearest) == 1:
@@ -211,7 +208,7 @@ class _RunGroups:
         return list({id(group): group for group in self._group}.values())
 
     def in_order(self) -> list[list[int]]:
-        """The places by group, the first ones first."""
+        """Return the indices of each group, ordered by the first index."""
         return [sorted(group.places) for group in sorted(self._distinct(), key=lambda group: min(group.places))]
 
 
@@ -224,12 +221,12 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _without_stream(path: Path) -> str:
-    """The path without what says which stream of a process a file holds, and without its ending."""
+    """Return the path without the words and the ending that name a stream of a process."""
     return _STREAM.sub("", path.with_suffix("").as_posix() if _STREAM.search(path.suffix[1:]) else path.as_posix())
 
 
 def _series(path: Path) -> str | None:
-    """The path with its numbers left out, where these are of ranks, hosts or processes; ``None`` without any number."""
+    """Return the path without numbers of ranks, hosts or processes; ``None`` without any such number."""
     text = _without_stream(path)
     kept = _OF_RUNS.sub(lambda found: f"{found['word']}{found['gap']}\0{found['n'].translate(_LETTERS)}", text)
     numbers = _NUMBER.findall(kept)
@@ -239,35 +236,24 @@ def _series(path: Path) -> str | None:
 
 
 _LETTERS = str.maketrans("0123456789", "abcdefghij")
-"""Digits that are kept, while others are left out."""
+"""Encodes the digits that are kept."""
 
 
-def name_of_run(traces: Sequence[RunIdentity]) -> str:
-    """A word for a run: its job, else its only file, else the folder of its files."""
-    jobs = sorted({link[1] for trace in traces for link in trace.ids if link[0] == "job"})
+def _name_of_run(files: Sequence[RunIdentity]) -> str:
+    """Return the name of a run: its job, else its only file, else the folder of its files."""
+    jobs = {link[1] for file in files for link in file.ids if link[0] == "job"}
     if len(jobs) == 1:
-        return f"job {jobs[0]}"
-    if len(traces) == 1:
-        return traces[0].path.name
-    folders = {trace.path.parent for trace in traces}
-    parts = _shared(folders)
-    return parts or traces[0].path.name
-
-
-def _shared(folders: Iterable[Path]) -> str:
-    first, *rest = folders
-    parts: Sequence[str] = first.parts
-    for folder in rest:
-        parts = list(_while_equal(parts, folder.parts))
-    return str(Path(*parts)) if parts else ""
+        return f"job {jobs.pop()}"
+    parts = _shared({file.path.parent for file in files}) if len(files) > 1 else ()
+    return str(Path(*parts)) if parts else files[0].path.name
 
 
 def names_of_runs(runs: Iterable[Sequence[RunIdentity]]) -> list[str]:
-    """A word for each run, no two alike."""
+    """Return a unique name for each run."""
     names: list[str] = []
     seen: dict[str, int] = {}
-    for traces in runs:
-        name = name_of_run(traces)
+    for files in runs:
+        name = _name_of_run(files)
         seen[name] = seen.get(name, 0) + 1
         names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return names

@@ -1,4 +1,4 @@
-"""All that was given to ``doctor diagnose``: one job for each run, and a list of what became of each file."""
+"""Reads the inputs of ``doctor diagnose``: one job per run, and the status of each file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_o
 KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras")
 TOOLS = ("nvidia-smi", "ras")
 TEXT_LIMIT = 8 << 20
-"""Bytes of the output of a tool that are read: a hundred times what any of them prints."""
+"""Maximum bytes read of the output of a tool: a hundred times what any of them prints."""
 
 T = TypeVar("T")
 
 
 class FoundRun(NamedTuple):
-    """One run: a word for it, its job, and what became of each file."""
+    """One run: its name, its job, and the status of each file."""
 
     name: str
     job: Job
@@ -41,29 +41,30 @@ class FoundRun(NamedTuple):
 
 
 def read_runs(paths: Iterable[Path], seconds: float | None = None) -> tuple[FoundRun, ...]:
-    """Read everything that can be, each run by itself (:mod:`doctor.postmortem.run_grouping`). What is of no run is
-    listed with the first one. ``seconds``: for all logs together; by their sizes otherwise.
+    """Read all inputs, grouped by run (:mod:`doctor.postmortem.run_grouping`).
+
+    Files of no run are listed with the first one. ``seconds``: time for all logs together; by default from their sizes.
 
     Raises:
-        UnusableError: nothing could be read; the reason of the first file that failed.
+        UnusableError: no file could be read; with the reason of the first one.
     """
     inputs = read_inputs(paths, KINDS, several_runs=True)
     logs = _LogReader(inputs, ReadBudget(seconds))
-    traces = _traces(inputs, logs)
-    runs = [tuple(traces[place] for place in places) for places in group_by_run(traces)]
-    readings = [_RunReader(_part_of(inputs, {trace.path for trace in run}), logs) for run in runs]
-    jobs = [reading.job() for reading in readings]
-    listed = [reading.listed() for reading in readings]
-    passed_over = SortedInputs((), (), tuple(file for file in inputs.files if file.why is not None)).listed()
+    identities = _identities(inputs, logs)
+    runs = [tuple(identities[place] for place in places) for places in group_by_run(identities)]
+    readers = [_RunReader(_part_of(inputs, {file.path for file in run}), logs) for run in runs]
+    jobs = [reader.job() for reader in readers]
+    listed = [reader.listed() for reader in readers]
+    skipped = SortedInputs((), (), tuple(file for file in inputs.files if file.why is not None)).listed()
     read = [place for place, files in enumerate(listed) if not all(one.skipped for one in files)]
     if not read:
-        first = next(one for files in (*listed, passed_over) for one in files if one.skipped)
+        first = next(one for files in (*listed, skipped) for one in files if one.skipped)
         raise UnusableError(f"{first.path}: {first.skipped}")
     rest = [one for place, files in enumerate(listed) if place not in read for one in files]
     names = names_of_runs(runs)
     found = [FoundRun(names[place], jobs[place], listed[place]) for place in read]
     order = {name_of(file.path): number for number, file in enumerate(inputs.files)}
-    others = sorted((*found[0].inputs, *passed_over, *rest), key=lambda one: order[one.path])
+    others = sorted((*found[0].inputs, *skipped, *rest), key=lambda one: order[one.path])
     return (found[0]._replace(inputs=tuple(others)), *found[1:])
 
 
@@ -76,54 +77,58 @@ def _part_of(inputs: SortedInputs, paths: Collection[Path]) -> SortedInputs:
     )
 
 
-def _traces(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
-    """What each file that is not passed over tells of its run."""
+def _identities(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
+    """Return the identity of each file that is not skipped."""
     runs = {path: capture.run for path, capture in zip(inputs.captured, inputs.captures, strict=True)}
-    traces = []
+    identities = []
     for file in inputs.files:
         if file.why is not None:
             continue
         shown = Path(name_of(file.path))
         if (log := logs.found.get(file.path)) is not None:
-            trace = identity_of(shown, *log)
-            traces.append(trace._replace(path=file.path, is_run=trace.is_run and file.kind == "log"))
+            found = identity_of(shown, *log)
+            identities.append(found._replace(path=file.path, is_run=found.is_run and file.kind == "log"))
+        elif run := runs.get(file.path):
+            identities.append(_identity_of_record(file.path, run))
         else:
-            run = runs.get(file.path)
-            traces.append(_trace_of_record(file.path, run) if run else RunIdentity(file.path, ids_in_path(shown)))
-    return traces
+            identities.append(RunIdentity(file.path, ids_in_path(shown)))
+    return identities
 
 
-def _trace_of_record(path: Path, run: str) -> RunIdentity:
-    """A rank that heard no other one has only the part of the id that all derive alike."""
+def _identity_of_record(path: Path, run: str) -> RunIdentity:
+    """Return the identity of a record; a rank that reached no other knows only the first part of the run id."""
     base, _, own = run.partition("-")
     ids = frozenset({("record", run)}) if own else frozenset()
     return RunIdentity(path, ids=ids, links=frozenset({("records", base)}))
 
 
 class _LogReader:
-    """What the logs, and the output of tools, among the inputs hold. ``failed``: files that could not be read, and why;
-    ``cut``: what was not read of others, by their names. A file that begins with the output of a tool may go on as the
-    log of the job that called it."""
+    """Reads the logs and the output of tools, which may continue as the log of the job that called the tool.
 
-    def __init__(self, inputs: SortedInputs, allowance: ReadBudget) -> None:
+    ``failed``: files that could not be read, with the reason; ``cut``: unread parts of others, by their names.
+    """
+
+    def __init__(self, inputs: SortedInputs, budget: ReadBudget) -> None:
         self.failed: dict[Path, str] = {}
         self.cut: dict[str, str] = {}
-        self._allowance = allowance
-        places = [path for kind in ("log", *TOOLS) for path in inputs.of(kind)]
-        self.found = dict(_each(places, self._read, self.failed))
-        answers = _each(inputs.of("ras"), lambda path: read_ras(_text(path), name_of(path)), self.failed)
-        self.answers = dict(answers)
+        self._budget = budget
+        self.found = dict(_each(_logs_in(inputs), self._read, self.failed))
+        self.ras = dict(_each(inputs.of("ras"), lambda path: read_ras(_text(path), name_of(path)), self.failed))
 
     def _read(self, path: Path) -> tuple[list[Event], LogFile]:
-        found = read_log(path, name_of(path), self._allowance)
+        found = read_log(path, name_of(path), self._budget)
         name, cut = found[1].path, found[1].cut
         if cut is not None:
             self.cut[name] = cut if name in cut else f"{name}: {cut}"
         return found
 
 
+def _logs_in(inputs: SortedInputs) -> list[Path]:
+    return [path for kind in ("log", *TOOLS) for path in inputs.of(kind)]
+
+
 class _RunReader:
-    """The inputs of one run while they are read. ``failed``: files that could not be, and why."""
+    """Reads the inputs of one run. ``failed``: files that could not be read, with the reason."""
 
     def __init__(self, inputs: SortedInputs, logs: _LogReader) -> None:
         self.inputs = inputs
@@ -131,59 +136,57 @@ class _RunReader:
         self._logs = logs
 
     def job(self) -> Job:
-        """Everything as one job."""
-        evidence = self.evidence()
+        """Read everything as one job."""
+        evidence = self._evidence()
         captured = merge_captures(self.inputs.captures) if self.inputs.captures else None
-        remains = self.remains()
-        known = {member.rank for member in members_of(evidence or LogEvidence(), remains)}
-        self.add_snapshots(remains, known | {rank.number for rank in (captured.ranks if captured else ())})
-        members = members_of(evidence or LogEvidence(), remains)
-        sizes = (remains.world_size, world_size_of(evidence) if evidence else None)
+        parsed = self._parsed()
+        known = {member.rank for member in members_of(evidence or LogEvidence(), parsed)}
+        self._add_snapshots(parsed, known | {rank.number for rank in (captured.ranks if captured else ())})
+        members = members_of(evidence or LogEvidence(), parsed)
+        sizes = (parsed.world_size, world_size_of(evidence) if evidence else None)
         return with_evidence(captured, members, evidence, max(filter(None, sizes), default=None))
 
     def listed(self) -> tuple[ReportInput, ...]:
-        """What became of each file."""
+        """Return the status of each file."""
         return self.inputs.listed({**self._logs.failed, **self.failed}, self._logs.cut)
 
-    def evidence(self) -> LogEvidence | None:
-        """What logs say; ``None`` where there is none."""
-        places = [path for kind in ("log", *TOOLS) for path in self.inputs.of(kind)]
-        read = [self._logs.found[path] for path in places if path in self._logs.found]
-        answers = [self._logs.answers[path] for path in self.inputs.of("ras") if path in self._logs.answers]
-        if not read and not answers:
+    def _evidence(self) -> LogEvidence | None:
+        logs = [self._logs.found[path] for path in _logs_in(self.inputs) if path in self._logs.found]
+        ras = [self._logs.ras[path] for path in self.inputs.of("ras") if path in self._logs.ras]
+        if not logs and not ras:
             return None
-        events = [event for found, _ in read for event in found]
-        events += with_progress(event for found in answers for event in found)
-        return weigh(events, (file for _, file in read))
+        events = [event for found, _ in logs for event in found]
+        events += with_progress(event for found in ras for event in found)
+        return weigh(events, (file for _, file in logs))
 
-    def remains(self) -> ParsedInputs:
-        """What else was left of ranks and hosts."""
+    def _parsed(self) -> ParsedInputs:
         dumps, failed = read_dumps(self.inputs.of("flight-recorder"))
-        remains = ParsedInputs({}, {}, [], world_size_in(dumps))
+        parsed = ParsedInputs({}, {}, [], world_size_in(dumps))
         self.failed.update(failed)
         for dump in dumps:
-            remains.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
+            parsed.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
             if dump.host:
-                remains.homes.setdefault(dump.rank, dump.host)
-        tables = self._each("nvidia-smi", lambda path: read_nvidia_smi(_text(path).splitlines(), name_of(path)))
-        remains.hosts.extend(HostSections(name_of(path), sections) for path, sections in tables)
-        return remains
+                parsed.homes.setdefault(dump.rank, dump.host)
+        printouts = _each(
+            self.inputs.of("nvidia-smi"),
+            lambda path: HostSections(name_of(path), read_nvidia_smi(_text(path).splitlines(), name_of(path))),
+            self.failed,
+        )
+        parsed.hosts.extend(sections for _, sections in printouts)
+        return parsed
 
-    def add_snapshots(self, remains: ParsedInputs, known: set[int]) -> None:
-        """Snapshots, by the rank that their name tells; where the job has one rank, that."""
-        for path, snapshot in self._each("snapshot", read_snapshot):
+    def _add_snapshots(self, parsed: ParsedInputs, known: set[int]) -> None:
+        """Add each snapshot to the rank in its name, or to the only rank of the job."""
+        for path, snapshot in _each(self.inputs.of("snapshot"), read_snapshot, self.failed):
             rank = rank_in_name(path)
             if rank is None and len(known) > 1:
                 self.failed[path] = "whose it is can't be told: name it after its rank, such as snapshot_rank3.pickle"
             else:
-                remains.of_rank(min(known, default=0) if rank is None else rank)[snapshot.key] = snapshot
-
-    def _each(self, kind: str, read: Callable[[Path], T]) -> list[tuple[Path, T]]:
-        return _each(self.inputs.of(kind), read, self.failed)
+                parsed.of_rank(min(known, default=0) if rank is None else rank)[snapshot.key] = snapshot
 
 
 def _each(paths: Iterable[Path], read: Callable[[Path], T], failed: dict[Path, str]) -> list[tuple[Path, T]]:
-    """What the files hold; one that can't be read is noted in ``failed``."""
+    """Read each file; note those that cannot be read in ``failed``."""
     found = []
     for path in paths:
         try:
